@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -31,7 +30,6 @@ from shardwright.parallel.comm.collectives import all_reduce_max, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.planner.own_plan import estimate
 from shardwright.report.device_toml import write_device
-from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import num_parameters
 from shardwright.train.build import build
 from shardwright.train.launch.launch import launch
@@ -91,11 +89,6 @@ def job_of(plan: Plan, device: str) -> JobSpec:
     )  # fmt: skip
 
 
-def initial(place: ParameterShard, device: torch.device) -> Tensor:
-    """Weights that are quickly there, for what they are does not matter."""
-    return torch.randn(place.shape, device=device) * 0.02 if place.init == "normal" else torch.ones(place.shape)
-
-
 @dataclass(frozen=True)
 class Step:
     """One step of a rank: its seconds, those in which the rank's process had a processor, and those of all processes of
@@ -114,7 +107,7 @@ def busy_s() -> float:
 
 def time_steps(most_s: float, job: JobSpec, mesh: Mesh, folder: Path) -> list[Step]:
     """Every rank calls this: steps as `train` makes them."""
-    replica = build(job, mesh, initial)
+    replica = build(job, mesh)
     shape = (job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1)
     tokens_BS = torch.randint(job.model.vocab, shape)
     found: list[Step] = []

@@ -36,7 +36,7 @@ def measured(job: JobSpec, mesh: Mesh, folder: Path) -> tuple[int, int, int]:
     """On this rank: bytes that a layer keeps, and that went over cp in its forward, and in its backward."""
     stage = build(job, mesh).stages[0]
     x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
-    constants = [*(p.detach() for p in placed_parameters(stage).values()), *(stage.angles or ())]
+    constants = [*(p.detach() for p in placed_parameters(stage).values()), *stage.tables.tensors]
 
     def moved() -> int:
         return sum(tally.num_bytes for (_, axis), tally in mesh.ledger.tallies.items() if axis == "cp")

@@ -40,7 +40,17 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "llama tied": (*_LLAMA, "model.tied_embeddings=true"),
     "gpt": _GPT,
     "gemma-like": (*_LLAMA, "model.head_dim=32", "model.activation=gelu-tanh", "model.tied_embeddings=true"),
-    "head norms": (*_LLAMA, "model.qk_norm=true"),
+    "head norms": (*_LLAMA, "model.qk_norm='head'"),
+    "norms of all heads, clipped": (*_LLAMA, "model.qk_norm='full'", "model.clip_qkv=1.0", "model.rotary_dim=8"),
+    "windows and caps": (
+        *_LLAMA, "model.window={size=40, full_every=2, rotary_base=100.0}", "model.attention_softcap=2.0",
+    ),
+    "windows and sinks": (*_LLAMA, "model.window={size=40}", "model.sinks=true", "model.qkv_bias=true"),
+    "chunks, and layers without positions": (
+        *_LLAMA, "model.window={size=40, full_every=2, chunked=true}", "model.no_rotary_every=2", "model.qk_norm='l2'",
+        "model.temperature_tuning={scale=0.3, floor=16}",
+    ),
+    "alibi": (*_GPT, "model.positions='alibi'"),
     "latent attention": ("model.name=tiny-deepseek", "model.moe={}"),
     "separate documents": (*_LLAMA, "data.separate_documents=true"),
     "experts, softmax": ("model.name=tiny-mixtral",),

@@ -17,7 +17,9 @@ from shardwright.model.dropout import kept_elements
 from shardwright.model.fused_norm import rms_norm, rms_norm_backward
 from shardwright.model.fused_softmax import exponential_sums, softmax_gradient
 from shardwright.model.rotary import rotary_angles, turn
-from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
+from shardwright.parallel.context.attention_rule import AttentionRule
+from shardwright.parallel.context.block_attention import Merged, attend_block, block_gradients
+from shardwright.parallel.context.sight import Sight
 from shardwright.parallel.expert.grouped_linear import grouped_product
 from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.parallel.tensor.parameter import add_product
@@ -64,7 +66,7 @@ def _block_attention(bench: Bench, dtype: torch.dtype, has_documents: bool) -> R
     B, N, G, S, D = 2, 8, 2, 256, 64
     q, k, v, dout = (bench.normal(B, heads, S, D, dtype=dtype) for heads in (N, G, G, N))
     documents = torch.arange(S, device=bench.device).div(100, rounding_mode="floor").expand(B, S)
-    half, scale = S // 2, D**-0.5
+    half, rule = S // 2, AttentionRule()
 
     def sight(queries: slice, keys: slice) -> Sight:
         its = (documents[:, queries], documents[:, keys]) if has_documents else (None, None)
@@ -73,7 +75,7 @@ def _block_attention(bench: Bench, dtype: torch.dtype, has_documents: bool) -> R
     first, second = slice(0, half), slice(half, S)
     pairs = ((first, first), (second, first), (second, second))
     (early, its_lse), past, own = (
-        attend_block(q[:, :, queries], k[:, :, keys], v[:, :, keys], sight(queries, keys), scale, bench.kind)
+        attend_block(q[:, :, queries], k[:, :, keys], v[:, :, keys], sight(queries, keys), rule, bench.kind)
         for queries, keys in pairs
     )
     merged = Merged(*past)
@@ -84,7 +86,7 @@ def _block_attention(bench: Bench, dtype: torch.dtype, has_documents: bool) -> R
     for queries, keys in pairs:
         parts = block_gradients(
             dout[:, :, queries], q[:, :, queries], k[:, :, keys], v[:, :, keys], out[:, :, queries],
-            lse[:, :, queries].contiguous(), sight(queries, keys), scale, bench.kind,
+            lse[:, :, queries].contiguous(), sight(queries, keys), rule, bench.kind,
         )  # fmt: skip
         for into, part, place in zip(gradients, parts, (queries, keys, keys), strict=True):
             into[:, :, place] += part
@@ -185,9 +187,9 @@ def _softmax(bench: Bench, dtype: torch.dtype) -> Row:
     logits, rows = bench.normal(200, 5000, dtype=torch.float32), torch.arange(200, device=bench.device)
     exact = logits.double()
     largest, sums, factors = logits.amax(-1), logits.new_empty(200), torch.full((200,), 0.25, device=bench.device)
-    exponential_sums(logits, largest, sums)
+    exponential_sums(logits, largest, False, sums)
     gradient = torch.empty_like(logits, dtype=dtype)
-    softmax_gradient(logits, largest, factors / sums, rows, factors, gradient)
+    softmax_gradient(logits, largest, factors / sums, rows, factors, 0.0, gradient)
     told = torch.softmax(exact, dim=-1)
     told[rows, rows] -= 1.0
     errors = {

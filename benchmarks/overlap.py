@@ -35,8 +35,9 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
-from shardwright.parallel.pipeline.executor import Held, PipelineExecutor, Stage, _Run
+from shardwright.parallel.pipeline.executor import PipelineExecutor, Stage, _Run
 from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.schedule.action import Action, Kind, backward, forward
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.overlap_pairs import split_pairs
@@ -90,7 +91,7 @@ class Spent:
 class Observed(PipelineExecutor):
     """Notes what each action of a run took, and how long of it the rank stood still for `axis`."""
 
-    def __init__(self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh, axis: str) -> None:
+    def __init__(self, stages: dict[int, Stage], held: Mapping[int, ShardedStage], mesh: Mesh, axis: str) -> None:
         super().__init__(stages, held, mesh)
         self._ledger, self._axis = mesh.ledger, axis
         self.spent: dict[Action, Spent] = {}

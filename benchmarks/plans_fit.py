@@ -4,7 +4,7 @@
     python benchmarks/plans_fit.py 0 3 yi-34b   # some of them
 
 A line for each. The exit status is 1 where the account and the dry run of the fullest rank are more than 3 % apart, or
-more is needed than the device offers. Experts' products in fp8 are not in the runtime, so jobs are planned without fp8.
+more is needed than the device offers.
 """
 
 import sys
@@ -28,7 +28,6 @@ from shardwright.report.plans_text import plan_words
 from shardwright.sharding.mesh import MeshShape
 
 MOST_APART = 0.03
-NO_FP8 = ("precision.float8=none",)
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Case:
 
 def on(name: str, devices: int, device: str, *fields: str) -> Case:
     """A model on a cluster."""
-    return Case(name, AskedCluster(devices=devices, device=device), (*NO_FP8, *fields))
+    return Case(name, AskedCluster(devices=devices, device=device), fields)
 
 
 CASES = (
@@ -52,7 +51,7 @@ CASES = (
     on("mixtral-8x7b", 32, "h100-sxm"),
     on("qwen2.5-72b", 128, "h100-sxm", "model.sequence=131072", "batch.global_batch_size=32"),
     on("deepseek-v3", 512, "h800-sxm"),
-    *(Case(name, fields=NO_FP8) for name in catalog.names("jobs")),
+    *(Case(name) for name in catalog.names("jobs")),
 )
 
 

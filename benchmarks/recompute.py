@@ -95,7 +95,7 @@ class Step:
     def constants(self) -> list[Tensor]:
         """What is there anyway."""
         stage = self.replica.stages[0]
-        return [p.detach() for p in placed_parameters(stage).values()] + list(stage.angles or ()) + [self.tokens_BS]
+        return [p.detach() for p in placed_parameters(stage).values()] + stage.tables.tensors + [self.tokens_BS]
 
     def layer_bytes(self) -> int:
         """What one layer keeps, measured."""

@@ -30,9 +30,24 @@ KINDS: dict[str, dict[str, Any]] = {
 # Other kinds of attention, which tests of attention add.
 LATENT = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim": 4, "value_dim": 6}
 ATTENTIONS: dict[str, dict[str, Any]] = {
-    "qwen": {"kv_heads": 4, "ffn": 48, "qk_norm": True},
+    "qwen": {"kv_heads": 4, "ffn": 48, "qk_norm": "head"},
     "latent": {"ffn": 48, "latent": LATENT},
     "latent-plain-queries": {"ffn": 48, "latent": LATENT | {"q_rank": 0}},
+}  # fmt: skip
+# Attention by other rules and with other positions, which tests of these add.
+RULES: dict[str, dict[str, Any]] = {
+    "olmo": {"kv_heads": 4, "ffn": 48, "qk_norm": "full", "qkv_bias": True},
+    "gemma": {
+        "kv_heads": 4, "ffn": 48, "attention_softcap": 2.0, "attention_scale": 0.4,
+        "window": {"size": 5, "full_every": 2, "rotary_base": 100.0},
+    },
+    "gpt-oss": {"kv_heads": 4, "ffn": 48, "bias": True, "sinks": True, "window": {"size": 6, "full_every": 2}},
+    "bloom": {"ffn": 48, "positions": "alibi", "bias": True},
+    "llama4": {
+        "kv_heads": 4, "ffn": 48, "qk_norm": "l2", "no_rotary_every": 2, "clip_qkv": 0.4,
+        "temperature_tuning": {"scale": 0.3, "floor": 4}, "window": {"size": 5, "full_every": 2, "chunked": True},
+    },
+    "smollm": {"kv_heads": 4, "ffn": 48, "no_rotary_every": 2, "rotary_dim": 2},
 }  # fmt: skip
 # Kinds of experts, which tests of experts add.
 EXPERTS: dict[str, dict[str, Any]] = {
@@ -76,6 +91,36 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gpt-tied-mtp": KINDS["gpt-tied"] | {"mtp_layers": 2},
     "deepseek-mtp": EXPERTS["deepseek"] | {"mtp_layers": 1},
 }
+# Other blocks: norms elsewhere, scales, both halves at once; and experts as gpt-oss and Llama 4 have them.
+BLOCKS: dict[str, dict[str, Any]] = {
+    "after": KINDS["llama"] | {
+        "norm_place": "after", "residual_scale": 0.5, "embedding_scale": 3.0, "logit_scale": 0.5, "activation": "relu2",
+    },
+    "around": KINDS["gpt-tied"] | {
+        "norm_place": "around", "logit_softcap": 2.0, "position_offset": 2, "activation": "relu",
+    },
+    "unweighed": KINDS["gpt"] | {
+        "norm_weight": False, "embedding_norm": True, "positions": "rotary", "activation": "quick-gelu",
+    },
+    "one-norm": KINDS["llama"] | {"parallel_block": "one-norm", "bias": True, "embedding_norm": True},
+    "two-norms": KINDS["gpt"] | {"parallel_block": "two-norms", "residual_scale": 0.5},
+}  # fmt: skip
+EXPERT_BLOCKS: dict[str, dict[str, Any]] = {
+    "gpt-oss-moe": KINDS["llama"] | {
+        "bias": True, "activation": "clamped-silu",
+        "moe": {"experts": 4, "softmax_over": "chosen", "router_bias": True, "aux_loss": "switch"},
+    },
+    "llama4-moe": KINDS["llama"] | {
+        "norm_place": "after",
+        "moe": {
+            "experts": 4, "top_k": 1, "gate": "sigmoid", "normalise": False, "weigh": "input", "shared_experts": 1,
+            "aux_loss": "switch",
+        },
+    },
+    "plain-input": KINDS["gpt"] | {
+        "norm_place": "around", "activation": "relu", "moe": {"experts": 4, "weigh": "input", "every": 2},
+    },
+}  # fmt: skip
 
 
 def small_job(kind: str = "llama", batch: int = 0, layers: int = 0, **plan: Any) -> JobSpec:
@@ -87,7 +132,7 @@ def small_job(kind: str = "llama", batch: int = 0, layers: int = 0, **plan: Any)
     batch = batch or (4 if plan.get("tp", 1) > 1 else 8)
     layers = layers or sum(plan.get("layout", ())) or len(plan.get("recompute_layers", ()))
     layers = layers or max(2, PlanSpec(**plan).num_stages)
-    kinds = KINDS | ATTENTIONS | EXPERTS | FURTHER
+    kinds = KINDS | ATTENTIONS | RULES | EXPERTS | FURTHER | BLOCKS | EXPERT_BLOCKS
     model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | kinds[kind]
     return make_job(
         {

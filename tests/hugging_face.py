@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attention_families import family, head_norms, rope_parameters, unfused
 from shardwright.config.model import ModelSpec
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.tensor.parameter import placed_parameters
@@ -27,7 +28,8 @@ def reference_model(spec: ModelSpec, seed: int) -> Any:
     Attention is "eager", a plain softmax of a masked product, and not the fused kernel that we call ourselves.
     """
     makers = {"llama": _llama, "gpt2": _gpt2, "deepseek": _deepseek, "qwen3": _qwen3, "mixtral": _mixtral}
-    model = makers[_kind(spec)](spec)
+    of_family = family(spec)
+    model = of_family(spec, _common(spec)) if of_family else makers[_kind(spec)](spec)
     assert model.config._attn_implementation == model.config._experts_implementation == "eager"
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -59,7 +61,7 @@ def our_layout(theirs: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
 
     Fails if one of theirs has no place with us. A tied table is one tensor, "embedding.weight".
     """
-    rest = dict(theirs)
+    rest = unfused(dict(theirs), spec)
     ours = (_from_gpt2 if _kind(spec) == "gpt2" else _from_llama)(rest.pop, spec)
     assert not rest, f"not taken over: {sorted(rest)}"
     return ours
@@ -86,7 +88,7 @@ def _kind(spec: ModelSpec) -> str:
     assert kind == ("rotary", "rmsnorm", True), f"transformers has no {kind}"
     if spec.is_latent:
         return "deepseek"
-    return "qwen3" if spec.qk_norm else "mixtral" if spec.moe.experts else "llama"
+    return "qwen3" if spec.qk_norm == "head" else "mixtral" if spec.moe.experts else "llama"
 
 
 def _llama(spec: ModelSpec) -> Any:
@@ -157,15 +159,6 @@ def _deepseek(spec: ModelSpec) -> Any:
 
 def _common(spec: ModelSpec) -> dict[str, Any]:
     """What the configurations of models like Llama have in common."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rotary_base}
-    if spec.yarn.factor > 1:
-        yarn = spec.yarn
-        rope |= {
-            "rope_type": "yarn", "factor": yarn.factor, "original_max_position_embeddings": yarn.trained_sequence,
-            "beta_fast": yarn.fast, "beta_slow": yarn.slow,
-        }  # fmt: skip
-        if spec.is_latent:  # as in the configuration that was released
-            rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
     return {
         "vocab_size": spec.vocab,
         "hidden_size": spec.hidden,
@@ -176,7 +169,7 @@ def _common(spec: ModelSpec) -> dict[str, Any]:
         "hidden_act": ACTIVATIONS[spec.activation],
         "max_position_embeddings": spec.sequence,
         "rms_norm_eps": spec.norm_epsilon,
-        "rope_parameters": rope,
+        "rope_parameters": rope_parameters(spec),
         "attention_bias": spec.bias,
         "tie_word_embeddings": spec.tied_embeddings,
         "use_cache": False,
@@ -218,8 +211,12 @@ def _from_llama(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Ten
         ours[f"{block}.mlp_norm.weight"] = take(f"{block_theirs}.post_attention_layernorm.weight")
         if spec.is_latent:
             ours |= _latents(take, spec, f"{block}.attention", f"{block_theirs}.self_attn")
-        for which in "qk" if spec.qk_norm else "":
-            ours[f"{block}.attention.{which}_norm.weight"] = take(f"{block_theirs}.self_attn.{which}_norm.weight")
+        for which in "qk" if spec.qk_norm in ("head", "full") else "":
+            weight = take(f"{block_theirs}.self_attn.{which}_norm.weight")
+            ours[f"{block}.attention.{which}_norm.weight"] = head_norms(spec, which, weight)
+        if spec.qkv_bias:
+            q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.bias") for which in "qkv")
+            ours[f"{block}.attention.qkv_bias"] = _fuse_qkv(q, k, v, spec)
         for part, fused in (("weight", ".weight"), ("bias", "_bias")) if spec.bias else (("weight", ".weight"),):
             if not spec.is_latent:
                 q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.{part}") for which in "qkv")

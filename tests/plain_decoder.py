@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import moe_reference
+from plain_attention import attended, is_turned, rotated
 from shardwright.config.job import JobSpec
-from shardwright.config.model import ModelSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.model.dropout import LEVELS, kept_elements
 from shardwright.parallel.tensor.counter_rng import stream_key, uniform
@@ -175,10 +175,12 @@ class PlainDecoder:
         ids_BT = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT)
         documents_BT = (tokens_BT < 0).long().cumsum(1)
         separate = self.job.data.separate_documents
-        table = self.weights["embedding.weight"]
+        table = self.weights["embedding.weight"] * spec.embedding_scale
         x_BSH = table[ids_BT[:, :-1]]
         if spec.positions == "learned":
-            x_BSH = x_BSH + self.weights["positions.weight"]
+            x_BSH = x_BSH + self.weights["positions.weight"][spec.position_offset :]
+        if spec.embedding_norm:
+            x_BSH = self._norm(x_BSH, "embedding_norm")
         x_BSH = self._dropped(x_BSH, "embedding", place)
         sees_BSS = torch.ones(spec.sequence, spec.sequence, dtype=torch.bool).tril().expand(len(x_BSH), -1, -1)
         if separate:
@@ -203,20 +205,35 @@ class PlainDecoder:
 
     def _block(self, x_BSH: Tensor, name: str, sees_BSS: Tensor, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
         """A transformer block, and the losses of its router."""
-        normal = self._norm(x_BSH, f"{name}.attention_norm")
-        attend = self._latent_attention if self.spec.is_latent else self._attention
-        x_BSH = x_BSH + self._dropped(attend(normal, f"{name}.attention", sees_BSS), f"{name}.attention", place)
-        normal, added = self._norm(x_BSH, f"{name}.mlp_norm"), torch.zeros((), dtype=torch.float64)
+        spec, none = self.spec, torch.zeros((), dtype=torch.float64)
+        attend = self._latent_attention if spec.is_latent else self._attention
+        number = int(name.split(".")[1]) if name.startswith("layers") else spec.layers - 1
+
+        def normal(y: Tensor, which: str, where: str) -> Tensor:
+            return self._norm(y, f"{name}.{which}") if spec.norm_place in (where, "around") else y
+
+        if spec.parallel_block != "none":
+            first = self._norm(x_BSH, f"{name}.attention_norm")
+            second = first if spec.parallel_block == "one-norm" else self._norm(x_BSH, f"{name}.mlp_norm")
+            y_BSH = attend(first, f"{name}.attention", sees_BSS, number) + self._mlp(second, f"{name}.mlp")
+            return x_BSH + spec.residual_scale * self._dropped(y_BSH, f"{name}.mlp", place), none
+        y_BSH = attend(normal(x_BSH, "attention_norm", "before"), f"{name}.attention", sees_BSS, number)
+        y_BSH = self._dropped(normal(y_BSH, "attention_out_norm", "after"), f"{name}.attention", place)
+        x_BSH = x_BSH + spec.residual_scale * y_BSH
+        taken, added = normal(x_BSH, "mlp_norm", "before"), none
         if name in self.memories:
-            y_BSH, added = self._experts(normal, name, place)
+            y_BSH, added = self._experts(taken, name, place)
         else:
-            y_BSH = self._mlp(normal, f"{name}.mlp")
-        return x_BSH + self._dropped(y_BSH, f"{name}.mlp", place), added
+            y_BSH = self._mlp(taken, f"{name}.mlp")
+        y_BSH = self._dropped(normal(y_BSH, "mlp_out_norm", "after"), f"{name}.mlp", place)
+        return x_BSH + spec.residual_scale * y_BSH, added
 
     def _loss(self, normal_BSH: Tensor, tokens_BT: Tensor, k: int) -> Tensor:
         """The mean over all positions of the losses of tokens k + 1 further, where these count."""
         head = self.weights["embedding.weight" if self.spec.tied_embeddings else "head.weight"]
-        logits_BSV, counts_BS = normal_BSH @ head.t(), self._counts(tokens_BT, k)
+        logits_BSV, counts_BS = normal_BSH @ head.t() * self.spec.logit_scale, self._counts(tokens_BT, k)
+        if self.spec.logit_softcap:
+            logits_BSV = self.spec.logit_softcap * (logits_BSV / self.spec.logit_softcap).tanh()
         ids_BT, S = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT), self.spec.sequence
         losses_BS = functional.cross_entropy(
             logits_BSV[:, : S - k].transpose(1, 2), ids_BT[:, 1 + k :], reduction="none"
@@ -224,9 +241,10 @@ class PlainDecoder:
         return (losses_BS * counts_BS[:, : S - k]).sum() / counts_BS.numel()
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        weight = self.weights[f"{name}.weight"]
+        weight = self.weights.get(f"{name}.weight", torch.ones(x.shape[-1], dtype=x.dtype))
         if self.spec.norm == "layernorm":
-            return functional.layer_norm(x, weight.shape, weight, self.weights[f"{name}.bias"], self.spec.norm_epsilon)
+            bias = self.weights.get(f"{name}.bias")
+            return functional.layer_norm(x, weight.shape, weight, bias, self.spec.norm_epsilon)
         return x / (x.square().mean(-1, keepdim=True) + self.spec.norm_epsilon).sqrt() * weight
 
     def _dropped(self, x_BSH: Tensor, where: str, place: ParameterShard | None) -> Tensor:
@@ -244,23 +262,39 @@ class PlainDecoder:
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else y + bias
 
-    def _attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor) -> Tensor:
+    def _norm_of_all(self, x: Tensor, name: str) -> Tensor:
+        """RMSNorm over the heads of all groups."""
+        mean = x.square().mean((2, 3, 4), keepdim=True)
+        return x / (mean + self.spec.norm_epsilon).sqrt() * self.weights[f"{name}.weight"]
+
+    def _attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor, number: int) -> Tensor:
         spec = self.spec
         B, S, _ = x_BSH.shape
         groups, queries, width = spec.num_kv_heads, spec.heads // spec.num_kv_heads, spec.head_size
         qkv = self._product(x_BSH, f"{name}.qkv").view(B, S, groups, queries + 2, width)
-        if spec.bias:
+        if spec.bias or spec.qkv_bias:
             qkv = qkv + self.weights[f"{name}.qkv_bias"]
         q, k, v = qkv.split((queries, 1, 1), dim=3)
-        if spec.qk_norm:
+        if spec.qk_norm == "full":
+            q, k = (self._norm_of_all(x, f"{name}.{which}_norm") for which, x in (("q", q), ("k", k)))
+        if spec.qk_norm == "head":
             q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
-        if spec.positions == "rotary":
-            q, k = (self._rotated(x, is_interleaved=False) for x in (q, k))
+        if spec.clip_qkv:
+            q, k, v = (x.clamp(-spec.clip_qkv, spec.clip_qkv) for x in (q, k, v))
+        if is_turned(spec, number):
+            q, k = (rotated(spec, x, is_interleaved=False, layer=number) for x in (q, k))
+            if spec.qk_norm == "l2":
+                q, k = (x / (x.square().mean(-1, keepdim=True) + spec.norm_epsilon).sqrt() for x in (q, k))
+        elif spec.temperature_tuning.scale:
+            steps_S = (torch.arange(S).double() + 1).div(spec.temperature_tuning.floor).floor()
+            q = q * (1 + spec.temperature_tuning.scale * (1 + steps_S).log())[:, None, None, None]
         k, v = k.expand(-1, -1, -1, queries, -1), v.expand(-1, -1, -1, queries, -1)
-        out = _attended(*(x.reshape(B, S, spec.heads, width) for x in (q, k, v)), sees_BSS, self._scale(width))
+        heads = (x.reshape(B, S, spec.heads, width) for x in (q, k, v))
+        sinks = self.weights[f"{name}.sinks"].flatten() if spec.sinks else None
+        out = attended(spec, *heads, sees_BSS, number, sinks)
         return self._product(out.reshape(B, S, -1), f"{name}.out")
 
-    def _latent_attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor) -> Tensor:
+    def _latent_attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor, number: int) -> Tensor:
         spec, latent = self.spec, self.spec.latent
         B, S, _ = x_BSH.shape
         widths = (latent.q_rank, latent.kv_rank, latent.rope_dim)
@@ -270,24 +304,12 @@ class PlainDecoder:
         kv = self._product(self._norm(for_keys, f"{name}.kv_norm"), f"{name}.kv_up").view(B, S, spec.heads, -1)
         k_plain, v = kv.split((latent.nope_dim, latent.value_dim), dim=-1)
         q_plain, q_turned = q.split((latent.nope_dim, latent.rope_dim), dim=-1)
-        q_turned = self._rotated(q_turned[:, :, :, None], is_interleaved=True).squeeze(3)
-        k_turned = self._rotated(rope[:, :, None, None], is_interleaved=True).squeeze(3)
+        q_turned = rotated(spec, q_turned[:, :, :, None], is_interleaved=True).squeeze(3)
+        k_turned = rotated(spec, rope[:, :, None, None], is_interleaved=True).squeeze(3)
         q = torch.cat((q_plain, q_turned), dim=-1)
         k = torch.cat((k_plain, k_turned.expand(-1, -1, spec.heads, -1)), dim=-1)
-        out = _attended(q, k, v, sees_BSS, self._scale(spec.query_width))
+        out = attended(spec, q, k, v, sees_BSS, number)
         return self._product(out.reshape(B, S, -1), f"{name}.out")
-
-    def _scale(self, width: int) -> float:
-        return (0.1 * math.log(self.spec.yarn.factor) + 1) ** 2 / math.sqrt(width)
-
-    def _rotated(self, x: Tensor, is_interleaved: bool) -> Tensor:
-        """[B, S, G, Q, D] with each pair turned by its angle: (2i, 2i + 1), or (i, i + D / 2)."""
-        S, D = x.shape[1], x.shape[-1]
-        angles = torch.arange(S)[:, None].double() * _frequencies(self.spec, D)
-        cosine, sine = angles.cos()[:, None, None], angles.sin()[:, None, None]
-        first, second = (x[..., 0::2], x[..., 1::2]) if is_interleaved else (x[..., : D // 2], x[..., D // 2 :])
-        turned = first * cosine - second * sine, second * cosine + first * sine
-        return torch.stack(turned, dim=-1).flatten(-2) if is_interleaved else torch.cat(turned, dim=-1)
 
     def _mlp(self, x: Tensor, name: str) -> Tensor:
         up = self._product(x, f"{name}.up")
@@ -300,11 +322,15 @@ class PlainDecoder:
             "silu": functional.silu,
             "gelu": functional.gelu,
             "gelu-tanh": lambda x: functional.gelu(x, approximate="tanh"),
+            "relu": functional.relu,
+            "relu2": lambda x: functional.relu(x) ** 2,
+            "quick-gelu": lambda x: x * (1.702 * x).sigmoid(),
+            "clamped-silu": lambda x: x.clamp(max=7) * (1.702 * x.clamp(max=7)).sigmoid(),
         }[self.spec.activation]
         if not self.spec.gated_mlp:
             return function(up)
         gate, rest = up.chunk(2, dim=-1)
-        return function(gate) * rest
+        return function(gate) * (rest.clamp(-7, 7) + 1 if self.spec.activation == "clamped-silu" else rest)
 
     def _experts(self, x_BSH: Tensor, block: str, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
         """What the experts make of a microbatch, and the losses of their router."""
@@ -312,6 +338,7 @@ class PlainDecoder:
         B, S, H = x_BSH.shape
         x_TH = x_BSH.transpose(0, 1).reshape(-1, H)  # in order of position, as experts fill
         logits_TE = x_TH @ self.weights[f"{name}.router.weight"].t()
+        logits_TE = logits_TE + self.weights.get(f"{name}.router.bias", torch.zeros(moe.experts, dtype=x_TH.dtype))
         memory, rows = self.memories[block], logits_TE.tolist()
         draws = None
         if moe.gate == "gshard" and place is not None:
@@ -320,9 +347,13 @@ class PlainDecoder:
             draws = uniform(numbers, key).tolist()
         routed = moe_reference.route(moe, rows, memory.bias, memory.together, draws)
         seated = moe_reference.with_room(moe, rows, routed)
-        outputs = [self._expert(x_TH, name, e) for e in range(moe.experts)]
         weights_TE = self._weights(logits_TE, routed, seated)
-        y_TH = sum((weights_TE[:, e : e + 1] * outputs[e] for e in range(moe.experts)), torch.zeros_like(x_TH))
+        y_TH = torch.zeros_like(x_TH)
+        for e, weight_T1 in enumerate(weights_TE.split(1, dim=1)):
+            if moe.weigh == "input":
+                y_TH = y_TH + (weight_T1.detach() != 0) * self._expert(weight_T1 * x_TH, name, e)
+            else:
+                y_TH = y_TH + weight_T1 * self._expert(x_TH, name, e)
         added = torch.zeros((), dtype=torch.float64)
         if place is not None:
             memory.see(routed)
@@ -337,7 +368,11 @@ class PlainDecoder:
 
     def _expert(self, x_TH: Tensor, name: str, e: int) -> Tensor:
         up_KFH, down_HF = self.weights[f"{name}.experts.up"][e], self.weights[f"{name}.experts.down"][e]
-        return self._activated(x_TH @ up_KFH.flatten(0, 1).t()) @ down_HF.t()
+        up = x_TH @ up_KFH.flatten(0, 1).t()
+        if not self.spec.bias:
+            return self._activated(up) @ down_HF.t()
+        up_bias, down_bias = self.weights[f"{name}.experts.up_bias"][e], self.weights[f"{name}.experts.down_bias"][e]
+        return self._activated(up + up_bias.flatten()) @ down_HF.t() + down_bias
 
     def _weights(self, logits_TE: Tensor, routed: moe_reference.Routed, seated: list[dict[int, float]]) -> Tensor:
         """The weight of each token's experts, 0 for others: the numbers of the loops, with a gradient."""
@@ -374,25 +409,3 @@ class PlainDecoder:
                     share = sum(e in routed.experts[t] for t in group) / (len(group) * moe.num_chosen)
                 total = total + factor * share * likelihood_TE[group, e].mean()
         return total
-
-
-def _attended(q: Tensor, k: Tensor, v: Tensor, sees_BSS: Tensor, scale: float) -> Tensor:
-    """Softmax over what each token sees, [B, S, N, D] to [B, S, N, E]."""
-    scores = torch.einsum("bsnd,btnd->bnst", q, k) * scale
-    shares = scores.masked_fill(~sees_BSS[:, None], -math.inf).softmax(-1)
-    return torch.einsum("bnst,btne->bsne", shares, v)
-
-
-def _frequencies(spec: ModelSpec, D: int) -> Tensor:
-    """What pair i of a head turns by in one position; YaRN makes slow pairs slower (arXiv 2309.00071, section 3.2)."""
-    plain = spec.rotary_base ** (-torch.arange(0, D, 2).double() / D)
-    yarn = spec.yarn
-    if yarn.factor == 1:
-        return plain
-
-    def pair(turns: float) -> float:
-        return D * math.log(yarn.trained_sequence / (2 * math.pi * turns)) / (2 * math.log(spec.rotary_base))
-
-    low, high = max(math.floor(pair(yarn.fast)), 0), min(math.ceil(pair(yarn.slow)), D - 1)
-    ramp = torch.tensor([min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(D // 2)])
-    return plain * (ramp / yarn.factor + (1 - ramp))

@@ -7,6 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.measure.rounding import HALF_UNIT, MOVES, is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.train.build import build
 
 # What needs no such runs: a handful of roundings of the number itself.
@@ -15,7 +16,7 @@ ALWAYS = 16 * HALF_UNIT["float32"]
 
 def moved_record(mesh: Mesh, job: JobSpec, num_steps: int, number: int) -> Record:
     """The record of a job on this rank, from weights that are moved by a rounding."""
-    replica = build(job, mesh, moved_weights(job, number))
+    replica = build(job, mesh, moved_weights(job, seeded(job.run.seed), number))
     return record_after(train(replica, mesh, job, num_steps), replica, mesh, job)
 
 

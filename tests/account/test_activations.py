@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import ATTENTIONS, KINDS, LATENT, small_job
+from cases import ATTENTIONS, BLOCKS, KINDS, LATENT, RULES, small_job
 from ranks import run_on_mesh
 from shardwright.account.activations import documents_kept, embedding_kept, head_kept, layer_of
 from shardwright.account.further_tokens import further_layers
@@ -40,8 +40,15 @@ OTHERS = {
     "plain": {"positions": "learned", "gated_mlp": False, "activation": "gelu", "norm": "layernorm"},
     "plain-grouped": {"positions": "learned", "kv_heads": 4, "norm": "layernorm"},
     "biased-rotary": {"bias": True, "kv_heads": 4},
-    "normed-plain": {"qk_norm": True, "positions": "learned", "kv_heads": 4, "norm": "layernorm", "bias": True},
+    "normed-plain": {"qk_norm": "head", "positions": "learned", "kv_heads": 4, "norm": "layernorm", "bias": True},
     "wide-values": {"latent": LatentSpec(**LATENT | {"value_dim": 8})},
+}
+
+
+UNTURNED: dict[str, dict[str, Any]] = {
+    "unturned": {"no_rotary_every": 1, "kv_heads": 4},
+    "unturned-biased": {"positions": "none", "kv_heads": 8, "qkv_bias": True},
+    "normed-unturned": {"qk_norm": "full", "positions": "none", "kv_heads": 4, "bias": True},
 }
 
 
@@ -51,14 +58,16 @@ def shaped(kind: str, shape: str, policy: list[str], layers: int = 0, **plan: An
     if policy in ([], ["layer"]):
         chosen = {"recompute": "full" if policy else "none"}
     size = fields.get("microbatch_size", 2)
-    job = small_job("llama" if kind in OTHERS else kind, 2 * size, layers, microbatch_size=size, **plan, **chosen)
-    model = job.model.model_copy(update=fields.get("model", {}) | OTHERS.get(kind, {}) | {"dropout": 0.1})
+    job = small_job(
+        "llama" if kind in OTHERS | UNTURNED else kind, 2 * size, layers, microbatch_size=size, **plan, **chosen
+    )
+    model = job.model.model_copy(update=fields.get("model", {}) | (OTHERS | UNTURNED).get(kind, {}) | {"dropout": 0.1})
     precision = job.precision.model_copy(update=fields.get("precision", {}))
     return job.model_copy(update={"model": model, "precision": precision})
 
 
 def constants(stage: DecoderStage) -> list[Tensor]:
-    return [p.detach() for p in placed_parameters(stage).values()] + list(stage.angles or ())
+    return [p.detach() for p in placed_parameters(stage).values()] + stage.tables.tensors
 
 
 def input_of(job: JobSpec, stage: DecoderStage) -> Tensor:
@@ -70,11 +79,11 @@ def saved_by_layers(mesh: Mesh, jobs: list[JobSpec]) -> list[int]:
     return [saved_by_layer(mesh, job) for job in jobs]
 
 
-def saved_by_layer(mesh: Mesh, job: JobSpec) -> int:
+def saved_by_layer(mesh: Mesh, job: JobSpec, number: int = 0) -> int:
     stage = build(job, mesh).stages[0]
     x = input_of(job, stage)
     run = stage.forward_pass(Microbatch(1, 0, 0))
-    return saved_bytes(lambda: stage.layers["0"](x, run), constants(stage))
+    return saved_bytes(lambda: stage.layers[str(number)](x, run), constants(stage))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -85,8 +94,26 @@ def test_layer_on_one_rank(kind: str, shape: str, policy: str) -> None:
     assert run_on_mesh(job, saved_by_layer, job) == [layer_of(job).kept_bytes(frozenset(POLICIES[policy]))]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("kind", [*RULES, *UNTURNED])
+def test_layer_of_a_rule_on_one_rank(kind: str, number: int) -> None:
+    """Shapes and policies go round."""
+    for shape, policy in (("wide", "none"), ("bf16", "none"), ("small", "cheap"), ("bf16", "all"), ("small", "full")):
+        job = shaped(kind, shape, POLICIES[policy])
+        measured = run_on_mesh(job, saved_by_layer, job, number)
+        assert measured == [layer_of(job, number).kept_bytes(frozenset(POLICIES[policy]))], (shape, policy)
+
+
+@pytest.mark.parametrize("shape", ["small", "bf16", "rows"])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_other_blocks_on_one_rank(kind: str, shape: str) -> None:
+    for names in POLICIES.values():
+        job = shaped(kind, shape, names)
+        assert run_on_mesh(job, saved_by_layer, job) == [layer_of(job).kept_bytes(frozenset(names))], names
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS])
+@pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS, *BLOCKS])
 def test_layer_on_two_ranks(kind: str, sequence_parallel: bool) -> None:
     cases = [(kind, policy) for policy in ("none", "cheap", "all", "full")]
     check_layers(cases, tp=2, sequence_parallel=sequence_parallel)
@@ -114,6 +141,7 @@ CONTEXT = {
 def test_layer_over_ranks_that_share_sequences(plan: str) -> None:
     """Each kind with one plan after the other would be many: policies and kinds go round within a plan."""
     cases = [("llama", "none"), ("gpt", "none"), ("plain-grouped", "attention"), ("biased-rotary", "all")]
+    cases += [("olmo", "none"), ("gpt-oss", "none"), ("bloom", "none"), ("llama4", "none")]
     check_layers(cases, **CONTEXT[plan])
 
 
@@ -168,7 +196,7 @@ def test_what_predicts_further_tokens(kind: str, plan: dict[str, Any], separate:
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2", "tp2-sp"])
-@pytest.mark.parametrize("kind", ["llama", "gpt"])
+@pytest.mark.parametrize("kind", ["llama", "gpt", "unweighed"])
 def test_stages_with_their_ends(kind: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", ["attention"], 4, pp=2, recompute_every=2, **plan)
     layer = layer_of(job)
@@ -200,7 +228,9 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2-sp"])
 @pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS])
+@pytest.mark.parametrize(
+    "kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS, "after", "one-norm", "two-norms"]
+)
 def test_what_waits_for_its_weight_gradient(kind: str, policy: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", POLICIES[policy], **plan)
     layers = job.model.layers * layer_of(job).deferred_bytes()

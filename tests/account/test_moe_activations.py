@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import EXPERTS, small_job
+from cases import EXPERT_BLOCKS, EXPERTS, small_job
 from ranks import run_on_mesh
 from shardwright.account.activations import layer_of
 from shardwright.account.moe_activations import Rows, expected_rows
@@ -21,7 +21,7 @@ from shardwright.train.build import build
 
 LAYER = 1  # has experts in all kinds
 # Rows of experts that choose are given by what happens, and so are those of a gate that takes choices back.
-KINDS = [kind for kind in EXPERTS if kind != "expert-choice"]
+KINDS = [kind for kind in (*EXPERTS, *EXPERT_BLOCKS) if kind != "expert-choice"]
 
 
 def kept(mesh: Mesh, job: JobSpec) -> tuple[int, int, Rows]:
@@ -38,7 +38,7 @@ def kept(mesh: Mesh, job: JobSpec) -> tuple[int, int, Rows]:
         return trips[-1]
 
     buffers = [buffer for state in stage.routers().values() for buffer in state.buffers()]
-    constants: list[Tensor] = [p.detach() for p in placed_parameters(stage).values()] + list(stage.angles or ())
+    constants: list[Tensor] = [p.detach() for p in placed_parameters(stage).values()] + stage.tables.tensors
     expert.plan_dispatch = noted
     try:
         total = saved_bytes(lambda: stage.layers[str(LAYER)](x, run), constants + buffers)
@@ -74,7 +74,7 @@ def test_in_bf16(kind: str) -> None:
 
 @pytest.mark.parametrize("policy", [[], ["activation"], ["norm", "attention", "up", "activation"]])
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "delayed"])
-@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek"])
+@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek", "llama4-moe"])
 def test_in_fp8(kind: str, recipe: Any, policy: list[str]) -> None:
     how: dict[str, Any] = {"recompute": "selective", "recompute_operators": policy} if policy else {}
     job = small_job(kind, microbatch_size=2, **how)
@@ -91,7 +91,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek", "switch"])
+@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek", "switch", *EXPERT_BLOCKS])
 def test_on_two_ranks(kind: str, plan: str) -> None:
     check(small_job(kind, microbatch_size=2, **PLANS[plan]), frozenset())
 

@@ -54,7 +54,7 @@ def live_peak(mesh: Mesh, job: JobSpec) -> int:
     replica = build(job, mesh)
     tokens = made_up_tokens(job, 0)
     constants = [p.detach() for stage in replica.stages.values() for p in placed_parameters(stage).values()]
-    constants += [angle for stage in replica.stages.values() for angle in stage.angles or ()]
+    constants += [angle for stage in replica.stages.values() for angle in stage.tables.tensors]
     with LiveBytes([*constants, tokens]) as live:
         train_step(job, replica, mesh, 0, tokens)
     assert live.now == 0

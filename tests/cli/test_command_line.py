@@ -13,7 +13,7 @@ from shardwright import __version__
 from shardwright.config.job import JobSpec
 from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
-from shardwright.config.yarn import YarnSpec
+from shardwright.config.rotary_scaling import RotaryScalingSpec
 
 # Each takes a tenth of a second or more to import.
 HEAVY = ("torch", "numpy", "pydantic", "pyarrow", "tokenizers")
@@ -89,7 +89,7 @@ def test_help_of_a_command_tells_every_field(command: str, option: str) -> None:
     assert done.stdout.startswith(f"Usage: python -m shardwright {command} [OPTIONS] JOB\n")
     help_text = " ".join(done.stdout.split())
     sections = {section: field.annotation for section, field in JobSpec.model_fields.items() if section != "name"}
-    sections |= {"model.moe": MoeSpec, "model.latent": LatentSpec, "model.yarn": YarnSpec}
+    sections |= {"model.moe": MoeSpec, "model.latent": LatentSpec, "model.rotary_scaling": RotaryScalingSpec}
     for section, spec in sections.items():
         assert f"Fields of [{section}]:" in help_text
         for name in spec.model_fields:

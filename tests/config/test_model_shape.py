@@ -64,6 +64,8 @@ def models(draw: st.DrawFn) -> ModelSpec:
         kv_heads=draw(st.sampled_from([0, 1, 2])), head_dim=draw(st.integers(0, 8)), ffn=draw(st.integers(0, 50)),
         gated_mlp=draw(st.booleans()), positions=draw(st.sampled_from(["rotary", "learned"])),
         tied_embeddings=draw(st.booleans()), vocab=draw(st.integers(2, 99)),
+        norm_weight=draw(st.booleans()), norm_place=draw(st.sampled_from(["before", "after", "around"])),
+        embedding_norm=draw(st.booleans()), position_offset=draw(st.integers(0, 2)),
         moe=moe if draw(st.booleans()) else MoeSpec(),
     )  # fmt: skip
 

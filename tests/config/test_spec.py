@@ -98,6 +98,15 @@ def test_a_job_survives_being_written_as_toml(name: str, tmp_path: Path) -> None
     assert load_job(str(tmp_path / "job.toml")) == job
 
 
+def test_what_a_job_sets_back_to_the_default_survives_too(tmp_path: Path) -> None:
+    """The entry that a name stands for has another value than the default."""
+    to_defaults = ["model.kv_heads=0", "cluster.network.kind=unknown", "cluster.topology.levels=[]"]
+    job = load_job("llama3-405b-16k", to_defaults)
+    assert (job.model.kv_heads, job.cluster.network.kind, job.cluster.topology.levels) == (0, "unknown", [])
+    write_toml(tmp_path / "job.toml", job)
+    assert load_job(str(tmp_path / "job.toml")) == job
+
+
 def test_a_job_is_called_after_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("")
     assert load_job(str(tmp_path / "mine.toml")) == JobSpec(name="mine")

@@ -121,7 +121,7 @@ def test_state_by_element(software: str, by_element: int) -> None:
 
 
 def test_unknown_numbers_say_what_to_add() -> None:
-    with pytest.raises(KeyError, match="float8"):
+    with pytest.raises(KeyError, match=r"float8 to its file, or set precision\.float8 to none"):
         step_time(replace(RUN, device="a100-sxm-80g", cut=replace(RUN.cut, precision="fp8")), CONSTANTS)
     with pytest.raises(KeyError, match="not in the catalog"):
         step_time(replace(RUN, device="h1000"), CONSTANTS)

@@ -8,6 +8,7 @@ import math
 import random
 from typing import Any, get_args
 
+from fuzz.draw_attention import draw_attention
 from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
 from shardwright.config.rank_order import AXES, ORDERS
 from shardwright.config.recompute_policy import OPERATORS
@@ -71,8 +72,47 @@ def draw(seed: int, number: int) -> Fields:
         if rng.random() < 0.05:  # refused
             fields["optimizer"]["beta2"] = 0.999
     _further(random.Random(f"further {seed}:{number}"), fields)
+    draw_attention(random.Random(f"attention {seed}:{number}"), fields["model"])
+    _block(random.Random(f"block {seed}:{number}"), fields)
+    _network(random.Random(f"network {seed}:{number}"), fields)
     _optimizer(random.Random(f"optimizer {seed}:{number}"), fields)
     return fields
+
+
+def _block(rng: random.Random, fields: Fields) -> None:
+    """Norms, the residual stream, activations and experts as some families have them; now and then what is refused."""
+    model = fields["model"]
+    if rng.random() < 0.5:
+        return
+    if rng.random() < 0.2:
+        model["norm_weight"] = False
+    if rng.random() < 0.5:
+        model["norm_place"] = rng.choice(["after", "around"])
+    elif rng.random() < (0.02 if "moe" in model or "latent" in model else 0.5):
+        model["parallel_block"] = rng.choice(["one-norm", "two-norms"])
+    if rng.random() < 0.2:
+        model["embedding_norm"] = True
+    for name in ("embedding_scale", "residual_scale", "logit_scale"):
+        if rng.random() < 0.3:
+            model[name] = rng.choice([0.25, 0.7, 3.0])
+    if rng.random() < 0.3:
+        model["logit_softcap"] = rng.choice([2.0, 30.0])
+    if rng.random() < 0.5:
+        model["activation"] = rng.choice(["relu", "relu2", "quick-gelu", "clamped-silu"])
+        model["gated_mlp"] |= model["activation"] == "clamped-silu" and rng.random() < 0.95
+    if rng.random() < (0.4 if model["positions"] == "learned" else 0.02):
+        model["position_offset"] = rng.choice([1, 2])
+    if "moe" in model:
+        model["moe"] |= {"router_bias": rng.random() < 0.5, "weigh": rng.choice(["input", "output"])}
+
+
+def _network(rng: random.Random, fields: Fields) -> None:
+    """What joins the nodes, by name: a run does not read it, and `launch` does."""
+    if rng.random() < 0.1:
+        adapters = rng.choice([[], ["mlx5_0"], ["mlx5_0", "mlx5_1:1"]])
+        network = {"kind": rng.choice(["unknown", "infiniband", "roce", "tcp"]), "adapters": adapters}
+        network["interface"] = rng.choice(["", "eth0"])
+        fields["cluster"] = fields.get("cluster", {}) | {"network": network}
 
 
 def _optimizer(rng: random.Random, fields: Fields) -> None:
@@ -212,7 +252,7 @@ def _model(rng: random.Random, plan: Fields) -> Fields:
         "norm": rng.choice(["rmsnorm", "layernorm"]),
         "norm_epsilon": rng.choice([1e-5, 1e-3]),
         "positions": rng.choice(["rotary", "rotary", "learned"]),
-        "qk_norm": rng.random() < 0.25,
+        "qk_norm": "head" if rng.random() < 0.25 else "none",
         "bias": rng.random() < 0.4,
         "tied_embeddings": rng.random() < 0.4,
         "vocab": rng.choice([max(2, tp), 17, 32, 61]),
@@ -223,7 +263,8 @@ def _model(rng: random.Random, plan: Fields) -> Fields:
         model["dropout"] = rng.choice([0.1, 0.5])
     if model["positions"] == "rotary" and rng.random() < 0.2:
         model["rotary_base"] = rng.choice([10.0, 500.0])
-        model["yarn"] = {"factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": rng.choice([0.25, 1.0])}
+        scaling = {"kind": "yarn", "factor": 4.0, "trained_sequence": 8, "fast": 2.0}
+        model["rotary_scaling"] = scaling | {"slow": rng.choice([0.25, 1.0])}
     if rng.random() < 0.2:
         for name in ("head_dim", "kv_heads", "bias", "qk_norm"):
             del model[name]

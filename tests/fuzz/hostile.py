@@ -41,6 +41,10 @@ sequence = 16
 device = "h100-sxm"
 devices_per_node = 8
 nodes = 1
+[cluster.network]
+kind = "tcp"
+interface = "eth0"
+adapters = ["mlx5_0"]
 [plan]
 dp = 2
 tp = 2
@@ -136,6 +140,9 @@ def command_on(random: Random, job: str, can_search: bool = True) -> list[str]:
     """A command that reads a job, most often the one whose answer is checked; and not a search for a large model,
     which takes its time on valid input."""
     kind = random.randrange(20 if can_search else 17)
+    if random.random() < 0.1:
+        how = (["--slurm"], ["--slurm", "--json"], ["--torchrun"], ["--kubernetes", "--image", "us"])
+        return ["launch", job, *random.choice(how)]
     if kind < 12:
         return ["estimate", job, "--json"]
     return {
@@ -217,6 +224,13 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--tokens": WHOLES, "--svg": ("out.svg", "no/x.svg"), "--keep": ("plan.tp=2", "x"), "--between": _RANGES,
     },
     "layout": {"--search": (), "--toml": ("out.toml", "fifo", "no/x"), "--keep": ("plan.tp=2",), "--between": _RANGES},
+    "launch": {
+        "--slurm": (), "--kubernetes": (), "--torchrun": (), "--save-before": WHOLES, "--port": WHOLES,
+        "--time": ("60", "4:00:00", "1-00:00:00", "0", "-5", "1:99:99", "soon", "", "9" * 30, "99999-00:00:00"),
+        "--account": ("us", "a b", "$(id)", "-x", ""), "--partition": ("gpu", "a\nb", "é"),
+        "--image": ("us/it:1", "a#b:1", "-x", "a b", "$(id)", ""), "--claim": ("runs", "RUNS", "../x", ""),
+        "--first-node": ("node1", "a b", "-x", "x" * 300, ""), "--out": ("out.sh", "fifo", "/dev/full", "job.toml"),
+    },
     "estimate": {}, "explain": {},
 }  # fmt: skip
 _SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",

@@ -40,6 +40,7 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import ASYNCHRONOUS, PlanSpec
 from shardwright.measure.rounding import HALF_UNIT, LEEWAY, moved_weights
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program, plan_faults
 from shardwright.sharding.groups import loses_gradients, zero_stage
@@ -111,7 +112,7 @@ def unprofiled(job: JobSpec) -> JobSpec:
 
 def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     """Train and evaluate on one rank of a job; from the number `moved_by` on weights are moved by a rounding."""
-    replica = build(job, mesh, moved_weights(job, moved_by) if moved_by else None)
+    replica = build(job, mesh, moved_weights(job, seeded(job.run.seed), moved_by) if moved_by else None)
 
     def mine(step: int) -> Tensor:
         return share_of(job, mesh, step)

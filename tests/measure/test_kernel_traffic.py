@@ -50,7 +50,9 @@ MOE = (*BASE, "model.moe={experts=8, top_k=2, ffn=320}")
 WIDE_MOE = (*BASE, "model.moe={experts=16, top_k=8, ffn=320}")
 LATENT = (*BASE, "model.kv_heads=8",
           "model.latent={q_rank=192, kv_rank=128, nope_dim=32, rope_dim=16, value_dim=32}")  # fmt: skip
-HEAD_NORMS = (*BASE, "model.qk_norm=true")
+HEAD_NORMS = (*BASE, "model.qk_norm='head'")
+AROUND = (*BASE, 'model.norm_place="around"', "model.residual_scale=0.5")
+ONE_NORM, TWO_NORMS = ((*BASE, f'model.parallel_block="{kind}"') for kind in ("one-norm", "two-norms"))
 MODELS = {"llama": LLAMA, "gpt": GPT, "moe": MOE, "wide moe": WIDE_MOE, "latent": LATENT, "head norms": HEAD_NORMS}
 
 layer = lru_cache(maxsize=16)(lambda fields: layer_kernels(*fields))
@@ -93,6 +95,29 @@ def test_norms() -> None:
 def test_residual_stream() -> None:
     forward = moved(layer(LLAMA), False, "model/block.py")
     assert [forward / (2 * STREAM), added(layer(LLAMA), "add") / (2 * STREAM)] == pytest.approx(OWN.residual)
+
+
+def test_other_blocks() -> None:
+    """Norms of both sides, scaled sums, and both halves at once, whose parts are added up first, and the gradients of
+    what they take: with one norm where their products are made."""
+    assert by_element(AROUND, 4 * STREAM, "model/fused_norm.py") == pytest.approx(OWN.norm, rel=0.03)
+    assert moved(layer(AROUND), False, "model/block.py") == pytest.approx(2 * STREAM * OWN.residual[0])
+    for fields in (ONE_NORM, TWO_NORMS):
+        files = "model/block.py", "model/parallel_block.py"
+        assert moved(layer(fields), False, *files) == pytest.approx(2 * STREAM * OWN.residual[0])
+    assert added(layer(TWO_NORMS), "add") == pytest.approx(2 * STREAM * OWN.residual[1])
+    sums = moved(layer(ONE_NORM), True, "parallel/tensor/column_products.py")
+    assert sums == pytest.approx(STREAM * OWN.residual[1])
+    assert added(layer(ONE_NORM), "add") == pytest.approx(STREAM * OWN.residual[1])
+
+
+def test_changed_logits() -> None:
+    """One pass that reads and writes them in float32."""
+    fields = (*LLAMA, "model.logit_softcap=30.0")
+    whole, fewer = (step_kernels(*fields, layers=1, num_microbatches=number) for number in (3, 2))
+    passes = (moved(kernels, True, "model/logit_change.py") for kernels in (whole, fewer))
+    more, less = passes
+    assert (more - less) / (512 * 1024) == pytest.approx(8.0)
 
 
 def test_activations() -> None:
@@ -173,6 +198,15 @@ def test_keys_that_come_rank_by_rank(cp: int) -> None:
             sign * count for sign, of in ((1, kernels), (-1, alone)) for k, count in of.items() if k.backward is passes
         )
         assert more / cp == pytest.approx(launched, rel=0.25)
+
+
+def test_capped_scores() -> None:
+    """By score that a query sees, of 8 heads of 4096 tokens in pieces of 512: an eighth more is computed."""
+    kernels = layer((*LLAMA, "model.sequence=4096", "model.attention_softcap=50.0"))
+    files = "parallel/context/capped_attention.py", "parallel/context/sight.py"
+    for passes, told in zip((False, True), OWN.capped, strict=True):
+        counted = moved(kernels, passes, *files, but=("bmm",)) / (8 * 4096**2 / 2)
+        assert counted == pytest.approx(told, rel=0.03)
 
 
 def test_added_weight_gradients() -> None:

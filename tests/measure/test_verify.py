@@ -11,7 +11,7 @@ from shardwright.config.load import make_job
 from shardwright.measure.record_files import read_record, write_record
 from shardwright.measure.rounding import is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
-from shardwright.parallel.tensor.initial_values import initial_box
+from shardwright.parallel.tensor.initial_values import initial_box, seeded
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.train_step import StepResult
 
@@ -95,7 +95,7 @@ def test_moved_weights_differ_by_one_rounding() -> None:
     device = torch.device("cpu")
     given = initial_box(PLACE, job.run.seed, device)
     for number in (1, 2):
-        write, moved, part = moved_weights(job, number), torch.empty(4), torch.empty(3)
+        write, moved, part = moved_weights(job, seeded(job.run.seed), number), torch.empty(4), torch.empty(3)
         write(PLACE, 0, moved)
         assert ((moved.view(2, 2) / given - 1).abs() <= 2.0**-22).all() and not (moved.view(2, 2) == given).any()
         write(PLACE, 1, part)

@@ -19,6 +19,10 @@ SEQUENCE = {"sequence_parallel": True}
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp": (LLAMA, {"dp": 8, "zero": 1}),
+    "windows": (LLAMA | {"window.size": 512, "layers": 1, "sequence": 1024}, {"dp": 2, "zero": 1}),
+    "capped": (LLAMA | {"attention_softcap": 50.0, "layers": 2, "sequence": 1024}, {"dp": 2, "zero": 1}),
+    "sinks over tp": (LLAMA | {"sinks": True, "qkv_bias": True}, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "norms of all heads": (LLAMA | {"qk_norm": "full"}, {"dp": 2, "tp": 4, "zero": 1}),
     "logits": (WORDS, {"dp": 8, "zero": 1}),
     "logits over tp": (WORDS, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
     "tp": (LLAMA, {"dp": 2, "tp": 4, "zero": 1}),
@@ -44,6 +48,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "further sequence": (LLAMA | {"mtp_layers": 1}, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
     "further again": (LLAMA | {"mtp_layers": 1}, {"dp": 4, "pp": 2, "zero": 1, "recompute": "full"}),
     "further dualpipe": (LLAMA | {"mtp_layers": 1}, {"dp": 4, "pp": 2, "zero": 2, "schedule": "dualpipe"}),
+    "norms around": (LLAMA | {"norm_place": "around"}, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "one norm again": (LLAMA | {"parallel_block": "one-norm"}, {"dp": 4, "pp": 2, "zero": 1, "recompute": "full"}),
+    "capped logits": (WORDS | {"logit_softcap": 30.0}, {"dp": 8, "zero": 1}),
+    "weighed input": (MIXTRAL | {"moe.weigh": "input"}, {"dp": 8, "zero": 1, "ep": 4}),
     "latents in fp8": (DEEPSEEK, {"dp": 8, "zero": 1, "ep": 8}),
     "latents in fp8 by nodes": (DEEPSEEK, {"dp": 64, "zero": 1, "ep": 64, "dispatch": "node-aware"}),
     "dense in fp8": (LLAMA, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),

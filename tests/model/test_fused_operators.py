@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.model import activation, fused_softmax, rotary, weighed_activation
+from shardwright.model import activation, fused_softmax, logit_change, rotary, weighed_activation
+from shardwright.parallel.expert import expert_bias
 
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
 T, V = 6, 37
+NAMES = ("silu", "gelu", "gelu-tanh", "clamped-silu")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ CASES = {
             activation.gate_in_turn, activation._gate_at_once,
             lambda dtype, g, name=name: (_draw(g, dtype, 5, 2, 16), name, torch.empty(5, 2, 8, dtype=dtype)), 4,
         )
-        for name in ("silu", "gelu", "gelu-tanh")
+        for name in NAMES
     },
     **{
         f"gate backward {name}": Case(
@@ -64,8 +66,46 @@ CASES = {
                 _draw(g, dtype, 5, 2, 8), _draw(g, dtype, 5, 2, 16), name, torch.empty(5, 2, 16, dtype=dtype)
             ), 8,
         )
-        for name in ("silu", "gelu", "gelu-tanh")
+        for name in NAMES
     },
+    **{
+        f"activate {name}": Case(
+            activation.activate_in_turn, activation._activate_at_once,
+            lambda dtype, g, name=name: (_draw(g, dtype, 5, 16), name, torch.empty(5, 16, dtype=dtype)), 4,
+        )
+        for name in ("relu2", "quick-gelu")
+    },
+    **{
+        f"activate backward {name}": Case(
+            activation.activate_backward_in_turn, activation._activate_backward_at_once,
+            lambda dtype, g, name=name: (
+                _draw(g, dtype, 5, 16), _draw(g, dtype, 5, 16), name, torch.empty(5, 16, dtype=dtype)
+            ), 10,
+        )
+        for name in ("relu2", "quick-gelu")
+    },
+    **{
+        f"bias of experts{', weighed' * weighs}": Case(
+            lambda *args: expert_bias._add_in_turn(args[-1], *args[:-1]),
+            lambda *args: expert_bias._add_at_once(args[-1], *args[:-1]),
+            lambda dtype, g, weighs=weighs: (
+                _draw(g, dtype, 3, V), torch.randint(3, (T,), generator=g),
+                torch.rand(T, 1, generator=g) if weighs else None, _draw(g, dtype, T, V),
+            ), 4,
+        )
+        for weighs in (False, True)
+    },
+    "weights of biases": Case(
+        expert_bias._of_weights_in_turn, expert_bias._of_weights_at_once,
+        lambda dtype, g: (
+            _draw(g, dtype, T, V), _draw(g, dtype, 3, V), torch.randint(3, (T,), generator=g), torch.empty(T, 1)
+        ), 4,
+    ),
+    "scaled and capped logits": Case(
+        lambda logits: logit_change._change_in_turn(logits, 0.3, 2.0),
+        lambda logits: logit_change._change_at_once(logits, 0.3, 2.0),
+        lambda dtype, g: (_draw(g, torch.float32, T, V),), 4,
+    ),
     **{
         f"weigh{', gated' * gated}": Case(
             weighed_activation._weigh_in_turn, weighed_activation._weigh_at_once,
@@ -90,7 +130,7 @@ CASES = {
     "turn into a view": Case(rotary._turn_in_turn, rotary._turn_at_once, _turned(interleaved=True, is_view=True), 4),
     "sums": Case(
         fused_softmax._sums_in_turn, fused_softmax._sums_at_once,
-        lambda dtype, g: (_draw(g, torch.float32, T, V), _draw(g, torch.float32, T), torch.empty(T)), 2 * V,
+        lambda dtype, g: (_draw(g, torch.float32, T, V), _draw(g, torch.float32, T), False, torch.empty(T)), 2 * V,
     ),
 }  # fmt: skip
 
@@ -110,17 +150,18 @@ def test_at_once_is_what_is_computed_in_turn(name: str, dtype: torch.dtype) -> N
         assert (other - in_turn).abs().amax() <= bound
 
 
+@pytest.mark.parametrize("cap", [0.0, 4.0])
 @pytest.mark.parametrize("dtype", EPSILON)
-def test_gradient_of_a_softmax_at_once(dtype: torch.dtype) -> None:
-    """From exponentials in turn, and from the logits themselves at once."""
+def test_gradient_of_a_softmax_at_once(dtype: torch.dtype, cap: float) -> None:
+    """From exponentials in turn, and from the logits themselves at once, or where these are capped."""
     results = []
     for is_in_turn in (True, False):
         logits, largest, *rest, out = _gradient(dtype, torch.Generator().manual_seed(3))
         if is_in_turn:
-            fused_softmax._sums_in_turn(logits, largest, torch.empty(T))
-            fused_softmax._gradient_in_turn(logits, largest, *rest, out)
+            fused_softmax._sums_in_turn(logits, largest, cap > 0, torch.empty(T))
+            fused_softmax._gradient_in_turn(logits, largest, *rest, cap, out)
         else:
-            _traced(fused_softmax._gradient_at_once)(logits, largest, *rest, out)
+            _traced(fused_softmax._gradient_at_once)(logits, largest, *rest, cap, out)
         results.append(out.float())
     in_turn, at_once = results
     assert (at_once - in_turn).abs().amax() <= 6 * EPSILON[dtype] * in_turn.abs().amax()
@@ -129,5 +170,6 @@ def test_gradient_of_a_softmax_at_once(dtype: torch.dtype) -> None:
 
 def _traced(work: Callable[..., None]) -> Callable[..., None]:
     """As the compiler takes it apart, in one graph and for all shapes, but computed by torch's operators."""
+    torch.compiler.reset()  # each name of an activation is a graph of its own, and there may be so many of a function
     traced: Callable[..., None] = torch.compile(work, backend="aot_eager", fullgraph=True, dynamic=True)
     return traced

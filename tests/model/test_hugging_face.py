@@ -31,7 +31,13 @@ GPT = ModelSpec(
     tied_embeddings=True,
 )  # fmt: skip
 
-YARN = {"factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": 0.25}
+YARN = {"kind": "yarn", "factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": 0.25}
+LLAMA3 = {"kind": "llama3", "factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": 0.25}
+# Of three or eight pairs; the sequence is longer than 8 and shorter than 16.
+LONG = {
+    "kind": "longrope", "factor": 4.0, "trained_sequence": 8, "short_factors": [1.0, 1.1, 1.3],
+    "long_factors": [1.5, 2.0, 4.0],
+}  # fmt: skip
 
 LLAMAS = {
     "multi-head": {},
@@ -45,20 +51,42 @@ LLAMAS = {
     "epsilon": {"norm_epsilon": 1e-2},
     "gelu": {"activation": "gelu"},
     "biases": {"kv_heads": 2, "bias": True},
-    "yarn": {"kv_heads": 2, "head_dim": 16, "rotary_base": 1000.0, "yarn": YARN},
+    "yarn": {"kv_heads": 2, "head_dim": 16, "rotary_base": 1000.0, "rotary_scaling": YARN},
+    "yarn-not-rounded": {"head_dim": 16, "rotary_base": 1000.0, "rotary_scaling": YARN | {"truncate": False}},
+    "yarn-magnitude": {"head_dim": 16, "rotary_base": 1000.0, "rotary_scaling": YARN | {"magnitude": 1.5}},
+    "linear": {"rotary_scaling": {"kind": "linear", "factor": 4.0}},
+    "llama3": {"head_dim": 16, "rotary_base": 1000.0, "rotary_scaling": LLAMA3},
 }
 LATENT = {"q_rank": 20, "kv_rank": 12, "nope_dim": 10, "rope_dim": 6, "value_dim": 14}
+OTHERS = {
+    "qwen2": {"kv_heads": 2, "qkv_bias": True},
+    "qwen2-tied": {"qkv_bias": True, "tied_embeddings": True, "rotary_scaling": YARN},
+    "smollm3": {"kv_heads": 2, "layers": 5, "no_rotary_every": 2},
+    "smollm3-biases": {"kv_heads": 2, "layers": 3, "no_rotary_every": 3, "bias": True},
+    "phi3": {"kv_heads": 2, "rotary_dim": 4},
+    "phi3-long": {"rotary_dim": 6, "rotary_scaling": LONG},
+    "phi3-short": {"rotary_dim": 6, "rotary_scaling": LONG | {"trained_sequence": 16}},
+    "mistral": {"kv_heads": 2, "window": {"size": 5}},
+    "mistral-long-window": {"kv_heads": 2, "window": {"size": 13}},
+    "qwen2-windows": {"qkv_bias": True, "layers": 3, "window": {"size": 4, "first_full": 2}},
+    "phi3-window": {"kv_heads": 2, "rotary_dim": 4, "window": {"size": 7}},
+    "olmoe-clipped": {"qk_norm": "full", "clip_qkv": 0.9, "moe": {"experts": 4}},
+    "olmoe": {"qk_norm": "full", "moe": {"experts": 6, "top_k": 3, "normalise": False}},
+    "olmoe-grouped": {"qk_norm": "full", "kv_heads": 2, "moe": {"experts": 4}},
+}
 QWENS = {
     "qwen3": {"kv_heads": 2, "head_dim": 14},
     "tied": {"kv_heads": 3, "tied_embeddings": True},
-    "yarn": {"yarn": YARN},
+    "yarn": {"rotary_scaling": YARN},
 }
 DEEPSEEKS = {
     "deepseek-v3": {},
     "plain-queries": {"latent": LATENT | {"q_rank": 0}},
     "wide-values": {"latent": LATENT | {"value_dim": 16}},
     "no-nope": {"latent": LATENT | {"nope_dim": 0, "value_dim": 6}},
-    "yarn": {"yarn": YARN},
+    "yarn": {"rotary_scaling": YARN | {"mscale_all_dim": 1.0}},
+    "yarn-of-v2": {"rotary_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    "yarn-in-part": {"rotary_scaling": YARN | {"mscale_all_dim": 0.5}},
 }
 MIXTRALS = {
     "mixtral": {"moe": {"experts": 5, "softmax_over": "chosen"}},
@@ -152,9 +180,14 @@ def test_llama_is_llama(fields):
     assert_equal(llama_like(**fields))
 
 
+@pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS.keys())
+def test_what_attends_otherwise_is_as_theirs(fields):
+    assert_equal(llama_like(**fields))
+
+
 @pytest.mark.parametrize("fields", QWENS.values(), ids=QWENS.keys())
 def test_qwen3_is_qwen3(fields):
-    assert_equal(llama_like(qk_norm=True, **fields))
+    assert_equal(llama_like(qk_norm="head", **fields))
 
 
 @pytest.mark.parametrize("fields", DEEPSEEKS.values(), ids=DEEPSEEKS.keys())
@@ -169,7 +202,7 @@ def test_mixtral_is_mixtral(fields):
 
 @pytest.mark.parametrize("fields", QWEN_MOES.values(), ids=QWEN_MOES.keys())
 def test_qwen3_with_experts_is_qwen3_moe(fields):
-    assert_equal(llama_like(**{"qk_norm": True, "kv_heads": 2, "head_dim": 14} | fields))
+    assert_equal(llama_like(**{"qk_norm": "head", "kv_heads": 2, "head_dim": 14} | fields))
 
 
 @pytest.mark.parametrize("fields", DEEPSEEK_MOES.values(), ids=DEEPSEEK_MOES.keys())

@@ -16,6 +16,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import split_evenly
 from shardwright.measure.saved_tensors import saved_bytes
+from shardwright.model.logit_change import LogitChange
 from shardwright.model.loss import Targets, microbatch_loss
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
@@ -35,17 +36,23 @@ def drawn(positions: int, batch: int, masked: bool) -> tuple[Tensor, Tensor, Ten
     return x_SBH, weight_VH, ids_T, counts_T
 
 
-def expected(x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor, counts_T: Tensor | None) -> tuple[Tensor, ...]:
+def expected(
+    x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor, counts_T: Tensor | None, change: LogitChange
+) -> tuple[Tensor, ...]:
     """The mean loss and its gradients, times 3, by torch in float64."""
     x, weight = x_SBH.double().requires_grad_(), weight_VH.double().requires_grad_()
-    losses_T = functional.cross_entropy((x @ weight.t()).flatten(0, 1), ids_T, reduction="none")
+    logits_TV = (x @ weight.t()).flatten(0, 1) * change.scale
+    logits_TV = change.cap * (logits_TV / change.cap).tanh() if change.cap else logits_TV
+    losses_T = functional.cross_entropy(logits_TV, ids_T, reduction="none")
     loss = (losses_T if counts_T is None else losses_T.where(counts_T, 0.0)).mean()
     (3 * loss).backward()
     assert x.grad is not None and weight.grad is not None
     return loss.detach(), x.grad, weight.grad
 
 
-def of_cut(mesh: Mesh, positions: int, batch: int, masked: bool, chunk: int, sp: bool) -> dict[str, float]:
+def of_cut(
+    mesh: Mesh, positions: int, batch: int, masked: bool, chunk: int, sp: bool, change: LogitChange
+) -> dict[str, float]:
     """The largest differences from what is expected, on one rank of a tp line."""
     tp = mesh.tp
     cut = LayerSharding.of_tp(tp, sequence_parallel=sp)
@@ -58,12 +65,12 @@ def of_cut(mesh: Mesh, positions: int, batch: int, masked: bool, chunk: int, sp:
         share = slice(tp.index * positions // tp.size, (tp.index + 1) * positions // tp.size)
     x_sBH = x_SBH[share].clone().requires_grad_()
     targets = Targets(ids_T - first, None if counts_T is None else ~counts_T, chunk)
-    loss = microbatch_loss(x_sBH, mine, targets, cut)
+    loss = microbatch_loss(x_sBH, mine, targets, cut, logits=change)
     assert float(loss.detach()) == 0.0  # it is there once the backward has run
     loss.backward(torch.tensor(3.0))
     with torch.no_grad():
-        evaluated = microbatch_loss(x_sBH, mine, targets, cut)
-    told, dx_SBH, dweight_VH = expected(x_SBH, weight_VH, ids_T, counts_T)
+        evaluated = microbatch_loss(x_sBH, mine, targets, cut, logits=change)
+    told, dx_SBH, dweight_VH = expected(x_SBH, weight_VH, ids_T, counts_T, change)
     assert x_sBH.grad is not None and mine.gradient is not None
     return {
         "loss": abs(float(loss) - float(told)) / max(1.0, abs(float(told))),
@@ -73,19 +80,25 @@ def of_cut(mesh: Mesh, positions: int, batch: int, masked: bool, chunk: int, sp:
     }
 
 
+CHANGES = [LogitChange(), LogitChange(0.5), LogitChange(1.0, 4.0), LogitChange(0.5, 20.0)]
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 3), st.booleans(), st.integers(1, 10))
-def test_chunks_give_what_whole_logits_do(positions: int, batch: int, masked: bool, chunk: int) -> None:
+@given(st.integers(1, 9), st.integers(1, 3), st.booleans(), st.integers(1, 10), st.sampled_from(CHANGES))
+def test_chunks_give_what_whole_logits_do(
+    positions: int, batch: int, masked: bool, chunk: int, change: LogitChange
+) -> None:
     """Sums of 61 products of numbers of about 6, and means of at most 27: 1e-5 is some hundred roundings."""
     job = small_job()
-    (found,) = run_on_mesh(job, of_cut, positions, batch, masked, chunk, False)
+    (found,) = run_on_mesh(job, of_cut, positions, batch, masked, chunk, False, change)
     assert max(found.values()) < 1e-5
 
 
 @pytest.mark.parametrize("sp", [False, True])
 @pytest.mark.parametrize("chunk", [1, 3, 8])
 def test_chunks_over_tp(chunk: int, sp: bool) -> None:
-    for found in run_on_mesh(small_job(tp=2, sequence_parallel=sp), of_cut, 8, 2, True, chunk, sp):
+    change = CHANGES[chunk % len(CHANGES)]
+    for found in run_on_mesh(small_job(tp=2, sequence_parallel=sp), of_cut, 8, 2, True, chunk, sp, change):
         assert max(found.values()) < 1e-5
 
 

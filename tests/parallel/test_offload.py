@@ -65,7 +65,7 @@ def saved(mesh: Mesh, job: JobSpec) -> tuple[int, int]:
     """What the layers of a stage keep on the device, and the most that is alive in a step."""
     replica = build(job, mesh)
     stage = replica.stages[0]
-    constants = [p.detach() for p in placed_parameters(stage).values()] + list(stage.angles or ())
+    constants = [p.detach() for p in placed_parameters(stage).values()] + stage.tables.tensors
     x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
     run = stage.forward_pass(Microbatch(1, 0, 0))
 

@@ -1,6 +1,5 @@
 """Context parallel: attention over ranks is the attention of one rank, and moves the bytes that formulas say."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,18 +10,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from ranks import PATIENCE_S, run_ranks
+from attention_inputs import bare_axis, documents, inputs
+from ranks import run_ranks
 from shardwright.config.plan import ContextMethod
 from shardwright.parallel.comm.collectives import Axis
-from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.comm.transport import GroupTransport
-from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
+from shardwright.parallel.context.attention_rule import AttentionRule
+from shardwright.parallel.context.block_attention import Merged, attend_block, block_gradients
 from shardwright.parallel.context.ring_attention import (
     gathered_attention,
     ring_attention,
     trade_for_heads,
     trade_for_tokens,
 )
+from shardwright.parallel.context.sight import Sight
 from shardwright.sharding.sequence import ScoreBlock, block_of, held_ranges, positions_of, share_of
 
 METHODS: tuple[ContextMethod, ...] = ("ring", "all-gather", "ulysses")
@@ -75,21 +75,6 @@ def test_blocks_are_the_mask_and_equal_work(size: int, length: int, is_causal: b
 SHAPES = {"plain": (4, 4), "grouped": (8, 2), "one-key": (4, 1)}
 
 
-def inputs(heads: int, kv_heads: int, dtype: torch.dtype, sequence: int = 32) -> list[Tensor]:
-    """Queries, keys, values and the gradient of the output, [S, B, heads, D]."""
-    generator = torch.Generator().manual_seed(heads)
-    counts = (heads, kv_heads, kv_heads, heads)
-    return [torch.randn(sequence, 3, count, 8, generator=generator).to(dtype) for count in counts]
-
-
-def documents(sequence: int = 32) -> Tensor:
-    """[B, S]: one document; several, one of a single token; and a new one for every token of a rank's chunk."""
-    starts_BS = torch.zeros(3, sequence, dtype=torch.int64)
-    starts_BS[1, torch.tensor([5, 6, 17, 24])] = 1
-    starts_BS[2, 4:9] = 1
-    return starts_BS.cumsum(1)
-
-
 def full_attention(tensors: list[Tensor], is_causal: bool, documents_BS: Tensor | None) -> list[Tensor]:
     """Output and gradients by plain softmax in float64."""
     q, k, v, dout = (x.double() for x in tensors)
@@ -105,14 +90,6 @@ def full_attention(tensors: list[Tensor], is_causal: bool, documents_BS: Tensor 
     out = torch.einsum("bnst,tbnd->sbnd", scores_BNST.softmax(-1), v.repeat_interleave(queries, 2))
     out.backward(dout)
     return [out.detach(), *(x.grad for x in (q, k, v) if x.grad is not None)]
-
-
-def bare_axis(rank: int, store: str, size: int) -> Axis:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE_S)
-    )
-    return Axis("cp", tuple(range(size)), rank, GroupTransport(dist.group.WORLD), Ledger(torch.device("cpu")), None)
 
 
 def by_ulysses(q: Tensor, k: Tensor, v: Tensor, cp: Axis, is_causal: bool) -> Tensor:
@@ -143,7 +120,7 @@ def on_ranks(rank: int, store: str, size: int, dtype: torch.dtype) -> list[tuple
                         out = by_ulysses(*qkv, cp, is_causal)
                     else:
                         attend = ring_attention if method == "ring" else gathered_attention
-                        out = attend(*qkv, cp, documents_PBs if packed else None, is_causal)
+                        out = attend(*qkv, cp, documents_PBs if packed else None, AttentionRule(is_causal=is_causal))
                     forward = cp.ledger.table()
                     out.backward(dout)
                     got = [out.detach(), *(x.grad for x in qkv)]

@@ -17,7 +17,8 @@ from shardwright.config.load import load_job
 from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
-from shardwright.planner.advice.advice import best_plans, explained
+from shardwright.planner.advice.advice import best_plans, explained, priced
+from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.reasons import Reason, reasons
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.advice.repair import misfit
@@ -30,7 +31,7 @@ from shardwright.planner.search.sample import standing
 from shardwright.planner.search.space import SCHEDULES
 from shardwright.planner.stages.best_layout import paying_layout
 from shardwright.report.job_toml import write_toml
-from shardwright.report.plans_text import _reason_lines, plans_text
+from shardwright.report.plans_text import _reason_lines, _rows, job_words, plan_dict, plans_text
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import played_step
@@ -62,6 +63,23 @@ def test_reasons_add_up() -> None:
     assert wide is not None
     wide_reasons = reasons(wide.nearest[0].job, ("1f1b",), shipped())
     assert any(r.excess_bytes > 0 and "GiB" in r.text for r in wide_reasons)
+
+
+def test_neighbours_keep_the_layers_of_stages_that_stay() -> None:
+    """A plan of uneven stages is not told apart from the same plan of even ones, nor from itself."""
+    even = job_with(dp=4, pp=2, zero=1)
+    layers = even.model.layers
+    layout = [layers - 1, 1]
+    job = job_with(dp=4, pp=2, zero=1, layout=layout)
+    near = neighbours(job, ("1f1b", "zb-h1", "zb-v", "dualpipe"))
+    assert {one.field for one in near} >= {"zero", "pp", "schedule", "recompute", "microbatch_size"}
+    for one in near:
+        plan = one.job.plan
+        stays = plan.pp == 2 and plan.schedule in ("1f1b", "zb-h1")
+        assert plan.layout == (layout if stays else [])
+        assert plan.model_copy(update={"layout": layout}) != job.plan
+    told = {(reason.field, reason.other) for reason in reasons(job, ("1f1b",), shipped())}
+    assert ("zero", 1) not in told and ("zero", 3) in told
 
 
 def test_reasons_of_a_simulated_plan_compare_simulated_steps() -> None:
@@ -258,3 +276,14 @@ def test_a_plan_gets_uneven_stages_where_that_pays() -> None:
     assert paying_layout(even, shipped(), 10 * gain) is None
     small = best_plans(job, QUICK, shipped(), Objective(), 2).plans
     assert all(plan.even_s is None and not plan.job.plan.layout for plan in small)
+
+
+def test_a_plan_says_in_which_numbers_it_computes() -> None:
+    """A search may leave fp8 out, and then plans of both kinds stand side by side."""
+    job = small_job("dense", 1)
+    cluster = job.cluster.model_copy(update={"device": "h100-sxm"})
+    fp8 = job.model_copy(update={"precision": job.precision.with_float8("blockwise"), "cluster": cluster})
+    assert job_words(fp8) == f"{job_words(job)}, fp8 blockwise"
+    plan = priced([fp8], shipped())[0]
+    assert plan_dict(plan, 1e12)["float8"] == "blockwise"
+    assert "fp8 blockwise" in "\n".join(plan_row for row in _rows([plan], 1e12) for plan_row in row)

@@ -85,6 +85,14 @@ def test_scales_where_they_change(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("num_columns", [128, 258])
+def test_no_rows(granularity: Granularity, num_columns: int) -> None:
+    """An expert, or a rank of experts, to which no token comes."""
+    found = quantise(torch.zeros(0, num_columns, dtype=torch.bfloat16), granularity, E4M3)
+    assert dequantise(found, torch.bfloat16).shape == (0, num_columns)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_zeros(granularity: Granularity) -> None:
     zeros = quantise(torch.zeros(130, 140), granularity, E4M3)
     assert torch.isfinite(zeros.scales).all()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import ATTENTIONS, EXPERTS, KINDS, small_job
+from cases import ATTENTIONS, BLOCKS, EXPERT_BLOCKS, EXPERTS, KINDS, RULES, small_job
 from shardwright.config import catalog
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
@@ -40,7 +40,7 @@ def axis(size: int, index: int, name: str = "tp") -> Axis:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, "llama-mtp", "gpt-tied-mtp"])
+@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, *RULES, *BLOCKS, "llama-mtp", "gpt-tied-mtp"])
 def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
     job = small_job(kind, **PLANS[plan])
     for stage in range(job.plan.num_stages):
@@ -57,7 +57,7 @@ def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
 @pytest.mark.parametrize(
     "plan", [{}, {"dp": 4, "ep": 2, "tp": 2}, {"tp": 2, "sequence_parallel": True, "ep": 2, "expert_tp": 1}]
 )
-@pytest.mark.parametrize("kind", [*EXPERTS, "deepseek-mtp"])
+@pytest.mark.parametrize("kind", [*EXPERTS, *EXPERT_BLOCKS, "deepseek-mtp"])
 def test_places_of_experts(kind: str, plan: dict[str, Any]) -> None:
     job = small_job(kind, **plan)
     for tp_index, ep_index in itertools.product(range(job.plan.tp), range(job.plan.ep)):

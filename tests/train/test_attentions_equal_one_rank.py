@@ -1,5 +1,5 @@
-"""Latent attention, and norms of heads: any plan trains to what one rank trains to, recomputes to the same bits, and
-moves what it should between the ranks of tp."""
+"""Latent attention, norms of heads, windows and other rules: any plan trains to what one rank trains to, recomputes to
+the same bits, and moves what it should between the ranks of tp."""
 
 from typing import Any
 
@@ -30,8 +30,11 @@ POLICIES: dict[str, dict[str, Any]] = {
 # Queries that are not made through latents are cut over tp as others are: two plans of tp, and recomputed on one rank.
 EVERY = [(kind, plan) for kind in ("qwen", "latent") for plan in PLANS]
 EVERY += [("latent-plain-queries", plan) for plan in ("tp4-sp-zero1", "tp2-sp-zb-v")]
+# Of rules and positions each kind under one plan; under cp in test_context_plans.py.
+EVERY += [("olmo", "tp4-sp-zero1"), ("llama4", "tp4-sp-zero1"), ("gemma", "tp2-sp-zb-v")]
+EVERY += [("bloom", "tp2-dp2-zero3"), ("gpt-oss", "tp2-dp2-zero3")]
 RECOMPUTED = [("qwen", "one"), ("qwen", "tp2-sp-zb-v"), ("latent", "one"), ("latent", "tp2-sp-zb-v")]
-RECOMPUTED += [("latent-plain-queries", "one")]
+RECOMPUTED += [("latent-plain-queries", "one"), ("gpt-oss", "tp2-sp-zb-v"), ("gemma", "one"), ("llama4", "one")]
 
 
 @pytest.mark.parametrize(("kind", "plan"), EVERY)

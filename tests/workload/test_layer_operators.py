@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from cases import ATTENTIONS, EXPERTS, KINDS
+from cases import ATTENTIONS, BLOCKS, EXPERT_BLOCKS, EXPERTS, KINDS
 from shardwright.account.activations import layer_of
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -29,7 +29,7 @@ LIST = "workload/layer_operators.py"
 
 def job_of(kind: str) -> JobSpec:
     """A small job of a kind, on one rank."""
-    kinds = KINDS | ATTENTIONS | EXPERTS
+    kinds = KINDS | ATTENTIONS | EXPERTS | BLOCKS | EXPERT_BLOCKS
     return make_job(
         {"model": {"layers": 2, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | kinds[kind], "plan": {}}
     )
@@ -39,7 +39,7 @@ def job_of(kind: str) -> JobSpec:
 def shapes(draw: st.DrawFn) -> ModelShape:
     experts = ExpertShape(
         num=draw(st.sampled_from([8, 24])), topk=draw(st.integers(1, 3)), ffn=8 * draw(st.integers(1, 9)),
-        shared_ffn=8 * draw(st.integers(0, 3)),
+        shared_ffn=8 * draw(st.integers(0, 3)), weighs_input=draw(st.booleans()),
     )  # fmt: skip
     latent = LatentShape(8 * draw(st.integers(0, 4)), 16, 8, 8, 8 * draw(st.integers(1, 2)))
     return ModelShape(
@@ -52,7 +52,7 @@ def kinds_of(shape: ModelShape) -> tuple[str, ...]:
     return ("dense", "experts") if shape.experts else ("dense",)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, *EXPERTS])
+@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, *EXPERTS, *BLOCKS, *EXPERT_BLOCKS])
 def test_each_matrix_is_in_one_operator(kind: str) -> None:
     shape = shape_of(job_of(kind).model)
     for layer in kinds_of(shape):
@@ -102,7 +102,7 @@ def test_sizes_of_numbers_are_those_of_arrays(shape: ModelShape, tp: int, microb
                 assert np.broadcast_to(operator.given, 2)[0] == 2 * size, operator.name
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, *EXPERTS])
+@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, *EXPERTS, *BLOCKS, *EXPERT_BLOCKS])
 def test_the_account_has_the_parts_of_the_list(kind: str) -> None:
     job = job_of(kind)
     shape = shape_of(job.model)

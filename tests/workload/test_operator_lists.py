@@ -35,11 +35,18 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "ring": ("llama", {"cp": 4}),
     "all-gather": ("llama", {"tp": 2, "cp": 2, "cp_method": "all-gather"}),
     "ulysses": ("llama", {"cp": 2, "cp_method": "ulysses"}),
+    "norms of all heads": ("olmo", {"tp": 2}),
     "latents, tp": ("latent", {"tp": 2}),
     "latents, sequence parallel": ("latent", SEQUENCE),
     "latents, ring": ("latent", {"cp": 2}),
     "latents, all-gather": ("latent-plain-queries", {"cp": 2, "cp_method": "all-gather"}),
     "latents and plain queries": ("latent-plain-queries", SEQUENCE),
+    "norms after, tp": ("after", {"tp": 2}),
+    "norms after, sequence parallel": ("after", SEQUENCE),
+    "one norm, tp": ("one-norm", {"tp": 2}),
+    "one norm, sequence parallel": ("one-norm", SEQUENCE),
+    "two norms, tp": ("two-norms", {"tp": 2}),
+    "two norms, sequence parallel": ("two-norms", SEQUENCE),
 }
 OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "one rank": ("deepseek", {}),
@@ -47,6 +54,7 @@ OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cut": ("deepseek", {"tp": 2}),
     "cut, sequence parallel": ("mixtral", {"dp": 2, "ep": 2} | SEQUENCE),
     "whole, sequence parallel": ("deepseek", {"ep": 2, "expert_tp": 1} | SEQUENCE),
+    "weighed input": ("llama4-moe", {"dp": 2, "ep": 2} | SEQUENCE),
 }
 AGAIN = {
     "a layer": ("llama", ["layer"]),
@@ -57,6 +65,11 @@ AGAIN = {
     "heads": ("latent", ["attention"]),
     "plain queries": ("latent-plain-queries", ["qkv", "attention"]),
     "experts": ("deepseek", ["norm", "up", "activation"]),
+    "a layer with norms after": ("after", ["layer"]),
+    "a layer with one norm": ("one-norm", ["layer"]),
+    "one norm": ("one-norm", ["norm", "qkv", "attention", "activation"]),
+    "two norms": ("two-norms", ["norm", "up", "activation"]),
+    "weighed input": ("llama4-moe", ["up", "activation"]),
 }
 
 

@@ -21,6 +21,7 @@ from shardwright.account.further_tokens import further_layers
 from shardwright.account.kept_tensors import Bytes, Share
 from shardwright.account.layer_memory import LayerMemory
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import LAYER, Policy
 from shardwright.schedule.action import Action, Kind
@@ -150,9 +151,9 @@ def job_stages(
     """The stages of one pipeline rank of a job, with a policy for each layer of the model; with what operators need
     while they run, if `works`."""
     counts = job.plan.stage_layers(job.model.layers)
-    # A layer of each kind: with experts, and without.
-    kinds = {job.model.has_experts(number): number for number in range(job.model.layers)}
-    layers = {has_experts: layer_of(job, number) for has_experts, number in kinds.items()}
+    kind_of = shape_of(job.model).kind
+    kinds = {kind_of(number): number for number in range(job.model.layers)}
+    layers = {kind: layer_of(job, number) for kind, number in kinds.items()}
     found = {}
     for stage in program.placement.stages_of(rank):
         first, is_last = sum(counts[:stage]), stage == len(counts) - 1
@@ -160,7 +161,7 @@ def job_stages(
         for index, policy in enumerate(policies[first : first + counts[stage]]):
             # A layer's input goes to the host; a stage's own input stays, for the pipeline holds it.
             is_away = job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
-            layer = layers[job.model.has_experts(first + index)]
+            layer = layers[kind_of(first + index)]
             of_layers.append(LayerMemory.of(layer, policy, is_away, works))
         if is_last and job.model.mtp_layers:
             of_layers += further_layers(job, policies[-1], works)

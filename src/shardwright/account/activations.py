@@ -21,15 +21,17 @@ from shardwright.account.kept_tensors import (
     Chain,
     KeptTensors,
     Share,
+    activation_keeps,
     kept_chain,
     most,
 )
 from shardwright.account.moe_activations import Rows, expected_rows, experts_of
 from shardwright.account.working_memory import BackwardNeed, OperatorNeeds, most_needed
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import split_evenly
 from shardwright.config.recompute_policy import LAYER, Policy
-from shardwright.workload.layer_operators import mlp_operators
+from shardwright.workload.layer_operators import ALWAYS_AGAIN, mlp_operators
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,18 @@ class Layer:
     """A layer on one rank, for one microbatch: the size of each tensor, and its two chains of operators.
 
     The last operator of a chain is the product whose output joins the residual stream. Between them stands the sum
-    that makes "middle". In a layer with experts they stand for the MLP, and shared experts beside them; there the end
-    is no product, and is computed again with the whole layer. `needs` are those of its operators in the backward.
+    that makes "middle"; in a parallel block the sum over tp comes behind both. In a layer with experts they stand for
+    the MLP, and shared experts beside them. Where the end is no product, for there are experts or a norm of what the
+    MLP gives, it is computed again with the whole layer. `carried` is what the first chain hands to the end, and
+    `needs` are those of its operators in the backward.
     """
 
     sizes: Mapping[str, Bytes]
     attention: Chain
     mlp: Chain
     shared: Chain = ()
-    has_experts: bool = False
+    ends_with_product: bool = True
+    carried: str = "middle"
     needs: tuple[BackwardNeed, ...] = ()
 
     @property
@@ -57,6 +62,7 @@ class Layer:
         """Bytes that are kept from the forward to the backward, by tensor."""
         if LAYER in policy:
             return {"input": self.sizes["input"]}
+        policy |= ALWAYS_AGAIN
         return {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, policy)}
 
     def kept_bytes(self, policy: Policy) -> Bytes:
@@ -70,7 +76,8 @@ class Layer:
         """
         if LAYER in policy:
             whole = sum(self.chains, ())
-            return self._made_bytes(whole if self.has_experts else whole[:-1], {whole[0].takes})
+            end = len(whole) - self.ends_with_product
+            return self._made_bytes(whole[:end], {whole[0].takes}, self.carried)
         sizes, behind = [0], set(self.kept(policy)) - set(_kept_names(self.attention, policy))
         for chain in self.chains:
             gone = sum(self.sizes[name] for name in behind) if chain is self.attention else 0
@@ -78,8 +85,8 @@ class Layer:
             sizes += [self._made_bytes(run, set(_inputs(run))) - gone for run in again]
         return most(*sizes)
 
-    def _made_bytes(self, region: Chain, inputs: set[str]) -> Bytes:
-        made = {name for operator in region for name in operator.keeps} | {region[-1].gives}
+    def _made_bytes(self, region: Chain, inputs: set[str], *others: str) -> Bytes:
+        made = {*_kept_names(region, ALWAYS_AGAIN), region[-1].gives, *others}
         return sum(self.sizes[name] for name in made - inputs)
 
     def working_bytes(self, policy: Policy) -> Bytes:
@@ -87,12 +94,13 @@ class Layer:
         by then."""
         there = self.kept(policy)
         if LAYER in policy:
-            there |= {name: self.sizes[name] for chain in self.chains for o in chain for name in o.keeps}
+            there |= {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, ALWAYS_AGAIN)}
         return most_needed(self.needs, there)
 
     def deferred_bytes(self) -> Bytes:
         """What is kept from I to W: inputs and output gradients of the products."""
-        return sum(self.sizes[name] for chain in self.chains for operator in chain for name in operator.waits)
+        names = {name for chain in self.chains for operator in chain for name in operator.waits}
+        return sum(self.sizes[name] for name in names)
 
 
 def _kept_names(chain: Chain, policy: Policy) -> dict[str, None]:
@@ -130,25 +138,37 @@ def _runs(chain: Chain, policy: Policy) -> Iterator[Chain]:
 def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     """A layer of a job, or a block of further tokens, by its number in the model, on any rank, for one microbatch.
 
-    Layers are all alike, but for those with experts. There `rows` says how many the gate sends here, if that is known.
+    Of one with experts `rows` says how many the gate sends here, if that is known.
     """
-    attention_sizes, attention = attention_of(job)
+    attention_sizes, attention = attention_of(job, layer)
+    kind = shape_of(job.model).kind(layer)
     if job.model.has_experts(layer):
         rows = rows or expected_rows(job)
         sizes, experts, shared = experts_of(job, rows)
         needs = OperatorNeeds(job, Share.of(job, rows.sent, rows.arrived))
-        of_all = (*needs.of_experts(), *(needs.of_mlp("shared ") if shared else ()), *needs.of_attention(tuple(sizes)))
-        return Layer(attention_sizes | sizes, attention, experts, shared, has_experts=True, needs=of_all)
+        of_all = (
+            *needs.of_experts(),
+            *(needs.of_mlp("shared ") if shared else ()),
+            *needs.of_attention(tuple(sizes), kind),
+        )
+        return Layer(attention_sizes | sizes, attention, experts, shared, ends_with_product=False, needs=of_all)
     share = Share.of(job)
-    operators = mlp_operators(share.tensors.shape)
-    sizes = share.sizes(operators) | {"biased up": share["up"]}
-    sizes["mlp statistics"] = share.statistics(share.tensors.tokens_here)
-    keeps = {"norm": ("middle", "mlp statistics")} | ({"activation": ("biased up",)} if job.model.bias else {})
+    shape, of_norm = share.tensors.shape, share.statistics(share.tensors.tokens_here)
+    operators = mlp_operators(shape)
+    sizes = share.sizes(operators) | {"middle": share["middle"], "biased up": share["up"]}
+    sizes |= dict.fromkeys(("mlp statistics", "mlp out statistics"), of_norm)
+    keeps = {
+        "norm": (operators[0].takes, "mlp statistics"),
+        "out norm": ("mlp output", "mlp out statistics"),
+        "activation": activation_keeps(job),
+    }
     cast, in_place = cast_inputs(job, share, operators, BOTH)
     sizes, needs = sizes | waiting_operands(job, share, operators) | cast, OperatorNeeds(job, share)
     chain = kept_chain(operators, keeps | in_place, waits_in_float8=job.precision.float8_weight_gradients)
-    of_all = (*needs.of_mlp(), *needs.of_attention(tuple(sizes)))
-    return Layer(attention_sizes | sizes, attention, chain, needs=of_all)
+    of_all = (*needs.of_mlp(), *needs.of_attention(tuple(sizes.keys() - {"input"}), kind))
+    carried = "middle" if shape.parallel == "none" else "whole output"
+    is_last = not shape.norms_after
+    return Layer(attention_sizes | sizes, attention, chain, ends_with_product=is_last, carried=carried, needs=of_all)
 
 
 def documents_kept(job: JobSpec) -> dict[str, Bytes]:
@@ -175,6 +195,9 @@ def embedding_kept(job: JobSpec) -> dict[str, Bytes]:
         kept["rows elsewhere"] = BOOL * tokens
     if job.model.positions == "learned":
         kept["positions"] = INT64 * job.tokens_within
+    if job.model.embedding_norm:
+        share = Share.of(job)
+        kept |= {"embedded": share["embedded"], "embedding statistics": share.statistics(share.tensors.tokens_here)}
     return kept
 
 

@@ -12,22 +12,27 @@ from shardwright.workload.layer_operators import attention_operators
 Kept = tuple[str, ...]
 
 
-def attention_of(job: JobSpec) -> tuple[dict[str, Bytes], Chain]:
-    """Sizes of the tensors of any layer's attention, and its operators, for one microbatch on any rank."""
+def attention_of(job: JobSpec, layer: int) -> tuple[dict[str, Bytes], Chain]:
+    """Sizes of the tensors of a layer's attention, and its operators, for one microbatch on any rank."""
     share = Share.of(job)
     operators = attention_operators(share.tensors.shape)
-    own, kept = _latent(job, share) if job.model.is_latent else _grouped(job, share)
+    own, kept = _latent(job, share) if job.model.is_latent else _grouped(job, share, layer)
     sizes = share.sizes(operators) | own
-    sizes["attention statistics"] = share.statistics(share.tensors.tokens_here)
+    of_norm = share.statistics(share.tensors.tokens_here)
+    sizes |= {"attention statistics": of_norm, "attention out statistics": of_norm}
     sizes["log-sum-exp"] = FLOAT32 * share.tensors["log-sum-exp"]
-    keeps = {"norm": ("input", "attention statistics"), "attention": (*kept, "log-sum-exp")}
+    keeps = {
+        **dict.fromkeys(("norm", "norm of both"), ("input", "attention statistics")),
+        "attention": (*kept, "log-sum-exp"),
+        "out norm": ("attention output", "attention out statistics"),
+    }
     # Of latents and of what attention gives others keep the input of products too.
     cast, in_place = cast_inputs(job, share, operators, () if job.model.is_latent else FIRST)
     sizes = sizes | waiting_operands(job, share, operators) | cast
     return sizes, kept_chain(operators, keeps | in_place, waits_in_float8=job.precision.float8_weight_gradients)
 
 
-def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, Bytes], Kept]:
+def _grouped(job: JobSpec, share: Share, layer: int) -> tuple[dict[str, Bytes], Kept]:
     """Tensors of attention with grouped queries that are not in the list, and which of all it keeps."""
     model, element, tokens = job.model, share.element, share.tensors.tokens
     heads, kv_heads, width = share.tensors.heads, model.num_kv_heads // job.plan.tp, model.head_size
@@ -36,24 +41,38 @@ def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, Bytes], Kept]:
     seen = (tokens * cp, heads // cp, max(1, kv_heads // cp)) if trades else (tokens, heads, kv_heads)
     tokens_seen, heads_seen, kv_seen = seen
     sizes = {
-        "biased qkv": share["qkv"],
+        **dict.fromkeys(("biased qkv", "normal qkv", "clipped qkv"), share["qkv"]),
         "traded qkv": element * tokens_seen * (heads_seen + 2 * kv_seen) * width,
-        "query": share["attended"],
-        "key": element * tokens_seen * kv_seen * width,
+        **dict.fromkeys(("query", "turned query"), share["attended"]),
+        **dict.fromkeys(("key", "turned key"), element * tokens_seen * kv_seen * width),
         "value": element * tokens_seen * kv_seen * width,
         "attended before trade": share["attended"],
-        "head statistics": share.statistics(tokens_seen * (heads_seen + kv_seen)),
+        "head statistics": (FLOAT32 if model.qk_norm == "l2" else share.statistics(1))
+        * tokens_seen
+        * (heads_seen + kv_seen),
     }
-    is_rotary = model.positions == "rotary"
-    whole_qkv = "traded qkv" if trades else "biased qkv" if model.bias else "qkv"
-    if model.qk_norm:
-        kept: Kept = (whole_qkv, "head statistics", "query", "key")  # the value is a view
-    elif is_rotary:
-        kept = ("query", "key", "value")
+    whole_qkv, kept = "biased qkv" if model.bias or model.qkv_bias else "qkv", list[str]()
+    if model.qk_norm == "full":
+        sizes["statistics of all heads"] = 2 * FLOAT32 * tokens
+        kept += [whole_qkv, "statistics of all heads"]
+        whole_qkv = "normal qkv"
+    if model.clip_qkv:
+        kept += [whole_qkv]
+        whole_qkv = "clipped qkv"
+    if trades:
+        whole_qkv = "traded qkv"
+    if model.qk_norm == "head":
+        kept += [whole_qkv, "head statistics", "query", "key"]  # the value is a view
+    elif model.is_turned(layer):
+        if model.qk_norm == "l2":
+            kept += ["turned query", "turned key", "head statistics"]
+        kept += ["query", "key", "value"]
+    elif model.temperature_tuning.scale:
+        kept += [whole_qkv, "query"]  # what queries were multiplied to
     elif heads_seen == kv_seen or kv_seen == 1:
-        kept = (whole_qkv,)  # three views of it
+        kept += [whole_qkv]  # three views of it
     else:
-        kept = (whole_qkv, "query")  # several queries of a key are copied side by side
+        kept += [whole_qkv, "query"]  # several queries of a key are copied side by side
     return sizes, (*kept, "attended before trade" if trades else "attended")
 
 

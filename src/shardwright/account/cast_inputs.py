@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
 from shardwright.config.job import JobSpec
-from shardwright.config.model_shape import Matrix
+from shardwright.config.matrix import Matrix
 from shardwright.config.precision import FLOAT8_TILE
 from shardwright.workload.layer_operators import LayerOperator
 

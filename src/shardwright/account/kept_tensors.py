@@ -100,3 +100,11 @@ class Share:
         RMSNorm keeps 1 / rms in float32; LayerNorm keeps mean and 1 / deviation, in the number type of x on a CPU.
         """
         return FLOAT32 * rows if self.is_rmsnorm else 2 * self.element * rows
+
+
+def activation_keeps(job: JobSpec, prefix: str = "") -> tuple[str, ...]:
+    """The tensor that an activation by itself keeps: what it takes, or of relu what it gives. Biases of experts are
+    added in place, others are not."""
+    if job.model.activation == "relu" and not job.model.gated_mlp:
+        return (f"{prefix}inner",)
+    return (f"biased {prefix}up",) if job.model.bias and prefix != "expert " else (f"{prefix}up",)

@@ -16,14 +16,16 @@ from typing import Literal
 from shardwright.account.kept_tensors import FLOAT32, INT32, INT64, Share
 from shardwright.account.moe_activations import tokens_sent
 from shardwright.config.job import JobSpec
-from shardwright.config.model_shape import Matrix, shape_of
+from shardwright.config.layer_kind import is_layer
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import ep_ranks_of_node
 from shardwright.config.precision import FLOAT8_TILE
 from shardwright.config.software import software_of
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
 from shardwright.sharding.loss_chunks import num_loss_chunks
 from shardwright.workload.layer_operators import LayerOperator, piece_operators
-from shardwright.workload.layers import LAYERS, Chain, chains
+from shardwright.workload.layers import Chain, chains
 from shardwright.workload.operators import Exchange, Operator
 from shardwright.workload.query import cut_of
 
@@ -90,7 +92,7 @@ class _Rank:
 
 
 def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[OperatorCollectives, ...]:
-    """What the operators of a piece send, "dense" or "experts" (a layer), "embedding", "head" or "mtp", of one
+    """What the operators of a piece send, a layer of a kind, "embedding", "head" or "mtp", of one
     microbatch on a rank with this place on its ep line."""
     rank = _Rank(job, ep_index)
     return tuple(
@@ -151,6 +153,15 @@ def _loss(rank: _Rank) -> Iterator[CollectiveCalls]:
     (model/loss.py)."""
     if rank.job.plan.tp > 1:
         yield CollectiveCalls("all_reduce", "tp", 2 * num_loss_chunks(rank.job), 3 * FLOAT32 * rank.tokens)
+
+
+# Attention.
+
+
+def _squares(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """Two numbers a token, where all heads' queries are normed together, and all keys (model/head_norms.py)."""
+    if rank.job.model.qk_norm == "full" and rank.job.plan.tp > 1:
+        yield CollectiveCalls("all_reduce", "tp", 1, 2 * FLOAT32 * rank.tokens)
 
 
 # Routers.
@@ -289,7 +300,7 @@ def _float8_matrices(rank: _Rank, o: LayerOperator, kind: str) -> list[Matrix]:
     """The matrices of an operator whose products are in fp8 with scales that ranks of tp find together, each step
     anew."""
     plan = rank.job.plan
-    if rank.job.precision.float8 not in ("tensorwise", "rowwise") or kind not in LAYERS:
+    if rank.job.precision.float8 not in ("tensorwise", "rowwise") or not is_layer(kind):
         return []
     return [m for m in _cut_matrices(o) if (plan.expert_tp_size if m.experts else plan.tp) > 1]
 
@@ -329,8 +340,9 @@ def num_float8_matrices(job: JobSpec, kind: str, of_experts: bool = False) -> in
 
 _Overlay = dict[str, Callable[[_Rank], Iterator[CollectiveCalls]]]
 _AHEAD: _Overlay = {
-    "router": _gathers, "experts enter": _choices, "dispatch": _dispatched, "combine": _returned,
+    "rotary": _squares, "router": _gathers, "experts enter": _choices, "dispatch": _dispatched, "combine": _returned,
 }  # fmt: skip
 _BACK: _Overlay = {
-    "head": _loss, "experts enter": _gradients_of_weights, "dispatch": _dispatched_back, "combine": _returned_back,
+    "head": _loss, "rotary": _squares, "experts enter": _gradients_of_weights, "dispatch": _dispatched_back,
+    "combine": _returned_back,
 }  # fmt: skip

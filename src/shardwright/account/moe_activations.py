@@ -10,7 +10,7 @@ the rank, N rows that arrive, H hidden, F inner width of an expert on this rank.
 from dataclasses import dataclass
 
 from shardwright.account.cast_inputs import BOTH, LAST, cast_inputs, waiting_operands
-from shardwright.account.kept_tensors import FLOAT32, INT64, Bytes, Chain, Share, kept_chain
+from shardwright.account.kept_tensors import FLOAT32, INT64, Bytes, Chain, Share, activation_keeps, kept_chain
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.workload.layer_operators import routed_operators, shared_operators
@@ -51,7 +51,8 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
     is_moved = plan.ep > 1 and moe.experts > plan.ep
     sizes = share.sizes((*routed, *shared)) | _router_sizes(moe, share, plan.microbatch_size, rows.choices)
     sizes |= {
-        "mlp statistics": share.statistics(here),
+        **dict.fromkeys(("mlp statistics", "mlp out statistics"), share.statistics(here)),
+        "mlp result": share["mlp output"],
         "arrived weights": FLOAT32 * rows.arrived,
         "trip": INT64 * (2 * choices + (rows.arrived if is_moved else 0)),
     }
@@ -61,23 +62,28 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
             "shared gate": (share.element + (FLOAT32 if share.element != FLOAT32 else 0)) * here,
             "shared gate logits": FLOAT32 * here,
         }
+    takes = "mlp normal" if share.tensors.shape.norms_before else "middle"
     keeps = {
         "norm before experts": ("middle", "mlp statistics"),
-        "router": ("mlp normal", *_router_keeps(moe)),
+        "router": (takes, *_router_keeps(moe)),
         "dispatch": ("trip",),
         "combine": (),
-        "gate": ("mlp normal", "shared output", "shared gate"),
+        "gate": (takes, "shared output", "shared gate"),
+        "out norm": ("mlp result", "mlp out statistics"),
     }
-    biased = {"activation": ("biased shared up",)} if job.model.bias else {}
-    weighed = {"activation": ("arrived weights",)}  # model/weighed_activation.py
+    # Weights meet the activation (model/weighed_activation.py), which keeps what it takes then, or what experts take.
+    is_early = moe.weigh == "input"
+    weighed = {"weigh" if is_early else "activation": ("arrived weights",)}
+    alone = {"activation": activation_keeps(job, "expert ")} if is_early else {}
     groups, in_float8 = moe.experts // plan.ep, job.precision.float8_weight_gradients
-    cast, in_place = cast_inputs(job, share, routed, BOTH, num_groups=groups)
+    cast, in_place = cast_inputs(job, share, routed, LAST if is_early else BOTH, num_groups=groups)
     sizes |= waiting_operands(job, share, (*routed, *shared), num_groups=groups) | cast
-    chain = kept_chain(routed, keeps | in_place, weighed, waits_in_float8=in_float8)
+    chain = kept_chain(routed, keeps | alone | in_place, weighed, waits_in_float8=in_float8)
     if not shared:
         return sizes, chain, ()
     cast, in_place = cast_inputs(job, share, shared, LAST)  # the router keeps the input of the first product
-    return sizes | cast, chain, kept_chain(shared, keeps | biased | in_place, waits_in_float8=in_float8)
+    keeps["activation"] = activation_keeps(job, "shared ")
+    return sizes | cast, chain, kept_chain(shared, keeps | in_place, waits_in_float8=in_float8)
 
 
 def _router_sizes(moe: MoeSpec, share: Share, batch: Bytes, choices: int) -> dict[str, Bytes]:
@@ -98,7 +104,7 @@ def _router_keeps(moe: MoeSpec) -> tuple[str, ...]:
     """Tensors that the gate and the losses keep, besides what goes into the product."""
     has_balance = moe.aux_loss != "none"
     if moe.softmax_over == "chosen":
-        names = ["choices", "plain weights"] + (["scores"] if has_balance else [])
+        names = ["logits", "choices", "plain weights"] + (["scores"] if has_balance else [])
     else:
         adds_to_one = moe.gate == "gshard" or (moe.normalise and moe.gate in ("softmax", "sigmoid", "correlation"))
         names = ["scores", "choices"] + (["plain weights", "sum of weights"] if adds_to_one else [])

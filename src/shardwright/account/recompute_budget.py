@@ -20,6 +20,7 @@ from shardwright.account.activations import Layer, layer_of
 from shardwright.account.layer_memory import LayerMemory
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.recompute_policy import NEEDS, OPERATORS, WHOLE_LAYER, Policy
 from shardwright.config.units import GIB
 from shardwright.schedule.job_program import job_program
@@ -182,10 +183,10 @@ def choices(job: JobSpec) -> list[RecomputeChoice]:
 
 def layer_choices(job: JobSpec) -> list[Choices]:
     """What each layer of the model can choose from: one object for all layers of a kind."""
-    moe = job.model.moe
-    first = {moe.has_experts(number): number for number in reversed(range(job.model.layers))}
+    kind_of = shape_of(job.model).kind
+    first = {kind_of(number): number for number in reversed(range(job.model.layers))}
     kinds = {kind: Choices.of(layer_of(job, number), Again.of(job, number)) for kind, number in first.items()}
-    return [kinds[moe.has_experts(number)] for number in range(job.model.layers)]
+    return [kinds[kind_of(number)] for number in range(job.model.layers)]
 
 
 def chosen_layers(job: JobSpec) -> list[list[str]]:

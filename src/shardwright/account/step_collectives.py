@@ -26,6 +26,7 @@ from shardwright.account.layer_collectives import (
 from shardwright.account.rank_state import rank_state, shard_indices
 from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import layer_policies, split_evenly
 from shardwright.schedule.action import RECV, SEND, Kind
 from shardwright.schedule.message_sizes import message_bytes
@@ -246,4 +247,4 @@ def _past_scales(job: JobSpec, stages: Collection[int], is_expert: bool) -> int:
 
 
 def _layer_kind(job: JobSpec, layer: int) -> str:
-    return "experts" if job.model.has_experts(layer) else "dense"
+    return shape_of(job.model).kind(layer)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from shardwright.account.rank_state import Replicas, replicas_of
 from shardwright.config.job import JobSpec
-from shardwright.config.model_shape import shape_of
+from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.sharding.mesh import expert_axis_sizes
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.placements import BUFFER, Placements, TensorLayout, placements
@@ -26,8 +26,8 @@ from shardwright.sharding.stage_parameters import stage_parameters
 
 @dataclass(frozen=True)
 class RegionLayout:
-    """A piece of the model that is computed at once: "embedding", "layer", "layer with experts", "further token" or
-    "head". `stage` is that of the first such piece."""
+    """A piece of the model that is computed at once: "embedding", "embedding_norm", "layer", "layer with experts",
+    "further token" or "head". `stage` is that of the first such piece."""
 
     name: str
     stage: int
@@ -107,15 +107,17 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
         "out": ("hidden", "heads"), "down": ("hidden", "inner"), "up_bias": ("gate, up", "inner"),
         "router": ("experts", "hidden"), "shared_gate": ("one", "hidden"), "q_up": ("heads", "head", "latent"),
         "kv_up": ("heads", "key and value", "latent"), "project": ("hidden", "embedding and hidden"),
+        "sinks": ("key heads", "queries"),
     }  # fmt: skip
     if place.is_expert:
-        return ("experts", "gate, up", "inner", "hidden") if last == "up" else ("experts", "hidden", "inner")
+        of = ("gate, up", "inner", "hidden") if last.startswith("up") else ("hidden", "inner")
+        return ("experts", *(of[:-1] if last.endswith("_bias") else of))
     if name.endswith("attention.down"):
         return "latents", "hidden"
     if last == "up":
         return "gate, up", "inner", "hidden"
     if last == "bias" or name.endswith("norm"):
-        return ("width",)
+        return ("key heads", "queries", "head")[: len(place.full_shape)] if len(place.full_shape) > 1 else ("width",)
     return known[last]
 
 
@@ -127,6 +129,8 @@ def _activations(job: JobSpec, kind: str) -> Iterator[TensorLayout]:
     match kind:
         case "embedding":
             yield from of.embedding()
+        case "embedding_norm":
+            yield of.stream("embedded")
         case "head":
             yield from of.head()
         case _:
@@ -176,9 +180,26 @@ class _Activations:
         sizes = {"sequence": self.job.model.sequence, "batch": plan.dp * plan.microbatch_size}
         return sizes | {name.replace("_", " "): size for name, size in more.items()}
 
-    def _stream(self, name: str) -> TensorLayout:
+    def stream(self, name: str) -> TensorLayout:
         """The residual stream, or what is as it is."""
         return self._tensor(name, self._sizes(hidden=self.job.model.hidden), between=True)
+
+    @property
+    def _shape(self) -> ModelShape:
+        return shape_of(self.job.model)
+
+    def _taken(self, normal: str, source: str) -> Iterator[TensorLayout]:
+        """What a half of a layer makes of `source`, or takes as it is, and what goes into its product."""
+        if self._shape.norms_before:
+            yield from self._entering(normal)
+        elif self.job.plan.tp > 1:
+            yield self._at_product(source, self._sizes(hidden=self.job.model.hidden))
+
+    def _given(self, output: str) -> Iterator[TensorLayout]:
+        """What a half of a layer gives, summed, where that is normalised."""
+        if self._shape.norms_after:
+            yield self.stream(output)
+            yield self.stream(f"normal {output}")
 
     def _entering(self, name: str, width: int = 0) -> Iterator[TensorLayout]:
         """What a column-parallel product takes: as it is between products, and as the ranks of tp take it, whole.
@@ -188,7 +209,11 @@ class _Activations:
         dims = self._sizes(**({"latents": width} if width else {"hidden": self.job.model.hidden}))
         yield self._tensor(name, dims, between=True)
         if self.job.plan.tp > 1:
-            yield self._tensor(f"{name}, at the product", dims, feeds_parts=True)
+            yield self._at_product(name, dims)
+
+    def _at_product(self, name: str, dims: dict[str, int]) -> TensorLayout:
+        """What a column-parallel product takes, whole on each rank of tp."""
+        return self._tensor(f"{name}, at the product", dims, feeds_parts=True)
 
     def _leaving(self, name: str) -> TensorLayout:
         """What a row-parallel product gives, before its sum."""
@@ -196,20 +221,20 @@ class _Activations:
 
     def embedding(self) -> Iterator[TensorLayout]:
         yield self._leaving("looked-up rows")
-        yield self._stream("input")
+        yield self.stream("input")
 
     def before_block(self) -> Iterator[TensorLayout]:
         """What leads to a further token: model/mtp.py."""
         yield self._leaving("looked-up rows")
-        yield self._stream("embedded")
+        yield self.stream("embedded")
         joined = self._sizes(embedding_and_hidden=2 * self.job.model.hidden)
         yield self._tensor("joined", joined, between=True)
 
     def attention(self) -> Iterator[TensorLayout]:
         """Grouped queries: model/attention.py."""
         model, plan = self.job.model, self.job.plan
-        yield self._stream("input")
-        yield from self._entering("attention normal")
+        yield self.stream("input")
+        yield from self._taken("attention normal", "input")
         groups = {"key_heads": model.num_kv_heads, "queries_+_2": model.heads // model.num_kv_heads + 2}
         yield self._tensor("qkv", self._sizes(**groups, head=model.head_size), tp="key heads")
         if plan.cp > 1 and plan.cp_method == "ulysses":
@@ -217,43 +242,50 @@ class _Activations:
             yield self._tensor("traded query", heads, tp="heads", heads_of_cp="heads")
         yield self._tensor("attended", self._sizes(heads=model.heads * model.head_size), tp="heads")
         yield self._leaving("output product")
-        yield self._stream("middle")
+        if self._shape.parallel == "none":
+            yield from self._given("attention output")
+            yield self.stream("middle")
 
     def latent(self) -> Iterator[TensorLayout]:
         """Through low ranks: model/latent_attention.py."""
         model, latent = self.job.model, self.job.model.latent
         width = latent.q_rank + latent.kv_rank + latent.rope_dim
-        yield self._stream("input")
+        yield self.stream("input")
         if latent.q_rank:
-            yield self._stream("attention normal")
+            yield from [self.stream("attention normal")] if self._shape.norms_before else []
             yield from self._entering("latents", width)
         else:
-            yield from self._entering("attention normal")
+            yield from self._taken("attention normal", "input")
             yield self._tensor("latents", self._sizes(latents=width), feeds_parts=True)
         yield self._tensor("query", self._sizes(heads=model.heads, head=model.query_width), tp="heads")
         made = latent.nope_dim + latent.value_dim
         yield self._tensor("key and value", self._sizes(heads=model.heads, head=made), tp="heads")
         yield self._tensor("attended", self._sizes(heads=model.heads * model.value_width), tp="heads")
         yield self._leaving("output product")
-        yield self._stream("middle")
+        yield from self._given("attention output")
+        yield self.stream("middle")
 
     def mlp(self, prefix: str = "", width: int = 0) -> Iterator[TensorLayout]:
         """Up, activation, down: model/mlp.py."""
         model = self.job.model
         inner = width or model.ffn_size
-        if not prefix:
-            yield from self._entering("mlp normal")
+        if not prefix and self._shape.parallel != "one-norm":
+            yield from self._taken("mlp normal", "middle")
         up = self._sizes(**{"gate,_up": shape_of(model).gates}, inner=inner)
         yield self._tensor(f"{prefix}up", up, tp="inner")
         yield self._tensor(f"{prefix}inner", self._sizes(inner=inner), tp="inner")
         yield self._leaving(f"{prefix}down product")
-        yield self._stream(f"{prefix}output")
+        yield from () if prefix else self._given("mlp output")
+        yield self.stream(f"{prefix}output")
 
     def experts(self) -> Iterator[TensorLayout]:
         """Router, journey, experts, journey back: model/moe_block.py. Rows in order of expert are cut over ep."""
         model, plan, moe = self.job.model, self.job.plan, self.job.model.moe
         meets_all = plan.expert_tp_size > 1 or moe.shared_size(model.ffn_size) > 0
-        yield from self._entering("mlp normal") if meets_all else iter([self._stream("mlp normal")])
+        if meets_all:
+            yield from self._taken("mlp normal", "middle")
+        elif self._shape.norms_before:
+            yield self.stream("mlp normal")
         yield self._tensor("router logits", self._sizes(experts=moe.experts), between=True)
         rows = self._num_rows()
         inner, etp = moe.ffn_size(model.ffn_size), plan.expert_tp_size
@@ -273,7 +305,8 @@ class _Activations:
             yield self._leaving("weighted sum")
         if shared := moe.shared_size(model.ffn_size):
             yield from self.mlp("shared ", shared)
-        yield self._stream("output")
+        yield from self._given("mlp output")
+        yield self.stream("output")
 
     def _num_rows(self) -> int:
         """Rows of a microbatch of all replicas: a token's copies, if no choice is dropped."""
@@ -297,7 +330,7 @@ class _Activations:
 
     def head(self) -> Iterator[TensorLayout]:
         """Final norm, logits and loss: model/loss.py."""
-        yield self._stream("final input")
+        yield self.stream("final input")
         yield from self._entering("final normal")
         yield self._tensor("logits", self._sizes(vocabulary=self.job.model.vocab), tp="vocabulary")
         yield self._tensor("loss of a token", self._sizes())

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share, most
 from shardwright.config.job import JobSpec
-from shardwright.config.model_shape import Matrix
+from shardwright.config.matrix import Matrix
 from shardwright.config.units import MIB
 from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.loss_chunks import loss_positions, num_loss_chunks
+from shardwright.sharding.score_blocks import SCORE_BYTES
 
 # Bytes of an element that is cast again along tokens: widened, its transpose, and that in fp8 (float8_gradient.py).
 _WIDE = 5
@@ -69,21 +70,30 @@ class OperatorNeeds:
         """The gradient of the residual stream within the layers, T H."""
         return self.share["whole attention normal"]
 
-    def of_attention(self, behind: tuple[str, ...]) -> Iterator[BackwardNeed]:
-        """Needs of a layer's first half, when what is `behind` it is free."""
+    def of_attention(self, behind: tuple[str, ...], kind: str = "dense") -> Iterator[BackwardNeed]:
+        """Needs of the first half of a layer of a kind, when what is `behind` it is free."""
         share, plan = self.share, self.job.plan
-        matrices = share.tensors.shape.attention_matrices
+        shape = share.tensors.shape
+        matrices = shape.attention_matrices
         heads, attended, exact = (
             share["query, key and value"], share["attended"], FLOAT32 * share.tensors["attended"],
         )  # fmt: skip
-        yield self._summed(matrices[-1], attended, plan.tp, behind)
-        blocks = 2 * exact if plan.cp > 1 and plan.cp_method != "ulysses" else 0
+        # In one-norm blocks the gradient of what goes into the MLP waits for that of query, key and value.
+        both = share["up"] if shape.parallel == "one-norm" else 0
+        yield from self._behind(behind)
+        yield self._summed(matrices[-1], attended + both, plan.tp, behind)
+        is_blockwise = shape.is_blockwise(kind)
+        blocks = 2 * exact if is_blockwise or (plan.cp > 1 and plan.cp_method != "ulysses") else 0
         gathered = plan.cp * 2 * attended if plan.cp > 1 and plan.cp_method == "all-gather" else 0
-        yield BackwardNeed(self.stream + attended + 2 * heads + blocks + gathered, behind)
+        yield BackwardNeed(self.stream + both + attended + 2 * heads + blocks + gathered + self._scores(), behind)
         behind = (*behind, "attended", "attended before trade", "query", "key", "value", "log-sum-exp")
         turned = exact if self.job.runs_on_cpu and share.element < FLOAT32 else 0
-        yield BackwardNeed(self.stream + 2 * heads + turned, behind)
-        yield self._gathered(matrices[0], heads, plan.tp, behind)
+        if self.job.model.qk_norm in ("full", "l2"):  # in float32, with what is along the input
+            turned = turned + 3 * FLOAT32 * share.tensors["query, key and value"]
+        yield BackwardNeed(self.stream + both + 2 * heads + turned, behind)
+        # Products side by side add up the gradient of what they take.
+        more = self.whole * (shape.parallel == "one-norm")
+        yield self._gathered(matrices[0], heads + both + more, plan.tp, behind)
         yield BackwardNeed(self.stream + self._norm(), (*behind, "attention normal"))
 
     def of_mlp(self, prefix: str = "") -> Iterator[BackwardNeed]:
@@ -92,11 +102,19 @@ class OperatorNeeds:
         shape = share.tensors.shape
         up, down = shape.shared_matrices if prefix else shape.mlp_matrices
         inner, made = share[f"{prefix}inner"], (f"{prefix}inner", f"{prefix}up", f"biased {prefix}up")
+        yield from () if prefix else self._behind(())
         yield self._summed(down, inner, tp, ())
         yield BackwardNeed(self.stream + self._activation(inner), made[:1])
+        if shape.parallel == "one-norm":
+            return
         yield self._gathered(up, inner * shape.gates, tp, made)
         if not prefix:
             yield BackwardNeed(self.stream + self._norm(), (*made, "mlp normal"))
+
+    def _behind(self, free: tuple[str, ...]) -> Iterator[BackwardNeed]:
+        """The need of a norm of what a half of a layer gives, if there is one, when so much is free."""
+        if self.share.tensors.shape.norms_after:
+            yield BackwardNeed(self.stream + self._norm(), free)
 
     def of_experts(self) -> Iterator[BackwardNeed]:
         """Needs of routed experts: tokens' way back, the experts, tokens' way there."""
@@ -104,6 +122,7 @@ class OperatorNeeds:
         up, down = shape.routed_matrices
         sent, rows, inner = share["rows to send"], share["dispatched"], share["expert inner"]
         beside = self.stream + self.whole
+        yield from self._behind(())
         yield BackwardNeed(beside + 2 * rows + sent)
         held = max(1, shape.mixture.num // self.job.plan.ep)
         each = share.tensors.arrived // held, share.tensors.arrived
@@ -117,9 +136,10 @@ class OperatorNeeds:
             yield BackwardNeed(beside + given + 2 * inner, free)
         else:
             yield BackwardNeed(beside + self._activation(inner), free)
-        free = (*free, "expert up", "arrived weights")
+        free = (*free, "expert up", *(() if shape.mixture.weighs_input else ("arrived weights",)))
         casts = self._casts(up, tp, *each)
-        yield BackwardNeed(beside + inner * shape.gates + rows + self._weight(up, tp) + casts, free)
+        again = rows * shape.mixture.weighs_input  # what goes into experts, made again
+        yield BackwardNeed(beside + inner * shape.gates + rows + again + self._weight(up, tp) + casts, free)
         free = (*free, "dispatched")
         yield BackwardNeed(beside + 2 * rows + sent + 2 * FLOAT32 * share.tensors.whole, free)
         yield BackwardNeed(self.stream + self._norm(), (*free, "mlp normal", "scores", "choices"))
@@ -148,6 +168,17 @@ class OperatorNeeds:
     def _summed(self, matrix: Matrix, taken: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product whose parts tp ranks sum: the gradients of the sum, of what it takes, and of the weight."""
         return BackwardNeed(self.stream + self.whole + taken + self._weight(matrix, tp) + self._casts(matrix, tp), free)
+
+    def _scores(self) -> Bytes:
+        """What of the size of scores is made at once in attention's backward: where they are capped, they, the slope of
+        the cap, the weights and their gradient; a bias."""
+        model, plan = self.job.model, self.job.plan
+        by_score = 4 * FLOAT32 if model.attention_softcap else self.share.element * (model.positions == "alibi")
+        keys, rows = self.job.tokens_within, plan.microbatch_size * self.share.tensors.heads
+        if plan.cp > 1 and plan.cp_method == "ulysses":
+            keys, rows = model.sequence, rows // plan.cp
+        queries = most(8, SCORE_BYTES // (FLOAT32 * rows * keys))
+        return by_score * rows * keys * (queries + (keys - queries) * (keys < queries))
 
     def _gathered(self, matrix: Matrix, given: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product of what tp ranks gather: the gradients of what it gives, of what it takes, whole and a rank's share

@@ -33,9 +33,17 @@ from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkp
     show_default=True,
     help="Most GiB of a file in a folder; a tensor is never cut.",
 )
+@click.option(
+    "--names",
+    type=click.Choice(["own", "hugging-face"]),
+    help="Names and layouts of the tensors: those of the parameters here, or of a model that transformers opens, with "
+    "config.json.  [default: hugging-face for a folder, where a family has the model]",
+)
 @click.option("--overwrite", is_flag=True, help="Write over an earlier export.")
 @json_option
-def export(run: str, to: Path, step: int | None, dtype: str, file_gib: float, overwrite: bool, as_json: bool) -> None:
+def export(
+    run: str, to: Path, step: int | None, dtype: str, file_gib: float, names: str | None, overwrite: bool, as_json: bool
+) -> None:
     """Write the weights of one checkpoint as whole tensors to safetensors files."""
     from shardwright.config.base import PlanError
     from shardwright.config.units import counted, memory_text
@@ -47,15 +55,19 @@ def export(run: str, to: Path, step: int | None, dtype: str, file_gib: float, ov
     with as_fault(run):
         manifest = manifest_of(storage, chosen_step(run, steps, step))
         from shardwright.train.checkpoint.export import export_weights
+        from shardwright.train.checkpoint.released_export import export_released, has_family
 
         place = to.expanduser().absolute()
-        files = export_weights(
-            storage, manifest, place, dtype=dtype, file_bytes=int(file_gib * 2**30), overwrite=overwrite
-        )
+        is_file = place.suffix == ".safetensors"
+        if names == "hugging-face" and is_file:
+            raise PlanError("checkpoint export --to", [f"{to} is a file; transformers opens folders, so name one"])
+        released = names == "hugging-face" or (names is None and not is_file and has_family(manifest))
+        write = export_released if released else export_weights
+        files = write(storage, manifest, place, dtype=dtype, file_bytes=int(file_gib * 2**30), overwrite=overwrite)
     num_bytes = sum(tensor.num_bytes for held in files.values() for tensor in held)
     if as_json:
-        names = {name: [tensor.name for tensor in held] for name, held in files.items()}
-        click.echo(json.dumps({"step": manifest.step, "to": str(place), "bytes": num_bytes, "files": names}))
+        written = {name: [tensor.name for tensor in held] for name, held in files.items()}
+        click.echo(json.dumps({"step": manifest.step, "to": str(place), "bytes": num_bytes, "files": written}))
         return
     num_tensors = sum(map(len, files.values()))
     click.echo(

@@ -97,6 +97,7 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
     start_server_early(spec.run.device)
     from shardwright.train.checkpoint.kept import put_aside
     from shardwright.train.checkpoint.other_job import refuse_weights_from
+    from shardwright.train.checkpoint.starting_weights import refuse_weights
     from shardwright.train.data.prepare import prepare_tokens
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
@@ -113,6 +114,7 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
         if begins.weights_from is not None:
             refuse_weights_from(spec, begins.weights_from)
+        refuse_weights(spec, folder, is_anew=begins.fresh)
         if begins.fresh:
             with holding_checkpoints(spec, folder):
                 for line in put_aside(spec, folder):

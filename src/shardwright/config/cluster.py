@@ -9,6 +9,7 @@ from shardwright.config.base import Spec
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_types import Ranks, RanksOr0
 from shardwright.config.measured_table import MeasuredTable
+from shardwright.config.network import NetworkSpec
 from shardwright.config.units import GIB
 
 
@@ -99,6 +100,11 @@ class DeviceSpec(Spec):
     )
     link_domain: RanksOr0 = Field(
         0, description="Devices in such a domain, which is the device's usual node; 1 has no such links, 0 is unknown."
+    )
+    server_devices: RanksOr0 = Field(
+        0,
+        description="Devices of one server, which an operating system sees, where fast links join several servers to a "
+        "node; 0 means that a node is a server.",
     )
     network_gb_per_s: KnownRate = Field(
         0.0,
@@ -208,6 +214,7 @@ class ClusterSpec(Spec):
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
     topology: TopologySpec = Field(TopologySpec(), description="How nodes are joined.")
+    network: NetworkSpec = Field(NetworkSpec(), description="What joins nodes, by the names of software.")
     parts: list[PartSpec] = Field(
         default_factory=list,
         max_length=largest.PARTS,

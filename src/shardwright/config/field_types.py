@@ -15,6 +15,7 @@ Experts = Annotated[int, Field(gt=0, le=largest.EXPERTS)]
 ExpertsOr0 = Annotated[int, Field(ge=0, le=largest.EXPERTS)]
 Sequences = Annotated[int, Field(gt=0, le=largest.BATCH)]
 Tokens = Annotated[int, Field(gt=0, le=largest.SEQUENCE)]  # of a sequence
+TokensOr0 = Annotated[int, Field(ge=0, le=largest.SEQUENCE)]
 Steps = Annotated[int, Field(gt=0, le=largest.STEPS)]
 StepsOr0 = Annotated[int, Field(ge=0, le=largest.STEPS)]
 Divisor = Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)]  # or what is added to one

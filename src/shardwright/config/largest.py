@@ -24,6 +24,7 @@ SAMPLES = 2**50  # sequences of a run
 PARTS = 2**10  # of a cluster
 SWITCH_LEVELS = 16
 TORUS_AXES = 8
+ADAPTERS = 2**8  # of a server
 MEMORY_GIB = 2.0**30
 BUCKET_MIB, LEAST_BUCKET_MIB = 2.0**30, 1e-6
 SECONDS = 1e8

@@ -12,6 +12,7 @@ from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.checks.check import faults_without_plan, job_faults
+from shardwright.config.hugging_face.config_json import names_config, read_model
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import with_usual
 from shardwright.config.optimizer import with_fitting_warmup
@@ -43,6 +44,14 @@ def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
     return make_job(read_job(job, overrides or []).fields, f"job {job}")
 
 
+def job_of_fields(fields: dict[str, Any], overrides: list[str], subject: str) -> JobSpec:
+    """A job of fields as a file has them, under overrides. Raises PlanError with every fault."""
+    faults = [fault for override in overrides for fault in _apply_override(fields, override)]
+    if faults := faults + _resolve_catalog_names(fields):
+        raise PlanError(subject, faults)
+    return make_job(fields, subject)
+
+
 def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
     """A job to find a plan for: all but the plan that it may have is checked. Raises PlanError with every fault."""
     spec, faults = validate_fields(fields)
@@ -54,8 +63,8 @@ def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
 def read_job(job: str, overrides: list[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
     """What the file and the catalog say, on the cluster that is asked for, under the overrides. Raises PlanError."""
     subject = f"job {job}"
-    is_model = job not in catalog.names("jobs") and job in catalog.names("models")
-    fields = {"name": job, "model": {"name": job}} if is_model else _read_fields(job, subject)
+    is_model = job not in catalog.names("jobs") and (job in catalog.names("models") or names_config(job))
+    fields = _job_of_model(job) if is_model else _read_fields(job, subject)
     faults = _ask(fields, asked)
     faults += [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)
@@ -75,6 +84,15 @@ def _fit_warmup(fields: dict[str, Any], overrides: list[str]) -> str:
     is_asked = "optimizer.warmup_steps" in keys or ("warmup_steps" in given and "optimizer.steps" not in keys)
     fields["optimizer"], said = with_fitting_warmup(given, is_asked)
     return said
+
+
+def _job_of_model(model: str) -> dict[str, Any]:
+    """A job for a model of the catalog, or of a config.json."""
+    path = Path(model)
+    name = (
+        (path.absolute().parent if path.suffix == ".json" else path.absolute()).name if names_config(model) else model
+    )
+    return {"name": name or "model", "model": {"name": model}}
 
 
 def _ask(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
@@ -162,7 +180,16 @@ def _read_toml(job: str) -> dict[str, Any]:
         given = fields.get(section)
         if isinstance(given, dict) and field in given:
             given[field] = catalog.found_from(path, given[field])
+    _find_model(path, fields.get("model"))
     return {"name": path.stem} | fields
+
+
+def _find_model(job: Path, model: Any) -> None:
+    """Look for the folder of a model beside the job's file, as other files are looked for."""
+    for field in ("name", "weights") if isinstance(model, dict) else ():
+        name = model.get(field)
+        if isinstance(name, str) and names_config(beside := str((job.parent / name).absolute())):
+            model[field] = beside
 
 
 def _near(name: str) -> str:
@@ -203,13 +230,24 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
 
 
 def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
-    """Fill the fields of a named model or cluster in; fields beside the name override the catalog's."""
-    faults = []
+    """Fill the fields of a named model or cluster in; fields beside the name override the catalog's. A model may be a
+    config.json or a folder with one, and that of its weights is meant where it has no name."""
+    faults = list[str]()
     for section, kind in (("model", "models"), ("cluster", "clusters")):
         given = fields.get(section)
+        if section == "model" and isinstance(given, dict) and "name" not in given and "weights" in given:
+            given = {"name": given["weights"]} | given
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             continue
         name = given["name"]
+        if section == "model" and names_config(name):
+            try:
+                found = read_model(name)
+            except PlanError as error:
+                faults += [f"{error.subject}: {fault}" for fault in error.faults]
+            else:
+                fields[section] = _laid_over(found, given) | {"name": found["name"]}
+            continue
         if catalog.is_file(name):
             try:
                 found = catalog.read(kind, name)  # type: ignore[arg-type]

@@ -7,12 +7,26 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
-from shardwright.config.field_types import Divisor, Layers, Probability, Tokens, WidthOr0
+from shardwright.config.field_types import (
+    Divisor,
+    Layers,
+    LayersOr0,
+    Positive,
+    PositiveOr0,
+    Probability,
+    Tokens,
+    WidthOr0,
+)
 from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
-from shardwright.config.yarn import YarnSpec
+from shardwright.config.rotary_scaling import RotaryScalingSpec
+from shardwright.config.temperature import TemperatureSpec
+from shardwright.config.window import WindowSpec
 
 MOST_MTP = 4  # modules of multi-token prediction
+Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "quick-gelu", "clamped-silu"]
+NormPlace = Literal["before", "after", "around"]
+ParallelBlock = Literal["none", "one-norm", "two-norms"]
 
 
 class ModelSpec(Spec):
@@ -20,7 +34,8 @@ class ModelSpec(Spec):
 
     name: str = Field(
         "custom",
-        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own shape.",
+        description="Catalog name, the path of a TOML file like the catalog's, a Hugging Face config.json or a folder "
+        "with one, or any name for your own shape.",
     )
     layers: Layers = Field(4, description="Number of transformer blocks.")
     hidden: Annotated[int, Field(gt=0, le=largest.WIDTH)] = Field(128, description="Width of the residual stream.")
@@ -31,25 +46,87 @@ class ModelSpec(Spec):
     head_dim: WidthOr0 = Field(0, description="Width of a head; 0 means hidden / heads.")
     ffn: WidthOr0 = Field(0, description="Width inside the MLP; 0 means 4 x hidden.")
     gated_mlp: bool = Field(True, description="Multiply act(gate) with up (SwiGLU) instead of act(up) alone.")
-    activation: Literal["silu", "gelu", "gelu-tanh"] = Field("silu", description="Activation of the MLP.")
+    activation: Activation = Field(
+        "silu",
+        description="Activation of the MLP. relu2: the square of relu; quick-gelu: x sigmoid(1.702 x); clamped-silu: "
+        "(up + 1) x gate sigmoid(1.702 gate), with gate at most 7 and up within 7 (gpt-oss).",
+    )
     norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Kind of normalisation.")
     norm_epsilon: Divisor = Field(1e-5, description="Added to the variance.")
-    positions: Literal["rotary", "learned"] = Field("rotary", description="How a token knows its position.")
+    norm_weight: bool = Field(True, description="Norms have weights, and LayerNorms biases (OLMo 1 has none).")
+    norm_place: NormPlace = Field(
+        "before",
+        description="Norms of what attention and MLP take (before), of what they give before it is added to the "
+        "residual stream (after: OLMo 2), or of both (around: Gemma 2).",
+    )
+    parallel_block: ParallelBlock = Field(
+        "none",
+        description="Attention and MLP both take the input of the block, and what they give is added at once: through "
+        "one norm (Falcon 7B), or a norm each (GPT-NeoX).",
+    )
+    positions: Literal["rotary", "learned", "alibi", "none"] = Field(
+        "rotary",
+        description="How a token knows its position; alibi takes a multiple of the distance from the scores of a head.",
+    )
+    position_offset: WidthOr0 = Field(
+        0, description="Rows of the table of learned positions before that of the first token (OPT has 2)."
+    )
+    alibi_scaled: bool = Field(False, description="What alibi takes is scaled as scores are (Falcon).")
     rotary_base: Divisor = Field(10000.0, description="Base of the rotary frequencies.")
-    yarn: YarnSpec = Field(YarnSpec(), description="Rotary positions for longer sequences.")
-    qk_norm: bool = Field(
-        False, description="Normalise each head's query and key, before they are turned by their positions."
+    rotary_dim: WidthOr0 = Field(
+        0, description="Elements of a head that are turned by its position, its first ones; 0 means all."
+    )
+    rotary_scaling: RotaryScalingSpec = Field(RotaryScalingSpec(), description="Rotary positions for longer sequences.")
+    no_rotary_every: LayersOr0 = Field(
+        0, description="The last of every so many layers turns nothing; 0 means that all do."
+    )
+    qk_norm: Literal["none", "head", "full", "l2"] = Field(
+        "none",
+        description="Normalise queries and keys before they are turned by their positions, each head's by itself or "
+        "those of all heads together; or after that, in layers that are turned, without a weight (l2).",
+    )
+    qkv_bias: bool = Field(False, description="Biases of query, key and value alone; bias has these too.")
+    window: WindowSpec = Field(WindowSpec(), description="Layers in which tokens see the last ones before them alone.")
+    attention_scale: PositiveOr0 = Field(
+        0.0, description="What scores are multiplied with; 0 means 1 / sqrt(width of a head's query)."
+    )
+    attention_softcap: PositiveOr0 = Field(
+        0.0, description="Scores become softcap x tanh(score / softcap) before the softmax; 0 means that they stay."
+    )
+    sinks: bool = Field(False, description="A learned score for each head in the sum of its softmax, without a value.")
+    clip_qkv: PositiveOr0 = Field(
+        0.0, description="Queries, keys and values are at most this, and at least minus this; 0 means any."
+    )
+    temperature_tuning: TemperatureSpec = Field(
+        TemperatureSpec(), description="Scores that grow with the position, in layers that turn nothing."
     )
     latent: LatentSpec = Field(LatentSpec(), description="Multi-head latent attention, if its kv_rank is not 0.")
     dropout: Probability = Field(
         0.0,
         description="Probability of dropping an element of the embedding and of what each attention and MLP adds to "
-        "the residual stream, in training; attention probabilities are not dropped.",
+        "the residual stream (in a parallel block of their sum), in training; attention probabilities are not dropped.",
     )
-    bias: bool = Field(False, description="Biases in the linear layers of attention and MLP.")
+    bias: bool = Field(False, description="Biases in the linear layers of attention, MLP and experts.")
     tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
+    embedding_norm: bool = Field(False, description="Normalise embeddings before the first layer (BLOOM).")
+    embedding_scale: Positive = Field(1.0, description="What embeddings of tokens are multiplied with (Gemma).")
+    residual_scale: Positive = Field(
+        1.0, description="What is added to the residual stream is multiplied with this (Granite)."
+    )
+    logit_scale: Positive = Field(1.0, description="What logits are multiplied with (Granite).")
+    logit_softcap: PositiveOr0 = Field(
+        0.0, description="Logits become cap x tanh(logit / cap), after their scale (Gemma 2); 0 means as they are."
+    )
     vocab: Annotated[int, Field(gt=1, le=largest.VOCAB)] = Field(256, description="Number of token ids.")
     sequence: Tokens = Field(256, description="Tokens in one sample.")
+    longest_sequence: Annotated[int, Field(ge=0, le=largest.SEQUENCE)] = Field(
+        0, description="Longest sequence that the model is made for, in tokens; 0 means that nothing is said."
+    )
+    weights: str = Field(
+        "",
+        description="Folder of a Hugging Face model whose weights training begins with; empty means random ones. "
+        "Without a name or other fields the model is the folder's too.",
+    )
     init_std: Divisor = Field(
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
@@ -67,6 +144,11 @@ class ModelSpec(Spec):
         description="Parameters that the model is said to have, in 1e9, without those of further tokens; predictions "
         "note where the other fields do not make so many. 0 means that nothing is said.",
     )
+
+    @property
+    def longest(self) -> int:
+        """Longest sequence that the model is made for, or its samples'."""
+        return self.longest_sequence or self.sequence
 
     @property
     def num_kv_heads(self) -> int:
@@ -96,12 +178,27 @@ class ModelSpec(Spec):
     @property
     def rotary_width(self) -> int:
         """Elements of a head that are turned by their position."""
-        return self.latent.rope_dim if self.is_latent else self.head_size
+        return self.latent.rope_dim if self.is_latent else self.rotary_dim or self.head_size
 
     @property
     def softmax_scale(self) -> float:
         """What the products of queries and keys are multiplied with before the softmax."""
-        return self.yarn.temperature / math.sqrt(self.query_width)
+        return self.rotary_scaling.temperature * (self.attention_scale or 1 / math.sqrt(self.query_width))
+
+    def is_turned(self, block: int) -> bool:
+        """Whether a block turns queries and keys by their positions. Those of multi-token prediction are like the last
+        layer."""
+        every, layer = self.no_rotary_every, min(block, self.layers - 1)
+        return self.positions == "rotary" and not (every and (layer + 1) % every == 0)
+
+    def is_windowed(self, block: int) -> bool:
+        """Whether a block attends within a window."""
+        return self.window.is_in(min(block, self.layers - 1))
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are scaled or capped."""
+        return self.logit_scale != 1.0 or self.logit_softcap > 0
 
     @property
     def shares_table(self) -> bool:
@@ -130,10 +227,72 @@ class ModelSpec(Spec):
     def faults(self) -> list[str]:
         """What contradicts itself within the model alone."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
-        faults += [*self.moe.faults(self.layers), *self._mtp_faults()]
-        if self.yarn != YarnSpec() and self.positions != "rotary":
+        faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults()]
+        faults += self.window.faults(self.layers)
+        if self.temperature_tuning != TemperatureSpec() and not self.no_rotary_every:
             faults.append(
-                f'model.yarn scales rotary positions, and model.positions is "{self.positions}"; leave it out'
+                "model.temperature_tuning is for layers that turn nothing, and model.no_rotary_every 0 says that none "
+                "is one of them; set that, or leave it out"
+            )
+        return faults + (self._rotary_faults() if self.positions == "rotary" else self._unturned_faults())
+
+    def _rotary_faults(self) -> list[str]:
+        """Rotary positions of what can't be turned so."""
+        faults = self.rotary_scaling.faults(self.rotary_width // 2)
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_size:
+            faults.append(
+                f"rotary positions turn pairs of the {self.head_size} elements of a head, and model.rotary_dim is "
+                f"{self.rotary_dim}; use an even number of at most {self.head_size}"
+            )
+        return faults
+
+    def _unturned_faults(self) -> list[str]:
+        """Fields of rotary positions where there are none."""
+        of_window = [
+            f'model.window.{name} is of rotary positions, and model.positions is "{self.positions}"; leave it out'
+            for name in ("rotary_base", "rotary_scaled")
+            if getattr(self.window, name) != WindowSpec.model_fields[name].default
+        ]
+        return (
+            of_window
+            + [
+                f'model.{name} is of rotary positions, and model.positions is "{self.positions}"; leave it out'
+                for name in ("rotary_dim", "rotary_scaling", "no_rotary_every")
+                if getattr(self, name) != ModelSpec.model_fields[name].default
+            ]
+            + (
+                [
+                    f'model.qk_norm = "l2" is for what was turned by its position, and model.positions is '
+                    f'"{self.positions}"; leave it out, or use positions = "rotary"'
+                ]
+                if self.qk_norm == "l2"
+                else []
+            )
+        )
+
+    def _block_faults(self) -> list[str]:
+        """Fields of a block that have no meaning together."""
+        faults = []
+        if self.parallel_block != "none":
+            what = f'model.parallel_block = "{self.parallel_block}"'
+            if self.norm_place != "before":
+                faults.append(
+                    f'{what} adds what attention and MLP give at once, and model.norm_place = "{self.norm_place}" '
+                    'normalises each; use norm_place = "before", or parallel_block = "none"'
+                )
+            if self.moe.experts:
+                experts = f"model.moe.experts is {self.moe.experts}"
+                faults.append(f'{what} has an MLP beside attention, and {experts}; use "none"')
+            if self.is_latent:
+                faults.append(f'{what} is not for latent attention, and model.latent is set; use "none"')
+        if self.activation == "clamped-silu" and not self.gated_mlp:
+            faults.append(
+                'model.activation = "clamped-silu" is of gate and up, and model.gated_mlp is false; set it to true'
+            )
+        if self.position_offset and self.positions != "learned":
+            faults.append(
+                f'model.position_offset is {self.position_offset}, and model.positions = "{self.positions}" has no '
+                "table of learned ones; leave it out"
             )
         return faults
 
@@ -155,12 +314,19 @@ class ModelSpec(Spec):
     def _latent_faults(self) -> list[str]:
         """Fields of ordinary attention that latent attention has no place for."""
         faults = [
-            f"model.latent replaces {what}, and model.{name} is {getattr(self, name)!r}; leave it out"
+            f"model.latent replaces {what}, and model.{name} is {_told(getattr(self, name))}; leave it out"
             for name, what, allowed in (
                 ("head_dim", "the width of heads by those of their parts", (0,)),
                 ("kv_heads", "groups of heads by a latent that all share", (0, self.heads)),
                 ("bias", "the matrices that have biases", (False,)),
-                ("qk_norm", "the norm of each head by those of the latents", (False,)),
+                ("qkv_bias", "the matrix that has them", (False,)),
+                ("qk_norm", "the norm of each head by those of the latents", ("none",)),
+                ("rotary_dim", "what is turned of a head by a part of it", (0,)),
+                ("no_rotary_every", "heads by some with a part that is turned", (0,)),
+                ("window", "attention by one to all tokens", (WindowSpec(),)),
+                ("attention_softcap", "attention by one without a cap", (0.0,)),
+                ("sinks", "attention by one without them", (False,)),
+                ("clip_qkv", "what is clipped", (0.0,)),
             )
             if getattr(self, name) not in allowed
         ]
@@ -184,12 +350,24 @@ class ModelSpec(Spec):
                 f"(each key/value head serves heads / kv_heads query heads); "
                 f"use {nearest_divisors(self.heads, self.num_kv_heads)}"
             )
-        if self.positions == "rotary" and self.head_size % 2:
+        if self.positions == "rotary" and self.head_size % 2 and not self.rotary_dim:
             faults.append(
                 f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
                 f'use an even model.head_dim, or positions = "learned"'
             )
+        if self.bias and self.qkv_bias:
+            faults.append("model.qkv_bias is true, and model.bias has those of query, key and value too; leave it out")
+        if self.qk_norm == "full" and self.norm != "rmsnorm":
+            faults.append(
+                f'model.qk_norm = "full" is an RMSNorm of all heads, and model.norm is "{self.norm}"; use "head", or '
+                'norm = "rmsnorm"'
+            )
         return faults
+
+
+def _told(value: object) -> str:
+    """A value of a field in a message, or that a section is set."""
+    return "set" if isinstance(value, Spec) else repr(value)
 
 
 def divisors(number: int) -> list[int]:

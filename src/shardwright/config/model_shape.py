@@ -5,65 +5,17 @@ one table (`ModelShape.matrices`): the runtime's parameters (sharding/stage_para
 model (workload/operators.py), counts of parameters and of FLOPs are read from it.
 """
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from shardwright.config.model import ModelSpec
+from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
+from shardwright.config.matrix import Matrix
+from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
 from shardwright.config.moe import is_routed
+from shardwright.config.window import WindowSpec
 
-
-@dataclass(frozen=True)
-class Matrix:
-    """A weight that tokens are multiplied with, of full shape [*outputs, inner].
-
-    `cut` is the dim that tensor-parallel ranks share, None where each has all of it. `experts` matrices of this shape
-    lie one behind the other, [experts, *outputs, inner], where each expert has its own; 0 is one for all tokens.
-
-    It may be several linear maps, that lie along dim `side_by_side` of the outputs, so wide as `widths` says; where
-    that is empty it is one.
-    """
-
-    name: str
-    outputs: tuple[int, ...]
-    inner: int
-    cut: int | None = None
-    experts: int = 0
-    side_by_side: int = 0
-    widths: tuple[int, ...] = ()
-
-    @property
-    def full_shape(self) -> tuple[int, ...]:
-        """Shape of the whole weight."""
-        return (*((self.experts,) if self.experts else ()), *self.outputs, self.inner)
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of all experts' together."""
-        return math.prod(self.full_shape)
-
-    @cached_property
-    def columns(self) -> int:
-        """Width of what a product with it gives."""
-        return math.prod(self.outputs)
-
-    @cached_property
-    def is_row_parallel(self) -> bool:
-        """Whether ranks share its inputs, so that they sum what it gives, and not its outputs."""
-        return self.cut == len(self.outputs)
-
-    def columns_on(self, tp: Any) -> Any:
-        """Width of what a product gives on each of `tp` ranks, a number or an array of them."""
-        if self.cut is None or self.is_row_parallel:
-            return self.columns
-        side_by_side = self.outputs[0] if self.cut else 1  # gate and up, of which each is cut
-        return side_by_side * (self.columns // side_by_side // tp)
-
-    def inner_on(self, tp: Any) -> Any:
-        """Width of what a product takes on each of `tp` ranks, a number or an array of them."""
-        return self.inner // tp if self.is_row_parallel else self.inner
+_NO_WINDOW = WindowSpec()
 
 
 @dataclass(frozen=True)
@@ -72,7 +24,7 @@ class ExpertShape:
 
     The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
     `reach` of them, where its gate limits the groups of experts. `shared_gate`: one more product weighs what the shared
-    experts give.
+    experts give. `weighs_input`: the weights of choices meet what experts take, and not what they give.
     """
 
     num: int
@@ -83,6 +35,7 @@ class ExpertShape:
     every: int = 1
     reach: float = 1.0
     shared_gate: bool = False
+    weighs_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,11 +54,16 @@ class LatentShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Shape of a decoder. Layers are of two kinds: "dense" has one MLP for all tokens, "experts" a mixture.
+    """Shape of a decoder. Layers are of kinds (layer_kind.py): "dense" has one MLP for all tokens, "experts" a mixture;
+    the last of every `no_rotary_every` has no rotary positions, and `window` says which have one.
 
     `mtp` modules behind the last layer predict further tokens: a block like the last layer each, behind a projection of
     hidden states and embeddings. `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have
-    biases, and `head_norms` that queries and keys are normalised. Rows of measurements don't say these.
+    biases, `qkv_bias` that queries, keys and values alone have some, and `head_norms` that queries and keys are
+    normalised; `clips` that these and values are clipped, `caps` that scores are, and `blockwise` that no kernel of all
+    of a sequence computes attention so. `norm_place`, `parallel` and `embedding_norm` are as in a model's fields; norms
+    have no parameters without `norm_weight`; logits are scaled or capped where something `changes_logits`. Rows of
+    measurements don't say these.
     """
 
     layers: int
@@ -123,8 +81,20 @@ class ModelShape:
     latent: LatentShape | None = None
     layer_norm: bool = False
     bias: bool = False
+    qkv_bias: bool = False
     head_norms: bool = False
     mtp: int = 0
+    no_rotary_every: int = 0
+    window: WindowSpec = _NO_WINDOW
+    clips: bool = False
+    caps: bool = False
+    blockwise: bool = False
+    norm_weight: bool = True
+    norm_place: NormPlace = "before"
+    parallel: ParallelBlock = "none"
+    embedding_norm: bool = False
+    changes_logits: bool = False
+    position_offset: int = 0
 
     @property
     def query_width(self) -> int:
@@ -147,6 +117,24 @@ class ModelShape:
         """The widths of latent attention, of a model that has it."""
         assert self.latent is not None, "this model has no latent attention"
         return self.latent
+
+    @property
+    def norms_before(self) -> bool:
+        """Whether attention and MLP take what a norm gives."""
+        return self.norm_place != "after"
+
+    @property
+    def norms_after(self) -> bool:
+        """Whether what attention and MLP give is normalised before it joins the residual stream."""
+        return self.norm_place != "before"
+
+    @property
+    def block_norms(self) -> tuple[str, ...]:
+        """The norms of a layer on the residual stream, in their order."""
+        if self.parallel == "one-norm":
+            return ("attention_norm",)
+        before, after = ("norm",) * self.norms_before, ("out_norm",) * self.norms_after
+        return tuple(f"{half}_{which}" for half in ("attention", "mlp") for which in (*before, *after))
 
     @property
     def gates(self) -> int:
@@ -209,7 +197,7 @@ class ModelShape:
 
     def matrices(self, kind: str) -> tuple[Matrix, ...]:
         """All weight matrices of a layer of a kind."""
-        if kind == "dense" or self.experts is None:
+        if self.experts is None or not has_experts(kind):
             return self.attention_matrices + self.mlp_matrices
         shared = self.shared_matrices if self.experts.shared_ffn else ()
         return self.attention_matrices + self.gate_matrices + self.routed_matrices + shared
@@ -235,6 +223,46 @@ class ModelShape:
         """Whether a layer has one MLP for all tokens. Those that predict further tokens are like the last one."""
         of = self.experts
         return of is None or not is_routed(min(layer, self.layers - 1), of.dense_layers, of.every)
+
+    def kind(self, layer: int) -> str:
+        """The kind of a layer."""
+        return ("dense" if self.is_dense(layer) else "experts") + self._how_it_attends(layer)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that layers may have."""
+        ways = dict.fromkeys(map(self._how_it_attends, range(self.layers)))
+        return tuple(of + way for of in ("dense", "experts") if of == "dense" or self.experts for way in ways)
+
+    def _how_it_attends(self, layer: int) -> str:
+        layer, every = min(layer, self.layers - 1), self.no_rotary_every
+        is_unturned = every > 0 and (layer + 1) % every == 0
+        return WINDOWED * self.window.is_in(layer) + UNTURNED * is_unturned
+
+    def of_kind(self, kind: str, layers: int) -> "ModelShape":
+        """A model of so many layers that attend as those of a kind do."""
+        window = self.window.model_copy(update={"full_every": 0, "first_full": 0})
+        return replace(
+            self, layers=layers, no_rotary_every=int(UNTURNED in kind),
+            window=window if WINDOWED in kind else _NO_WINDOW,
+        )  # fmt: skip
+
+    def is_turned(self, kind: str) -> bool:
+        """Whether a layer of a kind turns queries and keys by their positions."""
+        return not self.learned_positions and UNTURNED not in kind
+
+    def keys_seen(self, kind: str) -> float:
+        """Keys of a sequence that a query of a layer of a kind sees, of which causality leaves the half."""
+        return self.window.keys_seen(self.sequence) if WINDOWED in kind else self.sequence
+
+    def is_blockwise(self, kind: str) -> bool:
+        """Whether our runtime computes the attention of a layer of a kind block by block, where one rank has all of a
+        sequence too."""
+        return self.blockwise or (WINDOWED in kind and self.window.size < self.sequence)
+
+    @cached_property
+    def _seen_by_block(self) -> list[float]:
+        return [self.keys_seen(self.kind(block)) for block in range(self.layers + self.mtp)]
 
     @cached_property
     def num_dense(self) -> int:
@@ -262,10 +290,16 @@ class ModelShape:
         return {kind: common + routed * topk // num for kind, (common, routed) in self._elements.items()}
 
     def kind_parameters(self, kind: str) -> tuple[int, int]:
-        """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and two
-        norms. Biases, and norms inside of attention, are not counted: published rows do not say them."""
-        common, routed = self._elements[kind]
-        return common + 2 * self.hidden, routed
+        """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and its
+        norms of the residual stream. Biases, and norms inside of attention, are not counted: published rows do not say
+        them."""
+        common, routed = self._elements["experts" if has_experts(kind) else "dense"]
+        return common + len(self.block_norms) * self.norm_elements, routed
+
+    @property
+    def norm_elements(self) -> int:
+        """Weights of a norm of the residual stream."""
+        return self.hidden if self.norm_weight else 0
 
     @property
     def parameters(self) -> int:
@@ -273,13 +307,14 @@ class ModelShape:
         (sharding/stage_parameters.py)."""
         of_kind = {kind: sum(self.kind_parameters(kind)) for kind in self._elements}
         layers = self._of_layers(range(self.layers + self.mtp), of_kind) + self.mtp * self.further_parameters
-        positions = self.sequence * self.hidden if self.learned_positions else 0
-        return layers + self.num_tables * self.table_elements + self.hidden + positions
+        positions = (self.sequence + self.position_offset) * self.hidden if self.learned_positions else 0
+        ends = (1 + self.embedding_norm) * self.norm_elements
+        return layers + self.num_tables * self.table_elements + ends + positions
 
     @property
     def further_parameters(self) -> int:
         """Elements of what predicts a further token, besides its block: the projection and three norms."""
-        return self.further_matrix.num_elements + 3 * self.hidden
+        return self.further_matrix.num_elements + 3 * self.norm_elements
 
     @cached_property
     def matrix_parameters(self) -> int:
@@ -300,29 +335,28 @@ class ModelShape:
         """Model FLOPs of one token, forward and backward: 6 a matrix element that it meets, and attention.
 
         Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B): 6 N + 12 x layers x heads x head_dim x sequence,
-        where head_dim is the mean of the widths of keys and values. The full sequence is counted, or with `causal` half
-        of it; recomputation is not.
+        where head_dim is the mean of the widths of keys and values. The full sequence is counted, of a layer with a
+        window what that sees of it, or with `causal` half of it; recomputation is not.
         """
         share = 0.5 if causal else 1.0
-        blocks = self.layers + self.mtp
-        return 6.0 * self.matrix_parameters + 6.0 * blocks * self._attended * self.sequence * share
+        return 6.0 * self.matrix_parameters + 6.0 * self._attended * sum(self._seen_by_block) * share
 
     def stage_flops(self, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
         """Forward FLOPs by stage, of a microbatch of `sequences`; stage s holds `layers[s]`, the last one also the
         head and what predicts further tokens.
 
-        2 a matrix element and token, and those of attention's scores and sums of values over the full sequence. The
-        backward is twice the forward: once for the input gradients and once for the weights'. All stages together are
-        flops_per_token, times tokens.
+        2 a matrix element and token, and those of attention's scores and sums of values over the full sequence or what
+        a window sees of it. The backward is twice the forward: once for the input gradients and once for the weights'.
+        All stages together are flops_per_token, times tokens.
         """
-        scores = 2 * self._attended * self.sequence
+        scores = [2 * self._attended * keys for keys in self._seen_by_block]
         found, first = list[float](), 0
         for stage, count in enumerate(layers):
             more = self.mtp if stage == len(layers) - 1 else 0
             matrices = self._of_layers(range(first, first + count + more), self._met)
             ends = (1 + more) * self.table_elements + more * self.further_matrix.num_elements
-            head = ends if stage == len(layers) - 1 else 0
-            found.append(float(sequences * self.sequence * (2 * (matrices + head) + (count + more) * scores)))
+            head, attended = ends if stage == len(layers) - 1 else 0, sum(scores[first : first + count + more])
+            found.append(float(sequences * self.sequence * (2 * (matrices + head) + attended)))
             first += count
         return tuple(found)
 
@@ -333,7 +367,7 @@ def shape_of(model: ModelSpec) -> ModelShape:
     experts = ExpertShape(
         num=moe.experts, topk=moe.num_chosen, ffn=moe.ffn_size(model.ffn_size),
         shared_ffn=moe.shared_size(model.ffn_size), dense_layers=moe.first_dense, every=moe.every,
-        reach=moe.groups_kept / moe.num_groups, shared_gate=moe.shared_gate,
+        reach=moe.groups_kept / moe.num_groups, shared_gate=moe.shared_gate, weighs_input=moe.weigh == "input",
     )  # fmt: skip
     return ModelShape(
         layers=model.layers, hidden=model.hidden, heads=model.heads, kv_heads=model.num_kv_heads,
@@ -342,5 +376,12 @@ def shape_of(model: ModelSpec) -> ModelShape:
         experts=experts if moe.experts else None,
         latent=LatentShape(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
         if model.is_latent else None,
-        layer_norm=model.norm == "layernorm", bias=model.bias, head_norms=model.qk_norm, mtp=model.mtp_layers,
+        layer_norm=model.norm == "layernorm", bias=model.bias, qkv_bias=model.qkv_bias,
+        head_norms=model.qk_norm != "none", mtp=model.mtp_layers,
+        no_rotary_every=1 if model.positions in ("none", "alibi") else model.no_rotary_every, window=model.window,
+        clips=model.clip_qkv > 0, caps=model.attention_softcap > 0,
+        blockwise=model.attention_softcap > 0 or model.sinks or model.positions == "alibi",
+        norm_weight=model.norm_weight, norm_place=model.norm_place, parallel=model.parallel_block,
+        embedding_norm=model.embedding_norm, position_offset=model.position_offset,
+        changes_logits=model.changes_logits,
     )  # fmt: skip

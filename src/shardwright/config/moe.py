@@ -38,7 +38,9 @@ class MoeSpec(Spec):
     )
     top_k: ExpertsOr0 = Field(0, description="Experts of a token; 0 means 1 for the switch gate and 2 for others.")
     ffn: WidthOr0 = Field(
-        0, description="Width inside an expert; 0 means that of the model's MLP. Experts have no biases."
+        0,
+        description="Width inside an expert; 0 means that of the model's MLP, which dense layers have. Experts have "
+        "biases where model.bias is set.",
     )
     shared_experts: ExpertsOr0 = Field(0, description="Experts that every token gets besides, computed as one MLP.")
     shared_ffn: WidthOr0 = Field(0, description="Width inside a shared expert; 0 means that of the others.")
@@ -54,6 +56,11 @@ class MoeSpec(Spec):
         description="Who chooses: the softmax's largest; switch: the one largest; gshard: the largest, and the second "
         "at random by its weight; sigmoid: the largest of scores that add up to nothing, plus a bias; expert-choice: "
         "each expert its tokens; correlation: later choices among experts often chosen with the first.",
+    )
+    router_bias: bool = Field(False, description="The gate's logits have biases, which are trained (gpt-oss).")
+    weigh: Literal["output", "input"] = Field(
+        "output",
+        description="The weight of a choice multiplies what the expert gives, or what it takes (Llama 4).",
     )
     normalise: bool = Field(
         True, description="softmax, sigmoid and correlation: the weights of a token's choices add up to one."

@@ -68,6 +68,9 @@ class SoftwareSpec(Spec):
         description="Where ranks share sequences, and keys come to queries rank by rank: what is merged, by element of "
         "queries and rank.",
     )
+    capped: Bytes = Field(
+        (0.0, 0.0), description="Soft cap of attention's scores in kernels of its own, by score that a query sees."
+    )
     latent: Bytes | None = Field(
         None,
         description="Norms and copies of latents, by their elements; left out, twice a norm's forward, and that of a "

@@ -158,6 +158,7 @@ def _known_peak(device: DeviceSpec, number: str) -> float:
         name = PEAK_NAMES[number]
         known = [other for other in ("bf16", "fp16", "float32") if device.peak_flops(other)]
         instead = f", or set precision.compute to {' or '.join(known)}" if known else ""
+        instead = ", or set precision.float8 to none" if number in _NARROW else instead
         raise KeyError(f"{device.name} has no peak rate for {name}; add peak_tflops.{name} to its file{instead}")
     return peak
 

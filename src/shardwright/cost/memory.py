@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
@@ -24,7 +25,7 @@ from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.optimizer_state import moments_of
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.workload.embedding_head import loss_bytes
-from shardwright.workload.layers import LAYERS, Chain, chains, kept_bytes, placeholder_elements, turn_bytes
+from shardwright.workload.layers import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.workload.memo import Memo, layer_columns, layer_words
 from shardwright.workload.operators import FLOAT32, Context
 from shardwright.workload.query import PlanGrid, Run
@@ -177,8 +178,10 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     values = [context.sizes["input"], loss_bytes(context), _kept_at_end(run, pieces)]
     for kind, policy in kinds:
         values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
-    layers = [pieces[kind] for kind in LAYERS if kind in pieces]
-    for some in (layers[:1], layers[1:], layers):
+    # Layers of one kind of MLP have products of the same shapes.
+    of_mlps = {has_experts(kind): chain for kind, chain in pieces.items() if is_layer(kind)}
+    dense, experts = ([of_mlps[has]] if has in of_mlps else [] for has in (False, True))
+    for some in (dense, experts, dense + experts):
         values.append(software.placeholder_bytes * placeholder_elements(some))
     return stacked_rows(values, len(run.cut.tp))
 
@@ -193,8 +196,11 @@ def _libraries(software: SoftwareSpec, ranks: PipelineRanks, placeholders: Seque
     """What libraries hold through the whole step: placeholders of weight gradients and workspaces, by kinds of layers
     that a rank has."""
     dense, experts = (
-        np.asarray(sum(count for (kind, _), count in zip(ranks.kinds, ranks.layers, strict=True) if kind == of)) > 0
-        for of in LAYERS
+        np.asarray(
+            sum(count for (kind, _), count in zip(ranks.kinds, ranks.layers, strict=True) if of == has_experts(kind))
+        )
+        > 0
+        for of in (False, True)
     )
     of_dense, of_experts, of_both = placeholders
     held = np.where(dense & experts, of_both, np.where(experts, of_experts, dense * of_dense))

@@ -23,6 +23,7 @@ from shardwright.account.further_tokens import further_layers
 from shardwright.account.kept_tensors import Bytes, Share
 from shardwright.account.layer_memory import LayerMemory
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import sums_by_run
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.cost.pipeline_bubble import ALTERNATING, in_flight, in_flight_split
@@ -44,7 +45,7 @@ _MESSAGES = 3  # of a pipeline on their way, or waiting
 def _all_kinds(run: Run, kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
     """The kinds of layers to ask the account for, which are the same for all plans of a search."""
     policies = dict.fromkeys((*_USUAL, *(_asked(policy) for _, policy in kinds)))
-    of_model = ("dense", "experts") if run.shape.experts else ("dense",)
+    of_model = dict.fromkeys((*shape_of(_job_of(run).model).kinds, *(kind for kind, _ in kinds)))
     return tuple((kind, policy) for kind in of_model for policy in policies)
 
 
@@ -89,11 +90,11 @@ def _with_layers(job: JobSpec, cut: PlanGrid, index: int, microbatch: Array) -> 
 
 
 def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
-    numbers = {job.model.has_experts(number): number for number in range(job.model.layers)}
-    layers = {has_experts: layer_of(job, number) for has_experts, number in numbers.items()}
+    numbers = {shape_of(job.model).kind(number): number for number in range(job.model.layers)}
+    layers = {kind: layer_of(job, number) for kind, number in numbers.items()}
     rows = []
     for kind, policy in kinds:
-        layer = layers.get(kind == "experts")
+        layer = layers.get(kind)
         of = LayerMemory.of(layer, policy_of(policy), works=True) if layer else _NO_LAYER
         rows += [of.kept_bytes, of.again_bytes, of.deferred_bytes, of.working_bytes]
     return [

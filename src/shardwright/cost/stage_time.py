@@ -7,6 +7,7 @@ from operator import add
 
 import numpy as np
 
+from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_of_s, ring_pass_s, ring_s
@@ -15,7 +16,7 @@ from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.pipeline_bubble import puts_weights_off
 from shardwright.cost.topology import Group
 from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.layers import LAYERS, Chain, chains, kept_bytes, share_run_again
+from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
 from shardwright.workload.operators import Exchange, Operator
 from shardwright.workload.query import PlanGrid, Run
 
@@ -245,13 +246,13 @@ class Costing:
             yield replace(of, backward=tuple(behind))
 
     def _timed(self, chain: Chain, kind: str, policy: str) -> Iterator[OperatorTime]:
-        rates, is_narrow = self.rates, self.is_narrow and kind in LAYERS
+        rates, is_narrow = self.rates, self.is_narrow and is_layer(kind)
         times = [operator_s(rates, self.software, operator, is_narrow) for operator in chain]
         # What enters a product is an operator before it, or with latents the product's own.
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
         weights_s = [t.weight_grad if o.products else of for o, t, of in zip(chain, times, beside_s, strict=True)]
         for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
-            more = rates.imbalance if kind == "experts" and operator.of.part in _MLP else 1.0
+            more = rates.imbalance if has_experts(kind) and operator.of.part in _MLP else 1.0
             t = t.in_backward() if operator.in_backward else t
             ahead = self._exposed(operator.forward, t.forward)
             behind = self._exposed(operator.backward, t.input_grad + t.weight_grad, weight_s)
@@ -259,10 +260,10 @@ class Costing:
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:
         """Between the kernels of a piece."""
-        if kind not in LAYERS:
+        if not is_layer(kind):
             return PieceTime()
         found = self._gaps_of(self._kernels_before_experts())
-        if kind == "experts":
+        if has_experts(kind):
             found += self._gaps_of(self._kernels_of_experts())
         return replace(found, again=found.forward if policy in ("full", "stage") else 0.0)
 
@@ -292,7 +293,7 @@ class Costing:
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """One layer of a kind that recomputes what a policy says, the embedding or the head."""
         operators = self.before_experts(kind)
-        if kind == "experts":
+        if has_experts(kind):
             operators += self.experts()
         found = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.cut))
         if np.any(self.run.cut.zero == 3):
@@ -301,19 +302,18 @@ class Costing:
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of what comes before the experts of a piece, which does not depend on how these lie."""
-        gaps = self._gaps_of(self._kernels_before_experts()) if kind in LAYERS else PieceTime()
+        gaps = self._gaps_of(self._kernels_before_experts()) if is_layer(kind) else PieceTime()
         return self._repeatable(self.chain_before_experts(kind), kind, gaps)
 
     def chain_before_experts(self, kind: str) -> Chain:
         """The operators of what comes before the experts of a piece."""
         chain = self.chains[kind]
-        return chain[: _first_of_experts(chain)] if kind == "experts" else chain
+        return chain[: _first_of_experts(chain)] if has_experts(kind) else chain
 
     def experts(self) -> Repeatable:
         """The time of the experts of a piece, and of what comes behind them."""
-        chain = self.chains["experts"]
-        gaps = self._gaps_of(self._kernels_of_experts())
-        return self._repeatable(chain[_first_of_experts(chain) :], "experts", gaps)
+        kind, chain = next(item for item in self.chains.items() if has_experts(item[0]))  # all of them are alike there
+        return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of(self._kernels_of_experts()))
 
     def _repeatable(self, chain: Chain, kind: str, found: PieceTime) -> Repeatable:
         forwards = []
@@ -331,7 +331,7 @@ class Costing:
                 tensor, context = tensor + share * of.tensor, context + share * of.context
                 expert = expert + share * of.expert
         found = piece.once + PieceTime(again=again, tensor=tensor, context=context, expert=expert, flops_again=flops)
-        if kind in LAYERS and np.any(self.run.cut.offload_activations):
+        if is_layer(kind) and np.any(self.run.cut.offload_activations):
             found += self._sent_away(found, kind, policy)
         return found
 
@@ -378,7 +378,7 @@ class Costing:
         Shards that are kept on the host come from there before each gather.
         """
         shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
-        common, routed = shape.kind_parameters(kind) if kind in LAYERS else (shape.table_elements, 0)
+        common, routed = shape.kind_parameters(kind) if is_layer(kind) else (shape.table_elements, 0)
         if kind == "mtp":  # whole on every rank of tp
             common = shape.further_parameters * cut.tp
         gather, scatter = 0.0, 0.0

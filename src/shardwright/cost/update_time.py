@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.config.model_shape import Matrix, ModelShape
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates

@@ -61,8 +61,8 @@ class OperatorPass:
 
 @dataclass(frozen=True)
 class PiecePass:
-    """A piece: "dense" or "experts" (a layer), "embedding", "head" or "mtp"; and what it recomputes. Gaps are seconds
-    between its kernels."""
+    """A piece: a layer of a kind, "embedding", "head" or "mtp"; and what it recomputes. Gaps are seconds between its
+    kernels."""
 
     kind: str
     policy: str

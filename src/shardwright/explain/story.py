@@ -84,7 +84,7 @@ def tell(job: JobSpec) -> Story:
     priced, untimed = _priced(job, run, gap)
     of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
-    kinds = sorted({kind for pieces in of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0]))
+    kinds = sorted({kind for pieces in of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0].split()[0]))
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
     rank = _slowest(of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)

@@ -28,13 +28,14 @@ MOST = 1e-3
 MOVES = (1, 2, 3)  # a choice of experts may hang on a rounding: then one run says nothing, and three say it
 
 
-def moved_weights(job: JobSpec, number: int) -> Initial:
-    """Initial weights that differ from the job's by one rounding of its number type, up or down at random."""
+def moved_weights(job: JobSpec, initial: Initial, number: int) -> Initial:
+    """Initial weights that differ from a job's `initial` ones by one rounding of its number type, up or down at
+    random."""
     half_unit = HALF_UNIT[job.precision.compute]
 
     def moved(place: ParameterShard, start: int, out: Tensor) -> None:
         values, signs = torch.empty_like(out, dtype=torch.float32), torch.empty_like(out, dtype=torch.float32)
-        write_initial(job.run.seed, place, start, values)
+        initial(place, start, values)
         # Of numbers of another seed, so that every plan moves the same weights the same way.
         write_initial(number, replace(place, name=f"move of {place.name}", init="normal", std=1.0), start, signs)
         out.copy_(values.mul_(torch.full_like(signs, 2 * half_unit).copysign_(signs).add_(1)))

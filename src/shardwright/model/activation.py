@@ -3,6 +3,9 @@
 Autograd would keep act(gate) for the product, besides gate and up. It costs one pass over memory to compute again, and
 the backward reads gate anyway: so only the fused product [gate | up] is kept. On CUDA each way is one kernel.
 
+Most activations are functions of one number. That of gpt-oss (arXiv 2508.10925, section 2) takes gate and up: both are
+clamped, and one is added to up; it is always gated.
+
 Shape suffixes: S sequence, B batch, F inner width of this rank.
 """
 
@@ -14,17 +17,57 @@ from torch.nn import functional
 
 from shardwright.precision.fused_operator import fused_operator
 
-ActivationName = Literal["silu", "gelu", "gelu-tanh"]
+ActivationName = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "quick-gelu", "clamped-silu", "identity"]
+_STEEPNESS = 1.702  # of the sigmoid that is like GELU's error function (Hendrycks and Gimpel, arXiv 1606.08415)
+_MOST = 7.0  # of what the clamped activation takes
 
 
 def activate(x: Tensor, name: ActivationName) -> Tensor:
-    """The activation alone. Its autograd keeps x and nothing else."""
-    return functional.silu(x) if name == "silu" else functional.gelu(x, approximate=_approximation(name))
+    """The activation alone, in the numbers of x."""
+    match name:
+        case "identity":
+            return x
+        case "silu":
+            return functional.silu(x)
+        case "relu":
+            return functional.relu(x)
+        case "relu2":
+            return functional.relu(x).square()
+        case "quick-gelu":
+            return x * torch.sigmoid(_STEEPNESS * x)
+        case "clamped-silu":
+            return activate(x.clamp(max=_MOST), "quick-gelu")
+        case _:
+            return functional.gelu(x, approximate=_approximation(name))
+
+
+def activate_and_keep(x: Tensor, name: ActivationName) -> Tensor:
+    """The activation alone. Its autograd keeps x and nothing else; of relu it keeps what that gives in place of x."""
+    return activate(x, name) if name in ("silu", "gelu", "gelu-tanh", "relu") else _Activation.apply(x, name)
 
 
 def activate_gated(fused_SBF2: Tensor, name: ActivationName) -> Tensor:
     """act(gate) x up, [S, B, F], of [gate | up], [S, B, 2 F]."""
     return _GatedActivation.apply(fused_SBF2, name)
+
+
+class _Activation(torch.autograd.Function):
+    """An activation that torch has no kernel of. Keeps x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: ActivationName) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.name = name
+        y = torch.empty_like(x)
+        _activate(x, name, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        dx = torch.empty_like(x)
+        _activate_backward(grads[0], x, ctx.name, dx)
+        return dx, None
 
 
 class _GatedActivation(torch.autograd.Function):
@@ -52,15 +95,26 @@ def gate_in_turn(fused_SBF2: Tensor, name: ActivationName, y_SBF: Tensor) -> Non
     """Put act(gate) x up into `y_SBF`, with the kernels that torch has."""
     gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
     activate_in_turn(gate_SBF, name, y_SBF)
-    y_SBF.mul_(up_SBF)
+    y_SBF.mul_(_factor(up_SBF, name))
 
 
 def activate_in_turn(x: Tensor, name: ActivationName, y: Tensor) -> None:
-    """Put the activation into `y`, with the kernel that torch has."""
-    if name == "silu":
-        torch.ops.aten.silu.out(x, out=y)
-    else:
-        torch.ops.aten.gelu.out(x, approximate=_approximation(name), out=y)
+    """Put the activation into `y`, with the kernels that torch has."""
+    match name:
+        case "identity":
+            y.copy_(x)
+        case "silu":
+            torch.ops.aten.silu.out(x, out=y)
+        case "gelu" | "gelu-tanh":
+            torch.ops.aten.gelu.out(x, approximate=_approximation(name), out=y)
+        case "relu":
+            torch.clamp(x, min=0, out=y)
+        case "relu2":
+            torch.clamp(x, min=0, out=y).square_()
+        case "quick-gelu":
+            torch.mul(x, _STEEPNESS, out=y).sigmoid_().mul_(x)
+        case "clamped-silu":
+            activate_in_turn(x.clamp(max=_MOST), "quick-gelu", y)
 
 
 def gate_backward_in_turn(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName, gradient_SBF2: Tensor) -> None:
@@ -68,15 +122,20 @@ def gate_backward_in_turn(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationNa
     gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
     dgate_SBF, dup_SBF = gradient_SBF2.chunk(2, dim=-1)
     torch.mul(dy_SBF, activate(gate_SBF, name), out=dup_SBF)
-    activate_backward_in_turn(dy_SBF * up_SBF, gate_SBF, name, dgate_SBF)
+    if name == "clamped-silu":
+        dup_SBF.mul_(_passes(up_SBF))
+    activate_backward_in_turn(dy_SBF * _factor(up_SBF, name), gate_SBF, name, dgate_SBF)
 
 
 def activate_backward_in_turn(dy: Tensor, x: Tensor, name: ActivationName, dx: Tensor) -> None:
-    """Put the gradient of the activation's input into `dx`, with the kernel that torch has."""
-    if name == "silu":
-        torch.ops.aten.silu_backward.grad_input(dy, x, grad_input=dx)
-    else:
-        torch.ops.aten.gelu_backward.grad_input(dy, x, approximate=_approximation(name), grad_input=dx)
+    """Put the gradient of the activation's input into `dx`, with the kernels that torch has."""
+    match name:
+        case "silu":
+            torch.ops.aten.silu_backward.grad_input(dy, x, grad_input=dx)
+        case "gelu" | "gelu-tanh":
+            torch.ops.aten.gelu_backward.grad_input(dy, x, approximate=_approximation(name), grad_input=dx)
+        case _:
+            dx.copy_(exact_activate_backward(dy, x, name))
 
 
 # In float32, for the compiler: what is rounded is the result alone.
@@ -85,21 +144,45 @@ def activate_backward_in_turn(dy: Tensor, x: Tensor, name: ActivationName, dx: T
 def exact_gate(fused_SBF2: Tensor, name: ActivationName) -> Tensor:
     """act(gate) x up, in the numbers of `fused_SBF2`."""
     gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
-    return activate(gate_SBF, name) * up_SBF
+    return activate(gate_SBF, name) * _factor(up_SBF, name)
 
 
 def exact_gate_backward(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName) -> Tensor:
     """The gradient of [gate | up], in the numbers of both."""
     gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
-    dgate_SBF = exact_activate_backward(dy_SBF * up_SBF, gate_SBF, name)
-    return torch.cat((dgate_SBF, dy_SBF * activate(gate_SBF, name)), dim=-1)
+    dgate_SBF = exact_activate_backward(dy_SBF * _factor(up_SBF, name), gate_SBF, name)
+    dup_SBF = dy_SBF * activate(gate_SBF, name)
+    return torch.cat((dgate_SBF, dup_SBF * _passes(up_SBF) if name == "clamped-silu" else dup_SBF), dim=-1)
 
 
 def exact_activate_backward(dy: Tensor, x: Tensor, name: ActivationName) -> Tensor:
     """The gradient of the activation's input, in the numbers of both."""
-    if name == "silu":
-        return torch.ops.aten.silu_backward(dy, x)
-    return torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
+    match name:
+        case "identity":
+            return dy
+        case "silu":
+            return torch.ops.aten.silu_backward(dy, x)
+        case "relu":
+            return dy * (x > 0)
+        case "relu2":
+            return dy * (2 * functional.relu(x))
+        case "quick-gelu":
+            share = torch.sigmoid(_STEEPNESS * x)
+            return dy * share * (1 + _STEEPNESS * x * (1 - share))
+        case "clamped-silu":
+            return exact_activate_backward(dy * (x <= _MOST), x.clamp(max=_MOST), "quick-gelu")
+        case _:
+            return torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
+
+
+def _factor(up_SBF: Tensor, name: ActivationName) -> Tensor:
+    """What the activation of the gate is multiplied with: up, or of the clamped activation clamp(up) + 1."""
+    return up_SBF.clamp(-_MOST, _MOST) + 1 if name == "clamped-silu" else up_SBF
+
+
+def _passes(up_SBF: Tensor) -> Tensor:
+    """Where clamp(up) is up."""
+    return up_SBF.abs() <= _MOST
 
 
 def _gate_at_once(fused_SBF2: Tensor, name: ActivationName, y_SBF: Tensor) -> None:
@@ -110,11 +193,25 @@ def _gate_backward_at_once(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationN
     gradient_SBF2.copy_(exact_gate_backward(dy_SBF.float(), fused_SBF2.float(), name))
 
 
+def _activate_at_once(x: Tensor, name: ActivationName, y: Tensor) -> None:
+    y.copy_(activate(x.float(), name))
+
+
+def _activate_backward_at_once(dy: Tensor, x: Tensor, name: ActivationName, dx: Tensor) -> None:
+    dx.copy_(exact_activate_backward(dy.float(), x.float(), name))
+
+
 _gate = fused_operator("gate(Tensor fused, str name, Tensor(a!) y) -> ()", gate_in_turn, _gate_at_once)
 _gate_backward = fused_operator(
     "gate_backward(Tensor dy, Tensor fused, str name, Tensor(a!) gradient) -> ()",
     gate_backward_in_turn,
     _gate_backward_at_once,
+)
+_activate = fused_operator("activate(Tensor x, str name, Tensor(a!) y) -> ()", activate_in_turn, _activate_at_once)
+_activate_backward = fused_operator(
+    "activate_backward(Tensor dy, Tensor x, str name, Tensor(a!) dx) -> ()",
+    activate_backward_in_turn,
+    _activate_backward_at_once,
 )
 
 

@@ -6,18 +6,24 @@ Shape suffixes: S sequence, B batch, H hidden, G key/value heads of this rank, Q
 N = G x Q query heads of this rank, D head width; s is S / tp under sequence parallel.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.model.attention_core import dot_product_attention
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.head_norms import AllHeadsNorm, norm_all_heads, plain_norm
 from shardwright.model.norm import Norm
+from shardwright.model.position_tables import PositionTables
 from shardwright.model.rotary import rotate, split_and_rotate
+from shardwright.parallel.context.attention_rule import AttentionRule, Sinks
 from shardwright.parallel.context.ring_attention import trade_for_heads, trade_for_tokens
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
 from shardwright.parallel.tensor.recomputed_input import ProductInput
+from shardwright.sharding.score_blocks import KeyReach
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -31,24 +37,38 @@ class Attention(nn.Module):
     `out`, [S, B, N x D] to [s, B, H].
     """
 
-    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, cut: LayerSharding, number: int = 0) -> None:
+        """`number` is that of its block."""
         super().__init__()
-        self.head_dim = spec.head_size
+        self.head_dim, self.epsilon, self.clip = spec.head_size, spec.norm_epsilon, spec.clip_qkv
         self.queries_per_group = spec.heads // spec.num_kv_heads
-        self.scale, self.cut = spec.softmax_scale, cut
+        self.is_turned, self.is_windowed = spec.is_turned(number), spec.is_windowed(number)
+        reach = KeyReach(spec.window.size, spec.window.chunked) if self.is_windowed else KeyReach()
+        self.rule = AttentionRule(spec.softmax_scale, reach=reach, softcap=spec.attention_softcap)
+        self.cut, self.norms_turned = cut, spec.qk_norm == "l2" and self.is_turned
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
         self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, std=spec.init_std)
-        self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias else None
+        self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias or spec.qkv_bias else None
+        self.sinks = sharded((*groups[:1], self.queries_per_group), 0, cut.tp, "zeros") if spec.sinks else None
         std = residual_std(spec.init_std, spec.layers)
         # Attention's backward keeps what it gave.
         self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, cut, std=std, owns_input=False)
         # What is added to the keys of all positions alike adds the same number to all scores of a query, and softmax
-        # cancels it: a bias that no rotary follows, of the product if no norm follows either, or of the norm.
-        is_turned = spec.positions == "rotary"
-        self.has_key_bias = is_turned or spec.qk_norm
-        # Each rank norms its own heads, and so sees only their part of the gradient.
-        self.q_norm = Norm(spec, cut, self.head_dim, cut.tp) if spec.qk_norm else None
-        self.k_norm = Norm(spec, cut, self.head_dim, cut.tp, bias_learns=is_turned) if spec.qk_norm else None
+        # cancels it, if nothing but a product with the query stands between: of the bias of a norm, or of the product
+        # if no norm follows, the elements that no rotary turns.
+        cancels = not (spec.attention_softcap or spec.sinks)
+        num_kept = (spec.rotary_width if self.is_turned else 0) if cancels else self.head_dim
+        is_last = spec.qk_norm == "none" or (spec.qk_norm == "l2" and not self.is_turned)
+        self.key_biases = num_kept if is_last and not spec.clip_qkv else self.head_dim
+        self.q_norm: Norm | AllHeadsNorm | None = None
+        self.k_norm: Norm | AllHeadsNorm | None = None
+        if spec.qk_norm == "head":
+            # Each rank norms its own heads, and so sees only their part of the gradient.
+            self.q_norm = Norm(spec, cut, self.head_dim, cut.tp)
+            self.k_norm = Norm(spec, cut, self.head_dim, cut.tp, learning_biases=num_kept)
+        elif spec.qk_norm == "full":
+            self.q_norm = AllHeadsNorm(spec, self.queries_per_group, cut)
+            self.k_norm = AllHeadsNorm(spec, 1, cut)
 
     def project(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to queries, keys and values, [S, B, G x (Q + 2) x D]."""
@@ -60,26 +80,56 @@ class Attention(nn.Module):
         qkv_SBGRD = qkv.view(s, B, -1, self.queries_per_group + 2, self.head_dim)
         if self.qkv_bias is not None:
             qkv_SBGRD = qkv_SBGRD + self._bias(self.qkv_bias)
+        if isinstance(self.q_norm, AllHeadsNorm) and isinstance(self.k_norm, AllHeadsNorm):
+            qkv_SBGRD = norm_all_heads(qkv_SBGRD, self.q_norm, self.k_norm, self.epsilon, self.cut.tp)
+        if self.clip:
+            qkv_SBGRD = qkv_SBGRD.clamp(-self.clip, self.clip)
         if self.cut.trades_heads:
             qkv_SBGRD = trade_for_heads(qkv_SBGRD, self.cut.cp)
-        if run.angles is not None and self.q_norm is None:
-            q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *run.angles)
-        else:
-            q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((qkv_SBGRD.shape[3] - 2, 1, 1), dim=3)
-            if self.q_norm is not None and self.k_norm is not None:
-                q_SBGQD, k_SBGD = self.q_norm(q_SBGQD), self.k_norm(k_SBGD)
-                if run.angles is not None:
-                    q_SBGQD, k_SBGD = rotate(q_SBGQD, *run.angles), rotate(k_SBGD, *run.angles)
+        q_SBGQD, k_SBGD, v_SBGD = self._split(qkv_SBGRD, run.tables)
         S = qkv_SBGRD.shape[0]
         q_SBND, k_SBGD, v_SBGD = q_SBGQD.reshape(S, B, -1, self.head_dim), k_SBGD.squeeze(3), v_SBGD.squeeze(3)
-        out_SBND = dot_product_attention(q_SBND, k_SBGD, v_SBGD, self.scale, cut=self.cut, run=run)
+        rule = self._rule_of_heads(q_SBND.shape[2], run.tables)
+        out_SBND = dot_product_attention(q_SBND, k_SBGD, v_SBGD, rule, cut=self.cut, run=run)
         out_SBE = out_SBND.reshape(S, B, -1)
         return trade_for_tokens(out_SBE, self.cut.cp) if self.cut.trades_heads else out_SBE
 
+    def _split(self, qkv_SBGRD: Tensor, tables: PositionTables) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by themselves, normed and turned where that is so."""
+        angles = tables.angles(self.is_windowed) if self.is_turned else None
+        if angles is not None and not isinstance(self.q_norm, Norm):
+            q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *angles)
+            if self.norms_turned:
+                q_SBGQD, k_SBGD = plain_norm(q_SBGQD, self.epsilon), plain_norm(k_SBGD, self.epsilon)
+            return q_SBGQD, k_SBGD, v_SBGD
+        q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((qkv_SBGRD.shape[3] - 2, 1, 1), dim=3)
+        if isinstance(self.q_norm, Norm) and isinstance(self.k_norm, Norm):
+            q_SBGQD, k_SBGD = self.q_norm(q_SBGQD), self.k_norm(k_SBGD)
+            if angles is not None:
+                q_SBGQD, k_SBGD = rotate(q_SBGQD, *angles), rotate(k_SBGD, *angles)
+        if not self.is_turned and tables.temperatures is not None:
+            q_SBGQD = (q_SBGQD * tables.temperatures).to(q_SBGQD.dtype)
+        return q_SBGQD, k_SBGD, v_SBGD
+
+    def _rule_of_heads(self, num_heads: int, tables: PositionTables) -> AttentionRule:
+        """The rule with what is of each head, for those that this rank attends with: of tp its own, and of these those
+        that tokens were traded for."""
+        first = num_heads * self.cut.cp.index if self.cut.trades_heads else 0
+        rule = self.rule
+        if tables.slopes_N is not None:
+            of_tp = len(tables.slopes_N) // self.cut.tp.size * self.cut.tp.index
+            rule = replace(rule, slopes_N=tables.slopes_N[of_tp + first : of_tp + first + num_heads])
+        if self.sinks is not None:
+            rule = replace(rule, sinks=Sinks(self.sinks, slice(first, first + num_heads)))
+        return rule
+
     def _bias(self, bias_GRD: Tensor) -> Tensor:
-        if self.has_key_bias:
+        if self.key_biases == self.head_dim:
             return bias_GRD
-        # The gradient of a key bias is zero then; left to autograd it would be rounding noise, and Adam makes steps of
-        # that.
+        # The gradient of a key bias is zero where softmax cancels it; left to autograd it would be rounding noise, and
+        # Adam makes steps of that.
         q_bias, k_bias, v_bias = bias_GRD.split((self.queries_per_group, 1, 1), dim=1)
-        return torch.cat((q_bias, k_bias.detach(), v_bias), dim=1)
+        still = k_bias.detach()
+        if self.key_biases:
+            still = torch.cat((k_bias[..., : self.key_biases], still[..., self.key_biases :]), dim=2)
+        return torch.cat((q_bias, still, v_bias), dim=1)

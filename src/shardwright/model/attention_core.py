@@ -1,9 +1,9 @@
 """The one place where attention happens: softmax(Q K^T x scale) V, causal. Vaswani et al. 2017, section 3.2.1.
 
 Every kind of attention comes here with queries, keys and values of its own making. Where one rank has all tokens, torch
-picks the kernel; where the sequence is cut over ranks, or documents are separate, attention goes block by block
-(parallel/context/ring_attention.py). Kernels that keep no matrix of scores (Dao et al. 2022, arXiv 2205.14135) want
-keys and values of one width.
+picks the kernel; where the sequence is cut over ranks, documents are separate, or the rule is more than that, attention
+goes block by block (parallel/context/ring_attention.py). Kernels that keep no matrix of scores (Dao et al. 2022, arXiv
+2205.14135) want keys and values of one width.
 
 Shape suffixes: B batch, N query heads and G key/value heads of this rank, S tokens of this rank, or of the whole
 sequence where tokens were traded for heads, D width of queries and keys, E width of values.
@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.block_attention import dry_attention
 from shardwright.parallel.context.ring_attention import gathered_attention, ring_attention
 from shardwright.parallel.tensor.linear import LayerSharding
 
 
 def dot_product_attention(
-    q_SBND: Tensor, k_SBGD: Tensor, v_SBGE: Tensor, scale: float, cut: LayerSharding, run: ForwardPass
+    q_SBND: Tensor, k_SBGD: Tensor, v_SBGE: Tensor, rule: AttentionRule, cut: LayerSharding, run: ForwardPass
 ) -> Tensor:
-    """Causal attention over the whole sequence, [S, B, N, E]; E may be less than D, and G must divide N.
+    """Causal attention by a rule over the whole sequence, [S, B, N, E]; E may be less than D, and G must divide N.
 
     Query head n attends with key/value head n // (N / G). `run` is the pass that this is part of.
     """
@@ -29,16 +30,16 @@ def dot_product_attention(
     if missing:
         v_SBGE = functional.pad(v_SBGE, (0, missing))
     cp = cut.cp.alone("cp") if cut.trades_heads else cut.cp
-    if cp.size > 1 or run.documents is not None:
+    if cp.size > 1 or run.documents is not None or not rule.is_plain(len(q_SBND)):
         across_ranks = gathered_attention if cut.cp_method == "all-gather" else ring_attention
-        out_SBND = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, run.documents, scale=scale)
+        out_SBND = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, run.documents, rule)
     else:
         q_BNSD, k_BGSD, v_BGSD = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGE))
         if q_SBND.is_meta:
-            out_BNSD = dry_attention(q_BNSD, k_BGSD, v_BGSD, scale, kind=cp.kind)
+            out_BNSD = dry_attention(q_BNSD, k_BGSD, v_BGSD, rule.scale, kind=cp.kind)
         else:
             out_BNSD = functional.scaled_dot_product_attention(
-                q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=scale, enable_gqa=q_SBND.shape[2] > k_SBGD.shape[2]
+                q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=rule.scale, enable_gqa=q_SBND.shape[2] > k_SBGD.shape[2]
             )
         out_SBND = out_BNSD.permute(2, 0, 1, 3)
     return out_SBND[..., :width] if missing else out_SBND

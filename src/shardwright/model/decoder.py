@@ -22,11 +22,13 @@ from shardwright.model.block import Block
 from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.logit_change import LogitChange
 from shardwright.model.loss import Targets, joined_losses, microbatch_loss
+from shardwright.model.make_block import make_block
 from shardwright.model.mtp import FurtherToken, further_ids, skipped_targets
 from shardwright.model.norm import Norm
+from shardwright.model.position_tables import PositionTables
 from shardwright.model.positions import pick, positions_tensor
-from shardwright.model.rotary import rotary_angles
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.context.document_mask import follows
 from shardwright.parallel.pipeline.microbatch import Microbatch
@@ -85,15 +87,17 @@ class DecoderStage(nn.Module):
         self.spec, self.span, self.cut, self.host = spec, span, cut, host
         self.loss_positions = loss_positions or spec.sequence
         self.through: Passage = _as_it_is
-        self.angles: tuple[Tensor, Tensor] | None = None
+        self.tables = PositionTables()
         self.held = cut.held(spec.sequence)
         learned = spec.positions == "learned"
         self.embedding = Embedding(spec, cut) if span.is_first else None
         self.positions = LearnedPositions(spec, cut) if span.is_first and learned else None
+        self.embedding_norm = Norm(spec, cut) if span.is_first and spec.embedding_norm else None
         self.embedding_dropout = Dropout(spec, "embedding", cut)
         policies, numbers = policies or {}, range(span.first_layer, span.end_layer)
-        self.layers = nn.ModuleDict({str(i): Block(spec, i, cut, policies.get(i, KEEP_ALL)) for i in numbers})
+        self.layers = nn.ModuleDict({str(i): make_block(spec, i, cut, policies.get(i, KEEP_ALL)) for i in numbers})
         self.norm = Norm(spec, cut) if span.is_last else None
+        self.logit_change = LogitChange(spec.logit_scale, spec.logit_softcap)
         self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, std=spec.init_std) if span.is_last else None
         further = range(spec.layers, spec.num_blocks) if span.is_last else ()
         self.further_table = Embedding(spec, cut) if further and not spec.tied_embeddings else None
@@ -130,14 +134,13 @@ class DecoderStage(nn.Module):
     def _place_buffers(self, device: torch.device) -> None:
         for state in self.routers().values():
             state.to(device)
-        if self.spec.positions == "rotary":
-            turned = (range(self.spec.sequence),) if self.cut.trades_heads else self.held
-            positions_S = positions_tensor(turned, device)
-            self.angles = rotary_angles(positions_S, self.spec.rotary_width, self.spec.rotary_base, self.spec.yarn)
+        seen = (range(self.spec.sequence),) if self.cut.trades_heads else self.held
+        self.tables = PositionTables.of(self.spec, positions_tensor(seen, device))
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
         """What is computed one after the other, by the name that `through` is told, with its parameters."""
         parts: dict[str, list[nn.Module | None]] = {"embedding": [self.embedding, self.positions]}
+        parts["embedding_norm"] = [self.embedding_norm if self.spec.norm_weight else None]
         parts |= {name: [layer] for name, layer in self.layers.items()}
         for index, module in enumerate(self.further):
             table = self.further_table if index == 0 else None
@@ -165,7 +168,7 @@ class DecoderStage(nn.Module):
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
         documents = None if documents_BS is None else self._by_rank(documents_BS)
-        return ForwardPass(self.angles, microbatch, convoy, documents)
+        return ForwardPass(self.tables, microbatch, convoy, documents)
 
     def _by_rank(self, documents_BS: Tensor) -> Tensor:
         """The documents of the tokens of each rank whose keys attention meets by themselves, [P, B, s]."""
@@ -193,7 +196,7 @@ class DecoderStage(nn.Module):
         """
         run = self.forward_pass(microbatch, None if documents_BT is None else documents_BT[:, :-1])
         if self.embedding is not None:
-            x = self.through("embedding", partial(self._embed, run), x)
+            x = self.embedding_dropout(self._normed_embedding(self.through("embedding", self._embed, x)), run)
         for index, (name, layer) in enumerate(self.layers.items()):
             # The pipeline holds a stage's input for its gradient: sending that away would free nothing.
             is_held = index == 0 and not self.span.is_first
@@ -220,12 +223,19 @@ class DecoderStage(nn.Module):
     def _further(self, module: FurtherToken, targets_BS: Tensor, run: ForwardPass, x_sBH: Tensor) -> Tensor:
         return module(x_sBH, targets_BS, self.shared_table, replace(run, convoy=None))
 
-    def _embed(self, run: ForwardPass, tokens_BS: Tensor) -> Tensor:
+    def _embed(self, tokens_BS: Tensor) -> Tensor:
         assert self.embedding is not None
-        x_sBH = self.embedding(pick(tokens_BS, self.held).t())
+        x_sBH: Tensor = self.embedding(pick(tokens_BS, self.held).t())
         if self.positions is not None:
             x_sBH = self.positions(x_sBH, positions_tensor(self.held, x_sBH.device))
-        return self.embedding_dropout(x_sBH, run)
+        return x_sBH
+
+    def _normed_embedding(self, x_sBH: Tensor) -> Tensor:
+        """What enters the first layer, in a region of its own: its backward needs the norm's weight."""
+        norm = self.embedding_norm
+        if norm is None:
+            return x_sBH
+        return norm(x_sBH) if norm.weight is None else self.through("embedding_norm", norm, x_sBH)
 
     def _finish(
         self, targets_BS: Tensor | None, documents_BT: Tensor | None, x_sBH: Tensor, *further_sBH: Tensor
@@ -258,9 +268,9 @@ class DecoderStage(nn.Module):
         rows_T = pick(targets_BS, self.held).t().flatten() - first_row
         skipped_T = None if skipped_BS is None else pick(skipped_BS, self.held).t().flatten()
         targets = Targets(rows_T, skipped_T, self.loss_positions, completes=completes)
-        return microbatch_loss(x_sBH, self.head.weight, targets, self.cut, into)
+        return microbatch_loss(x_sBH, self.head.weight, targets, self.cut, into, logits=self.logit_change)
 
     def logits(self, x_sBH: Tensor) -> Tensor:
         """This rank's rows of the logits, [S, B, V]."""
         assert self.head is not None, "only the last stage has a head"
-        return self.head(x_sBH)
+        return self.logit_change.of(self.head(x_sBH))

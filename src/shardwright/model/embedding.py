@@ -23,16 +23,21 @@ class Embedding(nn.Module):
 
     def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
-        self.cut, self.vocab = cut, spec.vocab
+        self.cut, self.vocab, self.scale = cut, spec.vocab, spec.embedding_scale
         self.weight = sharded((spec.vocab, spec.hidden), 0, cut.tp, "normal", std=spec.init_std)
 
     def forward(self, tokens_SB: Tensor) -> Tensor:
         """[S, B] to [s, B, H]."""
-        return look_up(tokens_SB, self.weight, self.vocab, self.cut)
+        return look_up(tokens_SB, self.weight, self.vocab, self.cut, scale=self.scale)
 
 
-def look_up(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, cut: LayerSharding) -> Tensor:
-    """The rows of a table of `vocab` tokens, of which this rank has its share: [S, B] to [s, B, H]."""
+def look_up(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, cut: LayerSharding, scale: float = 1.0) -> Tensor:
+    """The rows of a table of `vocab` tokens, of which this rank has its share, times `scale`: [S, B] to [s, B, H]."""
+    x_sBH = _rows(tokens_SB, weight, vocab, cut)
+    return x_sBH if scale == 1.0 else x_sBH * scale
+
+
+def _rows(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, cut: LayerSharding) -> Tensor:
     if cut.tp.size == 1:
         return _Lookup.apply(tokens_SB, weight)
     first_row, end_row = split_evenly(vocab, cut.tp.size, cut.tp.index)
@@ -61,15 +66,21 @@ class _Lookup(torch.autograd.Function):
 
 
 class LearnedPositions(nn.Module):
-    """A trained vector for each position (Radford et al. 2019). Under sequence parallel a rank adds its part."""
+    """A trained vector for each position (Radford et al. 2019). Under sequence parallel a rank adds its part.
+
+    The table may have rows before that of the first position, which nothing uses (OPT, arXiv 2205.01068).
+    """
 
     def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
         self.sharded_over = cut.summed_over
-        self.weight = whole((spec.sequence, spec.hidden), "normal", spec.init_std, summed_over=self.sharded_over)
+        self.offset = spec.position_offset
+        shape = (self.offset + spec.sequence, spec.hidden)
+        self.weight = whole(shape, "normal", spec.init_std, summed_over=self.sharded_over)
 
     def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:
         """Add the vectors of this rank's positions."""
+        positions_S = positions_S + self.offset if self.offset else positions_S
         if self.sharded_over is not None:
             positions_S = torch.chunk(positions_S, self.sharded_over.size)[self.sharded_over.index]
         return x_sBH + self.weight[positions_S][:, None, :]

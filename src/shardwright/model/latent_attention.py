@@ -20,6 +20,7 @@ from shardwright.model.attention_core import dot_product_attention
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
 from shardwright.model.rotary import turn
+from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.tensor.column_products import Part, column_products
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, ReplicatedLinear, RowLinear, local_product
 from shardwright.parallel.tensor.recomputed_input import ProductInput
@@ -41,7 +42,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         latent = spec.latent
         self.cut = cut
-        self.scale = spec.softmax_scale
+        self.rule = AttentionRule(spec.softmax_scale)
         self.widths = (latent.q_rank, latent.kv_rank, latent.rope_dim)
         self.query_width, self.nope_width = spec.query_width, latent.nope_dim
         heads = spec.heads
@@ -68,11 +69,12 @@ class LatentAttention(nn.Module):
         """What `project` gave to [S, B, N x E]: norms, the products that make heads, rotary positions and softmax."""
         q, kv, k_rope_SBP = self._heads(projected, run)
         S, B, _ = q.shape
-        assert run.angles is not None, "latent attention has rotary positions"
-        cosine, sine = (angles[:, :, 0] for angles in run.angles)  # all heads of a token are turned alike
+        turned = run.tables.turned
+        assert turned is not None, "latent attention has rotary positions"
+        cosine, sine = (angles[:, :, 0] for angles in turned)  # all heads of a token are turned alike
         q, kv = q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1)
         q_SBND, k_SBND, v_SBNE = _RotateAndSpread.apply(q, kv, k_rope_SBP, cosine, sine)
-        return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, cut=self.cut, run=run).reshape(S, B, -1)
+        return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.rule, cut=self.cut, run=run).reshape(S, B, -1)
 
     def _heads(self, projected: Tensor, run: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [S, B, N x D], keys without position and values [S, B, N x (D - P + E)], the rotary key [S, B, P]."""

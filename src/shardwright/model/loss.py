@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shardwright.model.fused_softmax import exponential_sums, softmax_gradient
+from shardwright.model.logit_change import LogitChange
 from shardwright.parallel.comm.collectives import (
     Axis,
     Pending,
@@ -29,6 +30,8 @@ from shardwright.parallel.comm.collectives import (
 )
 from shardwright.parallel.tensor.linear import LayerSharding, start_gather_again
 from shardwright.parallel.tensor.parameter import PlacedParameter
+
+_AS_THEY_ARE = LogitChange()
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,20 @@ class Targets:
 
 
 def microbatch_loss(
-    x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding, into: Tensor | None = None
-) -> Tensor:
-    """The mean cross entropy of this rank's tokens, a float32 number; a target without a loss counts as 0.
+    x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding, into: Tensor | None = None,
+    logits: LogitChange = _AS_THEY_ARE,
+) -> Tensor:  # fmt: skip
+    """The mean cross entropy of this rank's tokens, a float32 number; a target without a loss counts as 0. `logits`
+    says what is done to logits first.
 
     With gradients the number is 0 until the backward has run, which writes it, `into` this memory if some is given.
     """
     if torch.is_grad_enabled():
         into = torch.zeros((), device=x_sBH.device) if into is None else into
-        return _HeadLoss.apply(x_sBH, weight_VH, (targets, into), cut)
+        return _HeadLoss.apply(x_sBH, weight_VH, (targets, into, logits), cut)
     total = torch.zeros((), device=x_sBH.device)
     for chunk in _chunks(x_sBH, targets, cut):
-        total += _Softmax.of(chunk, weight_VH, cut.tp).loss
+        total += _Softmax.of(chunk, weight_VH, cut.tp, logits).loss
     return total.div_(len(targets.rows_T))
 
 
@@ -87,9 +92,13 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_sBH: Tensor, weight_VH: PlacedParameter, asked: tuple[Targets, Tensor], cut: LayerSharding
+        ctx: Any,
+        x_sBH: Tensor,
+        weight_VH: PlacedParameter,
+        asked: tuple[Targets, Tensor, LogitChange],
+        cut: LayerSharding,
     ) -> Tensor:
-        targets, loss = asked
+        targets, loss, ctx.logits = asked
         ctx.save_for_backward(x_sBH, targets.rows_T, targets.skipped_T)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.positions, ctx.completes, ctx.cut = weight_VH, targets.positions, targets.completes, cut
@@ -104,7 +113,7 @@ class _HeadLoss(torch.autograd.Function):
         targets = Targets(rows_T, skipped_T, ctx.positions)
         dx_sBH, total = torch.empty_like(x_sBH), torch.zeros_like(ctx.loss)
         for chunk in _chunks(x_sBH, targets, cut):
-            softmax = _Softmax.of(chunk, weight_VH, cut.tp)
+            softmax = _Softmax.of(chunk, weight_VH, cut.tp, ctx.logits)
             total += softmax.loss
             dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
             del softmax  # the gradient is in its memory, or in 16 bits
@@ -177,31 +186,34 @@ class _Softmax:
     rows_T: Tensor
     elsewhere_T: Tensor
     skipped_T: Tensor | None
+    change: LogitChange
     loss: Tensor
 
     @classmethod
-    def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis) -> "_Softmax":
+    def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis, change: LogitChange) -> "_Softmax":
         """That of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
         logits_TV = _logits(chunk.x_TH, weight_VH.t(), tp.kind)
+        change.change(logits_TV)
         largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)
         elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= logits_TV.shape[-1])
         rows_T = chunk.rows_T.masked_fill(elsewhere_T, 0)
         target_T = (logits_TV.gather(-1, rows_T[:, None]).squeeze(-1) - largest_T).masked_fill(elsewhere_T, 0.0)
         sums_T = torch.empty_like(largest_T)
-        exponential_sums(logits_TV, largest_T, sums_T)
+        exponential_sums(logits_TV, largest_T, change.cap > 0, sums_T)
         target_T, totals_T = all_reduce(torch.stack((target_T, sums_T)), tp)
         losses_T = totals_T.log() - target_T
         if chunk.skipped_T is not None:
             losses_T = losses_T.masked_fill(chunk.skipped_T, 0.0)
-        return cls(logits_TV, largest_T, totals_T, rows_T, elsewhere_T, chunk.skipped_T, loss=losses_T.sum())
+        return cls(logits_TV, largest_T, totals_T, rows_T, elsewhere_T, chunk.skipped_T, change, loss=losses_T.sum())
 
     def gradient(self, of_loss: Tensor, dtype: torch.dtype) -> Tensor:
-        """The gradient of the logits, [T, V], for this gradient of each loss. Overwrites what was left of them."""
-        of_losses_T = of_loss.expand(len(self.rows_T))
+        """The gradient of the product, [T, V], for this gradient of each loss. Overwrites what was left of logits."""
+        of_losses_T = (of_loss * self.change.scale).expand(len(self.rows_T))
         if self.skipped_T is not None:
             of_losses_T = of_losses_T.masked_fill(self.skipped_T, 0.0)
         here_T = of_losses_T.masked_fill(self.elsewhere_T, 0.0)
         left_TV = self.left_TV
         gradient_TV = left_TV if dtype == left_TV.dtype else torch.empty_like(left_TV, dtype=dtype)
-        softmax_gradient(left_TV, self.largest_T, of_losses_T / self.totals_T, self.rows_T, here_T, gradient_TV)
+        factors_T = of_losses_T / self.totals_T
+        softmax_gradient(left_TV, self.largest_T, factors_T, self.rows_T, here_T, self.change.cap, gradient_TV)
         return gradient_TV

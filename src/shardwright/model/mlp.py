@@ -6,7 +6,7 @@ Shape suffixes: S sequence, B batch, H hidden, F = ffn / tp inner width; s is S 
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
-from shardwright.model.activation import activate, activate_gated
+from shardwright.model.activation import activate_and_keep, activate_gated
 from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
@@ -39,4 +39,4 @@ class MLP(nn.Module):
         """Bias, activation and gating: what `up` gave to [S, B, F]."""
         if self.up_bias is not None:
             up = up + self.up_bias.flatten()
-        return activate_gated(up, self.activation) if self.gated else activate(up, self.activation)
+        return (activate_gated if self.gated else activate_and_keep)(up, self.activation)

@@ -8,10 +8,10 @@ experts: under sequence parallel they are gathered before. The parts of the resu
 after a row-parallel product. Where experts are whole, a rank sends its own tokens alone.
 
 Shape suffixes: s positions on this rank, B batch, H hidden, T tokens, K choices of a token, F inner width of an expert
-on this rank, N rows of tokens at the experts of this rank, e experts of this rank.
+on this rank, N rows of tokens at the experts of this rank, e experts of this rank, U width of what up gives: F, or 2 F
+of gate and up.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -19,49 +19,72 @@ from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.config.recompute_policy import Policy
+from shardwright.model.activation import activate_and_keep, activate_gated
 from shardwright.model.float32_linear import exact_product
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.mlp import MLP
 from shardwright.model.router import Router
-from shardwright.model.weighed_activation import weighed_activation
+from shardwright.model.weighed_activation import weighed_activation, weighed_rows
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.regions import copy_to, gather_from, reduce_from, scatter_to
 from shardwright.parallel.expert.dispatch import Routing, Trip, start_trip, through_experts
+from shardwright.parallel.expert.expert_bias import add_expert_bias
 from shardwright.parallel.expert.grouped_linear import grouped_linear
 from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import LayerSharding
-from shardwright.parallel.tensor.parameter import PlacedParameter, expert_matrix, whole
+from shardwright.parallel.tensor.parameter import PlacedParameter, expert_bias, expert_matrix, whole
 from shardwright.parallel.tensor.recomputed_input import ProductInput
 from shardwright.sharding.stage_parameters import residual_std
 
 
 class Experts(nn.Module):
     """The experts of this rank. Gate and up of all of them are one weight of full shape [E, 2, ffn, H], or
-    [E, 1, ffn, H] without a gate; down is [E, H, ffn]. They have no biases."""
+    [E, 1, ffn, H] without a gate; down is [E, H, ffn]. Biases are [E, 2 or 1, ffn] and [E, H]."""
 
     def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
         self.cut, self.gated, self.activation = cut, spec.gated_mlp, spec.activation
+        self.weighs_input = spec.moe.weigh == "input"
         count, width = spec.moe.experts, spec.moe.ffn_size(spec.ffn_size)
         inner = (2 if spec.gated_mlp else 1, width)
-        self.up = expert_matrix((count, *inner, spec.hidden), 2, cut.ep, cut.expert_tp, std=spec.init_std)
+        ep, parts = cut.ep, cut.expert_tp
+        self.up_bias = expert_bias((count, *inner), 2, ep, parts) if spec.bias else None
+        self.up = expert_matrix((count, *inner, spec.hidden), 2, ep, parts, std=spec.init_std)
+        self.down_bias = expert_bias((count, spec.hidden), 0, ep, parts) if spec.bias else None
         std = residual_std(spec.init_std, spec.layers)
-        self.down = expert_matrix((count, spec.hidden, width), 2, cut.ep, cut.expert_tp, std=std)
+        self.down = expert_matrix((count, spec.hidden, width), 2, ep, parts, std=std)
 
     def forward(self, x_NH: Tensor, weight_N1: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
         """[N, H], sorted by expert, to [N, H], each row times its weight: with expert_tp this rank's part of a sum.
 
         y = W_down (weight x act) is weight x W_down act, and the weight's gradient is made of what is there anyway.
+        Where the weight multiplies the input, what it gives is always computed again: it would be kept besides x.
         """
 
-        def product(weight: PlacedParameter) -> Callable[[ProductInput], Tensor]:
-            return lambda x: grouped_linear(x, weight, counts_e, self.cut.deferred, kind=self.cut.ep.kind)
+        def product(weight: PlacedParameter, x: ProductInput) -> Tensor:
+            return grouped_linear(x, weight, counts_e, self.cut.deferred, kind=self.cut.ep.kind)
 
-        up = Chain(x_NH, policy).product("up", product(self.up))
-        return up.then("activation", self._activate, weight_N1).into(product(self.down))
+        def up(x: ProductInput) -> Tensor:
+            y_NU = product(self.up, x)
+            return y_NU if self.up_bias is None else add_expert_bias(y_NU, self.up_bias, counts_e)
 
-    def _activate(self, up_NF: Tensor, weight_N1: Tensor) -> Tensor:
-        return weighed_activation(up_NF, weight_N1, self.activation, self.gated)
+        def down(x: ProductInput) -> Tensor:
+            y_NH = product(self.down, x)
+            if self.down_bias is None:
+                return y_NH
+            weight = None if self.weighs_input else weight_N1
+            return add_expert_bias(y_NH, self.down_bias, counts_e, weight, adds=self.cut.expert_tp.index == 0)
+
+        if self.weighs_input:
+            chain = Chain(x_NH, policy | {"weigh"}).then("weigh", weighed_rows, weight_N1)
+            return chain.product("up", up).then("activation", self._activate).into(down)
+        return Chain(x_NH, policy).product("up", up).then("activation", self._weigh, weight_N1).into(down)
+
+    def _weigh(self, up_NU: Tensor, weight_N1: Tensor) -> Tensor:
+        return weighed_activation(up_NU, weight_N1, self.activation, self.gated)
+
+    def _activate(self, up_NU: Tensor) -> Tensor:
+        return (activate_gated if self.gated else activate_and_keep)(up_NU, self.activation)
 
 
 class MixtureOfExperts(nn.Module):

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from shardwright.config.model import ModelSpec
 from shardwright.config.recompute_policy import Policy
-from shardwright.model.block import Block
 from shardwright.model.embedding import look_up
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.make_block import make_block
 from shardwright.model.norm import Norm
 from shardwright.model.positions import pick
 from shardwright.parallel.context.document_mask import follows
@@ -42,7 +42,7 @@ class FurtherToken(nn.Module):
         self.hidden_norm = Norm(spec, cut)
         self.embedding_norm = Norm(spec, cut)
         self.project = ReplicatedLinear(2 * spec.hidden, spec.hidden, cut, spec.init_std)
-        self.block = Block(spec, number, cut, policy)
+        self.block = make_block(spec, number, cut, policy)
         self.norm = Norm(spec, cut)
 
     def before_head(self) -> list[nn.Module]:
@@ -52,7 +52,8 @@ class FurtherToken(nn.Module):
     def forward(self, x_sBH: Tensor, targets_BS: Tensor, table: PlacedParameter, run: ForwardPass) -> Tensor:
         """[s, B, H] to [s, B, H]. `targets_BS` are the tokens one further, `table` their embeddings."""
         ids_BS = further_ids(targets_BS, self.distance - 1)
-        e_sBH = look_up(pick(ids_BS, self.cut.held(self.spec.sequence)).t(), table, self.spec.vocab, self.cut)
+        rows_SB = pick(ids_BS, self.cut.held(self.spec.sequence)).t()
+        e_sBH = look_up(rows_SB, table, self.spec.vocab, self.cut, scale=self.spec.embedding_scale)
         hidden_sBH = self.hidden_norm(x_sBH)
         joined = torch.cat((self.embedding_norm(e_sBH), hidden_sBH), dim=-1)
         return self.block(self.project(joined), run)

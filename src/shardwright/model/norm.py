@@ -29,33 +29,36 @@ class Norm(nn.Module):
         cut: LayerSharding,
         width: int = 0,
         summed_over: Axis | None = None,
-        bias_learns: bool = True,
+        learning_biases: int = -1,
     ) -> None:
-        """Without `bias_learns` the bias stays as it is: what follows cancels it, and its gradient would be rounding
-        noise, of which Adam makes steps."""
+        """`learning_biases` first elements of the bias learn, -1 all: what follows cancels the others, and their
+        gradient would be rounding noise, of which Adam makes steps."""
         super().__init__()
         self.epsilon, self.kind = spec.norm_epsilon, cut.tp.kind
         shape, axis = (width or spec.hidden,), summed_over or cut.summed_over
-        self.weight = whole(shape, "ones", summed_over=axis)
-        self.bias_learns = bias_learns
-        self.bias = whole(shape, "zeros", summed_over=axis) if spec.norm == "layernorm" else None
+        self.centres = spec.norm == "layernorm"
+        self.learning_biases = shape[0] if learning_biases < 0 else learning_biases
+        self.weight = whole(shape, "ones", summed_over=axis) if spec.norm_weight else None
+        has_bias = spec.norm_weight and self.centres
+        self.bias = whole(shape, "zeros", summed_over=axis) if has_bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H] to [S, B, H]; more dims in place of S and B are as good."""
-        if self.bias is None:
+        if not self.centres:
             return _RmsNorm.apply(x_SBH, self.weight, self.epsilon, self.kind)
-        return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon, self.bias_learns)
+        return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon, self.learning_biases)
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Forward: x / rms(x) x weight, in float32; keeps x and one number a token. Backward: equation 4 of the paper.
+    """Forward: x / rms(x) x weight, if there is one, in float32; keeps x and one number a token. Backward: equation 4
+    of the paper.
 
     On CUDA each is one kernel (fused_norm.py). On a CPU torch's own is made of several operators, which keep x / rms(x)
     too and take several times as long.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, epsilon: float, kind: str) -> Tensor:
+    def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter | None, epsilon: float, kind: str) -> Tensor:
         ctx.kind = kind
         if kind == "cuda":
             y_SBH, inverse_SB1 = rms_norm(x_SBH, weight_H, epsilon)
@@ -66,20 +69,23 @@ class _RmsNorm(torch.autograd.Function):
         inverse_SB1 = exact_SBH.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x_SBH, inverse_SB1)
         ctx.weight = weight_H
-        return (exact_SBH * inverse_SB1).mul_(weight_H).to(x_SBH.dtype)
+        normal_SBH = exact_SBH * inverse_SB1
+        return (normal_SBH if weight_H is None else normal_SBH.mul_(weight_H)).to(x_SBH.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x_SBH, inverse_SB1 = ctx.saved_tensors
-        weight_H: PlacedParameter = ctx.weight
+        weight_H: PlacedParameter | None = ctx.weight
         if ctx.kind == "cuda":
             dx_SBH, dweight_H = rms_norm_backward(grads[0].contiguous(), x_SBH, inverse_SB1, weight_H)
-            weight_H.add_gradient(dweight_H)
+            if weight_H is not None:
+                weight_H.add_gradient(dweight_H)
             return dx_SBH, None, None, None
         dy_SBH = grads[0].float()
         normal_SBH = x_SBH.float() * inverse_SB1
-        weight_H.add_gradient((dy_SBH * normal_SBH).sum(dim=tuple(range(dy_SBH.dim() - 1))))
-        dnormal_SBH = dy_SBH * weight_H
+        if weight_H is not None:
+            weight_H.add_gradient((dy_SBH * normal_SBH).sum(dim=tuple(range(dy_SBH.dim() - 1))))
+        dnormal_SBH = dy_SBH.clone() if weight_H is None else dy_SBH * weight_H
         along_SB1 = (dnormal_SBH * normal_SBH).mean(dim=-1, keepdim=True)
         return dnormal_SBH.sub_(normal_SBH.mul_(along_SB1)).mul_(inverse_SB1).to(x_SBH.dtype), None, None, None
 
@@ -89,19 +95,29 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, bias_H: PlacedParameter, epsilon: float, bias_learns: bool
+        ctx: Any,
+        x_SBH: Tensor,
+        weight_H: PlacedParameter | None,
+        bias_H: PlacedParameter | None,
+        epsilon: float,
+        learning: int,
     ) -> Tensor:
-        y_SBH, mean_SB1, inverse_SB1 = torch.native_layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, epsilon)
+        y_SBH, mean_SB1, inverse_SB1 = torch.native_layer_norm(x_SBH, x_SBH.shape[-1:], weight_H, bias_H, epsilon)
         ctx.save_for_backward(x_SBH, mean_SB1, inverse_SB1)
-        ctx.weight, ctx.bias, ctx.bias_learns = weight_H, bias_H, bias_learns
+        ctx.weight, ctx.bias, ctx.learning = weight_H, bias_H, learning
         return y_SBH
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         x_SBH, mean_SB1, inverse_SB1 = ctx.saved_tensors
+        learns = ctx.weight is not None
         dx_SBH, dweight_H, dbias_H = torch.ops.aten.native_layer_norm_backward(
-            grads[0].contiguous(), x_SBH, ctx.weight.shape, mean_SB1, inverse_SB1, ctx.weight, ctx.bias, [True] * 3
-        )
-        ctx.weight.add_gradient(dweight_H)
-        ctx.bias.add_gradient(dbias_H if ctx.bias_learns else torch.zeros_like(dbias_H))
+            grads[0].contiguous(), x_SBH, x_SBH.shape[-1:], mean_SB1, inverse_SB1, ctx.weight, ctx.bias,
+            [True, learns, learns],
+        )  # fmt: skip
+        if learns:
+            ctx.weight.add_gradient(dweight_H)
+            if ctx.learning < len(dbias_H):
+                dbias_H[ctx.learning :] = 0
+            ctx.bias.add_gradient(dbias_H)
         return dx_SBH, None, None, None, None

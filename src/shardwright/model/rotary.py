@@ -1,9 +1,10 @@
 """Rotary positions. Su et al. 2021 (arXiv 2104.09864, section 3.2).
 
-Pair i of a head is turned by position x base^(-2i/D). Products of queries and keys then depend on the difference of
-their positions alone. A pair is (i, i + D/2) in Llama's checkpoints and (2i, 2i + 1) in DeepSeek's.
+Pair i of the first E elements of a head is turned by position x base^(-2i/E), and the other elements stay. Products of
+queries and keys then depend on the difference of their positions alone. A pair is (i, i + E/2) in Llama's checkpoints
+and (2i, 2i + 1) in DeepSeek's.
 
-Shape suffixes: S sequence, B batch, G key/value heads, Q query heads of each, R = Q + 2, D head width.
+Shape suffixes: S sequence, B batch, G key/value heads, Q query heads of each, R = Q + 2, D head width, E turned of it.
 """
 
 import math
@@ -12,37 +13,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.config.yarn import YarnSpec
+from shardwright.config.rotary_scaling import RotaryScalingSpec
 from shardwright.precision.fused_operator import fused_operator
 
-PLAIN = YarnSpec()
+PLAIN = RotaryScalingSpec()
 
 
-def rotary_angles(positions_S: Tensor, head_dim: int, base: float, yarn: YarnSpec = PLAIN) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each [S, 1, 1, 1, D / 2], float32."""
-    exponents = torch.arange(0, head_dim, 2, device=positions_S.device, dtype=torch.float32) / head_dim
+def rotary_angles(
+    positions_S: Tensor, width: int, base: float, scaling: RotaryScalingSpec = PLAIN, sequence: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each [S, 1, 1, 1, E / 2], float32, for sequences of a length that some scalings ask for."""
+    exponents = torch.arange(0, width, 2, device=positions_S.device, dtype=torch.float32) / width
     frequencies = 1.0 / base**exponents
-    if yarn.factor > 1:
-        frequencies = frequencies * _stretch(frequencies, head_dim, base, yarn)
+    frequencies = frequencies * _slowed(frequencies, base, scaling, sequence)
     angles = positions_S.float()[:, None] * frequencies
-    return angles.cos()[:, None, None, None, :], angles.sin()[:, None, None, None, :]
+    magnitude = scaling.turned_magnitude
+    cosine, sine = angles.cos(), angles.sin()
+    if magnitude != 1:
+        cosine, sine = cosine * magnitude, sine * magnitude
+    return cosine[:, None, None, None, :], sine[:, None, None, None, :]
 
 
-def _stretch(frequencies: Tensor, head_dim: int, base: float, yarn: YarnSpec) -> Tensor:
-    """What YaRN multiplies each frequency with, from 1 to 1 / factor.
+def _slowed(frequencies: Tensor, base: float, scaling: RotaryScalingSpec, sequence: int) -> Tensor | float:
+    """What each frequency is multiplied with, from 1 to 1 / factor."""
+    match scaling.kind:
+        case "none":
+            return 1.0
+        case "linear":
+            return 1 / scaling.factor
+        case "longrope":
+            factors = torch.tensor(scaling.pair_factors(sequence), dtype=torch.float32)
+            return 1 / factors.to(frequencies.device)
+        case "yarn":
+            slow = _slow_by_number(frequencies, base, scaling)
+        case "llama3":
+            turns = scaling.trained_sequence * frequencies / (2 * math.pi)
+            slow = ((scaling.turns_that_stay - turns) / (scaling.turns_that_stay - scaling.slow)).clamp(0, 1)
+    return slow / scaling.factor + (1 - slow)
+
+
+def _slow_by_number(frequencies: Tensor, base: float, yarn: RotaryScalingSpec) -> Tensor:
+    """How far each pair is on YaRN's ramp from those that stay, 0, to those that are stretched by all of factor, 1.
 
     Peng et al. 2023 (arXiv 2309.00071, section 3.2). The ramp is linear in the number of the pair and begins and ends
-    at whole numbers: so it is in the released code, theirs and DeepSeek's, though not in the paper.
+    at whole numbers: so it is in the released code, theirs and DeepSeek's, though not in the paper; gpt-oss does not
+    round.
     """
+    num_pairs = len(frequencies)
 
     def pair_that_turns(times: float) -> float:
-        return head_dim * math.log(yarn.trained_sequence / (times * 2 * math.pi)) / (2 * math.log(base))
+        return num_pairs * math.log(yarn.trained_sequence / (times * 2 * math.pi)) / math.log(base)
 
-    first = max(math.floor(pair_that_turns(yarn.fast)), 0)
-    last = min(math.ceil(pair_that_turns(yarn.slow)), head_dim - 1)
-    pairs = torch.arange(head_dim // 2, device=frequencies.device, dtype=torch.float32)
-    slow = ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
-    return slow / yarn.factor + (1 - slow)
+    first, last = pair_that_turns(yarn.turns_that_stay), pair_that_turns(yarn.slow)
+    if yarn.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+    pairs = torch.arange(num_pairs, device=frequencies.device, dtype=torch.float32)
+    return ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
 
 
 def split_and_rotate(qkv_SBGRD: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +87,7 @@ class _SplitAndRotate(torch.autograd.Function):
         q, k, v = _parts(qkv_SBGRD)
         turned = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k)]
         for x, out in zip((q, k), turned, strict=True):
-            turn(x, cosine, sine, out)
+            _turn_first(x, cosine, sine, out)
         return turned[0], turned[1], v.contiguous()
 
     @staticmethod
@@ -69,8 +96,8 @@ class _SplitAndRotate(torch.autograd.Function):
         S, B, G, Q, D = dq.shape
         dqkv_SBGRD = dq.new_empty(S, B, G, Q + 2, D)
         q, k, v = _parts(dqkv_SBGRD)
-        turn(dq, ctx.cosine, -ctx.sine, q)
-        turn(dk, ctx.cosine, -ctx.sine, k)
+        _turn_first(dq, ctx.cosine, -ctx.sine, q)
+        _turn_first(dk, ctx.cosine, -ctx.sine, k)
         v.copy_(dv)
         return dqkv_SBGRD, None, None
 
@@ -92,14 +119,24 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.cosine, ctx.sine = cosine, sine
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        turn(x, cosine, sine, out)
+        _turn_first(x, cosine, sine, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         dx = torch.empty(grads[0].shape, dtype=grads[0].dtype, device=grads[0].device)
-        turn(grads[0], ctx.cosine, -ctx.sine, dx)
+        _turn_first(grads[0], ctx.cosine, -ctx.sine, dx)
         return dx, None, None
+
+
+def _turn_first(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor) -> None:
+    """Turn as many first elements of the last dim as there are angles for, and copy the others."""
+    width = 2 * cosine.shape[-1]
+    if width == x.shape[-1]:
+        turn(x, cosine, sine, out)
+        return
+    turn(x[..., :width], cosine, sine, out[..., :width])
+    out[..., width:].copy_(x[..., width:])
 
 
 def turn(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor, interleaved: bool = False) -> None:

@@ -30,7 +30,7 @@ from shardwright.parallel.tensor.parameter import whole
 
 
 class Router(nn.Module):
-    """`state` is what it remembers; the weight is [E, H]."""
+    """`state` is what it remembers; the weight is [E, H], and the bias of logits, if there is one, [E]."""
 
     def __init__(self, spec: ModelSpec, block: str, cut: LayerSharding) -> None:
         super().__init__()
@@ -38,11 +38,15 @@ class Router(nn.Module):
         self.gate = make_gate(spec.moe)
         self.state = RouterState(spec.moe)
         self.weight = whole((spec.moe.experts, spec.hidden), "normal", spec.init_std, summed_over=cut.summed_over)
+        has_bias = spec.moe.router_bias
+        self.bias = whole((spec.moe.experts,), "zeros", summed_over=cut.summed_over) if has_bias else None
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Routing:
         """The routing of this rank's tokens, [s x B, K]."""
         B = x_sBH.shape[1]
         logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.cut.deferred, self.cut.tp.kind)
+        if self.bias is not None:
+            logits_TE = logits_TE + self.bias.float()
         scores_TE = self.gate.score(logits_TE)
         positions_s = positions_tensor(self.cut.held_between(self.sequence), x_sBH.device)
         with torch.no_grad():

@@ -5,7 +5,7 @@ hidden width for each choice. Here that gradient is the row's sum of activation 
 computed again in the backward from what is kept for its own gradient anyway. On CUDA each way is one kernel.
 
 Shape suffixes: N rows of tokens at the experts of this rank, F inner width of an expert on this rank, U width of what
-goes in: F, or 2 F of gate and up.
+goes in: F, or 2 F of gate and up, H hidden.
 """
 
 from typing import Any
@@ -31,6 +31,11 @@ def weighed_activation(up_NU: Tensor, weight_N1: Tensor, name: ActivationName, g
     """weight x act(up), or weight x act(gate) x up of [gate | up] if `gated`, [N, F] in the dtype of `up_NU`. The
     weights are float32, and so is the product with them until it is rounded."""
     return _WeighedActivation.apply(up_NU, weight_N1, name, gated)
+
+
+def weighed_rows(x_NH: Tensor, weight_N1: Tensor) -> Tensor:
+    """weight x x, [N, H] in the dtype of x, where the weights meet what goes into experts. Keeps x."""
+    return _WeighedActivation.apply(x_NH, weight_N1, "identity", False)
 
 
 class _WeighedActivation(torch.autograd.Function):

@@ -121,9 +121,9 @@ def spread(x_RC: Tensor, scales: Tensor, granularity: Granularity) -> tuple[Tens
         return x_RC, scales
     num_rows, num_columns = x_RC.shape
     if granularity == "tile" and num_columns % TILE == 0 and x_RC.is_contiguous():
-        return x_RC.view(num_rows, -1, TILE), scales[:, :, None]
+        return x_RC.view(num_rows, num_columns // TILE, TILE), scales[:, :, None]
     if num_columns % TILE == num_rows % TILE == 0 and granularity == "block" and x_RC.is_contiguous():
-        return x_RC.view(num_rows // TILE, TILE, -1, TILE), scales[:, None, :, None]
+        return x_RC.view(num_rows // TILE, TILE, num_columns // TILE, TILE), scales[:, None, :, None]
     return x_RC, expanded(scales, granularity, x_RC.shape)
 
 

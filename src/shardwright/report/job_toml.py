@@ -4,18 +4,47 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.config.toml_text import value_text
 from shardwright.report.output import write_output
 
 
 def write_toml(path: Path, job: JobSpec) -> None:
-    """The job as a TOML file, which every command on a job reads: fields that are not the default."""
+    """The job as a TOML file, which every command on a job reads."""
+    write_output(path, job_toml(job), "--toml")
+
+
+def job_toml(job: JobSpec) -> str:
+    """The job as TOML: fields that are not the default, and all that a name of the catalog stands for."""
     fields = job.model_dump(exclude_defaults=True)
+    _keep_named(fields, job)
     lines: list[str] = ["# A job that shardwright wrote", f"name = {value_text(fields.pop('name', job.name))}"]
     for section, values in fields.items():
         lines += ["", *_section(section, values)]
-    write_output(path, "\n".join(lines) + "\n", "--toml")
+    return "\n".join(lines) + "\n"
+
+
+def _keep_named(fields: dict[str, Any], job: JobSpec) -> None:
+    """Add the fields that an entry of the catalog has, also where the job sets one of them back to the default."""
+    whole = job.model_dump()
+    kinds: dict[str, catalog.Kind] = {"model": "models", "cluster": "clusters"}
+    for section, kind in kinds.items():
+        name = whole[section]["name"]
+        if name in catalog.names(kind):
+            kept = _overlaid(catalog.read(kind, name), whole[section], fields.get(section, {}))
+            fields[section] = {"name": name} | kept
+
+
+def _overlaid(entry: dict[str, Any], whole: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are kept, and those of an entry as the job has them."""
+    found = dict(kept)
+    for key, value in entry.items():
+        if isinstance(value, dict) and isinstance(whole.get(key), dict):
+            found[key] = _overlaid(value, whole[key], kept.get(key, {}))
+        elif key in whole:
+            found[key] = whole[key]
+    return found
 
 
 def _section(name: str, values: dict[str, Any]) -> Iterator[str]:

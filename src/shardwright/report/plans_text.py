@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
@@ -37,6 +38,7 @@ def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
     time, memory = asdict(plan.time), plan.memory.as_dict()
     return {
         "plan": plan.job.plan.model_dump(),
+        "float8": plan.job.precision.float8,
         "global_batch_size": plan.job.batch.global_batch_size,
         "num_devices": plan.job.plan.world,
         "step_s": float(plan.time.total),
@@ -104,6 +106,12 @@ def plan_words(plan: PlanSpec) -> str:
     return ", ".join(words)
 
 
+def job_words(job: JobSpec) -> str:
+    """A job's plan in one line, with the recipe of fp8, which a search may leave out."""
+    recipe = job.precision.float8
+    return plan_words(job.plan) + (f", fp8 {recipe}" if recipe != "none" else "")
+
+
 def layers_words(layout: Sequence[int]) -> str:
     """Layers by stage, equal neighbours in one: "7, 14 x 8, 7"."""
     runs = [(layers, len(list(alike))) for layers, alike in itertools.groupby(layout)]
@@ -139,7 +147,7 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
         yield from _own(advice.own, advice.plans)
     if advice.refused:
         yield _filled(
-            f"The job's own plan ({plan_words(advice.refused.job.plan)}) is not legal here: "
+            f"The job's own plan ({job_words(advice.refused.job)}) is not legal here: "
             f"{'; '.join(advice.refused.faults)}."
         )
     yield from (_filled(f"Note: {note}.") for note in job_notes(job))
@@ -205,8 +213,8 @@ def _runner_up(advice: Advice) -> str:
     second = advice.plans[1]
     behind = float(second.time.total - advice.plans[0].time.total)
     if abs(behind) < _TOLD * float(advice.plans[0].time.total):
-        return f"The runner-up ({plan_words(second.job.plan)}) takes as long, to a share of {_TOLD:.2%}."
-    words = f"The runner-up ({plan_words(second.job.plan)}) is {seconds_text(behind)} behind. "
+        return f"The runner-up ({job_words(second.job)}) takes as long, to a share of {_TOLD:.2%}."
+    words = f"The runner-up ({job_words(second.job)}) is {seconds_text(behind)} behind. "
     if second.closed.total <= advice.plans[0].closed.total:
         ahead = float(advice.plans[0].closed.total - second.closed.total)
         return words + f"By closed forms it would be {seconds_text(ahead)} ahead."
@@ -263,26 +271,15 @@ def _usd(usd: Any) -> str:
 
 
 def _rows(plans: list[PricedPlan], run_tokens: float) -> Iterator[list[str]]:
-    yield [
-        "",
-        "step",
-        "first faster",
-        "pessimistic",
-        "tokens/s/device",
-        "MFU",
-        "HFU",
-        "memory",
-        "days",
-        "money",
-        "plan",
-    ]
+    heading = "step", "first faster", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "days", "money", "plan"
+    yield ["", *heading]
     for number, plan in enumerate(plans, 1):
         yield [
             str(number), _step(plan.time.total), sure_text(plan.first_is_faster),
             _step(plan.cautious.total),
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
             f"{plan.memory.process / GIB:.1f} GiB", number_text(_days(plan, run_tokens)),
-            _usd(_money(plan, run_tokens).usd), plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
+            _usd(_money(plan, run_tokens).usd), job_words(plan.job) + " *" * bool(_lacks(plan)),
         ]  # fmt: skip
 
 
@@ -323,7 +320,7 @@ def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[str]:
 def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
     """The job's own plan: how far off the best, where it stands, what keeps it from fitting."""
     found, stands = own.priced, own.standing
-    text = f"The job's own plan ({plan_words(found.job.plan)}) takes {_step(found.time.total)}"
+    text = f"The job's own plan ({job_words(found.job)}) takes {_step(found.time.total)}"
     if plans:
         best = plans[0].time.total / plans[0].job.tokens_per_step
         off = float(found.time.total / found.job.tokens_per_step / best) - 1

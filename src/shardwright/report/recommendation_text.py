@@ -10,7 +10,7 @@ from shardwright.config.units import GIB
 from shardwright.planner.advice.advice import Advice, PricedPlan
 from shardwright.planner.advice.recommendation import TOLD_APART, Recommendation
 from shardwright.planner.advice.simplicity import Simplicity, axes_in_use, extras, kept_on_host
-from shardwright.report.plans_text import plan_dict, plan_words, sure_text
+from shardwright.report.plans_text import job_words, plan_dict, sure_text
 
 _AS_LONG = 5e-4  # a share of a step that would be printed as 0.0%
 
@@ -50,7 +50,7 @@ def recommendation_text(advice: Advice) -> str:
         f"{plan.time.total:.3f} s a step, {plan.tokens_per_s_per_device:,.0f} tokens/s/device, "
         f"MFU {plan.time.mfu:.1%}, {plan.memory.process / GIB:.1f} GiB"
     )
-    lines = [f"Recommended: {plan_words(plan.job.plan)}", f"  {numbers}", _filled(_why(of, advice.plans[0]))]
+    lines = [f"Recommended: {job_words(plan.job)}", f"  {numbers}", _filled(_why(of, advice.plans[0]))]
     return "\n".join([*lines, *(_filled(line) for line in _alike(advice))])
 
 

@@ -8,7 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Scaling, devices_text
-from shardwright.report.plans_text import plan_words
+from shardwright.report.plans_text import job_words
 from shardwright.report.text_columns import aligned
 
 _WIDTH = 118
@@ -119,7 +119,7 @@ def _rows(found: Scaling) -> list[list[str]]:
 
 def _plans(found: Scaling) -> list[list[str]]:
     """The plan at each size. The second column is as wide as its widest, so that all begin at one place."""
-    words = [plan_words(point.job.plan) for point in found.points]
+    words = [job_words(point.job) for point in found.points]
     width = max(map(len, words))
     return [[f"{p.num_devices:,}:", said.ljust(width)] for p, said in zip(found.points, words, strict=True)]
 

@@ -46,12 +46,16 @@ def positions_of(ranges: Sequence[range]) -> list[int]:
 class ScoreBlock:
     """A rectangle of scores: some of a rank's queries with some of a rank's keys, both by their place in the rank.
 
-    `is_causal` is for queries and keys of one rank: a query sees the keys that are not after it.
+    `is_causal` is for queries and keys of the same tokens: a query sees the keys that are not after it. Where it
+    `has_edge` positions say which keys a query sees, from `first_query` and `first_key` on; else it sees all.
     """
 
     queries: slice
     keys: slice
     is_causal: bool
+    has_edge: bool = False
+    first_query: int = 0
+    first_key: int = 0
 
 
 def block_of(index: int, source: int, num_held: int, is_causal: bool) -> ScoreBlock:

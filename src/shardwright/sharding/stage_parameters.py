@@ -7,8 +7,9 @@ two equal: name, full shape, box, init, and over which axes a tensor is cut or i
 import math
 from dataclasses import dataclass, replace
 
+from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec
-from shardwright.config.model_shape import Matrix, ModelShape, shape_of
+from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.sharding.parameter_shard import ParameterShard
 
@@ -16,7 +17,8 @@ Regions = dict[str, list[ParameterShard]]  # what is computed one after the othe
 
 
 def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int = 0, ep_index: int = 0) -> Regions:
-    """The parameters of one stage on one tensor-parallel rank, by region: "embedding", "0", "1", ..., "head".
+    """The parameters of one stage on one tensor-parallel rank, by region: "embedding", "0", "1", ..., "head". A norm of
+    the embeddings is a region of its own, for its backward needs its weight.
 
     What predicts further tokens stands before the head, under the numbers of its blocks. A table that the last stage
     uses too is listed at both of its uses. Of experts a rank has those of its place on the ep axis.
@@ -27,6 +29,8 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
     regions: Regions = {}
     if stage == 0:
         regions["embedding"] = cut.embedding()
+        if norm := cut.embedding_norm():
+            regions["embedding_norm"] = norm
     for layer in range(first, first + counts[stage]):
         regions[str(layer)] = cut.layer(layer)
     if stage == len(counts) - 1:
@@ -86,9 +90,13 @@ class _Cut:
         model = self.model
         found = [self._vocabulary("embedding.weight")]
         if model.positions == "learned":
-            shape = (model.sequence, model.hidden)
+            shape = (model.position_offset + model.sequence, model.hidden)
             found.append(self._whole("positions.weight", shape, "normal", model.init_std))
         return found
+
+    def embedding_norm(self) -> list[ParameterShard]:
+        """The norm of what enters the first layer."""
+        return self._norm("embedding_norm") if self.model.embedding_norm else []
 
     def further(self, number: int) -> list[ParameterShard]:
         """A module that predicts a further token, but for its norm before the head. The first lists the table."""
@@ -108,7 +116,11 @@ class _Cut:
         attention = (self._latent_attention if model.is_latent else self._attention)(f"{name}.attention")
         is_dense, mlp = self.shape.is_dense(number), self.shape.mlp_matrices
         inner = self._pair(f"{name}.mlp", *mlp) if is_dense else self._experts(f"{name}.moe")
-        return [*self._norm(f"{name}.attention_norm"), *attention, *self._norm(f"{name}.mlp_norm"), *inner]
+        norms = {which: self._norm(f"{name}.{which}") for which in self.shape.block_norms}
+        first, second = (
+            [norms.get(f"{half}_{which}", []) for which in ("norm", "out_norm")] for half in ("attention", "mlp")
+        )
+        return [*first[0], *attention, *first[1], *second[0], *inner, *second[1]]
 
     def _experts(self, name: str) -> list[ParameterShard]:
         """Router, experts and shared experts of a layer."""
@@ -116,28 +128,55 @@ class _Cut:
         # A layer's own parameters are listed before those of its parts.
         found = [self._weight(f"{name}.shared_gate", matrix) for matrix in gate]
         found.append(self._weight(f"{name}.router.weight", router))
-        found += [self._of_experts(f"{name}.experts", matrix) for matrix in self.shape.routed_matrices]
+        if self.model.moe.router_bias:
+            found.append(self._whole(f"{name}.router.bias", router.outputs, "zeros"))
+        for matrix in self.shape.routed_matrices:
+            found += [self._bias_of_experts(f"{name}.experts", matrix)] if self.model.bias else []
+            found.append(self._of_experts(f"{name}.experts", matrix))
         shared = self.shape.shared_matrices
         return found + (self._pair(f"{name}.shared", *shared) if self.shape.mixture.shared_ffn else [])
 
     def _of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
         """Matrices of experts, cut over ep by expert, and each over the ranks that share it."""
-        plan, shape, dim = self.plan, matrix.full_shape, 1 + (matrix.cut or 0)
-        box, expert_tp = [(0, size) for size in shape], plan.expert_tp_size
-        box[0] = split_evenly(shape[0], plan.ep, self.ep_index)
+        dim, std = 1 + (matrix.cut or 0), self._std(matrix)
+        return self._experts_parts(f"{name}.{matrix.name}", matrix.full_shape, dim, "normal", std)
+
+    def _bias_of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
+        """Biases of what experts' matrices give. Where ranks share the inputs of a matrix each has all of its bias."""
+        dim = 0 if matrix.is_row_parallel else 1 + (matrix.cut or 0)
+        return self._experts_parts(f"{name}.{matrix.name}_bias", matrix.full_shape[:-1], dim, "zeros")
+
+    def _experts_parts(
+        self, name: str, shape: tuple[int, ...], dim: int, init: str, std: float = 0.0
+    ) -> ParameterShard:
+        """What experts have one behind the other, cut over ep, and in `dim`, if that is not 0, over the ranks that
+        share an expert."""
+        plan, box = self.plan, [(0, size) for size in shape]
+        expert_tp = plan.expert_tp_size if dim else 1
         box[dim] = split_evenly(shape[dim], expert_tp, self.index % expert_tp)
+        box[0] = split_evenly(shape[0], plan.ep, self.ep_index)
         axes = tuple(axis for axis, size in (("ep", plan.ep), ("tp", expert_tp)) if size > 1)
-        parts = plan.ep * expert_tp
         return ParameterShard(
-            shape, tuple(box), "normal", self._std(matrix), f"{name}.{matrix.name}", sharded_over=axes, is_expert=True,
-            num_parts=parts,
-        )  # fmt: skip
+            shape, tuple(box), init, std, name, sharded_over=axes, is_expert=True, num_parts=plan.ep * expert_tp
+        )
 
     def _attention(self, name: str) -> list[ParameterShard]:
+        model, (qkv, _) = self.model, self.shape.attention_matrices
         places = self._pair(name, *self.shape.attention_matrices)
+        if model.qkv_bias:
+            places = [self._sharded(f"{name}.qkv_bias", qkv.outputs, 0, init="zeros"), *places]
+        if model.sinks:
+            # A layer's own parameters are listed before those of its parts.
+            shape = (model.num_kv_heads, model.heads // model.num_kv_heads)
+            own = int(model.bias or model.qkv_bias)
+            places.insert(own, self._sharded(f"{name}.sinks", shape, 0, init="zeros"))
+        if model.qk_norm == "full":
+            groups, queries = model.num_kv_heads, model.heads // model.num_kv_heads
+            for which, heads in (("q_norm", queries), ("k_norm", 1)):
+                places.append(self._sharded(f"{name}.{which}.weight", (groups, heads, model.head_size), 0, init="ones"))
         # Each rank norms its own heads.
-        for which in ("q_norm", "k_norm") if self.model.qk_norm else ():
-            places += self._norm(f"{name}.{which}", self.model.head_size, is_partial=True)
+        for which in ("q_norm", "k_norm") if model.qk_norm == "head" else ():
+            places += self._norm(f"{name}.{which}", model.head_size, is_partial=True)
         return places
 
     def _latent_attention(self, name: str) -> list[ParameterShard]:
@@ -182,6 +221,8 @@ class _Cut:
         return residual_std(std, self.model.layers) if matrix.is_row_parallel else std
 
     def _norm(self, name: str, width: int = 0, is_partial: bool = False) -> list[ParameterShard]:
+        if not self.model.norm_weight:
+            return []
         shape = (width or self.model.hidden,)
         inits = {"weight": "ones"} | ({"bias": "zeros"} if self.model.norm == "layernorm" else {})
         return [self._whole(f"{name}.{key}", shape, init, is_partial=is_partial) for key, init in inits.items()]

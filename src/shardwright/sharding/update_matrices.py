@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from shardwright.config.model_shape import Matrix, ModelShape
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import ModelShape
 from shardwright.sharding.parameter_shard import ParameterShard
 
 Range = tuple[int, int]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.config.layer_kind import has_experts
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of, software_under
@@ -166,8 +167,8 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
         for kind in kinds:
             end = first + Repeatable.num_values(len(costing.chain_before_experts(kind)))
             of_kinds[kind], first = Repeatable.of_values(before[first:end]), end
-        if "experts" in kinds:
-            of_kinds["experts"] += Repeatable.of_values(memo.rows("experts", run, words, layer_columns, experts))
+        for kind in filter(has_experts, kinds):
+            of_kinds[kind] += Repeatable.of_values(memo.rows("experts", run, words, layer_columns, experts))
         times = [costing.repeating(kind, policy, of_kinds[kind]).values() for kind, policy in pieces]
         return _rows(run, times)
 

@@ -37,12 +37,18 @@ def generate(
             # All ranks of cp draw, so that their generators stay alike, and the one that holds the position is heard.
             logits_V = logits_SBV[held.index(len(window) - 1) if is_here else 0, 0]
             logits_V = _gather_vocabulary(logits_V, stages[last].spec.vocab, mesh)
-            weights_V = torch.softmax(logits_V.float().cpu() / temperature, dim=-1)
-            drawn[0] = torch.multinomial(weights_V, 1, generator=generator) * is_here
+            drawn[0] = _drawn(logits_V.float().cpu(), temperature, generator) * is_here
             all_reduce(drawn, mesh.cp)
         broadcast(drawn, mesh.pp, program.placement.rank(last, 0))
         tokens.append(int(drawn))
     return tokens
+
+
+def _drawn(logits_V: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """A token: the likeliest if the temperature is 0, else one at random."""
+    if temperature == 0:
+        return logits_V.argmax()
+    return torch.multinomial(torch.softmax(logits_V / temperature, dim=-1), 1, generator=generator)[0]
 
 
 def _forward(stages: dict[int, DecoderStage], program: Program, mesh: Mesh, inputs_BS: Tensor) -> Tensor | None:

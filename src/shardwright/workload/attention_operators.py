@@ -3,6 +3,8 @@
 Letters and units are those of operators.py.
 """
 
+import math
+
 import numpy as np
 
 from shardwright.workload.arrays import Numbers
@@ -61,6 +63,8 @@ def rotate(c: Context, o: LayerOperator) -> Operator:
     """Rotary positions, and the copies that bring heads into their order."""
     n, w = c.sizes[o.gives], c.software
     forward, backward = _turned(c, n)
+    if c.shape.clips:  # read and written; backward the gradient with what was clipped
+        forward, backward = forward + 2 * HALF * n, backward + 3 * HALF * n
     return Operator(
         o, (), None, forward, backward, kept=n * w.rotary_kept, given=HALF * n, kernel="rotary", elements=n
     )  # fmt: skip
@@ -73,7 +77,7 @@ def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
     part of queries, whose values are padded to the width of keys, and what attention makes of them is cut again.
     """
     s, w = c.shape, c.software
-    if s.learned_positions and w.learned:
+    if not s.is_turned(c.kind) and w.learned:
         return n * w.learned[0], n * w.learned[1]
     if not w.copied:
         return n * w.rotary[0], n * w.rotary[1]
@@ -115,23 +119,22 @@ def attention(c: Context, o: LayerOperator) -> Operator:
             inside,
         )  # fmt: skip
     seen = 0.5 if w.causal else 1.0
-    pairs = seen * heads * c.tokens * s.sequence
-    scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, s.query_width + s.value_width)
+    keys = s.keys_seen(c.kind)
+    pairs = seen * heads * c.tokens * keys
+    length = np.minimum(queries if cut.cp_method == "ring" else s.sequence, math.ceil(keys))
+    scores = Scores(pairs, length, s.query_width + s.value_width)
     sums = FLOAT32 * c.sizes["log-sum-exp"]
     inside = sums * s.query_width  # the gradient of queries is added up in float32
-    forward, backward = _merged(c, c.sizes["attended"])
     visits = cut.cp * (cut.cp > 1) * (cut.cp_method != "ulysses")
+    if s.is_blockwise(c.kind):
+        visits = np.maximum(1, visits)
+    forward, backward = (c.sizes["attended"] * visits * of_element for of_element in w.ring)
+    if s.caps:
+        forward, backward = forward + pairs * w.capped[0], backward + pairs * w.capped[1]
     return Operator(
         o, (), scores, forward, backward, ahead, back, given + sums, given + sums, given, inside, needs_kept=True,
         kernel="merge", elements=c.sizes["attended"] * visits,
     )  # fmt: skip
-
-
-def _merged(c: Context, queries: Numbers) -> tuple[Numbers, Numbers]:
-    """Bytes that merging moves of what queries get from the keys of each rank, forward and backward."""
-    ranks = c.cut.cp * (c.cut.cp > 1) * (c.cut.cp_method != "ulysses")
-    forward, backward = (queries * ranks * of_element for of_element in c.software.ring)
-    return forward, backward
 
 
 def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:

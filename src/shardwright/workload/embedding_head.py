@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardwright.config.model_shape import ModelShape
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.layer_operators import LayerOperator
-from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduct, Operator, enter
+from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, enter
 
 
 def embed(c: Context, o: LayerOperator) -> Operator:
@@ -59,12 +59,13 @@ def enter_head(c: Context, o: LayerOperator) -> Operator:
 
 
 def head(c: Context, o: LayerOperator) -> Operator:
-    """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
+    """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Where logits are scaled or
+    capped, one pass more reads and writes them."""
     s, w = c.shape, c.software
     columns = padded_vocab(s, c.cut.tp) // c.cut.tp
-    n = logits(c)
+    n, changed = logits(c), 2 * FLOAT32 * s.changes_logits
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
     return Operator(
-        o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
+        o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * (w.loss[0] + changed), n * w.loss[1], gathered,
         in_backward=w.loss_in_backward, kernel="loss", elements=n,
     )  # fmt: skip

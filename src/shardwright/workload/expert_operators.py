@@ -70,6 +70,13 @@ def dispatch(c: Context, o: LayerOperator) -> Operator:
     return Operator(o, (), None, forward, backward, (there,), (back,), kept, given=HALF * n, inside=HALF * n)
 
 
+def weigh_rows(c: Context, o: LayerOperator) -> Operator:
+    """Rows times the weights of their choices, before experts; our runtime makes them again, others keep them."""
+    n, given = c.sizes[o.gives], c.bytes_of(o.gives)
+    kept = 0.0 if c.software.is_own else given
+    return Operator(o, (), None, 2 * HALF * n, 3 * HALF * n, kept=kept, given=given, needs_kept=True)
+
+
 def combine(c: Context, o: LayerOperator) -> Operator:
     """What experts gave, on its way back; it is kept where it meets the weights of the choices."""
     n, there, back = _travel(c)

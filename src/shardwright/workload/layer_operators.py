@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from shardwright.config.model_shape import Matrix, ModelShape
+from shardwright.config.layer_kind import has_experts
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -43,49 +45,70 @@ class LayerOperator:
 
 
 Operators = tuple[LayerOperator, ...]
+# Parts that our runtime always computes again, whatever a policy says: they are cheap beside what they give.
+ALWAYS_AGAIN = frozenset({"weigh"})
 
 
 @lru_cache(maxsize=64)
 def attention_operators(shape: ModelShape) -> Operators:
-    """The first half of any layer, up to the product whose result joins the residual stream."""
-    return (
-        LayerOperator("attention norm", "norm", "input", "attention normal"),
-        *(_latent(shape) if shape.latent else _grouped(shape)),
+    """The first half of any layer, up to what joins the residual stream. In a parallel block it gives a part of what
+    the second one gives, before the sum over tp, and with one norm the product into the MLP is here too."""
+    takes = "attention normal" if shape.norms_before else "input"
+    part = "norm" if shape.parallel != "one-norm" else "norm of both"
+    norm = LayerOperator("attention norm", part, "input", "attention normal")
+    gives = "whole attention output" if shape.parallel == "none" else "whole output"
+    made = (
+        *((norm,) if shape.norms_before else ()),
+        *(_latent(shape, takes) if shape.latent else _grouped(shape, takes)),
         LayerOperator("attention", "attention", "query, key and value", "attended"),
-        _product("out", "output", shape.attention_matrices[-1], "attended", "whole middle"),
-        LayerOperator("attention leave", "output", "whole middle", "attention output"),
+        _product("out", "output", shape.attention_matrices[-1], "attended", gives),
     )
+    if shape.parallel != "none":
+        return made
+    leave = LayerOperator("attention leave", "output", gives, "attention output")
+    return (*made, leave, *_out_norm(shape, "attention", "attention output"))
 
 
-def _grouped(shape: ModelShape) -> Operators:
-    """Query, key and value in one product, and their rotation."""
+def _out_norm(shape: ModelShape, half: str, takes: str) -> Operators:
+    """The norm of what a half of a layer gives, which no policy names: it is added, and an addition keeps nothing."""
+    norm = LayerOperator(f"{half} out norm", "out norm", takes, f"normal {half} output")
+    return (norm,) if shape.norms_after else ()
+
+
+def _grouped(shape: ModelShape, takes: str) -> Operators:
+    """Query, key and value in one product, and their rotation. Beside it, with one norm for both halves of a layer, the
+    product into the MLP."""
+    whole = f"whole {takes}"
+    part = "qkv" if shape.parallel != "one-norm" else "both"
+    up = _product("up", part, shape.mlp_matrices[0], whole, "up")
     return (
-        LayerOperator("attention enter", "qkv", "attention normal", "whole attention normal"),
-        _product("qkv", "qkv", shape.attention_matrices[0], "whole attention normal", "qkv"),
+        LayerOperator("attention enter", part, takes, whole),
+        *((up,) if part == "both" else ()),
+        _product("qkv", part, shape.attention_matrices[0], whole, "qkv"),
         LayerOperator("rotary", "attention", "qkv", "query, key and value"),
     )
 
 
-def _latent(shape: ModelShape) -> Operators:
+def _latent(shape: ModelShape, takes: str) -> Operators:
     """Through low ranks: latents, and the heads made of them. Without low-rank queries, these are made with the
     latents, by each tensor-parallel rank from the whole sequence."""
     down, q_up, kv_up, _ = shape.attention_matrices
     made, heads = "made keys and values", "query, key and value"
     rotary = LayerOperator("rotary", "attention", heads, heads)
     if not shape.low_ranks.query_rank:
-        whole = "whole attention normal"
+        whole = f"whole {takes}"
         products = WeightProduct(q_up, whole, "query"), WeightProduct(down, whole, "whole latents")
         of_keys = WeightProduct(kv_up, "normal keys' latent", made)
         return (
-            LayerOperator("attention enter", "qkv", "attention normal", whole),
+            LayerOperator("attention enter", "qkv", takes, whole),
             LayerOperator("qkv", "qkv", whole, "projected", products),
             LayerOperator("heads", "attention", "projected", heads, (of_keys,)),
             rotary,
         )
     products = WeightProduct(q_up, "whole latents", "query"), WeightProduct(kv_up, "whole latents", made)
     return (
-        LayerOperator("attention enter", "qkv", "attention normal", "attention normal"),
-        _product("qkv", "qkv", down, "attention normal", "latents"),
+        LayerOperator("attention enter", "qkv", takes, takes),
+        _product("qkv", "qkv", down, takes, "latents"),
         LayerOperator("heads", "attention", "latents", heads, products),
         rotary,
     )
@@ -93,28 +116,42 @@ def _latent(shape: ModelShape) -> Operators:
 
 @lru_cache(maxsize=64)
 def mlp_operators(shape: ModelShape) -> Operators:
-    """The second half of a dense layer."""
+    """The second half of a dense layer. In a parallel block it takes what the first one takes, and the sums of both
+    leave together."""
+    leave = LayerOperator("mlp leave", "down", "whole output", "mlp output")
+    if shape.parallel == "one-norm":
+        _, *rest = _mlp("", shape.mlp_matrices, "", "whole output")
+        return (*rest, leave)
+    before = "middle" if shape.parallel == "none" else "input"
+    takes = "mlp normal" if shape.norms_before else before
     return (
-        LayerOperator("mlp norm", "norm", "middle", "mlp normal"),
-        LayerOperator("mlp enter", "up", "mlp normal", "whole mlp normal"),
-        *_mlp("", shape.mlp_matrices, "whole mlp normal", "whole output"),
-        LayerOperator("mlp leave", "down", "whole output", "mlp output"),
+        *((LayerOperator("mlp norm", "norm", before, takes),) if shape.norms_before else ()),
+        LayerOperator("mlp enter", "up", takes, f"whole {takes}"),
+        *_mlp("", shape.mlp_matrices, f"whole {takes}", "whole output"),
+        leave,
+        *_out_norm(shape, "mlp", "mlp output"),
     )
 
 
 @lru_cache(maxsize=64)
 def routed_operators(shape: ModelShape) -> Operators:
     """The second half of a layer with experts, but for those that all tokens meet. No policy names its norm, whose
-    result several operators need."""
-    choice = WeightProduct(shape.gate_matrices[0], "mlp normal", "logits")
+    result several operators need. Where weights meet what experts take, that is always computed again."""
+    takes = "mlp normal" if shape.norms_before else "middle"
+    choice = WeightProduct(shape.gate_matrices[0], takes, "logits")
+    weighs = shape.mixture.weighs_input
+    rows = "weighed rows" if weighs else "dispatched"
+    norm = LayerOperator("norm before experts", "norm before experts", "middle", takes)
     return (
-        LayerOperator("norm before experts", "norm before experts", "middle", "mlp normal"),
-        LayerOperator("router", "router", "mlp normal", "weights", (choice,)),
-        LayerOperator("experts enter", "dispatch", "mlp normal", "mlp normal"),
-        LayerOperator("dispatch", "dispatch", "mlp normal", "dispatched"),
-        *_mlp("expert ", shape.routed_matrices, "dispatched", "expert output"),
+        *((norm,) if shape.norms_before else ()),
+        LayerOperator("router", "router", takes, "weights", (choice,)),
+        LayerOperator("experts enter", "dispatch", takes, takes),
+        LayerOperator("dispatch", "dispatch", takes, "dispatched"),
+        *((LayerOperator("weigh", "weigh", "dispatched", rows),) if weighs else ()),
+        *_mlp("expert ", shape.routed_matrices, rows, "expert output"),
         LayerOperator("combine", "combine", "expert output", "routed output"),
         LayerOperator("experts leave", "combine", "routed output", "routed output"),
+        *(() if shape.mixture.shared_ffn else _out_norm(shape, "mlp", "routed output")),
     )
 
 
@@ -124,15 +161,17 @@ def shared_operators(shape: ModelShape) -> Operators:
     of = shape.experts
     if of is None or not of.shared_ffn:
         return ()
+    takes = "mlp normal" if shape.norms_before else "middle"
     gate = tuple(
         LayerOperator("shared gate", "gate", "shared output", "gated output", (product,))
-        for product in (WeightProduct(m, "mlp normal", "shared gate logits") for m in shape.gate_matrices[1:])
+        for product in (WeightProduct(m, takes, "shared gate logits") for m in shape.gate_matrices[1:])
     )
     return (
-        LayerOperator("shared enter", "up", "mlp normal", "whole mlp normal"),
-        *_mlp("shared ", shape.shared_matrices, "whole mlp normal", "whole shared output"),
+        LayerOperator("shared enter", "up", takes, f"whole {takes}"),
+        *_mlp("shared ", shape.shared_matrices, f"whole {takes}", "whole shared output"),
         LayerOperator("shared leave", "down", "whole shared output", "shared output"),
         *gate,
+        *_out_norm(shape, "mlp", "gated output" if gate else "shared output"),
     )
 
 
@@ -152,11 +191,13 @@ def _product(name: str, part: str, matrix: Matrix, takes: str, gives: str) -> La
 
 @lru_cache(maxsize=64)
 def piece_operators(shape: ModelShape, kind: str) -> Operators:
-    """The operators of a piece of the model: of a layer of a kind, "dense" or "experts", of the "embedding" or the
+    """The operators of a piece of the model: of a layer of a kind (config/model_shape.py), of the "embedding" or the
     "head", or of "mtp": what predicts a further token, but for its block."""
     match kind:
         case "embedding":
-            return (LayerOperator("embedding", "embedding", "tokens", "input"),)
+            look_up = LayerOperator("embedding", "embedding", "tokens", "input")
+            norm = LayerOperator("embedding norm", "embedding norm", "input", "input")
+            return (look_up, norm) if shape.embedding_norm else (look_up,)
         case "head":
             return _head()
         case "mtp":
@@ -167,9 +208,11 @@ def piece_operators(shape: ModelShape, kind: str) -> Operators:
                 _product("project", "before block", shape.further_matrix, "joined", "input"),
                 *_head(),
             )
-    half = mlp_operators(shape) if kind == "dense" else routed_operators(shape) + shared_operators(shape)
-    join = LayerOperator("attention join", "join", "attention output", "middle")
-    return (*attention_operators(shape), join, *half, LayerOperator("mlp join", "join", half[-1].gives, "output"))
+    half = routed_operators(shape) + shared_operators(shape) if has_experts(kind) else mlp_operators(shape)
+    first, end = attention_operators(shape), LayerOperator("mlp join", "join", half[-1].gives, "output")
+    if shape.parallel != "none":
+        return (*first, *half, end)
+    return (*first, LayerOperator("attention join", "join", first[-1].gives, "middle"), *half, end)
 
 
 def _head() -> Operators:

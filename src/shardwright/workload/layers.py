@@ -14,16 +14,16 @@ from shardwright.workload import embedding_head as ends
 from shardwright.workload import expert_operators as routed
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.layer_operators import LayerOperator, piece_operators
+from shardwright.workload.layer_operators import ALWAYS_AGAIN, LayerOperator, piece_operators
 from shardwright.workload.operators import HALF, Context, Operator
 from shardwright.workload.query import PlanGrid
 
 Chain = tuple[Operator, ...]
-LAYERS = ("dense", "experts")  # kinds of pieces that are layers
-_BEFORE = ("embedding norm", "hidden norm")  # the block of a further token
+_BEFORE = ("embedding norm", "hidden norm")  # the first layer, or the block of a further token
+_BEHIND = ("attention out norm", "mlp out norm")  # the halves of a layer
 
 _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
-    **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm", *_BEFORE), op.norm),
+    **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm", *_BEFORE, *_BEHIND), op.norm),
     **dict.fromkeys(("attention enter", "mlp enter", "shared enter"), op.enter),
     **dict.fromkeys(("attention leave", "mlp leave", "shared leave"), op.leave),
     **dict.fromkeys(("attention join", "mlp join"), op.join),
@@ -37,6 +37,7 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
     "router": routed.route,
     "experts enter": routed.assemble,
     "dispatch": routed.dispatch,
+    "weigh": routed.weigh_rows,
     "combine": routed.combine,
     "shared gate": routed.weigh_shared,
     "experts leave": routed.total,
@@ -48,15 +49,16 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
 
 
 def chains(shape: ModelShape, cut: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
-    """The operators of each kind of piece: dense and expert layers, embedding, head, and what
-    predicts a further token."""
-    c = Context(shape, cut, software)
-    kinds = ("dense", *(("experts",) if shape.experts else ()), "embedding", "head")
-    kinds += ("mtp",) if shape.mtp else ()
-    found = {kind: tuple(_COSTS[o.name](c, o) for o in piece_operators(shape, kind)) for kind in kinds}
+    """The operators of each kind of piece: layers, embedding, head, and what predicts a further token."""
+    kinds = (*shape.kinds, "embedding", "head", *(("mtp",) if shape.mtp else ()))
+    found = {kind: _chain(Context(shape, cut, software, kind)) for kind in kinds}
     if cut.element_bytes == HALF:
         return found
     return {kind: tuple(o.in_numbers_of(cut.element_bytes) for o in chain) for kind, chain in found.items()}
+
+
+def _chain(c: Context) -> Chain:
+    return tuple(_COSTS[o.name](c, o) for o in piece_operators(c.shape, c.kind))
 
 
 def kept_bytes(chain: Chain, policy: str) -> Numbers:
@@ -114,6 +116,8 @@ def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
 
 def share_run_again(operator: Operator, policy: str) -> float:
     """What share of an operator's forward a policy computes again in the backward."""
+    if operator.of.part in ALWAYS_AGAIN:
+        return 1.0
     if policy in ("full", "stage"):
         return 1.0
     if policy == "selective":

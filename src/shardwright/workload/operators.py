@@ -15,8 +15,9 @@ from typing import Literal
 
 import numpy as np
 
+from shardwright.config.matrix import Matrix
 from shardwright.config.measured_table import Kernel
-from shardwright.config.model_shape import Matrix, ModelShape
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.layer_operators import LayerOperator
@@ -159,11 +160,13 @@ class Operator:
 
 @dataclass(frozen=True)
 class Context:
-    """What every operator's function takes: the model, the plan and the software, and sizes that follow from them."""
+    """What every operator's function takes: the model, the plan and the software, which piece of the model it is of,
+    and sizes that follow from them."""
 
     shape: ModelShape
     cut: PlanGrid
     software: SoftwareSpec
+    kind: str = "dense"
 
     @cached_property
     def tokens(self) -> Numbers:
@@ -188,10 +191,10 @@ class Context:
         other = self.software.layer_norm if self.shape.layer_norm else None
         return other or self.software.norm
 
-    def bias(self, elements: Numbers) -> tuple[Numbers, Numbers]:
+    def bias(self, elements: Numbers, is_there: bool) -> tuple[Numbers, Numbers]:
         """Bytes that the sum with a bias moves, forward and backward, where there is one."""
         forward, backward = self.software.bias
-        return (elements * forward, elements * backward) if self.shape.bias else (0.0, 0.0)
+        return (elements * forward, elements * backward) if is_there else (0.0, 0.0)
 
     @cached_property
     def sent(self) -> Numbers:
@@ -244,11 +247,12 @@ class Context:
 
 
 def norm(c: Context, o: LayerOperator) -> Operator:
-    """Layernorm or RMSNorm of the residual stream."""
+    """Layernorm or RMSNorm of the residual stream. In a parallel block the second takes what the first one keeps."""
     n, s = c.sizes[o.takes], c.software
     forward, backward = c.norm
+    kept = 0.0 if o.name == "mlp norm" and o.takes == "input" else n * s.norm_kept
     return Operator(
-        o, forward_bytes=n * forward, backward_bytes=n * backward, kept=n * s.norm_kept, given=c.bytes_of(o.gives),
+        o, forward_bytes=n * forward, backward_bytes=n * backward, kept=kept, given=c.bytes_of(o.gives),
         needs_kept=True, keeps_input=True, kernel="layer norm" if c.shape.layer_norm else "rms norm", elements=n,
     )  # fmt: skip
 
@@ -300,25 +304,28 @@ def rise(c: Context, o: LayerOperator) -> Operator:
     """The product for query, key and value, and that into an MLP; keeps what it gives."""
     kept = c.bytes_of(o.gives)
     of_experts = o.products[0].matrix.experts
-    forward, backward = (0.0, 0.0) if of_experts else c.bias(c.sizes[o.gives])
+    has_bias = c.shape.bias or (c.shape.qkv_bias and o.part == "qkv")
+    forward, backward = c.bias(c.sizes[o.gives], has_bias)
     inside = 0.0 if of_experts else c.gathered
     return Operator(o, (product(c, o),), None, forward, backward, kept=kept, given=kept, inside=inside)
 
 
 def fall(c: Context, o: LayerOperator) -> Operator:
     """The product that joins the heads, and that out of an MLP; its input is what the operator before keeps."""
-    # The bias is added behind the sum over tp, where tokens may be sharded.
-    forward, backward = (0.0, 0.0) if o.products[0].matrix.experts else c.bias(c.sizes.stream)
+    # The bias is added behind the sum over tp, where tokens may be sharded; that of experts to their own rows.
+    forward, backward = c.bias(c.sizes[o.gives] if o.products[0].matrix.experts else c.sizes.stream, c.shape.bias)
     return Operator(o, (product(c, o),), None, forward, backward, given=c.bytes_of(o.gives))
 
 
 def join(c: Context, o: LayerOperator) -> Operator:
-    """Bias, dropout and the sum with the residual stream."""
+    """Bias, dropout and the sum with the residual stream. In a parallel block two parts are added up before, and the
+    gradients of what both halves take."""
     n, w = c.sizes[o.gives], c.software
-    kept = n if w.dropout else 0.0
+    kept, parts = n if w.dropout else 0.0, c.sizes.whole * (c.shape.parallel != "none")
+    taken = n * (c.shape.parallel == "two-norms") + parts * (c.shape.parallel == "one-norm")
     return Operator(
-        o, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.bytes_of(o.gives), needs_kept=True,
-        kernel="join", elements=n,
+        o, (), None, (n + parts) * w.residual[0], (n + taken) * w.residual[1], kept=kept, given=c.bytes_of(o.gives),
+        needs_kept=True, kernel="join", elements=n + parts,
     )  # fmt: skip
 
 

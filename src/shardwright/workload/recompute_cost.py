@@ -23,7 +23,9 @@ _FLOPS_OF_MOVED_BYTE, _FLOPS_OF_SENT_BYTE = 300.0, 2000.0
 def operators_again(chain: Chain, policy: str) -> list[tuple[Operator, float]]:
     """What of a layer our runtime computes again under a policy, by its name in a cut, and what share of it."""
     names = [operator.name for operator in chain]
-    end = names.index("down") if policy == "full" and "down" in names else len(names)
+    # A layer that ends with a norm of what its MLP gives runs again to its end.
+    ends_with_product = "down" in names and "mlp out norm" not in names
+    end = names.index("down") if policy == "full" and ends_with_product else len(names)
     shares = [(operator, share_run_again(operator, policy)) for operator in chain[:end]]
     return [(operator, share) for operator, share in shares if share]
 
@@ -40,8 +42,7 @@ class Again:
         """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
         kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
         shape, cut = shape_of(kept.model), cut_of(kept)
-        kind = "dense" if shape.is_dense(layer) else "experts"
-        chain = chains(shape, cut, software_of(job.cluster.software))[kind]
+        chain = chains(shape, cut, software_of(job.cluster.software))[shape.kind(layer)]
         return cls(chain, cut.element_bytes)
 
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:

@@ -18,7 +18,7 @@ from shardwright.sharding.stage_placement import StagePlacement, placement_of, v
 from shardwright.workload.arrays import Array, distinct
 from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid
 
-LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
+LayerKind = tuple[str, str]  # of the model (config/model_shape.py), and what it recomputes
 
 
 def layer_kinds(shape: ModelShape, cut: PlanGrid) -> tuple[LayerKind, ...]:
@@ -29,7 +29,7 @@ def layer_kinds(shape: ModelShape, cut: PlanGrid) -> tuple[LayerKind, ...]:
 @lru_cache(maxsize=256)
 def _layer_kinds(shape: ModelShape, recompute: str, policies: tuple[str, ...]) -> tuple[LayerKind, ...]:
     of_layers = policies or (recompute,) * shape.layers
-    return tuple(("dense" if shape.is_dense(n) else "experts", of) for n, of in enumerate(of_layers))
+    return tuple((shape.kind(n), of) for n, of in enumerate(of_layers))
 
 
 def layers_by_kind(shape: ModelShape, cut: PlanGrid) -> Mapping[LayerKind, int]:

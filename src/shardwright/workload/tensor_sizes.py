@@ -72,9 +72,12 @@ def _heads_of(of: TensorSizes) -> Any:
 
 _STREAM = (
     "input", "attention normal", "attention output", "middle", "mlp normal", "mlp output", "output", "routed output",
-    "shared output", "gated output", "final input", "final normal", "embedded",
+    "shared output", "gated output", "final input", "final normal", "embedded", "normal attention output",
+    "normal mlp output",
 )  # fmt: skip
-_WHOLE = ("attention normal", "middle", "mlp normal", "output", "shared output", "final normal")
+_WHOLE = (
+    "input", "attention normal", "attention output", "middle", "mlp normal", "output", "shared output", "final normal",
+)  # fmt: skip
 _ELEMENTS: dict[str, Callable[[TensorSizes], Any]] = {
     **dict.fromkeys(_STREAM, lambda of: of.stream),
     **{f"whole {name}": lambda of: of.whole for name in _WHOLE},
@@ -98,7 +101,7 @@ _ELEMENTS: dict[str, Callable[[TensorSizes], Any]] = {
     "logits": lambda of: of.routed * of.shape.gate_matrices[0].columns,
     "weights": lambda of: of.sent,
     "rows to send": lambda of: of.sent * of.shape.hidden,
-    "dispatched": lambda of: of.arrived * of.shape.hidden,
+    **dict.fromkeys(("dispatched", "weighed rows"), lambda of: of.arrived * of.shape.hidden),
     "expert up": lambda of: of.arrived * of.shape.routed_matrices[0].columns_on(of.expert_tp),
     "expert inner": lambda of: of.arrived * of.shape.routed_matrices[1].inner_on(of.expert_tp),
     "expert output": lambda of: of.arrived * of.shape.hidden,

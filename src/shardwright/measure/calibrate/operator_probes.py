@@ -26,8 +26,10 @@ from shardwright.model.attention_core import dot_product_attention
 from shardwright.model.decoder import DecoderStage, StageSpan
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
+from shardwright.model.position_tables import PositionTables
 from shardwright.model.rotary import rotary_angles, split_and_rotate
 from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.block_attention import Merged
 from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
@@ -197,8 +199,10 @@ def attention_call(place: Place, length: int, heads: int) -> Call:
     shape = (length, max(1, heads // together), together, _HEAD)
     keys, values = (place.random(*shape).requires_grad_() for _ in range(2))
 
+    run = ForwardPass(PositionTables(), None)
+
     def attended(queries: Tensor) -> Tensor:
-        out = dot_product_attention(queries, keys, values, _HEAD**-0.5, cut=place.cut, run=ForwardPass(None, None))
+        out = dot_product_attention(queries, keys, values, AttentionRule(), cut=place.cut, run=run)
         return out.reshape(length, shape[1], -1)
 
     return operator_call(place, attended, *shape)

@@ -102,8 +102,9 @@ class Pending:
     def wait(self, keeps_turn: bool = False) -> None:
         """Block, timed and watched. On CUDA only the stream waits.
 
-        A pass beside this one computes meanwhile, unless the turn is kept. Only a forward may keep it: where it runs
-        before its backward nothing can deadlock, and so not here, but two passes that keep it on two ranks could.
+        A pass beside this one computes meanwhile, unless the turn is kept. A forward may keep it: where it runs before
+        its backward nothing can deadlock, and so not here, but two passes that keep it on two ranks could. And who has
+        waited for what was sent later may: what was sent before that comes, whoever computes.
         """
         if self._work is None:
             return

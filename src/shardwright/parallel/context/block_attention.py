@@ -13,100 +13,74 @@ S before B in memory.
 """
 
 import math
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.parallel.context.attention_rule import AttentionRule
+from shardwright.parallel.context.capped_attention import attend_capped, capped_gradients
+from shardwright.parallel.context.sight import Sight
 
-@dataclass(frozen=True)
-class Sight:
-    """Which keys a query sees. `is_causal`: those not after it, where queries and keys are the same tokens.
-
-    The numbers of the documents that queries [B, S] and keys [B, T] are in, if given, leave those of its own.
-    """
-
-    is_causal: bool = False
-    query_documents: Tensor | None = None
-    key_documents: Tensor | None = None
-
-    def allowed(self) -> Tensor | None:
-        """True where a query sees a key, [B, S, T]; None where causality says it all."""
-        if self.query_documents is None or self.key_documents is None:
-            return None
-        allowed_BST = self.query_documents[:, :, None] == self.key_documents[:, None, :]
-        return allowed_BST.tril_() if self.is_causal else allowed_BST
+PLAIN = AttentionRule()
 
 
 def attend_block(
-    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, scale: float | None = None, kind: str = "cpu"
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, rule: AttentionRule = PLAIN, kind: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T x scale) V [B, N, S, D], and log of the sum of exponentials [B, N, S], float32.
-
-    Without a `scale` it is 1 / sqrt(D). `kind` is that of the device whose kernel is taken.
-    """
-    allowed_BST = sight.allowed()
-    is_causal = sight.is_causal and allowed_BST is None
-    bias = None if allowed_BST is None else _bias(allowed_BST, q_BNSD.dtype)
+    """softmax(Q K^T x scale) V [B, N, S, D], and log of the sum of exponentials [B, N, S], float32, by a rule but for
+    its sinks. `kind` is that of the device whose kernel is taken."""
+    scale = rule.scale
+    if rule.softcap:
+        return attend_capped(q_BNSD, k_BGTD, v_BGTD, sight, scale, softcap=rule.softcap, kind=kind)
+    bias = sight.bias(q_BNSD.shape[2], k_BGTD.shape[2], q_BNSD.dtype, q_BNSD.device)
+    is_causal = sight.is_causal and bias is None
     if kind == "cuda":
         out_BNSD, lse_BNS = _attend_on_cuda(q_BNSD, k_BGTD, v_BGTD, bias, is_causal=is_causal, scale=scale)
     else:
         out_BNSD, lse_BNS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q_BNSD, k_BGTD, v_BGTD, 0.0, is_causal, attn_mask=bias, scale=scale
         )
-    if allowed_BST is not None:
-        blind_BS = ~allowed_BST.any(dim=-1)
-        out_BNSD = out_BNSD.masked_fill_(blind_BS[:, None, :, None], 0.0)
-        lse_BNS = lse_BNS.masked_fill_(blind_BS[:, None], -math.inf)  # the operator says 0
+    if bias is not None:
+        blind_BNS = (bias == -math.inf).all(dim=-1)
+        out_BNSD = out_BNSD.masked_fill_(blind_BNS[..., None], 0.0)
+        lse_BNS = lse_BNS.masked_fill_(blind_BNS, -math.inf)  # the operator says 0
     return out_BNSD, lse_BNS
 
 
 def block_gradients(
     dout_BNSD: Tensor, q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, out_BNSD: Tensor, lse_BNS: Tensor, sight: Sight,
-    scale: float | None = None, kind: str = "cpu",
+    rule: AttentionRule = PLAIN, kind: str = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The block's part of the gradients of q, k and v. `out` and `lse` are those of all of a query's keys."""
-    allowed_BST = sight.allowed()
-    is_causal = sight.is_causal and allowed_BST is None
-    bias = None
-    if allowed_BST is not None:
-        bias = _bias(allowed_BST, q_BNSD.dtype)
+    bias = None if rule.softcap else sight.bias(q_BNSD.shape[2], k_BGTD.shape[2], q_BNSD.dtype, q_BNSD.device)
+    if bias is not None or rule.softcap:
         # Where no key is seen at all: -inf - -inf would be NaN, and exp(-inf - 0) is the 0 that it should be.
         lse_BNS = lse_BNS.masked_fill(lse_BNS == -math.inf, 0.0)
+    if rule.softcap:
+        return capped_gradients(
+            dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD=out_BNSD, lse_BNS=lse_BNS, sight=sight, scale=rule.scale,
+            softcap=rule.softcap, kind=kind,
+        )  # fmt: skip
+    is_causal = sight.is_causal and bias is None
     if kind == "cuda":
         return _gradients_on_cuda(
-            dout_BNSD,
-            q_BNSD,
-            k_BGTD,
-            v_BGTD,
-            out_BNSD=out_BNSD,
-            lse_BNS=lse_BNS,
-            bias=bias,
-            is_causal=is_causal,
-            scale=scale,
-        )
+            dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD=out_BNSD, lse_BNS=lse_BNS, bias=bias, is_causal=is_causal,
+            scale=rule.scale,
+        )  # fmt: skip
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD, lse_BNS, 0.0, is_causal, attn_mask=bias, scale=scale
+        dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD, lse_BNS, 0.0, is_causal, attn_mask=bias, scale=rule.scale
     )
     return gradients
 
 
-def dry_attention(q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scale: float, kind: str) -> Tensor:
+def dry_attention(q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scale: float | None, kind: str) -> Tensor:
     """Causal attention of a dry run, [B, N, S, D], with a gradient: tensors without memory are on no device for whose
     kernel torch would decide, so the one that it takes for `kind` is named."""
     on_cuda, on_cpu = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"
     kernel = getattr(torch.ops.aten, on_cuda if kind == "cuda" else on_cpu)
     return cast(Tensor, kernel(q_BNSD, k_BGSD, v_BGSD, 0.0, True, scale=scale)[0])
-
-
-def _bias(allowed_BST: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a query sees a key and -inf elsewhere, [B, 1, S, T]."""
-    B, S, T = allowed_BST.shape
-    # The CUDA operator wants rows that begin at multiples of 16 bytes.
-    padded = torch.zeros(B, S, -(-T // 8) * 8, dtype=dtype, device=allowed_BST.device)
-    return padded[..., :T].masked_fill_(~allowed_BST, -math.inf)[:, None]
 
 
 class Merged:
@@ -117,6 +91,14 @@ class Merged:
         self.out_BNSD = out_BNSD.float()
         self.lse_BNS = lse_BNS
 
+    @classmethod
+    def nothing(cls, q_BNSD: Tensor) -> "Merged":
+        """Before the first block, where no block is of all queries."""
+        B, N, S, D = q_BNSD.shape
+        lse_BNS = torch.full((B, N, S), -math.inf, dtype=torch.float32, device=q_BNSD.device)
+        out_SBND = torch.zeros(S, B, N, D, dtype=torch.float32, device=q_BNSD.device)
+        return cls(out_SBND.permute(1, 2, 0, 3), lse_BNS)
+
     def add(self, queries: slice, out_BNSD: Tensor, lse_BNS: Tensor) -> None:
         """Add a block that some of the queries take part in."""
         before_BNS = self.lse_BNS[:, :, queries]
@@ -125,6 +107,12 @@ class Merged:
         weight_BNS, of_block_BNS = (before_BNS - seeing_BNS).exp_(), (lse_BNS - seeing_BNS).exp_()
         self.out_BNSD[:, :, queries].mul_(weight_BNS[..., None]).addcmul_(out_BNSD.float(), of_block_BNS[..., None])
         before_BNS.copy_(both_BNS)
+
+    def add_score(self, scores_N: Tensor) -> None:
+        """Add a key without a value, whose score is the same for all queries of a head."""
+        both_BNS = torch.logaddexp(self.lse_BNS, scores_N[:, None])
+        self.out_BNSD.mul_((self.lse_BNS - both_BNS).exp_()[..., None])
+        self.lse_BNS = both_BNS
 
 
 # The operators for CUDA. Written after torch's own schema and never run: no machine of ours had a GPU.
@@ -157,4 +145,4 @@ def _gradients_on_cuda(
 
 
 def _for_all_heads(bias: Tensor | None, q_BNSD: Tensor) -> Tensor | None:
-    return None if bias is None else bias.expand(-1, q_BNSD.shape[1], -1, -1)
+    return None if bias is None else bias.expand(q_BNSD.shape[0], q_BNSD.shape[1], -1, -1)

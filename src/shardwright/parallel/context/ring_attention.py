@@ -19,27 +19,32 @@ from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, Pending, all_gather, all_to_all, reduce_scatter, start_exchange
 from shardwright.parallel.comm.regions import conjugate
-from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
-from shardwright.sharding.sequence import ScoreBlock, block_of
+from shardwright.parallel.context.attention_rule import AttentionRule
+from shardwright.parallel.context.block_attention import Merged, attend_block, block_gradients
+from shardwright.parallel.context.sight import Sight
+from shardwright.sharding.score_blocks import blocks_in_reach
+from shardwright.sharding.sequence import ScoreBlock, block_of, held_ranges
+
+PLAIN = AttentionRule()
 
 
 def ring_attention(
     q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, cp: Axis, documents_PBs: Tensor | None = None,
-    is_causal: bool = True, scale: float | None = None,
+    rule: AttentionRule = PLAIN,
 ) -> Tensor:  # fmt: skip
-    """softmax(QK^T x scale) V over the tokens of all ranks, [s, B, N, D], for those of this one.
+    """Attention by a rule over the tokens of all ranks, [s, B, N, D], for those of this one.
 
     `documents_PBs`: numbers of the documents that the tokens of each rank are in; attention stays within one.
     """
-    return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, is_causal, scale, _Ring)
+    return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, rule, _Ring)
 
 
 def gathered_attention(
     q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, cp: Axis, documents_PBs: Tensor | None = None,
-    is_causal: bool = True, scale: float | None = None,
+    rule: AttentionRule = PLAIN,
 ) -> Tensor:  # fmt: skip
     """Attention of this rank's queries to all keys and values, which are gathered at once."""
-    return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, is_causal, scale, _Gathered)
+    return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, rule, _Gathered)
 
 
 class _KeyValueExchange(Protocol):
@@ -140,24 +145,27 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, documents_PBs: Tensor | None, cp: Axis,
-        is_causal: bool, scale: float | None, way: type[_KeyValueExchange],
+        rule: AttentionRule, way: type[_KeyValueExchange],
     ) -> Tensor:  # fmt: skip
-        ctx.cp, ctx.is_causal, ctx.scale, ctx.way = cp, is_causal, scale, way
+        ctx.cp, ctx.rule, ctx.way = cp, rule, way
         q_BNsD = _heads_first(q_sBND)
         merged: Merged | None = None
         exchange = way(torch.stack((k_sBGD, v_sBGD)), cp)
-        for source, kv_KsBGD in exchange.blocks():  # each block of keys and values that visits this rank
-            block = block_of(cp.index, source, q_sBND.shape[0], is_causal)
-            k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
-            sight = _sight(block, cp.index, source, documents_PBs)
-            out_BNsD, lse_BNs = attend_block(
-                q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, scale=scale, kind=cp.kind
-            )
-            if merged is None:
-                merged = Merged(out_BNsD, lse_BNs)
-            else:
+        for source, kv_KsBGD in exchange.blocks():  # the keys and values that visit this rank
+            for block in _blocks(rule, cp, source, q_sBND):
+                k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
+                sight = _sight(block, cp.index, source, documents_PBs, rule=rule)
+                out_BNsD, lse_BNs = attend_block(
+                    q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, rule=rule, kind=cp.kind
+                )
+                if merged is None and out_BNsD.shape[2] == len(q_sBND) and not rule.makes_scores:
+                    merged = Merged(out_BNsD, lse_BNs)
+                    continue
+                merged = merged or Merged.nothing(q_BNsD)
                 merged.add(block.queries, out_BNsD, lse_BNs)
         assert merged is not None, "a rank visits itself"
+        if rule.sinks is not None:
+            merged.add_score(rule.sinks.scores())
         out_sBND = merged.out_BNSD.to(q_sBND.dtype).permute(2, 0, 1, 3)
         ctx.save_for_backward(q_sBND, k_sBGD, v_sBGD, out_sBND, merged.lse_BNS, documents_PBs)
         return out_sBND
@@ -166,39 +174,94 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_sBND, k_sBGD, v_sBGD, out_sBND, lse_BNs, documents_PBs = ctx.saved_tensors
         cp: Axis = ctx.cp
+        rule: AttentionRule = ctx.rule
         q_BNsD, out_BNsD, dout_BNsD = (_heads_first(x) for x in (q_sBND, out_sBND, grads[0].contiguous()))
         dq_sBND = torch.zeros(q_sBND.shape, dtype=torch.float32, device=q_sBND.device)
         exchange: _KeyValueExchange = ctx.way(torch.stack((k_sBGD, v_sBGD)), cp)
         for source, kv_KsBGD in exchange.blocks():
-            block = block_of(cp.index, source, q_sBND.shape[0], ctx.is_causal)
-            here = (slice(None), slice(None), block.queries)
-            k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
-            sight = _sight(block, cp.index, source, documents_PBs)
-            dq_BNsD, dk_BGsD, dv_BGsD = block_gradients(
-                dout_BNsD[here],
-                q_BNsD[here],
-                k_BGsD,
-                v_BGsD,
-                out_BNSD=out_BNsD[here],
-                lse_BNS=lse_BNs[here],
-                sight=sight,
-                scale=ctx.scale,
-                kind=cp.kind,
-            )
-            dq_sBND[block.queries] += dq_BNsD.permute(2, 0, 1, 3)
-            exchange.add_gradients(source, block.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))
+            sums = _KeyGradients(kv_KsBGD)
+            for block in _blocks(rule, cp, source, q_sBND):
+                here = (slice(None), slice(None), block.queries)
+                k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
+                dq_BNsD, dk_BGsD, dv_BGsD = block_gradients(
+                    dout_BNsD[here],
+                    q_BNsD[here],
+                    k_BGsD,
+                    v_BGsD,
+                    out_BNSD=out_BNsD[here],
+                    lse_BNS=lse_BNs[here],
+                    sight=_sight(block, cp.index, source, documents_PBs, rule=rule),
+                    rule=rule,
+                    kind=cp.kind,
+                )
+                dq_sBND[block.queries] += dq_BNsD.permute(2, 0, 1, 3)
+                sums.add(block.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))
+            exchange.add_gradients(source, *sums.all_of())
+        if rule.sinks is not None:
+            rule.sinks.add_gradient(dout_BNsD, out_BNsD, lse_BNs)
         dk_sBGD, dv_sBGD = exchange.own_gradients().to(k_sBGD.dtype)
-        return dq_sBND.to(q_sBND.dtype), dk_sBGD, dv_sBGD, None, None, None, None, None
+        return dq_sBND.to(q_sBND.dtype), dk_sBGD, dv_sBGD, None, None, None, None
+
+
+class _KeyGradients:
+    """Gradients of the keys and values of one rank, of all blocks that they are in: of one as they are, of several as
+    a sum in float32."""
+
+    def __init__(self, kv_KsBGD: Tensor) -> None:
+        self._like = kv_KsBGD
+        self._one: tuple[slice, Tensor, Tensor] | None = None
+        self._sums_KsBGD: Tensor | None = None
+
+    def add(self, keys: slice, dk_sBGD: Tensor, dv_sBGD: Tensor) -> None:
+        """Add those of a block."""
+        if self._one is None and self._sums_KsBGD is None:
+            self._one = keys, dk_sBGD, dv_sBGD
+            return
+        sums_KsBGD = self._sums()
+        sums_KsBGD[0, keys] += dk_sBGD
+        sums_KsBGD[1, keys] += dv_sBGD
+
+    def all_of(self) -> tuple[slice, Tensor, Tensor]:
+        """Some keys and their gradients: none, where no block was in reach."""
+        if self._one is not None:
+            return self._one
+        if self._sums_KsBGD is None:
+            return slice(0, 0), self._like[0, :0], self._like[1, :0]
+        return slice(0, self._like.shape[1]), self._sums_KsBGD[0], self._sums_KsBGD[1]
+
+    def _sums(self) -> Tensor:
+        """The sum, with what has waited to be alone."""
+        if self._sums_KsBGD is None:
+            self._sums_KsBGD = torch.zeros(self._like.shape, dtype=torch.float32, device=self._like.device)
+        if self._one is not None:
+            (keys, dk_sBGD, dv_sBGD), self._one = self._one, None
+            self._sums_KsBGD[0, keys] += dk_sBGD
+            self._sums_KsBGD[1, keys] += dv_sBGD
+        return self._sums_KsBGD
+
+
+def _blocks(rule: AttentionRule, cp: Axis, source: int, q_sBND: Tensor) -> list[ScoreBlock]:
+    """The blocks of scores of this rank's queries with the keys of `source`."""
+    num_held = len(q_sBND)
+    sequence = num_held * cp.size
+    if not rule.goes_by_position(sequence):
+        return [block_of(cp.index, source, num_held, rule.is_causal)]
+    queries, keys = (held_ranges(sequence, cp.size, index, "ring") for index in (cp.index, source))
+    return blocks_in_reach(queries, keys, rule.reach, rule.most_queries(q_sBND))
 
 
 def _heads_first(x_sBND: Tensor) -> Tensor:
     return x_sBND.permute(1, 2, 0, 3)
 
 
-def _sight(block: ScoreBlock, index: int, source: int, documents_PBs: Tensor | None) -> Sight:
-    if documents_PBs is None:
-        return Sight(block.is_causal)
-    return Sight(block.is_causal, documents_PBs[index][:, block.queries], documents_PBs[source][:, block.keys])
+def _sight(block: ScoreBlock, index: int, source: int, documents_PBs: Tensor | None, rule: AttentionRule) -> Sight:
+    of_queries = of_keys = None
+    if documents_PBs is not None:
+        of_queries, of_keys = documents_PBs[index][:, block.queries], documents_PBs[source][:, block.keys]
+    # Where scores are made, positions say what causality would.
+    is_causal = block.is_causal and not rule.makes_scores
+    reach = rule.reach if block.has_edge and not is_causal else None
+    return Sight(is_causal, of_queries, of_keys, reach, block.first_query, block.first_key, slopes_N=rule.slopes_N)
 
 
 # Ulysses.

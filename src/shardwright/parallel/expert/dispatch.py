@@ -29,7 +29,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.parallel.comm.collectives import Axis, NodeAxes, all_reduce_max, start_all_to_all, start_all_to_all_v
+from shardwright.parallel.comm.collectives import (
+    Axis,
+    NodeAxes,
+    Pending,
+    all_reduce_max,
+    start_all_to_all,
+    start_all_to_all_v,
+)
 from shardwright.parallel.expert.counting import HostNumbers, count_each
 from shardwright.precision.float8 import E4M3, Quantised, quantise
 from shardwright.precision.float8_product import dequantise
@@ -178,12 +185,9 @@ def through_experts(x_TH: Tensor, trip: Trip, compute: Compute, in_float8: bool 
     if ep.by_node is not None:
         return _through_nodes(x_TH, trip, compute, ep.by_node, in_float8=in_float8)
     planned = plan_dispatch(trip.counting, ep, routing.expected)
+    arrived = [*_Dispatch.apply(x_TH, routing.weights_TK, planned, ep, in_float8, True)]
     # No name is given to the rows: what experts let go of them is then free.
-    y_NH = compute(
-        _Dispatch.apply(x_TH, planned, ep, in_float8),
-        _DispatchWeights.apply(routing.weights_TK, planned, ep),
-        planned.counts_e,
-    )
+    y_NH = compute(arrived.pop(0), arrived.pop(), planned.counts_e)
     return _Combine.apply(y_NH, planned, ep, in_float8)
 
 
@@ -198,14 +202,14 @@ def _through_nodes(x_TH: Tensor, trip: Trip, compute: Compute, nodes: NodeAxes, 
     node_RK = torch.where(expert_RK < 0, -1, expert_RK // num_local)
     node_R = node_RK.gather(1, (planned.choice_R % num_choices)[:, None])
     local_RK = torch.where(node_RK == node_R, expert_RK - node_R * num_local, -1)
-    x_MH = [_Dispatch.apply(x_TH, planned, nodes.between, in_float8)]
+    local = _start_dispatch(local_RK.int(), planned, nodes.between)
     # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
-    weights_MK = _Dispatch.apply(routing.weights_TK, planned, nodes.between, False)
-    local_MK = _dispatch(local_RK.int(), planned, nodes.between).long()
-    arrived = Routing(local_MK, weights_MK, expected=rows_inside(local_MK.shape[0], num_choices, num_nodes))
-    inside = start_trip(arrived, num_local, nodes.inside)
+    arrived = [*_Dispatch.apply(x_TH, routing.weights_TK, planned, nodes.between, in_float8, False)]
+    local_MK, weights_MK = local.wait_behind().long(), arrived.pop()
+    there = Routing(local_MK, weights_MK, expected=rows_inside(local_MK.shape[0], num_choices, num_nodes))
+    inside = start_trip(there, num_local, nodes.inside)
     return _Combine.apply(
-        through_experts(x_MH.pop(), inside, compute, in_float8=in_float8), planned, nodes.between, in_float8
+        through_experts(arrived.pop(), inside, compute, in_float8=in_float8), planned, nodes.between, in_float8
     )
 
 
@@ -215,35 +219,63 @@ def each_once(node_TK: Tensor) -> Tensor:
     return node_TK.masked_fill(same_TKK.tril(-1).any(dim=2), -1)
 
 
-def _dispatch(x_RH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
-    """Rows to their experts: [R, H] to [N, H]."""
+@dataclass
+class _Travelling:
+    """Rows on their way: once they have arrived, `finish` gives them as they are wanted. What is `sent` lives till
+    then."""
+
+    pending: Pending | None
+    sent: Tensor
+    finish: Callable[[], Tensor]
+
+    def wait(self, keeps_turn: bool = False) -> Tensor:
+        """The rows. A pass beside this one computes meanwhile, unless the turn is kept."""
+        if self.pending is not None:
+            self.pending.wait(keeps_turn)
+        return self.finish()
+
+    def wait_behind(self) -> Tensor:
+        """The rows, where others were waited for that were sent after them: these are on the wire too, whoever
+        computes on the other ranks. So the turn is kept: handed over, it would come back late."""
+        return self.wait(keeps_turn=True)
+
+
+def _start_dispatch(x_RH: Tensor, planned: DispatchPlan, ep: Axis) -> _Travelling:
+    """Send rows to their experts: [R, H] to [N, H]."""
     if ep.size == 1:
-        return x_RH
+        return _Travelling(None, x_RH, lambda: x_RH)
     x_NH = x_RH.new_empty(sum(planned.num_received), x_RH.shape[1])
-    start_all_to_all_v(x_NH, x_RH, ep, planned.num_received, in_splits=planned.num_sent).wait()
-    return x_NH if planned.arriving_N is None else x_NH.index_select(0, planned.arriving_N)
+    pending = start_all_to_all_v(x_NH, x_RH, ep, planned.num_received, in_splits=planned.num_sent)
+    order_N = planned.arriving_N
+    return _Travelling(pending, x_RH, lambda: x_NH if order_N is None else x_NH.index_select(0, order_N))
 
 
-def _dispatch_tokens(x_TH: Tensor, planned: DispatchPlan, ep: Axis, in_float8: bool) -> Tensor:
-    """A row of each choice to its expert: [T, H] to [N, H]. In fp8 they are rounded alike where they do not travel."""
+def _start_tokens(x_TH: Tensor, planned: DispatchPlan, ep: Axis, in_float8: bool) -> Callable[[], Tensor]:
+    """Send a row of each choice to its expert, [T, H] to [N, H]; what is returned waits for the rows that come. In fp8
+    they are rounded alike where they do not travel."""
     tokens_R = planned.tokens
     if not in_float8:
-        return _dispatch(x_TH.index_select(0, tokens_R), planned, ep)
+        return _start_dispatch(x_TH.index_select(0, tokens_R), planned, ep).wait
     cast = quantise(x_TH, "tile", E4M3)
-    values_NH = _dispatch(cast.values.view(torch.uint8).index_select(0, tokens_R), planned, ep)
-    scales_Nh = _dispatch(cast.scales.index_select(0, tokens_R), planned, ep)
-    return dequantise(Quantised(values_NH.view(E4M3), scales_Nh, "tile"), x_TH.dtype)
+    scales = _start_dispatch(cast.scales.index_select(0, tokens_R), planned, ep)
+    values = _start_dispatch(cast.values.view(torch.uint8).index_select(0, tokens_R), planned, ep)
+
+    def widened() -> Tensor:
+        values_NH = values.wait().view(E4M3)
+        return dequantise(Quantised(values_NH, scales.wait_behind(), "tile"), x_TH.dtype)
+
+    return widened
 
 
-def _combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
-    """Rows back from their experts: [N, H] to [R + 1, H]. The last row is 0: that of choices without an expert."""
+def _start_combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> _Travelling:
+    """Send rows back from their experts: [N, H] to [R + 1, H]. The last row is 0: that of choices without an expert."""
     num_rows = sum(planned.num_sent)
     y_RH = y_NH.new_empty(num_rows + 1, y_NH.shape[1])
     y_RH[num_rows] = 0
     if planned.arriving_N is not None:
         y_NH = torch.empty_like(y_NH).index_copy_(0, planned.arriving_N, y_NH)
-    start_all_to_all_v(y_RH[:num_rows], y_NH, ep, planned.num_sent, in_splits=planned.num_received).wait()
-    return y_RH
+    pending = start_all_to_all_v(y_RH[:num_rows], y_NH, ep, planned.num_sent, in_splits=planned.num_received)
+    return _Travelling(pending, y_NH, lambda: y_RH)
 
 
 def _sum_choices(y_RH: Tensor, row_TK: Tensor) -> Tensor:
@@ -260,33 +292,36 @@ def _sum_choices(y_RH: Tensor, row_TK: Tensor) -> Tensor:
 
 
 class _Dispatch(torch.autograd.Function):
-    """Forward: an all-to-all of one row for each choice. Backward: the gradients of these rows come back."""
+    """Forward: all-to-alls of a row for each choice, with the token, and of their weights: that of the choice, [N, 1],
+    if `of_choices`, else those of all choices of the token, [N, K]. Backward: the gradients of both come back. Weights
+    are sent first, for nobody then has to wait for them."""
 
     @staticmethod
-    def forward(ctx: Any, x_TH: Tensor, planned: DispatchPlan, ep: Axis, in_float8: bool) -> Tensor:
-        ctx.planned, ctx.ep = planned, ep
-        return _dispatch_tokens(x_TH, planned, ep, in_float8)
+    def forward(
+        ctx: Any, x_TH: Tensor, weights_TK: Tensor, planned: DispatchPlan, ep: Axis, in_float8: bool, of_choices: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.planned, ctx.ep, ctx.of_choices = planned, ep, of_choices
+        if of_choices:
+            weights_RW = weights_TK.reshape(-1, 1).index_select(0, planned.choice_R)
+        else:
+            weights_RW = weights_TK.index_select(0, planned.tokens)
+        weights = _start_dispatch(weights_RW, planned, ep)
+        x_NH = _start_tokens(x_TH, planned, ep, in_float8)()
+        return x_NH, weights.wait_behind()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         planned: DispatchPlan = ctx.planned
-        return _sum_choices(_combine(grads[0], planned, ctx.ep), planned.row_TK), None, None, None
-
-
-class _DispatchWeights(torch.autograd.Function):
-    """Forward: an all-to-all of the weight of each choice, [T, K] to [N, 1]. Backward: their gradients come back; that
-    of a choice without an expert is 0."""
-
-    @staticmethod
-    def forward(ctx: Any, weights_TK: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
-        ctx.planned, ctx.ep = planned, ep
-        return _dispatch(weights_TK.reshape(-1, 1).index_select(0, planned.choice_R), planned, ep)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        planned: DispatchPlan = ctx.planned
-        dweight_R1 = _combine(grads[0], planned, ctx.ep)
-        return dweight_R1.index_select(0, planned.row_TK.flatten()).view(planned.row_TK.shape), None, None
+        dx_NH, dweights_NW = grads
+        weights = _start_combine(dweights_NW, planned, ctx.ep)
+        dx_TH = _sum_choices(_start_combine(dx_NH, planned, ctx.ep).wait(), planned.row_TK)
+        dweights_RW = weights.wait_behind()
+        if ctx.of_choices:
+            # That of a choice without an expert is 0.
+            dweights_TK = dweights_RW.index_select(0, planned.row_TK.flatten()).view(planned.row_TK.shape)
+        else:
+            dweights_TK = _sum_choices(dweights_RW, planned.row_TK)
+        return dx_TH, dweights_TK, None, None, None, None
 
 
 class _Combine(torch.autograd.Function):
@@ -296,8 +331,8 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_NH: Tensor, planned: DispatchPlan, ep: Axis, in_float8: bool) -> Tensor:
         ctx.planned, ctx.ep, ctx.in_float8 = planned, ep, in_float8
-        return _sum_choices(_combine(y_NH, planned, ep), planned.row_TK)
+        return _sum_choices(_start_combine(y_NH, planned, ep).wait(), planned.row_TK)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _dispatch_tokens(grads[0], ctx.planned, ctx.ep, ctx.in_float8), None, None, None
+        return _start_tokens(grads[0], ctx.planned, ctx.ep, ctx.in_float8)(), None, None, None

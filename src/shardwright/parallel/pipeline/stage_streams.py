@@ -8,7 +8,7 @@ what follows begins after the stage's stream. So memory of one stream that anoth
 next. Within a pair it is not: there a tensor that one stage made and the other frees needs `handed_on`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from torch import Tensor
 class StageStreams(Protocol):
     """Where the stages of a rank compute."""
 
-    def fork(self, stages: Iterable[int]) -> None:
+    def fork(self, stages: Sequence[int]) -> None:
         """What is issued for these stages from now on comes after all that was issued before."""
 
     def computing(self, stage: int) -> AbstractContextManager[None]:
@@ -35,7 +35,7 @@ class StageStreams(Protocol):
 class InOrder:
     """A device that computes what it is told at once, such as a CPU, or all of it on one stream."""
 
-    def fork(self, stages: Iterable[int]) -> None: ...
+    def fork(self, stages: Sequence[int]) -> None: ...
 
     def computing(self, stage: int) -> AbstractContextManager[None]:
         return nullcontext()
@@ -52,7 +52,8 @@ class CudaStreams:
         self._main = torch.cuda.current_stream(device)
         self._streams = {stage: torch.cuda.Stream(device) for stage in stages}
 
-    def fork(self, stages: Iterable[int]) -> None:
+    def fork(self, stages: Sequence[int]) -> None:
+        assert len(set(stages)) == len(stages), f"two passes of one stage, of {stages}, would share its stream"
         for stage in stages:
             self._streams[stage].wait_stream(self._main)
 

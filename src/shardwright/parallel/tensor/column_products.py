@@ -82,13 +82,18 @@ class _ColumnProducts(torch.autograd.Function):
         x_sBH = kept_input(ctx)
         cut: LayerSharding = ctx.cut
         x_SBH, gathered = start_gather_again(x_sBH, cut)
-        dx_SBH = torch.zeros_like(x_SBH)
+        dx_SBH: Tensor | None = None
         gradients: list[Tensor | Quantised] = []
         for part, dy_SBN in zip(ctx.parts, grads, strict=True):
             of_part = (dy_SBN, None) if part.weight is None else input_gradient_of(dy_SBN, part.weight)
-            dx_SBH[..., part.start : part.stop] += of_part[0]
+            if dx_SBH is None and part.weight is not None and part.stop - part.start == x_SBH.shape[-1]:
+                dx_SBH = of_part[0]
+            else:
+                dx_SBH = torch.zeros_like(x_SBH) if dx_SBH is None else dx_SBH
+                dx_SBH[..., part.start : part.stop].add_(of_part[0])
             gradients.append(dy_SBN if of_part[1] is None else of_part[1])
             del of_part
+        assert dx_SBH is not None, "there are parts"
         dx_sBH, reduced = start_sum(dx_SBH, x_sBH.shape, cut)
         for part, dy, how in zip(ctx.parts, gradients, ctx.casts, strict=True):
             if part.weight is not None:

@@ -128,9 +128,14 @@ class RowLinear(nn.Module):
 
     def forward(self, x_SBH: ProductInput) -> Tensor:
         """[S, B, H / tp] to [s, B, N]."""
-        partial_SBN = local_product(x_SBH, self.weight, self.cut, self.owns_input)
-        leave = scatter_to if self.cut.shards_sequence else reduce_from
-        y_sBN = leave(partial_SBN, self.cut.tp)
+        return self.with_bias(sum_of_parts(self.part(x_SBH), self.cut))
+
+    def part(self, x_SBH: ProductInput) -> Tensor:
+        """This rank's part of the sum, [S, B, N], without the bias."""
+        return local_product(x_SBH, self.weight, self.cut, self.owns_input)
+
+    def with_bias(self, y_sBN: Tensor) -> Tensor:
+        """The sum of all parts, with the bias if there is one."""
         return y_sBN if self.bias is None else y_sBN + self.bias
 
 
@@ -152,6 +157,12 @@ class ReplicatedLinear(nn.Module):
     def forward(self, x_SBH: ProductInput) -> Tensor:
         """[s, B, H] to [s, B, N]."""
         return local_product(x_SBH, self.weight, self.cut)
+
+
+def sum_of_parts(part_SBN: Tensor, cut: LayerSharding) -> Tensor:
+    """The sum over tp of what row-parallel products gave on each rank, [s, B, N]."""
+    leave = scatter_to if cut.shards_sequence else reduce_from
+    return leave(part_SBN, cut.tp)
 
 
 def local_product(x_SBH: ProductInput, weight: PlacedParameter, cut: LayerSharding, owns_input: bool = False) -> Tensor:

@@ -176,6 +176,12 @@ def expert_matrix(shape: tuple[int, ...], dim: int, ep: Axis, expert_tp: Axis, s
     return _cut(shape, {0: ep, dim: expert_tp}, "normal", std, is_expert=True)
 
 
+def expert_bias(shape: tuple[int, ...], dim: int, ep: Axis, expert_tp: Axis) -> PlacedParameter:
+    """One bias of each of shape[0] experts, of which a rank of `expert_tp` holds a range of `dim` of each, or all if
+    that is 0."""
+    return _cut(shape, {0: ep} | ({dim: expert_tp} if dim else {}), "zeros", 0.0, is_expert=True)
+
+
 def _cut(
     shape: tuple[int, ...], axes: Mapping[int, Axis], init: str, std: float, is_expert: bool = False
 ) -> PlacedParameter:

@@ -16,7 +16,7 @@ from shardwright.planner.search.objectives import Objective, best
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import SearchTally, TriedSize
 from shardwright.planner.search.space import SCHEDULES
-from shardwright.planner.stages.best_layout import paying_layout
+from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import played_steps
@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # what explains a plan is imported where one is explained
     from shardwright.planner.search.sample import Standing
 
 _LAID_OUT = 3  # plans of which uneven stages are tried
-_GAIN = 0.01  # share of a step that uneven stages must save
 
 
 @dataclass(frozen=True)
@@ -159,11 +158,11 @@ def explained(
 
 def _laid_out(plan: PricedPlan, constants: Constants) -> PricedPlan:
     """The plan with the layers of its stages chosen, if that is worth it and fits."""
-    job = paying_layout(plan.job, constants, _GAIN) if plan.job.plan.pp > 1 else None
+    job = paying_layout(plan.job, constants, LEAST_GAIN) if plan.job.plan.pp > 1 else None
     if job is None:
         return plan
     (laid,) = priced([job], constants)
-    if not laid.fits or laid.time.total * (1 + _GAIN) > plan.time.total:
+    if not laid.fits or laid.time.total * (1 + LEAST_GAIN) > plan.time.total:
         return plan
     return replace(laid, even_s=float(plan.time.total))
 

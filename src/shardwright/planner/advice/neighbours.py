@@ -13,6 +13,7 @@ from shardwright.cost.calibration import device_of
 from shardwright.planner.search.space import lies_otherwise
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import REPLICAS, layout, of_stage
+from shardwright.sharding.stage_placement import placement_of
 
 _POLICIES = ("none", "selective", "full")
 
@@ -27,10 +28,17 @@ class Neighbour:
 
 
 def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
-    """All of them on as many devices, those with another schedule among `schedules`."""
+    """All of them on as many devices, those with another schedule among `schedules`.
+
+    Where stages lie as before, each keeps its layers.
+    """
     found, seen = [], {job.plan.model_dump_json()}
     for field, value, changes in _moves(job, schedules):
-        plan = job.plan.model_copy(update={"layout": [], "extra_warmup": 0, "most_alive": 0.0} | changes)
+        if all(getattr(job.plan, name) == new for name, new in changes.items()):
+            continue  # the plan itself
+        plan = job.plan.model_copy(update={"extra_warmup": 0, "most_alive": 0.0} | changes)
+        if plan.layout and not _same_stages(job.plan, plan):
+            plan = plan.model_copy(update={"layout": []})
         near = job.model_copy(update={"plan": plan})
         text = plan.model_dump_json()
         if text in seen or job_faults(near) or plan_faults(near):
@@ -38,6 +46,14 @@ def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
         seen.add(text)
         found.append(Neighbour(field, value, near))
     return found
+
+
+def _same_stages(plan: PlanSpec, other: PlanSpec) -> bool:
+    """Whether each rank holds the same stages under both; where `auto` lays them its search says."""
+    if plan.schedule != other.schedule and "auto" in (plan.schedule, other.schedule):
+        return False
+    mine, theirs = (placement_of(of.schedule, of.pp, of.stages_per_rank) for of in (plan, other))
+    return mine == theirs
 
 
 def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:

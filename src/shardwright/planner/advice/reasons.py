@@ -19,6 +19,7 @@ from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
 from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words
 from shardwright.planner.search.plan_price import room_bytes
+from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
@@ -59,6 +60,8 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     Steps are simulated in full, each plan's in its own order of work.
     """
     near = neighbours(job, schedules)
+    if job.plan.layout:  # beside one with its best stages, theirs are too
+        near = [_laid_out(one, constants) for one in near]
     found = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
     jobs = [job, *(neighbour.job for neighbour in near)]
     known = [(place, price) for place, price in enumerate(found) if isinstance(price, Price)]
@@ -71,6 +74,13 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     order = list(dict.fromkeys(one.field for one in beside))
     told = [one for one in beside if one.excess_bytes > 0 or abs(one.slower_s) >= _TOLD * mine.total]
     return sorted(told, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
+
+
+def _laid_out(near: Neighbour, constants: Constants) -> Neighbour:
+    """The neighbour with the layers of its stages chosen, where that pays and its plan says nothing of them."""
+    plan = near.job.plan
+    laid = paying_layout(near.job, constants, LEAST_GAIN) if plan.pp > 1 and not plan.layout else None
+    return replace(near, job=laid) if laid else near
 
 
 def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reason:

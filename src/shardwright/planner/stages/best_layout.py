@@ -22,6 +22,8 @@ from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import is_played, played_step, step_on_parts_s
 
+LEAST_GAIN = 0.01  # share of a step that uneven stages must save where nobody asked for them
+
 
 @dataclass(frozen=True)
 class LaidOut:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.config.layer_kind import has_experts
 from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import Memory, memory_lost, rank_memory
@@ -55,9 +56,9 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
 
 def _probe(run: Run, kind: LayerKind, layout: tuple[int, int], constants: Constants) -> list[Memory]:
     """What two pipeline ranks need that hold the embedding, so many layers of a kind, and the head."""
-    shape = replace(run.shape, layers=sum(layout))
+    shape = run.shape.of_kind(kind[0], layers=sum(layout))
     if shape.experts:
-        dense_layers = _ALL_LAYERS if kind[0] == "dense" else 0
+        dense_layers = 0 if has_experts(kind[0]) else _ALL_LAYERS
         shape = replace(shape, experts=replace(shape.experts, dense_layers=dense_layers, every=1))
     # One microbatch, so that one is in flight.
     cut = replace(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
 from shardwright.account.step_collectives import PieceKind
+from shardwright.config.layer_kind import UNTURNED, WINDOWED
 from shardwright.config.units import bytes_text, flops_text, number_text, seconds_text
 from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass
 from shardwright.report.text_columns import aligned
@@ -28,24 +29,31 @@ _NAMES = {
     "dense": "a layer", "experts": "a layer with experts", "embedding": "the embedding", "head": "the head",
     "mtp": "a further token beside its layer",
 }  # fmt: skip
+_PLURALS = {"dense": "layers", "experts": "layers with experts", "mtp": "further tokens beside their layers"}
 
 
 def piece_name(kind: PieceKind) -> str:
     """ "a layer", "a layer with experts that computes attention and norm again"."""
-    name, policy = kind
+    name, policy = _piece_words(kind[0]), kind[1]
     if policy == "none":
-        return _NAMES[name]
+        return name
     *others, last = policy.replace("full", "all").replace("stage", "all").split("+")
-    return f"{_NAMES[name]} that computes {' and '.join([*([', '.join(others)] if others else []), last])} again"
+    return f"{name} that computes {' and '.join([*([', '.join(others)] if others else []), last])} again"
 
 
 def pieces_text(pieces: Mapping[PieceKind, int]) -> str:
     """ "8 layers, the head"."""
-    plural = {"dense": "layers", "experts": "layers with experts", "mtp": "further tokens beside their layers"}
     return ", ".join(
-        f"{count} {plural[kind[0]]}" if kind[0] in plural and count > 1 else piece_name(kind)
+        f"{count} {_piece_words(kind[0], _PLURALS)}" if kind[0] not in ("embedding", "head") and count > 1
+        else piece_name(kind)
         for kind, count in pieces.items()
-    )
+    )  # fmt: skip
+
+
+def _piece_words(kind: str, names: Mapping[str, str] = _NAMES) -> str:
+    """A kind of piece in words, with how its layers attend where they differ."""
+    ways = [way for word, way in ((WINDOWED, "with a window"), (UNTURNED, "without rotary positions")) if word in kind]
+    return " ".join((names[kind.split()[0]], " and ".join(ways))).rstrip()
 
 
 def _title(piece: PiecePass, backward: bool) -> str:

@@ -23,7 +23,9 @@ from shardwright.train.checkpoint.manifest import (
     optimizer_of,
 )
 from shardwright.train.checkpoint.other_job import FROM, GO_ON, differences, refuse_other_model
+from shardwright.train.checkpoint.released_weights import ReleasedWeights
 from shardwright.train.checkpoint.replica_state import has_optimizer, take_up, wanted_boxes
+from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage
 
 
@@ -49,8 +51,10 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
 
     Every rank calls this. Moves a few small collectives over the world, and what `take_up` does.
     """
-    replica, said = build(job, mesh), list[str]()
+    said = list[str]()
     storage = open_storage(place_of(job, folder))
+    released = None if _has_begun(storage, mesh) else released_weights_of(job)
+    replica = _new(job, mesh, released)
     found, is_touched = _load_newest(job, mesh, replica, storage, said, weights_alone=False)
     if found is not None:
         plan = describe_job(found.job)
@@ -66,7 +70,9 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
         said.append("beginning anew, at step 1")
         barrier(mesh.world)
     if is_touched:  # by one that was not whole
-        replica = build(job, mesh)
+        replica = _new(job, mesh, released_weights_of(job))
+    if job.model.weights:
+        said.append(f"beginning with the weights of {job.model.weights}")
     if weights_from:
         other, _ = kept_by(weights_from, "train --from")
         found, _ = _load_newest(job, mesh, replica, other, said, weights_alone=True)
@@ -74,6 +80,19 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
             raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
         said.append(f"beginning with the weights of {other.root}/{folder_name(found.step)}")
     return Resumed(replica, said=tuple(said))
+
+
+def _has_begun(storage: Storage, mesh: Mesh) -> bool:
+    """Whether a checkpoint is there, as rank 0 sees it: then released weights need not be."""
+    seen = torch.tensor(float(bool(steps_kept(storage))) if mesh.rank == 0 else 0.0, device=mesh.device)
+    return bool(all_reduce_max(seen.reshape(1), mesh.world))
+
+
+def _new(job: JobSpec, mesh: Mesh, released: ReleasedWeights | None) -> Replica:
+    """This rank's part of the job at its beginning."""
+    replica = build(job, mesh, initial_values(job, released))
+    take_choice_biases(replica.stages, released)
+    return replica
 
 
 def go_back(job: JobSpec, mesh: Mesh, replica: Replica, folder: Path) -> tuple[Manifest | None, list[str]]:

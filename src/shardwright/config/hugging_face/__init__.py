@@ -1,0 +1,1 @@
+"""Models as Hugging Face's config.json describes them, read as fields of [model]."""

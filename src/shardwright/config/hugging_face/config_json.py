@@ -1,0 +1,128 @@
+"""From a config.json, or the folder of a model with one in it, to fields of [model].
+
+A family is what model_type says. What a released configuration leaves out has the family's own default
+(defaults.toml): files that transformers writes name only what differs from it.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from shardwright.config.base import PlanError, shortened
+from shardwright.config.catalog import nearest
+from shardwright.config.hugging_face import like_llama, older, with_experts
+from shardwright.config.hugging_face.decoder_fields import Fields
+from shardwright.config.hugging_face.reading import Reading
+from shardwright.config.toml_file import value_faults
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
+
+CONFIG = "config.json"
+USUAL_SEQUENCE = 4096  # tokens of a sample, of models that could read more
+_MOST_BYTES = 4 * MIB
+
+FAMILIES: Mapping[str, Callable[[Reading], Fields]] = {
+    "bloom": older.bloom, "deepseek_v2": with_experts.deepseek_v2, "deepseek_v3": with_experts.deepseek_v3,
+    "falcon": older.falcon, "gemma": like_llama.gemma, "gemma2": like_llama.gemma2,
+    "gemma3_text": like_llama.gemma3, "glm": like_llama.glm, "glm4": like_llama.glm4,
+    "glm4_moe": with_experts.glm4_moe, "gpt2": older.gpt2, "gpt_neox": older.gpt_neox,
+    "gpt_oss": with_experts.gpt_oss, "granite": like_llama.granite, "granitemoe": with_experts.granite_moe,
+    "granitemoeshared": with_experts.granite_moe, "kimi_k2": with_experts.deepseek_v3, "llama": like_llama.llama,
+    "llama4_text": with_experts.llama4, "mistral": like_llama.mistral, "mixtral": with_experts.mixtral,
+    "olmo": like_llama.olmo, "olmo2": like_llama.olmo2, "olmo3": like_llama.olmo3, "olmoe": with_experts.olmoe,
+    "opt": older.opt, "phi3": like_llama.phi3, "qwen2": like_llama.qwen2, "qwen2_moe": with_experts.qwen2_moe,
+    "qwen3": like_llama.qwen3, "qwen3_moe": with_experts.qwen3_moe, "smollm3": like_llama.smollm3,
+    "starcoder2": older.starcoder2,
+}  # fmt: skip
+_LIKE = {"kimi_k2": "deepseek_v3", "granitemoeshared": "granitemoeshared"}  # whose defaults another family has
+
+
+def names_config(name: str) -> bool:
+    """Whether a model's name is the path of a config.json or of a folder that has one."""
+    try:
+        return name.endswith(".json") or (Path(name) / CONFIG).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_model(name: str) -> Fields:
+    """Fields of [model], its name among them, of a config.json or a folder. Raises PlanError with every fault."""
+    path = path_of(name)
+    keys = read_keys(path)
+    fields, faults = fields_of(keys)
+    if faults:
+        raise PlanError(f"{path} ({family_of(keys) or 'no family'})", faults)
+    return {"name": _called(path)} | fields
+
+
+def path_of(name: str) -> Path:
+    """The config.json that a name means."""
+    return Path(name) if name.endswith(".json") else Path(name, CONFIG)
+
+
+def family_of(keys: dict[str, Any]) -> str:
+    """The family that a configuration names, of the decoder of text where it has several kinds of input."""
+    family = text_keys(keys).get("model_type")
+    return family if isinstance(family, str) else ""
+
+
+def fields_of(keys: dict[str, Any]) -> tuple[Fields, list[str]]:
+    """Fields of [model] of a configuration, and its faults."""
+    keys, family = text_keys(keys), family_of(keys)
+    if family not in FAMILIES:
+        return {}, [_unknown(family)]
+    reading = Reading(keys, dict(_defaults().get(_LIKE.get(family, family), {})))
+    fields = FAMILIES[family](reading)
+    longest = fields["sequence"]
+    if fields.get("positions") != "learned":
+        fields |= {"longest_sequence": longest, "sequence": min(longest, USUAL_SEQUENCE)}
+    return fields, reading.all_faults()
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """All keys of a config.json. Raises PlanError."""
+    try:
+        keys = json.loads(read_text(path, _MOST_BYTES, "config.json"))
+    except FileFault as error:
+        raise PlanError(str(path), [str(error)]) from None
+    except OSError as error:
+        raise PlanError(str(path), [f"it can't be read: {error.strerror}; check the path"]) from None
+    except (ValueError, RecursionError) as error:
+        raise PlanError(str(path), [f"it is not valid JSON: {shortened(str(error), 200)}; mend it"]) from None
+    if not isinstance(keys, dict):
+        raise PlanError(str(path), ["it is JSON, and no object of keys and values as a config.json is"])
+    if faults := value_faults(keys):
+        raise PlanError(str(path), faults)
+    return keys
+
+
+def text_keys(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the decoder of text, where a model of several kinds of input has them by themselves."""
+    inner = keys.get("text_config")
+    if not isinstance(inner, dict):
+        return keys
+    outer = {"tie_word_embeddings": keys["tie_word_embeddings"]} if "tie_word_embeddings" in keys else {}
+    return outer | inner
+
+
+@cache
+def _defaults() -> dict[str, dict[str, Any]]:
+    """What each family has where a configuration says nothing."""
+    return tomllib.loads((resources.files(__package__) / "defaults.toml").read_text(encoding="utf-8"))
+
+
+def _called(path: Path) -> str:
+    """A name for the model: that of its folder."""
+    return path.absolute().parent.name or "model" if path.name == CONFIG else path.stem
+
+
+def _unknown(family: str) -> str:
+    if not family:
+        return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
+    near = nearest(family, sorted(FAMILIES))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"these can be: {', '.join(sorted(FAMILIES))}"
+    return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"

@@ -1,0 +1,80 @@
+"""What configurations of most decoders have in common, as fields of [model].
+
+Keys are those of Llama's configuration, which most later ones share. Each function takes some of them and gives the
+fields that follow.
+"""
+
+from typing import Any
+
+from shardwright.config.hugging_face.reading import Reading
+
+Fields = dict[str, Any]
+
+# Their words for the activation inside an MLP, and ours.
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_fast": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick-gelu",
+}  # fmt: skip
+
+
+def decoder(r: Reading) -> Fields:
+    """Layers, widths, heads, vocabulary, norms: all but positions, biases and experts."""
+    fields = shape(r) | {
+        "ffn": r.count("intermediate_size"),
+        "activation": r.word_of("hidden_act", ACTIVATIONS, "silu"),
+        "norm_epsilon": r.number("rms_norm_eps", 1e-6),
+    }
+    if width := r.optional_count("head_dim"):
+        fields["head_dim"] = width
+    return fields
+
+
+def shape(r: Reading) -> Fields:
+    """Layers, hidden, heads, vocabulary, and what the ends share."""
+    heads = r.count("num_attention_heads")
+    return {
+        "layers": r.count("num_hidden_layers"),
+        "hidden": r.count("hidden_size"),
+        "heads": heads,
+        "kv_heads": r.optional_count("num_key_value_heads") or heads,
+        **ends(r),
+    }
+
+
+def ends(r: Reading) -> Fields:
+    """The vocabulary, the longest sequence, initial weights, and whether the head is the table of embeddings."""
+    return {
+        "vocab": r.count("vocab_size"),
+        "sequence": r.count("max_position_embeddings", 2048),
+        "init_std": r.number("initializer_range", 0.02),
+        "tied_embeddings": r.flag("tie_word_embeddings"),
+    }
+
+
+def linear_biases(r: Reading, attention: str = "attention_bias", mlp: str = "mlp_bias") -> Fields:
+    """Biases of attention's four products and of the MLP's, which are all there or all missing."""
+    both = r.flag(attention), r.flag(mlp)
+    if both[0] != both[1]:
+        r.fault(f"{attention} and {mlp} are not the same, and biases are in all linear layers or in none")
+    return {"bias": all(both)}
+
+
+def experts(
+    r: Reading, num: str, *, width: str = "moe_intermediate_size", chosen: str = "num_experts_per_tok"
+) -> Fields:
+    """Experts, how many a token meets, and their width, as fields of [model.moe]."""
+    return {"experts": r.count(num), "top_k": r.count(chosen), "ffn": r.count(width)}
+
+
+def only_some_layers(r: Reading, layers: int) -> Fields:
+    """Which layers have experts, where each so many-th has, but for those of a list (Qwen)."""
+    dense = sorted(set(r.counts("mlp_only_layers") or []))
+    if dense != list(range(len(dense))):
+        r.fault(f"mlp_only_layers is {dense}, and only the first layers can be without experts")
+    every = max(1, r.count("decoder_sparse_step", 1))
+    if dense and every > 1 and len(dense) % every:
+        r.fault(
+            f"mlp_only_layers {dense} and decoder_sparse_step {every} together can't be expressed: layers with experts "
+            f"are counted from the first that may have some; use a multiple of {every} of them"
+        )
+    return {"first_dense": min(len(dense), layers), "every": every}

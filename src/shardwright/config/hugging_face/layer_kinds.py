@@ -1,0 +1,65 @@
+"""Which layers attend within a window and which know no positions, from lists of layers to the rule behind them."""
+
+from collections.abc import Sequence
+
+from shardwright.config.base import shortened
+from shardwright.config.hugging_face.decoder_fields import Fields
+from shardwright.config.hugging_face.reading import Reading
+
+_FULL = "full_attention"
+_WITHIN = {"sliding_attention": False, "chunked_attention": True}  # whether windows are chunks
+
+
+def window(r: Reading, size: int, layers: int, usual: Sequence[str] = ()) -> Fields:
+    """Fields of [model.window], of a window of `size` tokens, where layer_types or else `usual` say which layers have
+    it: every one where both say nothing."""
+    kinds = r.words("layer_types") or list(usual) or ["sliding_attention"] * layers
+    if unknown := sorted({kind for kind in kinds if kind not in (_FULL, *_WITHIN)}):
+        r.fault(
+            f"layer_types has {shortened(unknown[0])}, which can't be expressed; layers attend to all, or in windows"
+        )
+        return {}
+    if len(kinds) != layers:
+        r.fault(f"layer_types has {len(kinds)} entries, and num_hidden_layers is {layers}")
+        return {}
+    within = [kind != _FULL for kind in kinds]
+    if not any(within) or not size:
+        return {}
+    rule = _rule(within)
+    if rule is None:
+        r.fault(
+            f"layer_types has windows in layers {shortened(str([i for i, one in enumerate(within) if one]))}, which no "
+            "rule of first_full and full_every gives: the first so many attend to all, or every so many-th does"
+        )
+        return {}
+    chunked = _WITHIN[next(kind for kind in kinds if kind != _FULL)]
+    return {"window": {"size": size} | rule | ({"chunked": True} if chunked else {})}
+
+
+def _rule(within: Sequence[bool]) -> Fields | None:
+    """first_full and full_every that make these layers attend within windows, or None. full_every counts all layers."""
+    layers = len(within)
+    first = within.index(True)
+    if all(within[first:]) and not any(within[:first]):
+        return {"first_full": first} if first else {}
+    for every in range(2, layers + 1):
+        if list(within) == [(layer + 1) % every != 0 for layer in range(layers)]:
+            return {"full_every": every}
+    return None
+
+
+def without_positions(r: Reading, layers: int, usual_every: int) -> Fields:
+    """no_rotary_every, from no_rope_layers (1 where a layer has positions) or no_rope_layer_interval."""
+    every = r.count("no_rope_layer_interval", usual_every)
+    listed = r.counts("no_rope_layers")
+    if not listed:
+        return {"no_rotary_every": every} if every else {}
+    if len(listed) != layers:
+        r.fault(f"no_rope_layers has {len(listed)} entries, and num_hidden_layers is {layers}")
+    has = [bool(one) for one in listed]
+    if all(has):
+        return {}
+    every = has.index(False) + 1
+    if has != [(layer + 1) % every != 0 for layer in range(len(has))]:
+        r.fault("no_rope_layers has no rule: every so many-th layer is without positions, or none")
+    return {"no_rotary_every": every}

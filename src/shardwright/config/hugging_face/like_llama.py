@@ -1,0 +1,160 @@
+"""Families whose decoder is Llama's with a few things of their own: one MLP in every layer, RMSNorm, rotary positions.
+
+Each function takes the keys of one family and gives fields of [model]. What a family has that others have not stands in
+its function alone.
+"""
+
+import math
+
+from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
+from shardwright.config.hugging_face.layer_kinds import window, without_positions
+from shardwright.config.hugging_face.reading import Reading
+from shardwright.config.hugging_face.rotary_fields import local_rotary, rotary
+
+
+def head_width(fields: Fields) -> int:
+    """Width of a head that a configuration says, or hidden / heads."""
+    return int(fields.get("head_dim") or fields["hidden"] // max(1, fields["heads"]))
+
+
+def llama(r: Reading) -> Fields:
+    """Llama 1 to 3 (Touvron et al. 2023, arXiv 2302.13971; Dubey et al. 2024, arXiv 2407.21783), Yi, SmolLM 1 and 2."""
+    fields = decoder(r) | linear_biases(r)
+    return fields | rotary(r, head_width(fields))
+
+
+def mistral(r: Reading) -> Fields:
+    """Mistral (Jiang et al. 2023, arXiv 2310.06825): windows in all layers of the first releases."""
+    fields = decoder(r)
+    return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
+
+
+def smollm3(r: Reading) -> Fields:
+    """SmolLM3: every fourth layer knows no positions."""
+    fields = decoder(r) | linear_biases(r)
+    r.must_be("use_sliding_window", (False,), "layers without positions would have windows")
+    r.ignore("sliding_window", "layer_types", "max_window_layers")
+    return fields | rotary(r, head_width(fields)) | without_positions(r, fields["layers"], 4)
+
+
+def qwen2(r: Reading) -> Fields:
+    """Qwen 1.5, 2 and 2.5 (Yang et al. 2024, arXiv 2407.10671): biases of query, key and value alone."""
+    fields = decoder(r) | {"qkv_bias": True}
+    return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"])
+
+
+def qwen3(r: Reading) -> Fields:
+    """Qwen 3 (Yang et al. 2025, arXiv 2505.09388): a norm of each head's query and key in place of biases."""
+    fields = decoder(r) | {"qk_norm": "head", "bias": False}
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"])
+
+
+def qwen_windows(r: Reading, layers: int) -> Fields:
+    """Windows of Qwen's later layers, where they are asked for."""
+    first = r.count("max_window_layers")
+    if not r.flag("use_sliding_window"):
+        r.ignore("sliding_window", "layer_types")
+        return {}
+    usual = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
+    return window(r, r.count("sliding_window"), layers, usual)
+
+
+def gemma(r: Reading) -> Fields:
+    """Gemma (Mesnard et al. 2024, arXiv 2403.08295): embeddings times the root of their width, wide heads."""
+    # Released first with "gelu", which has always been computed as its tanh form.
+    r.ignore("hidden_activation")
+    fields = decoder(r) | {"activation": "gelu-tanh", "embedding_scale": math.sqrt(r.count("hidden_size"))}
+    r.must_be("use_bidirectional_attention", (None, False), "tokens would see later ones")
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    return fields | rotary(r, head_width(fields))
+
+
+def gemma2(r: Reading, usual_pattern: int = 2) -> Fields:
+    """Gemma 2 (Riviere et al. 2024, arXiv 2408.00118): norms on both sides, soft caps, windows in every other layer."""
+    fields = gemma(r) | {
+        "norm_place": "around",
+        "attention_scale": r.number("query_pre_attn_scalar", 256.0) ** -0.5,
+    }
+    for theirs, ours in (("attn_logit_softcapping", "attention_softcap"), ("final_logit_softcapping", "logit_softcap")):
+        fields[ours] = r.optional_number(theirs)
+    layers = fields["layers"]
+    every = r.count("sliding_window_pattern", usual_pattern)
+    r.ignore("_sliding_window_pattern", "cache_implementation")
+    usual = ["sliding_attention" if (layer + 1) % max(1, every) else "full_attention" for layer in range(layers)]
+    return fields | window(r, r.count("sliding_window"), layers, usual)
+
+
+def gemma3(r: Reading) -> Fields:
+    """Gemma 3 (Kamath et al. 2025, arXiv 2503.19786): norms of heads, five layers with windows to one without."""
+    fields = gemma2(r, usual_pattern=6) | {"qk_norm": "head"}
+    local = local_rotary(r, head_width(fields)).get("rotary_base", r.number("rope_local_base_freq", 10000.0))
+    if "window" in fields:
+        fields["window"] |= {"rotary_base": local, "rotary_scaled": False}
+    return fields
+
+
+def phi3(r: Reading) -> Fields:
+    """Phi 3 and 4 (Abdin et al. 2024, arXiv 2404.14219)."""
+    fields = decoder(r) | {"dropout": r.number("resid_pdrop")}
+    r.must_be("embd_pdrop", (fields["dropout"],), "embeddings are dropped as often as what joins the residual stream")
+    fields |= window(r, r.optional_count("sliding_window"), fields["layers"])
+    return fields | rotary(r, head_width(fields), in_part=True)
+
+
+def olmo(r: Reading) -> Fields:
+    """OLMo (Groeneveld et al. 2024, arXiv 2402.00838): LayerNorm without weights, values kept within a bound."""
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    fields = decoder(r) | {"norm": "layernorm", "norm_weight": False, "norm_epsilon": 1e-5}
+    fields["clip_qkv"] = r.optional_number("clip_qkv")
+    return fields | rotary(r, head_width(fields))
+
+
+def olmo2(r: Reading) -> Fields:
+    """OLMo 2 (Walsh et al. 2025, arXiv 2501.00656): norms of what attention and MLP give, and of whole queries and
+    keys."""
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    fields = decoder(r) | {"norm_place": "after", "qk_norm": "full"}
+    return fields | rotary(r, head_width(fields))
+
+
+def olmo3(r: Reading) -> Fields:
+    """OLMo 3: OLMo 2 with windows in three of four layers, whose positions are not stretched."""
+    fields, layers = olmo2(r), r.count("num_hidden_layers")
+    usual = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in range(layers)]
+    fields |= window(r, r.count("sliding_window"), layers, usual)
+    if "window" in fields:
+        local = local_rotary(r, head_width(fields)).get("rotary_base", fields["rotary_base"])
+        fields["window"] |= {"rotary_base": local, "rotary_scaled": False}
+    return fields
+
+
+def glm(r: Reading) -> Fields:
+    """GLM-4 of 2024 (arXiv 2406.12793): half of each head turns, biases of query, key and value."""
+    fields = decoder(r) | {"qkv_bias": r.flag("attention_bias", True)}
+    return fields | rotary(r, head_width(fields), in_part=True)
+
+
+def glm4(r: Reading) -> Fields:
+    """GLM-4 of April 2025: norms on both sides besides."""
+    return glm(r) | {"norm_place": "around"}
+
+
+def granite(r: Reading) -> Fields:
+    """Granite 3 and 4 without state spaces: what joins the residual stream, embeddings and logits are scaled."""
+    fields = decoder(r) | linear_biases(r) | granite_scales(r)
+    return fields | rotary(r, head_width(fields))
+
+
+def granite_scales(r: Reading) -> Fields:
+    """The four factors of Granite."""
+    divisor = r.number("logits_scaling", 1.0)
+    if divisor <= 0:
+        r.fault(f"logits_scaling is {divisor:g}, and logits are divided by it; it should be more than 0")
+        divisor = 1.0
+    return {
+        "embedding_scale": r.number("embedding_multiplier", 1.0),
+        "residual_scale": r.number("residual_multiplier", 1.0),
+        "attention_scale": r.number("attention_multiplier", 1.0),
+        "logit_scale": 1.0 / divisor,
+    }

@@ -1,0 +1,118 @@
+"""Families before Llama, with LayerNorm: each function takes the keys of one and gives fields of [model]."""
+
+from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, shape
+from shardwright.config.hugging_face.like_llama import head_width
+from shardwright.config.hugging_face.reading import Reading
+from shardwright.config.hugging_face.rotary_fields import rotary
+
+_LAYER_NORM = {"norm": "layernorm", "gated_mlp": False}
+
+
+def gpt2(r: Reading) -> Fields:
+    """GPT-2 (Radford et al. 2019)."""
+    for name in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
+        r.must_be(name, (False,), "GPT-2 as released has it not", False)
+    r.must_be("scale_attn_weights", (True,), "scores are divided by the root of a head's width", True)
+    hidden = r.count("n_embd")
+    r.ignore("n_ctx")
+    return _LAYER_NORM | _dropout(r, "resid_pdrop", "embd_pdrop") | {
+        "layers": r.count("n_layer"), "hidden": hidden, "heads": r.count("n_head"),
+        "ffn": r.optional_count("n_inner") or 4 * hidden, "vocab": r.count("vocab_size"),
+        "sequence": r.count("n_positions"), "positions": "learned", "bias": True,
+        "activation": r.word_of("activation_function", ACTIVATIONS, "gelu_new"),
+        "norm_epsilon": r.number("layer_norm_epsilon", 1e-5), "init_std": r.number("initializer_range", 0.02),
+        "tied_embeddings": r.flag("tie_word_embeddings", True),
+    }  # fmt: skip
+
+
+def gpt_neox(r: Reading) -> Fields:
+    """GPT-NeoX and Pythia (Black et al. 2022, arXiv 2204.06745): attention and MLP side by side, a quarter turns."""
+    fields = shape(r) | _LAYER_NORM | _dropout(r, "hidden_dropout") | {
+        "ffn": r.count("intermediate_size"), "activation": r.word_of("hidden_act", ACTIVATIONS, "gelu"),
+        "norm_epsilon": r.number("layer_norm_eps", 1e-5), "bias": True,
+    }  # fmt: skip
+    fields["kv_heads"] = fields["heads"]
+    r.must_be("attention_bias", (True,), "the MLP has biases", True)
+    if r.flag("use_parallel_residual", True):
+        fields["parallel_block"] = "two-norms"
+    return fields | rotary(r, head_width(fields), theta="rotary_emb_base", share="rotary_pct", in_part=True)
+
+
+def opt(r: Reading) -> Fields:
+    """OPT (Zhang et al. 2022, arXiv 2205.01068), but for the one of 350 million parameters, whose norms come behind."""
+    fields = shape(r) | _LAYER_NORM | _dropout(r, "dropout") | {
+        "ffn": r.count("ffn_dim"), "positions": "learned", "position_offset": 2, "bias": r.flag("enable_bias", True),
+        "activation": r.word_of("activation_function", ACTIVATIONS, "relu"), "init_std": r.number("init_std", 0.02),
+        "tied_embeddings": r.flag("tie_word_embeddings", True),
+        "norm_weight": r.flag("layer_norm_elementwise_affine", True),
+    }  # fmt: skip
+    r.must_be("do_layer_norm_before", (True,), "OPT-350m norms behind attention and MLP, without a last norm", True)
+    r.must_be("_remove_final_layer_norm", (False,), "there is a norm before the head", False)
+    r.must_be("word_embed_proj_dim", (fields["hidden"], None), "embeddings are as wide as the residual stream")
+    r.must_be("layerdrop", (0, 0.0), "layers are not dropped", 0.0)
+    r.ignore("initializer_range", "activation_dropout")
+    return fields
+
+
+def bloom(r: Reading) -> Fields:
+    """BLOOM (Le Scao et al. 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
+    hidden = r.count(r.named("n_embed", "hidden_size"))
+    layers = r.count(r.named("num_hidden_layers", "n_layer"))
+    heads = r.count(r.named("num_attention_heads", "n_head"))
+    r.must_be("apply_residual_connection_post_layernorm", (False,), "the residual stream passes by the norms", False)
+    r.ignore("skip_bias_add", "skip_bias_add_qkv", "seq_length", "n_inner", "attention_softmax_in_fp32",
+             "bias_dropout_fusion", "masked_softmax_fusion", "n_embed", "hidden_size", "num_attention_heads", "n_head",
+             "n_layer")  # fmt: skip
+    return _LAYER_NORM | _dropout(r, "hidden_dropout") | {
+        "layers": layers, "hidden": hidden, "heads": heads, "ffn": 4 * hidden, "vocab": r.count("vocab_size"),
+        "sequence": r.count("seq_length", 2048), "positions": "alibi", "embedding_norm": True, "bias": True,
+        "activation": "gelu-tanh", "norm_epsilon": r.number("layer_norm_epsilon", 1e-5),
+        "init_std": r.number("initializer_range", 0.02), "tied_embeddings": r.flag("tie_word_embeddings", True),
+    }  # fmt: skip
+
+
+def falcon(r: Reading) -> Fields:
+    """Falcon (Almazrouei et al. 2023, arXiv 2311.16867): attention and MLP side by side; the small ones have one
+    key/value head."""
+    heads = r.count(r.named("num_attention_heads", "n_head"))
+    hidden = r.count(r.named("n_embed", "hidden_size"))
+    layers = r.count(r.named("num_hidden_layers", "n_layer"))
+    newer, parallel = r.flag("new_decoder_architecture"), r.flag("parallel_attn", True)
+    groups = r.optional_count("num_kv_heads") or r.optional_count("n_head_kv") or heads
+    r.ignore("n_embed", "hidden_size", "n_head", "n_layer", "num_hidden_layers", "num_attention_heads", "n_head_kv")
+    one = r.flag("multi_query", True) and not newer
+    fields = _LAYER_NORM | _dropout(r, "hidden_dropout") | {
+        "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": 1 if one else groups if newer else heads,
+        "ffn": r.optional_count("ffn_hidden_size") or 4 * hidden,
+        "vocab": r.count("vocab_size"), "sequence": r.count("max_position_embeddings", 2048),
+        "activation": r.word_of("activation", ACTIVATIONS, "gelu"), "bias": r.flag("bias"),
+        "norm_epsilon": r.number("layer_norm_epsilon", 1e-5), "init_std": r.number("initializer_range", 0.02),
+        "tied_embeddings": r.flag("tie_word_embeddings", True),
+    }  # fmt: skip
+    norms = r.count("num_ln_in_parallel_attn") if r.has("num_ln_in_parallel_attn") else 2 if newer else 1
+    if newer or parallel:
+        fields["parallel_block"] = "two-norms" if norms == 2 else "one-norm"
+    if r.flag("alibi"):
+        r.ignore("rope_parameters", "rope_theta", "rope_scaling")
+        return fields | {"positions": "alibi", "alibi_scaled": True}
+    return fields | rotary(r, head_width(fields))
+
+
+def starcoder2(r: Reading) -> Fields:
+    """StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173)."""
+    fields = shape(r) | _LAYER_NORM | _dropout(r, "residual_dropout", "embedding_dropout") | {
+        "ffn": r.count("intermediate_size"), "activation": r.word_of("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
+        "norm_epsilon": r.number("norm_epsilon", 1e-5), "bias": r.flag("use_bias", True),
+    }  # fmt: skip
+    r.ignore("layer_types", "mlp_type", "norm_type")
+    if size := r.optional_count("sliding_window"):
+        fields["window"] = {"size": size}
+    return fields | rotary(r, head_width(fields))
+
+
+def _dropout(r: Reading, *names: str) -> Fields:
+    """The one probability of dropping what joins the residual stream, and embeddings where they have a key."""
+    values = {r.number(name) for name in names}
+    if len(values) > 1:
+        r.fault(f"{' and '.join(names)} are not the same, and embeddings are dropped as often as what joins the stream")
+    return {"dropout": max(values)}

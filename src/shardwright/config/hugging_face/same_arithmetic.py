@@ -1,0 +1,71 @@
+"""Whether two descriptions are of one model: all fields that say what its layers compute."""
+
+import math
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.hugging_face.decoder_fields import Fields
+from shardwright.config.model import ModelSpec
+
+# Fields that say how a model is trained, called or drawn, and nothing of what its layers compute.
+_OF_TRAINING = (
+    "name",
+    "sequence",
+    "longest_sequence",
+    "weights",
+    "dropout",
+    "init_std",
+    "mtp_weight",
+    "told_parameters_b",
+)
+_OF_ROUTING = (
+    "bias_update",
+    "aux_loss",
+    "aux_coefficient",
+    "aux_scope",
+    "z_coefficient",
+    "capacity_factor",
+    "overflow",
+)
+
+
+def arithmetic(model: ModelSpec) -> dict[str, Any]:
+    """The fields of a model that say what its layers compute, with their defaults filled in."""
+    fields = model.model_dump(exclude={*_OF_TRAINING})
+    fields |= {"kv_heads": model.num_kv_heads, "head_dim": model.head_size, "ffn": model.ffn_size}
+    moe = model.moe
+    fields["moe"] = {name: value for name, value in fields["moe"].items() if name not in _OF_ROUTING}
+    if moe.experts:
+        fields["moe"] |= {
+            "ffn": moe.ffn_size(model.ffn_size), "top_k": moe.num_chosen, "shared_ffn": moe.shared_size(model.ffn_size),
+            "shared_experts": int(moe.shared_experts > 0),
+        }  # fmt: skip
+        if all(map(moe.has_experts, range(model.layers))):
+            del fields["ffn"]  # no layer has an MLP of that width
+    return fields
+
+
+def is_same(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether two models compute the same, given the same weights."""
+    return is_close(arithmetic(one), arithmetic(other))
+
+
+def differing_fields(fields: Fields, model: ModelSpec) -> list[str]:
+    """Faults: fields of a released model that a job's model has otherwise."""
+    theirs = arithmetic(ModelSpec.model_validate(fields | {"sequence": model.sequence}))
+    ours = arithmetic(model)
+    return [
+        f"model.{name} is {shortened(str(ours.get(name)))}, and {shortened(str(theirs.get(name)))} with the weights; "
+        "leave the field out, or name other weights"
+        for name in sorted({*theirs, *ours})
+        if not is_close(theirs.get(name), ours.get(name))
+    ]
+
+
+def is_close(one: Any, other: Any) -> bool:
+    """Whether two values are the same, numbers to rounding: factors are divided and roots are taken on the way."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
+    if isinstance(one, float) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)

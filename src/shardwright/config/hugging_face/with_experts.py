@@ -1,0 +1,176 @@
+"""Families with experts. Each function takes the keys of one family and gives fields of [model] and [model.moe]."""
+
+from shardwright.config.hugging_face.decoder_fields import Fields, decoder, experts, only_some_layers
+from shardwright.config.hugging_face.layer_kinds import window, without_positions
+from shardwright.config.hugging_face.like_llama import granite_scales, head_width, qwen_windows
+from shardwright.config.hugging_face.reading import Reading
+from shardwright.config.hugging_face.rotary_fields import rotary
+
+
+def mixtral(r: Reading) -> Fields:
+    """Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
+    fields = decoder(r)
+    moe = experts(r, "num_local_experts", width="intermediate_size") | {"softmax_over": "chosen"}
+    return (
+        fields
+        | rotary(r, head_width(fields))
+        | window(r, r.optional_count("sliding_window"), fields["layers"])
+        | {"moe": moe}
+    )
+
+
+def qwen2_moe(r: Reading) -> Fields:
+    """Qwen 1.5 and 2 with experts: one shared expert, whose result is weighed too."""
+    fields = decoder(r) | {"qkv_bias": r.flag("qkv_bias", True)}
+    moe = experts(r, "num_experts") | only_some_layers(r, fields["layers"])
+    moe |= {"normalise": r.flag("norm_topk_prob"), "shared_experts": 1, "shared_gate": True}
+    moe |= {"shared_ffn": r.count("shared_expert_intermediate_size")}
+    return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"]) | {"moe": moe}
+
+
+def qwen3_moe(r: Reading) -> Fields:
+    """Qwen 3 with experts. Later releases of transformers call their number as Mixtral does."""
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    fields = decoder(r) | {"qk_norm": "head"}
+    moe = (
+        experts(r, r.named("num_experts", "num_local_experts"))
+        | only_some_layers(r, fields["layers"])
+        | {"normalise": r.flag("norm_topk_prob")}
+    )
+    return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"]) | {"moe": moe}
+
+
+def olmoe(r: Reading) -> Fields:
+    """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060)."""
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    fields = decoder(r) | {"qk_norm": "full"}
+    fields["clip_qkv"] = r.optional_number("clip_qkv")
+    moe = experts(r, "num_experts", width="intermediate_size") | {"normalise": r.flag("norm_topk_prob")}
+    return fields | rotary(r, head_width(fields)) | {"moe": moe}
+
+
+def granite_moe(r: Reading) -> Fields:
+    """Granite with experts, with and without a shared one."""
+    r.must_be("attention_bias", (False,), "the experts have no biases")
+    fields = decoder(r) | granite_scales(r)
+    moe = experts(r, "num_local_experts", width="intermediate_size") | {"softmax_over": "chosen"}
+    if r.has("shared_intermediate_size") and r.count("shared_intermediate_size"):
+        moe |= {"shared_experts": 1, "shared_ffn": r.count("shared_intermediate_size")}
+    return fields | rotary(r, head_width(fields)) | {"moe": moe}
+
+
+def glm4_moe(r: Reading) -> Fields:
+    """GLM-4.5 and later (arXiv 2508.06471): DeepSeek-V3's gate, grouped queries of which half of each head turns."""
+    fields = decoder(r) | {"qkv_bias": r.flag("attention_bias")}
+    fields["qk_norm"] = "head" if r.flag("use_qk_norm") else "none"
+    return fields | rotary(r, head_width(fields), in_part=True) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
+
+
+def deepseek_v2(r: Reading) -> Fields:
+    """DeepSeek-V2 (arXiv 2405.04434)."""
+    moe = _routed(r) | {"normalise": r.flag("norm_topk_prob")}
+    method = r.text("topk_method", "greedy")
+    if method == "group_limited_greedy":
+        moe |= _groups(r) | {"group_score": "max"}
+    else:
+        r.must_be("topk_method", ("greedy", "group_limited_greedy"), "it says how experts are chosen", "greedy")
+        r.ignore("n_group", "topk_group")
+    r.must_be("scoring_func", ("softmax", None), "DeepSeek-V2 chooses by a softmax")
+    return _latent_attention(r) | {"moe": moe}
+
+
+def deepseek_v3(r: Reading) -> Fields:
+    """DeepSeek-V3 and R1 (arXiv 2412.19437), Kimi K2, Moonlight."""
+    r.must_be("topk_method", ("noaux_tc", None), "DeepSeek-V3 chooses by scores and biases")
+    r.must_be("scoring_func", ("sigmoid", None), "DeepSeek-V3 chooses by sigmoid scores")
+    return _latent_attention(r) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
+
+
+def _sigmoid_experts(r: Reading) -> Fields:
+    """The gate of DeepSeek-V3 (section 2.1.2)."""
+    return _routed(r) | _groups(r) | {"gate": "sigmoid", "normalise": r.flag("norm_topk_prob", True)}
+
+
+def _routed(r: Reading) -> Fields:
+    """Routed and shared experts by DeepSeek's keys."""
+    fields = experts(r, "n_routed_experts")
+    shared = r.optional_count("n_shared_experts")
+    every = r.count("moe_layer_freq", 1)
+    if every > 1:
+        r.fault(f"moe_layer_freq is {every}, and only 1 can be expressed: all layers after the first dense ones")
+    r.ignore("ep_size", "aux_loss_alpha", "seq_aux")
+    return fields | {
+        "shared_experts": shared,
+        "first_dense": r.count("first_k_dense_replace"),
+        "routed_scaling": r.number("routed_scaling_factor", 1.0),
+    }
+
+
+def _groups(r: Reading) -> Fields:
+    """Groups of experts that a token's experts may lie in; a single one says nothing."""
+    groups = r.count("n_group", 1) or 1
+    kept = r.count("topk_group", 1) or 1
+    return {"num_groups": groups, "groups_kept": kept} if groups > 1 else {}
+
+
+def _further_tokens(r: Reading) -> Fields:
+    """Modules of multi-token prediction. Only where a configuration names them: many releases leave them out."""
+    name = "num_mtp_layers" if r.has("num_mtp_layers") else "num_nextn_predict_layers"
+    r.ignore("num_mtp_layers", "num_nextn_predict_layers")
+    return {"mtp_layers": r.count(name)} if r.has(name) else {}
+
+
+def _latent_attention(r: Reading) -> Fields:
+    """Multi-head latent attention, of which a part of each head turns."""
+    fields = decoder(r)
+    r.must_be("attention_bias", (False,), "latents have no biases")
+    r.ignore("rope_interleave", "qk_head_dim", "mlp_bias", "head_dim")
+    fields = {name: value for name, value in fields.items() if name not in ("head_dim", "kv_heads")}
+    fields["latent"] = {
+        "kv_rank": r.count("kv_lora_rank"),
+        "q_rank": r.optional_count("q_lora_rank"),
+        "nope_dim": r.count("qk_nope_head_dim"),
+        "rope_dim": r.count("qk_rope_head_dim"),
+        "value_dim": r.count("v_head_dim"),
+    }
+    turned = rotary(r, fields["latent"]["rope_dim"])
+    turned.pop("rotary_dim", None)
+    return fields | turned
+
+
+def llama4(r: Reading) -> Fields:
+    """Llama 4's text model: attention in chunks, every fourth layer to all and without positions; experts whose input
+    is weighed."""
+    r.must_be("attention_bias", (False,), "the experts have no biases")
+    fields = decoder(r)
+    layers = fields["layers"]
+    fields["ffn"] = r.count("intermediate_size_mlp")
+    fields["qk_norm"] = "l2" if r.flag("use_qk_norm", True) else "none"
+    fields |= rotary(r, head_width(fields)) | without_positions(r, layers, 4)
+    every = fields.get("no_rotary_every", 0)
+    usual = ["full_attention" if every and not (i + 1) % every else "chunked_attention" for i in range(layers)]
+    fields |= window(r, r.count("attention_chunk_size"), layers, usual)
+    if r.flag("attn_temperature_tuning", True):
+        fields["temperature_tuning"] = {"scale": r.number("attn_scale", 0.1), "floor": r.count("floor_scale", 8192)}
+    moe = experts(r, "num_local_experts", width="intermediate_size")
+    moe |= {"weigh": "input", "gate": "sigmoid", "normalise": False, "shared_experts": 1}
+    step = max(1, r.count("interleave_moe_layer_step", 1))
+    listed = r.counts("moe_layers")
+    if listed is not None and listed != list(range(step - 1, layers, step)):
+        r.fault("moe_layers and interleave_moe_layer_step name different layers; leave moe_layers out")
+    return fields | {"moe": moe | {"every": step}}
+
+
+def gpt_oss(r: Reading) -> Fields:
+    """gpt-oss (OpenAI 2025, arXiv 2508.10925): sinks, windows in every other layer, biases everywhere."""
+    r.must_be("attention_bias", (True,), "attention of gpt-oss has biases")
+    r.must_be("swiglu_alpha", (1.702, None), "the clamped activation has this factor")
+    r.must_be("swiglu_limit", (7.0, None), "the clamped activation has this limit")
+    r.ignore("experts_per_token", "initial_context_length", "max_window_layers")
+    fields = decoder(r) | {"bias": True, "sinks": True, "activation": "clamped-silu"}
+    moe = experts(r, "num_local_experts", width="intermediate_size")
+    moe |= {"softmax_over": "chosen", "router_bias": True}
+    layers = fields["layers"]
+    usual = ["full_attention" if (layer + 1) % 2 == 0 else "sliding_attention" for layer in range(layers)]
+    fields |= rotary(r, head_width(fields)) | window(r, r.count("sliding_window"), layers, usual)
+    return fields | {"moe": moe}

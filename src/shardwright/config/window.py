@@ -1,0 +1,56 @@
+"""Windows of attention: layers in which a token sees the last tokens before it alone, or those of its chunk.
+
+Beltagy et al. 2020 (arXiv 2004.05150, section 3.1); layers with and without one in turn: Gemma 2 (arXiv 2408.00118,
+section 2), Gemma 3, gpt-oss, OLMo 3. Chunks: Llama 4.
+"""
+
+from pydantic import Field
+
+from shardwright.config.base import Spec
+from shardwright.config.field_types import LayersOr0, PositiveOr0, TokensOr0
+
+
+class WindowSpec(Spec):
+    """Which layers have a window, how long it is, and their rotary positions."""
+
+    size: TokensOr0 = Field(
+        0, description="Tokens that one attends to in layers with a window, itself among them; 0 means no windows."
+    )
+    full_every: LayersOr0 = Field(
+        0, description="The last of every so many layers attends to all tokens before; 0 means that none does."
+    )
+    first_full: LayersOr0 = Field(0, description="So many first layers attend to all tokens before.")
+    chunked: bool = Field(
+        False, description="Sequences are cut into chunks of this size, and tokens attend within their own."
+    )
+    rotary_base: PositiveOr0 = Field(
+        0.0, description="Base of the rotary frequencies in layers with a window; 0 means the model's."
+    )
+    rotary_scaled: bool = Field(True, description="model.rotary_scaling is for layers with a window too.")
+
+    def is_in(self, layer: int) -> bool:
+        """Whether a layer has a window."""
+        is_full = layer < self.first_full or (self.full_every > 0 and (layer + 1) % self.full_every == 0)
+        return self.size > 0 and not is_full
+
+    def keys_seen(self, sequence: int) -> float:
+        """Keys that a query of a layer with a window would see, were it as many as those behind it: twice the mean of
+        those that it sees, as the sequence is where it sees all before it."""
+        size = min(self.size, sequence)
+        if not size:
+            return 0.0
+        if self.chunked:
+            chunks, rest = divmod(sequence, size)
+            return (chunks * size**2 + rest**2) / sequence
+        return size * (2 - size / sequence)
+
+    def faults(self, layers: int) -> list[str]:
+        """What contradicts itself within the section, in a model of so many layers."""
+        if not self.size and self != WindowSpec():
+            return ["model.window is set, and its size 0 means no windows; set size, or leave it out"]
+        if self.size and not any(map(self.is_in, range(layers))):
+            return [
+                f"model.window leaves none of {layers} layers a window (first_full {self.first_full}, full_every "
+                f"{self.full_every}); lower first_full, use another full_every, or leave it out"
+            ]
+        return []

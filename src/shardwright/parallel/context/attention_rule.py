@@ -1,0 +1,69 @@
+"""What attention computes of a layer's queries, keys and values, wherever its blocks are computed.
+
+Shape suffixes: S queries of this rank, B batch, N query heads, G key/value heads, Q query heads of each, D head width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.sharding.score_blocks import ALL, KeyReach, most_queries
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """A learned score for each head that is in the sum of its softmax, and has no value (gpt-oss; Xiao et al. 2023,
+    arXiv 2309.17453, section 3.3): attention then adds up to less than one. `weight` is [G, Q], of the heads of a tp
+    rank, and `heads` are those that this rank attends with."""
+
+    weight: PlacedParameter
+    heads: slice
+
+    def scores(self) -> Tensor:
+        """The scores of the heads of this rank, [N], float32."""
+        return self.weight.detach().flatten()[self.heads].float()
+
+    def add_gradient(self, dout_BNSD: Tensor, out_BNSD: Tensor, lse_BNS: Tensor) -> None:
+        """Add the gradient, given output and logarithm of the sum of exponentials with the sink in it."""
+        along_BNS = (dout_BNSD.float() * out_BNSD).sum(dim=-1)
+        share_BNS = (self.scores()[:, None] - lse_BNS).exp_()
+        gradient_GQ = torch.zeros(self.weight.shape, dtype=torch.float32, device=dout_BNSD.device)
+        gradient_GQ.view(-1)[self.heads] = (share_BNS * along_BNS).sum(dim=(0, 2)).neg_()
+        self.weight.add_gradient(gradient_GQ)
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """softmax(Q K^T x scale) V over the keys that a query sees: those not after it where it `is_causal`, within
+    `reach`. Without a `scale` it is 1 / sqrt(width).
+
+    Scores are held down by a `softcap` if that is not 0 (capped_attention.py), `slopes_N` are taken from them by
+    distance (sight.py), and `sinks` are one score more.
+    """
+
+    scale: float | None = None
+    is_causal: bool = True
+    reach: KeyReach = ALL
+    softcap: float = 0.0
+    slopes_N: Tensor | None = None
+    sinks: Sinks | None = None
+
+    @property
+    def makes_scores(self) -> bool:
+        """Whether something of the size of scores is made for each head."""
+        return self.softcap > 0 or self.slopes_N is not None
+
+    def is_plain(self, sequence: int) -> bool:
+        """Whether torch's own attention says it all, where one rank has a sequence."""
+        return not self.goes_by_position(sequence) and self.sinks is None
+
+    def goes_by_position(self, sequence: int) -> bool:
+        """Whether blocks are of one range of positions each, and not too large."""
+        return self.reach.limits(sequence) or self.makes_scores
+
+    def most_queries(self, q_SBND: Tensor) -> int:
+        """The queries of a block with as many keys as a rank has; 0 if blocks may be of any size."""
+        S, B, N, _ = q_SBND.shape
+        return most_queries(S, B * N) if self.makes_scores else 0

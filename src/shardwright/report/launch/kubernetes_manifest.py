@@ -1,0 +1,162 @@
+"""A manifest for Kubernetes: a Job with an index for each server, and a Service that gives its pods names.
+
+A Job of batch/v1 is part of every cluster, where Kubeflow's PyTorchJob needs an operator that somebody installs. Its
+pods have an index and, by a Service without an address, names that stay when a pod is replaced; what it does with a pod
+that fails goes by why: one that the cluster took away costs no restart.
+"""
+
+import re
+import shlex
+from typing import Any
+
+from shardwright.config.base import PlanError
+from shardwright.report.job_toml import job_toml
+from shardwright.report.launch.launch_description import Launch
+from shardwright.report.launch.torchrun_command import torchrun_variables, torchrun_words
+from shardwright.report.launch.yaml_text import yaml_text
+from shardwright.train.launch.preemption import STATUS as PREEMPTED
+
+Fields = dict[str, Any]
+
+FOLDER, JOB_FOLDER, JOB_FILE = "/shardwright", "/etc/shardwright", "job.toml"
+_CONTAINER = "train"
+_LONGEST_NAME = 52  # with an index of ten digits behind it still a name of a host
+_PATIENCE_S = 1800  # until the other pods have found a node, and an image
+_JOB_LABEL = "batch.kubernetes.io/job-name"
+
+
+def kubernetes_manifest(launch: Launch) -> str:
+    """The manifest, for kubectl. PlanError where checkpoints would go with the pods."""
+    if faults := _folder_faults(launch):
+        raise PlanError(f"launch of {launch.job.name}", faults)
+    name = kubernetes_name(launch.job.name)
+    metadata = {"name": name}
+    text = job_toml(launch.job)
+    documents = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {JOB_FILE: text}}]
+    if launch.seats.servers > 1:
+        spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_JOB_LABEL: name}}
+        documents.append({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
+    documents.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": _job_spec(launch, name)})
+    left = [f"# {left.variable} is not set: {left.meaning}\n" for left in launch.links.placeholders]
+    heading = f"# shardwright launch --kubernetes: {launch.heading}\n{''.join(left)}"
+    return heading + "---\n".join(yaml_text(document) for document in documents)
+
+
+def kubernetes_name(name: str) -> str:
+    """The name of a job as a label of DNS."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
+    return plain if plain[:1].isalpha() else f"job-{plain}".strip("-")
+
+
+def _job_spec(launch: Launch, name: str) -> Fields:
+    servers, options = launch.seats.servers, launch.options
+    rules: list[Fields] = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+    if servers == 1:  # elsewhere a pod has torchrun's status, which is always 1
+        rules += [_on_status("FailJob", 2), _on_status("Ignore", PREEMPTED)]
+    spec: Fields = {
+        "completionMode": "Indexed",
+        "completions": servers,
+        "parallelism": servers,
+        "backoffLimitPerIndex": launch.max_restarts,
+        "maxFailedIndexes": 0,
+        "podFailurePolicy": {"rules": rules},
+    }
+    if options.limit_s:
+        spec["activeDeadlineSeconds"] = options.limit_s
+    return spec | {"template": {"spec": _pod_spec(launch, name)}}
+
+
+def _on_status(action: str, status: int) -> Fields:
+    return {"action": action, "onExitCodes": {"containerName": _CONTAINER, "operator": "In", "values": [status]}}
+
+
+def _pod_spec(launch: Launch, name: str) -> Fields:
+    volumes: list[Fields] = [
+        {"name": "job", "configMap": {"name": name}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},  # by which NCCL's ranks of a pod exchange
+    ]
+    mounts: list[Fields] = [
+        {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+    ]
+    claim = launch.options.claim
+    volumes.append({"name": "runs"} | ({"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}))
+    mounts.append({"name": "runs", "mountPath": FOLDER})
+    container: Fields = {
+        "name": _CONTAINER,
+        "image": launch.options.image,
+        "command": _command(launch, name),
+        "workingDir": FOLDER,
+        "env": [{"name": name, "value": value} for name, value in _variables(launch).items()],
+        "volumeMounts": mounts,
+    }
+    if not container["env"]:
+        del container["env"]
+    if not launch.on_cpu:
+        container["resources"] = {"limits": {_resource(launch): launch.seats.ranks_per_server}}
+    spec: Fields = {"restartPolicy": "Never"}
+    if launch.seats.servers > 1:
+        spec["subdomain"] = name
+    if launch.save_s:
+        spec["terminationGracePeriodSeconds"] = launch.save_s + 10  # torchrun ends what is left a little before
+    return spec | {"containers": [container], "volumes": volumes}
+
+
+def _command(launch: Launch, name: str) -> list[str]:
+    """What a pod runs. The agent of pod 0 hosts the meeting, as its index says: its name may not be known yet."""
+    job = [f"{JOB_FOLDER}/{JOB_FILE}"]
+    if launch.seats.servers == 1:  # starts its ranks, restarts them and has their status
+        return ["python", "-m", "shardwright", "train", *job]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={name}-0.{name}:{launch.options.port}", f"--rdzv-id={name}"]
+    first, *others = torchrun_words(launch, meeting, job)
+    patience = f"join_timeout={_PATIENCE_S},read_timeout={_PATIENCE_S}"
+    # Nothing with a bracket behind $, which Kubernetes would take for a variable of its own.
+    is_first, conf = "((host = JOB_COMPLETION_INDEX == 0))", f'--rdzv-conf="is_host=$host,{patience}"'
+    return ["bash", "-c", f"{is_first}; exec {first} {conf} {shlex.join(others)}"]
+
+
+def _variables(launch: Launch) -> dict[str, str]:
+    return torchrun_variables(launch) if launch.seats.servers > 1 else launch.links.variables
+
+
+def _resource(launch: Launch) -> str:
+    """What the device plugin of a maker calls its devices."""
+    return "amd.com/gpu" if launch.is_amd else "nvidia.com/gpu"
+
+
+def _folder_faults(launch: Launch) -> list[str]:
+    """Folders of the job that pods would not keep."""
+    job, claim = launch.job, launch.options.claim
+    faults = []
+    for field, folder in (("run.folder", job.run.folder), ("checkpoint.path", job.checkpoint.path)):
+        if folder.startswith(("/", "~")) and not folder.startswith(f"{FOLDER}/"):
+            faults.append(
+                f"{field} {folder} is not in {FOLDER}, which is what pods keep; name a folder without / in front"
+            )
+    if job.checkpoint.is_on and not claim and "://" not in job.checkpoint.path:
+        faults.append(
+            "checkpoints would go with the pods that write them; name a PersistentVolumeClaim with --claim, or set "
+            "checkpoint.path to an address such as s3://bucket/run"
+        )
+    return faults
+
+
+def kubernetes_notes(launch: Launch) -> list[str]:
+    """What a manifest can't say, and the cluster or the image must have."""
+    job, network, notes = launch.job, launch.job.cluster.network, []
+    if launch.seats.servers > 1 and network.kind in ("infiniband", "roce"):
+        notes.append(
+            "pods reach InfiniBand and RoCE adapters by a resource or a network that each cluster names by itself; add "
+            "it to the container's resources, or to the pods' annotations"
+        )
+    if launch.seats.servers_per_node > 1:
+        notes.append(
+            f"{launch.seats.servers_per_node} pods at a time need servers of one NVLink domain; add the affinity or "
+            "the resource claim by which the cluster says so"
+        )
+    files = {"data.path": job.data.path, "data.tokenizer": job.data.tokenizer, "cluster.device": job.cluster.device}
+    files["cluster.software"] = job.cluster.software
+    named = [f"{field} {value}" for field, value in files.items() if "/" in value or value.endswith((".toml", ".json"))]
+    if named:
+        notes.append(f"{' and '.join(named)} must be there in the containers, relative paths in {FOLDER}")
+    return notes

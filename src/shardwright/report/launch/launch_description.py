@@ -1,0 +1,156 @@
+"""All that starts a job on its cluster, whatever starts it: seats, meeting point, links, restarts, saving."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.config.base import PlanError, faults_in
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.units import seconds_text
+from shardwright.config.usual_links import device_entry
+from shardwright.planner.own_plan import Estimate, estimate
+from shardwright.report.launch.launch_options import LaunchOptions
+from shardwright.report.launch.link_environment import LinkEnvironment, link_environment
+from shardwright.report.launch.save_time import SaveTime, save_time
+from shardwright.report.launch.seats import Seats, seats_of
+
+# For shells' checkers, behind the first lines of a script.
+QUOTED = "# shellcheck disable=SC2016 # what stands in single quotes is for the ranks"
+
+_ON_CPU = "cpu"  # the calibration of devices that are processors
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A job that is to be started in a folder. `words` are those of `train`: the job as it was typed, and its
+    overrides."""
+
+    job: JobSpec
+    words: tuple[str, ...]
+    folder: Path
+    options: LaunchOptions
+    seats: Seats
+    on_cpu: bool
+    links: LinkEnvironment
+    saving: SaveTime | None
+    notes: tuple[str, ...]
+
+    @property
+    def max_restarts(self) -> int:
+        """Restarts after failures: none without checkpoints to go on from."""
+        return self.job.run.max_restarts if self.job.checkpoint.is_on else 0
+
+    @property
+    def save_s(self) -> int:
+        """Seconds that the ranks get to save and leave; 0 where there is nothing to save."""
+        return self.saving.seconds if self.saving is not None else 0
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether the job's devices are AMD's, by the names that drivers give them."""
+        return any(name.startswith("AMD") for device in _devices(self.job) for name in device.cuda_names)
+
+    @property
+    def heading(self) -> str:
+        """What is started, for a comment in the first lines of a file."""
+        return f"{self.job.name}: {self.seats.words}, {self.job.plan.degrees}"
+
+
+def launch_of(
+    job: JobSpec, words: tuple[str, ...], options: LaunchOptions, *, folder: Path, run_folder: Path
+) -> Launch:
+    """What starts a checked job in a folder, where its run writes to `run_folder`. PlanError with every fault."""
+    faults = options.faults()
+    on_cpu = _runs_on_cpu(job)
+    faults += _device_faults(job, on_cpu)
+    try:
+        seats = seats_of(job)
+        links = link_environment(job, seats, on_cpu)
+    except PlanError as error:
+        raise PlanError(f"launch of {job.name}", faults + faults_in(error)) from None
+    if faults:
+        raise PlanError(f"launch of {job.name}", faults)
+    is_asked = job.checkpoint.is_on or options.launcher != "torchrun"  # which has no time limit
+    predicted = _predicted(job) if is_asked else None
+    saving = _saving(job, run_folder, options, predicted)
+    limit_s, save_s = options.limit_s, saving.seconds if saving is not None else 0
+    if limit_s and save_s and limit_s <= 2 * save_s:
+        fault = (
+            f"--time {options.time} is {limit_s:,} s, of which a run needs {save_s:,} s to save and leave, so that it "
+            f"would hardly train (2 x {save_s:,} = {2 * save_s:,}); raise --time, or lower --save-before"
+        )
+        raise PlanError(f"launch of {job.name}", [fault])
+    notes = [*_part_notes(job), *links.notes, *_saving_notes(saving), *_length_notes(job, options, predicted)]
+    return Launch(job, words, folder, options, seats, on_cpu, links, saving, tuple(notes))
+
+
+def _devices(job: JobSpec) -> list[DeviceSpec]:
+    """Entries of the cluster's devices, of each kind one; none where they are not known."""
+    names = [part.device for part in job.cluster.parts] or [job.cluster.device]
+    return [device_entry(name) for name in dict.fromkeys(names) if name != "unknown"]
+
+
+def _runs_on_cpu(job: JobSpec) -> bool:
+    """Whether ranks run on processors: as the job says, or as its device is one."""
+    if job.runs_on_cpu or job.run.device != "auto":
+        return job.runs_on_cpu
+    return all(device.generation == _ON_CPU for device in _devices(job))
+
+
+def _device_faults(job: JobSpec, on_cpu: bool) -> list[str]:
+    """Devices that this runtime does not run on."""
+    if on_cpu or job.run.device == "cuda":
+        return []
+    return [
+        f"the entry of {device.name} has no name of CUDA for it (cuda_names), and this runtime runs on CUDA devices "
+        "and on processors; use another cluster.device, or set run.device to cuda where torch drives it as that, or to "
+        "cpu"
+        for device in _devices(job)
+        if not device.cuda_names
+    ]
+
+
+def _predicted(job: JobSpec) -> Estimate | None:
+    if job.cluster.device == "unknown" or job.cluster.parts:
+        return None
+    try:
+        return estimate(job)
+    except (KeyError, ValueError):  # of a device that not enough is known of
+        return None
+
+
+def _part_notes(job: JobSpec) -> list[str]:
+    """What a launcher does not know of a cluster of several kinds of devices."""
+    parts = [f"{part.nodes} of {part.device}" for part in job.cluster.parts]
+    if len(_devices(job)) < 2:
+        return []
+    return [
+        f"ranks lie on nodes in the order of cluster.parts ({', then '.join(parts)}), and what is written takes nodes "
+        "as they come; give it nodes in that order"
+    ]
+
+
+def _saving(job: JobSpec, run_folder: Path, options: LaunchOptions, predicted: Estimate | None) -> SaveTime | None:
+    if not job.checkpoint.is_on:
+        return None
+    return SaveTime(options.save_before, "") if options.save_before else save_time(job, run_folder, predicted)
+
+
+def _saving_notes(saving: SaveTime | None) -> list[str]:
+    if saving is None:
+        return [
+            "the job writes no checkpoints, so a failure and the time limit end it for good; set "
+            "checkpoint.every_steps, every_s or auto"
+        ]
+    return [saving.sentence] if saving.sentence else []
+
+
+def _length_notes(job: JobSpec, options: LaunchOptions, predicted: Estimate | None) -> list[str]:
+    """How long the run takes, where that is predicted."""
+    if predicted is None or options.launcher == "torchrun":
+        return []
+    run_s = job.optimizer.steps * predicted.wall_s
+    sentence = f"{job.optimizer.steps:,} steps are predicted to take {seconds_text(run_s)}"
+    if not options.limit_s:
+        return [f"{sentence}; --time sets a limit, else the cluster's own holds"]
+    return [f"{sentence}, and --time allows {seconds_text(options.limit_s)} at once"]

@@ -1,0 +1,100 @@
+"""What a user asks of a launch beside the job: by option, what it is for, and what is wrong with it."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.config import largest
+
+Launcher = Literal["slurm", "kubernetes", "torchrun"]
+
+_FOR: dict[str, tuple[Launcher, ...]] = {
+    "time": ("slurm", "kubernetes"),
+    "account": ("slurm",),
+    "partition": ("slurm",),
+    "image": ("slurm", "kubernetes"),
+    "claim": ("kubernetes",),
+    "first_node": ("torchrun",),
+}
+# What Slurm takes as a time limit, but for the forms that leave out minutes or seconds.
+_TIME = re.compile(r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d\d):(?P<seconds>\d\d)|(?P<alone>\d{1,7})")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
+_ACCOUNT = re.compile(r"[A-Za-z0-9_.,+-]{1,128}")
+_CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_IMAGE = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:@#+-]{0,511}")  # or the path of a squashed one, for pyxis
+_MOST_SAVE_S = 65_535  # of Slurm's --signal
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options as they are typed; an empty text and 0 are not said. `launchers` should be one."""
+
+    launchers: tuple[Launcher, ...]
+    port: int = 29500
+    time: str = ""
+    save_before: int = 0
+    account: str = ""
+    partition: str = ""
+    image: str = ""
+    claim: str = ""
+    first_node: str = ""
+
+    @property
+    def launcher(self) -> Launcher:
+        """The one that is asked for, of options without faults."""
+        return self.launchers[0]
+
+    @property
+    def limit_s(self) -> int:
+        """Seconds of the time limit, of options without faults; 0 is none."""
+        found = _TIME.fullmatch(self.time)
+        if found is None:
+            return 0
+        if found["alone"]:
+            return 60 * int(found["alone"])
+        return 86400 * int(found["days"] or 0) + 3600 * int(found["hours"]) + 60 * int(found["minutes"]) + int(found[4])
+
+    def faults(self) -> list[str]:
+        """All that is wrong with them, each with a way out."""
+        if len(self.launchers) != 1:
+            given = " and ".join(f"--{launcher}" for launcher in self.launchers)
+            what = f"{given} are given" if given else "nothing says what starts the job"
+            return [f"{what}; give one of --slurm, --kubernetes and --torchrun", *self._faults_of_values()]
+        faults = []
+        for option, launchers in _FOR.items():
+            if getattr(self, option) and self.launcher not in launchers:
+                spelled = f"--{option.replace('_', '-')}"
+                of = " and ".join(f"--{launcher}" for launcher in launchers)
+                faults.append(f"{spelled} says nothing to --{self.launcher}; leave it out, or use {of}")
+        if self.launcher == "kubernetes" and not self.image:
+            faults.append("--kubernetes runs the job in containers and no image is named; name one with --image")
+        return faults + self._faults_of_values()
+
+    def _faults_of_values(self) -> list[str]:
+        faults = []
+        if self.time and not (_TIME.fullmatch(self.time) and 0 < self.limit_s <= largest.SECONDS):
+            forms = "minutes, HH:MM:SS or D-HH:MM:SS, such as 04:00:00"
+            faults.append(f"--time {self.time!r} is no time limit; use {forms}")
+        if self.save_before > _MOST_SAVE_S:
+            faults.append(f"--save-before {self.save_before} is more than Slurm's {_MOST_SAVE_S:,} s; use less")
+        for option, pattern, example in (
+            ("account", _ACCOUNT, "letters, digits and _ . - such as research"),
+            ("partition", _ACCOUNT, "letters, digits and _ . - such as gpu"),
+            ("claim", _CLAIM, "small letters, digits and - such as training-runs"),
+            ("first_node", _HOST, "the name or address of a machine, such as node001"),
+        ):
+            value = getattr(self, option)
+            if value and not pattern.fullmatch(value):
+                faults.append(f"--{option.replace('_', '-')} {value!r} is no such name; use {example}")
+        if self.image and not _IMAGE.fullmatch(self.image):
+            example = "registry.here/shardwright:1, or for pyxis registry.here#shardwright:1"
+            faults.append(f"--image {self.image!r} is no name of an image; use one such as {example}")
+        return faults
+
+
+def limit_text(seconds: int) -> str:
+    """A time limit as Slurm writes it: "04:00:00", "2-00:00:00"."""
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    return (f"{days}-" if days else "") + f"{hours:02d}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,80 @@
+"""How long a run needs from a request to save and leave until it has left, at the most.
+
+A request is heard at the end of the step under way. A checkpoint that is being written then is waited for, and another
+one is written: a step, two checkpoints, and a while for the ranks to leave. A step and a checkpoint take what this very
+run has measured, else what is predicted.
+"""
+
+import json
+import math
+import statistics
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.config.units import seconds_text
+from shardwright.config.user_file import FileFault, open_file
+from shardwright.planner.own_plan import Estimate
+from shardwright.report.expert_use import METRICS
+
+LEAVING_S = 30.0  # to end communicators and processes
+_TAIL_BYTES, _MOST_STEPS, _MOST_SAVES = 2**20, 20, 5
+
+
+@dataclass(frozen=True)
+class SaveTime:
+    """Seconds to save and leave, whole ones, and a sentence that says where they are from. `is_known` is false where
+    that is nothing but the patience of one rank with another."""
+
+    seconds: int
+    sentence: str
+    is_known: bool = True
+
+
+def save_time(job: JobSpec, folder: Path, predicted: Estimate | None) -> SaveTime:
+    """The time of a job whose run writes to a folder; `predicted` is None where nothing is known of its device."""
+    measured = _measured(folder / METRICS)
+    if measured is not None:
+        return _of(*measured, f"measured by the run in {folder}")
+    if predicted is not None and job.cluster.checkpoint_gb_per_s:
+        checkpoint_s = predicted.checkpoint_bytes / (1e9 * job.cluster.checkpoint_gb_per_s)
+        return _of(predicted.step.total, checkpoint_s, "predicted")
+    seconds = math.ceil(job.run.timeout_s)
+    way_out = "--save-before SECONDS says it, and cluster.device with cluster.checkpoint_gb_per_s predict it"
+    sentence = (
+        f"how long a checkpoint takes is not known, so a run has run.timeout_s, {seconds_text(seconds)}, to save and "
+        f"leave; {way_out}"
+    )
+    return SaveTime(seconds, sentence, is_known=False)
+
+
+def _of(step_s: float, checkpoint_s: float, source: str) -> SaveTime:
+    seconds = math.ceil(step_s + 2 * checkpoint_s + LEAVING_S)
+    sentence = (
+        f"to save and leave takes at most a step of {seconds_text(step_s)}, a checkpoint under way and one more of "
+        f"{seconds_text(checkpoint_s)} ({source}) and {seconds_text(LEAVING_S)} to leave: {seconds_text(seconds)}"
+    )
+    return SaveTime(seconds, sentence)
+
+
+def _measured(file: Path) -> tuple[float, float] | None:
+    """Seconds of a step, in the median of the last ones, and of the longest of the last checkpoints, in metrics."""
+    lines: list[Any] = []
+    with suppress(OSError, FileFault), open_file(file) as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        for line in opened.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines():
+            with suppress(ValueError):  # the first one, of which the beginning was left out, or the last
+                lines.append(json.loads(line))
+    values = [line for line in lines if isinstance(line, dict)]
+    steps_s = [line["step_s"] for line in values if _is_time(line.get("step_s"))]
+    saves = [line["checkpoint"] for line in values if isinstance(line.get("checkpoint"), dict)]
+    saves_s = [save["durable_s"] for save in saves if _is_time(save.get("durable_s"))]
+    if not steps_s or not saves_s:
+        return None
+    return statistics.median(steps_s[-_MOST_STEPS:]), max(saves_s[-_MOST_SAVES:])
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf

@@ -1,0 +1,155 @@
+"""A batch script for Slurm, whose tasks are the ranks.
+
+Each rank is a task of srun's and not a process of torchrun's: so Slurm's signal reaches the ranks themselves, and their
+exit status is the one that the script sees. torchrun would end at a signal that is none of its own, and make every
+status 1. What torchrun does beside, to start the ranks of all nodes anew, the script does.
+"""
+
+import math
+import shlex
+from pathlib import Path
+
+from shardwright.report.launch.launch_description import QUOTED, Launch
+from shardwright.report.launch.launch_options import limit_text
+
+# How a task becomes a rank. srun ends no rank for another's sake: all of them leave by themselves, with a status that
+# says why, within run.timeout_s.
+_RUN = """
+step=
+asked=0
+status=3 # until ranks have run
+# A task is a rank.
+rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID; exec "$@"'
+
+run_ranks() { # sets status: that of the rank with the highest
+    srun %(options)s \\
+        bash -c "$rank" rank "${train[@]}" &
+    step=$!
+    ((asked == 0)) || kill -USR1 "$step" # asked while it began
+    local seen=-1
+    while ((seen != asked)); do # a signal ends wait before the ranks end
+        seen=$asked
+        wait "$step"
+        status=$?
+    done
+    step=
+}
+"""
+
+_ONCE = """
+run_ranks
+exit "$status"
+"""
+
+_AGAIN = """
+# %(save_s)d s before the time limit Slurm signals this script, which asks the ranks to save and leave.
+trap '((asked += 1)); [ -n "$step" ] && kill -USR1 "$step"' USR1
+
+failures=()
+while ((asked == 0)); do
+    run_ranks
+    case $status in
+        0 | 2) exit "$status" ;; # done, or wrong input, which would come again
+        3) asked=1 ;;            # preempted, and can go on
+    esac
+    ((asked == 0)) || break
+    recent=()
+    for at in "${failures[@]}"; do
+        ((SECONDS - at < %(window_s)d)) && recent+=("$at")
+    done
+    failures=("${recent[@]}" "$SECONDS")
+    ((${#failures[@]} <= %(most)d)) || exit "$status"
+    echo "restart ${#failures[@]} of %(most)d within %(window_s)d s, after status $status" >&2
+done
+((status == 3 || status > 128)) || exit "$status" # they could not save
+state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%%T)
+if [ "$state" = RUNNING ]; then # and is not one that somebody has cancelled
+    echo "to be continued: job $SLURM_JOB_ID goes back to the queue" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit 3
+"""
+
+
+def slurm_script(launch: Launch) -> str:
+    """The script, for sbatch."""
+    job, seats = launch.job, launch.seats
+    train = shlex.join(["python", "-m", "shardwright", "train", *launch.words])
+    lines = [
+        "#!/bin/bash",
+        f"# shardwright launch --slurm: {launch.heading}",
+        QUOTED,
+        *(f"#SBATCH --{line}" for line in _directives(launch)),
+        "",
+        f"cd {shlex.quote(str(launch.folder))} || exit 2",
+        "",
+        "# All ranks meet at the first one, on the first node.",
+        'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        f"export MASTER_ADDR MASTER_PORT={launch.options.port}",
+        f"export WORLD_SIZE={job.plan.world} LOCAL_WORLD_SIZE={seats.ranks_per_server}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in launch.links.variables.items()),
+        *(f"# export {left.variable}={left.value}  # {left.meaning}" for left in launch.links.placeholders),
+        "",
+        f"train=({train})",
+    ]
+    if launch.options.image and (written := _written(launch)):
+        lines += ["", f"mkdir -p {shlex.join(written)} # mounted into containers"]
+    fields = {
+        "options": " \\\n        ".join(_srun_options(launch)),
+        "save_s": launch.save_s,
+        "window_s": math.ceil(job.run.restart_window_s),
+        "most": launch.max_restarts,
+    }
+    return "\n".join(lines) + "\n" + (_RUN + (_AGAIN if job.checkpoint.is_on else _ONCE)) % fields
+
+
+def slurm_name(name: str) -> str:
+    """The name of a job, in letters that Slurm and names of files take."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)[:128] or "job"
+
+
+def _directives(launch: Launch) -> list[str]:
+    options, seats = launch.options, launch.seats
+    found = [f"job-name={slurm_name(launch.job.name)}", f"nodes={seats.servers}"]
+    found.append(f"ntasks-per-node={seats.ranks_per_server}")
+    if not launch.on_cpu:
+        found.append(f"gpus-per-node={seats.ranks_per_server}")
+    if seats.is_full and not launch.on_cpu:
+        found += ["exclusive", "mem=0"]
+    if seats.servers_per_node > 1:  # a block of Slurm's topology is a domain of NVLink
+        found.append(f"segment={seats.servers_per_node}")
+    if options.limit_s:
+        found.append(f"time={limit_text(options.limit_s)}")
+    found += [f"{name}={getattr(options, name)}" for name in ("account", "partition") if getattr(options, name)]
+    again = ["requeue", f"signal=B:USR1@{launch.save_s}"] if launch.saving is not None else ["no-requeue"]
+    return [*found, "output=%x-%j.out", "open-mode=append", *again]
+
+
+def _srun_options(launch: Launch) -> list[str]:
+    found = ["--distribution=block --cpu-bind=none --kill-on-bad-exit=0 --wait=0"]
+    if launch.options.image:
+        mounts = ",".join(f"{folder}:{folder}" for folder in _mounted(launch))
+        found.append(f"--container-image={shlex.quote(launch.options.image)}")
+        found.append(f"--container-mounts={shlex.quote(mounts)}")
+        found.append(f"--container-workdir={shlex.quote(str(launch.folder))}")
+    return found
+
+
+def _written(launch: Launch) -> list[str]:
+    """Folders elsewhere that the run writes to."""
+    folders = (launch.job.run.folder, launch.job.checkpoint.path)
+    return [folder for folder in folders if folder.startswith("/")]
+
+
+def _mounted(launch: Launch) -> list[str]:
+    """Folders that a container sees: the one that the job is started in, and others that the job names."""
+    job, found = launch.job, [str(launch.folder)]
+    files = [launch.words[0] if launch.words[0].endswith(".toml") else "", job.data.tokenizer]
+    folders = [str(Path(file).parent) for file in files] + _written(launch)
+    data = job.data.path.partition("*")[0]
+    folders.append(data if Path(data).is_dir() else str(Path(data).parent))
+    for folder in folders:
+        is_inside = any(Path(folder).is_relative_to(other) for other in found)
+        if folder.startswith("/") and not is_inside:
+            found.append(folder)
+    return found

@@ -1,0 +1,137 @@
+"""What each family calls its tensors, and how it fuses them: one entry a family, as its released files have them.
+
+{n} stands for the number of a layer, {e} for that of an expert. A name that is empty is a tensor that the family does
+not have. Names are without ".weight" and ".bias".
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class FamilyNames:
+    """Names of the tensors of a family.
+
+    `fused` says how one matrix `q` holds query, key and value: not ("apart"), one after the other ("stacked"), or by
+    key/value head as ours ("grouped"). `k` and `v` are its others. An MLP whose `gate` is empty has gate and up in one
+    matrix, `up`, gate first. `transposed` matrices are [inputs, outputs]. `interleaved` heads turn neighbours. Norms
+    with `plus_one` are 1 + weight. Experts are a matrix each ("each", names with {e}), or all in one tensor:
+    [E, 2 F, H] ("rows"), [E, H, 2 F] ("columns"), or that with gate and up in turn ("turns").
+    """
+
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    embedding_norm: str = ""
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{n}"
+    attention_norm: str = "input_layernorm"
+    attention_out_norm: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_out_norm: str = ""
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    fused: Literal["apart", "stacked", "grouped"] = "apart"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
+    out: str = "self_attn.o_proj"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    experts: Literal["each", "rows", "columns", "turns"] = "each"
+    expert_gate: str = "mlp.experts.{e}.gate_proj"
+    expert_up: str = "mlp.experts.{e}.up_proj"
+    expert_down: str = "mlp.experts.{e}.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+    shared_gate_proj: str = "mlp.shared_experts.gate_proj"
+    shared_up: str = "mlp.shared_experts.up_proj"
+    shared_down: str = "mlp.shared_experts.down_proj"
+    transposed: bool = False
+    interleaved: bool = False
+    plus_one: bool = False
+
+
+_LLAMA = FamilyNames()
+_GEMMA = replace(_LLAMA, plus_one=True)
+_GEMMA2 = replace(
+    _GEMMA, attention_out_norm="post_attention_layernorm", mlp_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)  # fmt: skip
+_OLMO2 = replace(
+    _LLAMA, attention_norm="", attention_out_norm="post_attention_layernorm", mlp_norm="",
+    mlp_out_norm="post_feedforward_layernorm",
+)  # fmt: skip
+_GLM = replace(_LLAMA, gate="", up="mlp.gate_up_proj", interleaved=True)
+_QWEN_MOE = replace(
+    _LLAMA, shared_gate_proj="mlp.shared_expert.gate_proj", shared_up="mlp.shared_expert.up_proj",
+    shared_down="mlp.shared_expert.down_proj",
+)  # fmt: skip
+_GRANITE_MOE = replace(
+    _LLAMA, router="block_sparse_moe.router.layer", experts="rows", expert_gate="",
+    expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear", shared_gate_proj="",
+    shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
+)  # fmt: skip
+_BLOOM = replace(
+    _LLAMA, embedding="transformer.word_embeddings", embedding_norm="transformer.word_embeddings_layernorm",
+    norm="transformer.ln_f", layer="transformer.h.{n}", q="self_attention.query_key_value", k="", v="", fused="grouped",
+    out="self_attention.dense", gate="", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h",
+)  # fmt: skip
+
+FAMILY_NAMES = {
+    **dict.fromkeys(
+        ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo", "olmoe", "deepseek_v2",
+         "deepseek_v3", "kimi_k2", "glm4_moe"), _LLAMA,
+    ),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA2,
+    "gemma3_text": _GEMMA2,
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "phi3": replace(
+        _LLAMA, q="self_attn.qkv_proj", k="", v="", fused="stacked", gate="", up="mlp.gate_up_proj"
+    ),
+    "glm": _GLM,
+    "glm4": replace(
+        _GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"
+    ),
+    "mixtral": replace(
+        _LLAMA, router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{e}.w1",
+        expert_up="block_sparse_moe.experts.{e}.w3", expert_down="block_sparse_moe.experts.{e}.w2",
+    ),
+    "qwen2_moe": _QWEN_MOE,
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE,
+    "llama4_text": replace(
+        _LLAMA, gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
+        router="feed_forward.router", experts="columns", expert_gate="", expert_up="feed_forward.experts.gate_up_proj",
+        expert_down="feed_forward.experts.down_proj", shared_gate_proj="feed_forward.shared_expert.gate_proj",
+        shared_up="feed_forward.shared_expert.up_proj", shared_down="feed_forward.shared_expert.down_proj",
+        interleaved=True,
+    ),
+    "gpt_oss": replace(
+        _LLAMA, router="mlp.router", experts="turns", expert_gate="", expert_up="mlp.experts.gate_up_proj",
+        expert_down="mlp.experts.down_proj",
+    ),
+    "starcoder2": replace(_LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
+    "gpt2": replace(
+        _LLAMA, embedding="transformer.wte", positions="transformer.wpe", norm="transformer.ln_f",
+        layer="transformer.h.{n}", attention_norm="ln_1", mlp_norm="ln_2", q="attn.c_attn", k="", v="", fused="stacked",
+        out="attn.c_proj", gate="", up="mlp.c_fc", down="mlp.c_proj", transposed=True,
+    ),
+    "gpt_neox": replace(
+        _LLAMA, embedding="gpt_neox.embed_in", norm="gpt_neox.final_layer_norm", head="embed_out",
+        layer="gpt_neox.layers.{n}", fused="grouped", q="attention.query_key_value", k="", v="", out="attention.dense",
+        gate="", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h",
+    ),
+    "opt": replace(
+        _LLAMA, embedding="model.decoder.embed_tokens", positions="model.decoder.embed_positions",
+        norm="model.decoder.final_layer_norm", layer="model.decoder.layers.{n}", attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm", out="self_attn.out_proj", gate="", up="fc1", down="fc2",
+    ),
+    "bloom": _BLOOM,
+    "falcon": replace(_BLOOM, embedding_norm=""),
+}  # fmt: skip

@@ -1,0 +1,52 @@
+"""What a run begins with: random weights of its seed, or those of a released model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from shardwright.config.base import PlanError
+from shardwright.config.hugging_face.config_json import family_of, fields_of, path_of, read_keys
+from shardwright.config.hugging_face.same_arithmetic import differing_fields
+from shardwright.config.job import JobSpec
+from shardwright.model.decoder import DecoderStage
+from shardwright.parallel.tensor.initial_values import Initial, seeded
+from shardwright.train.checkpoint.kept import place_of, steps_kept
+from shardwright.train.checkpoint.released_weights import ReleasedWeights
+from shardwright.train.checkpoint.storage import open_storage
+
+
+def released_weights_of(job: JobSpec) -> ReleasedWeights | None:
+    """The released weights that a job begins with, if it names some. Raises PlanError with every fault: a folder of
+    another model, tensors that are missing or of another shape."""
+    if not job.model.weights:
+        return None
+    path = path_of(job.model.weights)
+    keys = read_keys(path)
+    fields, faults = fields_of(keys)
+    faults = faults or differing_fields(fields, job.model)
+    if faults:
+        raise PlanError(f"model.weights {path.parent}", faults)
+    return ReleasedWeights(Path(path.parent), family_of(keys), job.model)
+
+
+def refuse_weights(job: JobSpec, folder: Path, is_anew: bool) -> None:
+    """PlanError where a run that is to begin, in its folder, names released weights that do not fit. One that has
+    checkpoints goes on, unless it `is_anew`."""
+    if job.model.weights and (is_anew or not steps_kept(open_storage(place_of(job, folder)))):
+        released_weights_of(job)
+
+
+def initial_values(job: JobSpec, released: ReleasedWeights | None) -> Initial:
+    """What every box of a job's weights begins with."""
+    return seeded(job.run.seed) if released is None else released.write
+
+
+def take_choice_biases(stages: Mapping[int, DecoderStage], released: ReleasedWeights | None) -> None:
+    """Give routers the biases of a released model, which are no parameters."""
+    for stage in stages.values() if released is not None else ():
+        for block, state in stage.routers().items():
+            bias_E = None if released is None else released.choice_bias(block)
+            if bias_E is not None:
+                with torch.no_grad():
+                    state.bias_E.copy_(bias_E)

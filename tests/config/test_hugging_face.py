@@ -1,0 +1,123 @@
+"""Configurations of Hugging Face's: all of one is understood, or what is not is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from released_models import RELEASED
+from shardwright.config.base import PlanError
+from shardwright.config.hugging_face.config_json import FAMILIES, fields_of, read_model
+from shardwright.config.hugging_face.same_arithmetic import is_same
+from shardwright.config.hugging_face.written_config import written_config
+from shardwright.config.load import load_job, read_job
+from shardwright.config.model import ModelSpec
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,
+    "vocab_size": 128, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def full_keys(family: str, keys: dict[str, Any]) -> dict[str, Any]:
+    """All keys of a configuration as transformers knows it."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[family](**({"bos_token_id": None, "eos_token_id": None} | keys))
+    return json.loads(json.dumps(config.to_dict())) | {"model_type": family}
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "kimi_k2"])
+def test_what_is_left_out_is_what_transformers_takes(family: str) -> None:
+    nothing, faults = fields_of({"model_type": family})
+    assert not faults
+    everything, faults = fields_of(full_keys(family, {}))
+    everything.pop("mtp_layers", 0)  # these are taken where they are named alone
+    assert not faults and is_same(ModelSpec.model_validate(nothing), ModelSpec.model_validate(everything))
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_model_is_written_as_it_is_read(name: str) -> None:
+    family, keys = RELEASED[name]
+    fields, faults = fields_of(full_keys(family, keys))
+    assert not faults
+    model = ModelSpec.model_validate(fields)
+    _, written = written_config(model)
+    again, faults = fields_of(written)
+    assert not faults and is_same(ModelSpec.model_validate(again), model)
+
+
+def test_only_models_of_a_family_are_written() -> None:
+    odd = ModelSpec(norm="layernorm", gated_mlp=False, activation="relu2", sinks=True)
+    with pytest.raises(PlanError, match="no family of Hugging Face's has these layers"):
+        written_config(odd)
+
+
+FAULTS = {
+    "hidden_act is 'tanh', which can't be expressed": {"hidden_act": "tanh"},
+    "num_hidden_layers is 'four', and should be a whole number": {"num_hidden_layers": "four"},
+    "rms_norm_eps is nan, and should be a number": {"rms_norm_eps": float("nan")},
+    "attention_bias and mlp_bias are not the same": {"attention_bias": True},
+    "mystery is 3, and it is not known what that does": {"mystery": 3},
+    "rope_parameters: rope_type is 'spiral', which can't be expressed": {"rope_scaling": {"rope_type": "spiral"}},
+    "partial_rotary_factor makes 8 of the 16 elements of a head turn": {"partial_rotary_factor": 0.5},
+    "model_type 'lama' can't be expressed by the decoder here; did you mean llama?": {"model_type": "lama"},
+    "it has no model_type": {"model_type": None},
+}
+
+
+@pytest.mark.parametrize("said", FAULTS)
+def test_what_cannot_be_expressed_is_named(said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | FAULTS[said]))
+    with pytest.raises(PlanError) as caught:
+        read_model(str(tmp_path))
+    assert said in str(caught.value)
+
+
+def test_windows_follow_a_rule_or_are_named() -> None:
+    kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    keys = LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "layer_types": kinds}
+    assert "windows in layers [0, 3]" in fields_of(keys)[1][0]
+    fields, faults = fields_of(keys | {"layer_types": [*kinds[1:3], "sliding_attention", "sliding_attention"]})
+    assert not faults and fields["window"] == {"size": 8, "first_full": 2}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 10_000, '{"a": 1e999}', "{" + '"a":{' * 50 + "}" * 51, "\0"])
+def test_no_configuration(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(PlanError, match=r"config\.json"):
+        read_model(str(tmp_path))
+
+
+VALUES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+)
+
+
+@given(st.sampled_from(sorted(FAMILIES)), st.data())
+def test_any_values_are_read_or_refused(family: str, data: st.DataObject) -> None:
+    """Whatever stands in a key, there are fields and faults, and no other error."""
+    from shardwright.config.hugging_face.config_json import _defaults
+
+    known = sorted(_defaults()["deepseek_v3" if family == "kimi_k2" else family])
+    keys = data.draw(st.dictionaries(st.sampled_from([*known, "layer_types", "rope_scaling", "x"]), VALUES, max_size=4))
+    fields, faults = fields_of({"model_type": family, **keys})
+    assert isinstance(fields, dict) and all(isinstance(fault, str) for fault in faults)
+
+
+def test_a_folder_is_a_model_and_a_job(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-llama-mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"max_position_embeddings": 131072}))
+    asked = ["cluster.device=h100-sxm", "cluster.devices_per_node=8"]
+    assert read_job(str(folder), asked).is_model
+    job = tmp_path / "job.toml"
+    job.write_text('[model]\nname = "tiny-llama-mine"\nsequence = 64\n')
+    model = load_job(str(job)).model
+    assert (model.name, model.layers, model.sequence, model.longest_sequence) == ("tiny-llama-mine", 4, 64, 131072)
+    job.write_text('[model]\nweights = "tiny-llama-mine"\n')
+    model = load_job(str(job)).model
+    assert (model.layers, model.sequence, model.weights) == (4, 4096, str(folder))

@@ -1,0 +1,144 @@
+"""A tiny random model of every family that is read, made by transformers and saved as it saves models."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+SEQUENCE = 24
+_SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+_HEADS = {"head_dim": 16}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_DEEPSEEK = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 12, "num_key_value_heads": 4,
+}  # fmt: skip
+_GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 96}
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_LONG = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 3.0, 4.0], "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+# By the name of the case: model_type, and keys of its configuration.
+RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96}),
+    "deepseek_v2": (
+        "deepseek_v2", _SIZES | _DEEPSEEK | {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
+    ),
+    "deepseek_v2 groups": (
+        "deepseek_v2",
+        _SIZES | _DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                              "q_lora_rank": None},
+    ),
+    "deepseek_v3": ("deepseek_v3", _SIZES | _DEEPSEEK | {"n_group": 2, "topk_group": 1, "num_mtp_layers": 0}),
+    "falcon 7b": (
+        "falcon",
+        {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96, "multi_query": True},
+    ),
+    "falcon 40b": (
+        "falcon",
+        {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96, "num_kv_heads": 2,
+         "new_decoder_architecture": True},
+    ),
+    "falcon rw": (
+        "falcon",
+        {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96, "alibi": True,
+         "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "gemma": ("gemma", _SIZES | _HEADS),
+    "gemma2": ("gemma2", _SIZES | _HEADS | {"sliding_window": 8, "query_pre_attn_scalar": 20}),
+    "gemma3": ("gemma3_text", _SIZES | _HEADS | {"sliding_window": 8, "num_hidden_layers": 6}),
+    "glm": ("glm", _SIZES | _HEADS | {"pad_token_id": None}),
+    "glm4": ("glm4", _SIZES | _HEADS | {"pad_token_id": None}),
+    "glm4_moe": (
+        "glm4_moe",
+        _SIZES | _HEADS | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+                           "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True,
+                           "num_mtp_layers": 0},
+    ),
+    "gpt2": ("gpt2", _GPT | {"resid_pdrop": 0.0, "embd_pdrop": 0.0}),
+    "gpt_neox": ("gpt_neox", _SIZES),
+    "gpt_neox serial": ("gpt_neox", _SIZES | {"use_parallel_residual": False}),
+    "gpt_oss": (
+        "gpt_oss",
+        _SIZES | _HEADS | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 8,
+                           "rope_parameters": _YARN | {"truncate": False}},
+    ),
+    "granite": (
+        "granite",
+        _SIZES | {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+                  "attention_multiplier": 0.2},
+    ),
+    "granitemoe": ("granitemoe", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
+    "granitemoeshared": (
+        "granitemoeshared", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
+    ),
+    "llama": ("llama", _SIZES),
+    "llama 3.1": ("llama", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama biases": ("llama", _SIZES | {"attention_bias": True, "mlp_bias": True}),
+    "llama linear": (
+        "llama", _SIZES | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
+    "llama4": (
+        "llama4_text",
+        _SIZES | _HEADS | {"num_local_experts": 4, "attention_chunk_size": 8, "intermediate_size_mlp": 40,
+                           "interleave_moe_layer_step": 2, "floor_scale": 4},
+    ),
+    "mistral": ("mistral", _SIZES | {"sliding_window": 8}),
+    "mixtral": ("mixtral", _SIZES | {"num_local_experts": 6}),
+    "olmo": ("olmo", _SIZES | {"clip_qkv": 0.5, "pad_token_id": None}),
+    "olmo2": ("olmo2", _SIZES | {"pad_token_id": None}),
+    "olmo3": ("olmo3", _SIZES | {"sliding_window": 8, "pad_token_id": None}),
+    "olmoe": ("olmoe", _SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}),
+    "opt": (
+        "opt",
+        {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48,
+         "max_position_embeddings": 64, "dropout": 0.0, "pad_token_id": None},
+    ),
+    "phi3": ("phi3", _SIZES | {"pad_token_id": None}),
+    "phi3 long": (
+        "phi3",
+        _SIZES | {"pad_token_id": None, "original_max_position_embeddings": 16, "rope_parameters": _LONG},
+    ),
+    "qwen2": ("qwen2", _SIZES),
+    "qwen2 windows": ("qwen2", _SIZES | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+    "qwen2_moe": ("qwen2_moe", _SIZES | _EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen3": ("qwen3", _SIZES | _HEADS),
+    "qwen3_moe": ("qwen3_moe", _SIZES | _HEADS | _EXPERTS),
+    "smollm3": ("smollm3", _SIZES | {"pad_token_id": None}),
+    "starcoder2": ("starcoder2", _SIZES),
+}  # fmt: skip
+
+
+def save_released(name: str, folder: Path, seed: int = 1) -> Any:
+    """Save a tiny model of a case, with random values in every tensor, and return it.
+
+    Biases and norm weights too: at their usual zeros and ones, one that is left out would not be noticed.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    family, keys = RELEASED[name]
+    options = {"bos_token_id": None, "eos_token_id": None} | keys
+    config = CONFIG_MAPPING[family](**options)
+    # With "eager" Falcon adds its ALiBi twice.
+    way = "sdpa" if getattr(config, "alibi", False) else "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=way)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if isinstance(tensor, nn.Parameter) or tensor_name.endswith("e_score_correction_bias"):
+                is_norm = tensor.dim() == 1 and tensor_name.endswith("weight") and "gemma" not in family
+                tensor.copy_(float(is_norm) + 0.2 * torch.randn(tensor.shape, generator=generator))
+    model.eval().save_pretrained(folder)
+    return model

@@ -1,0 +1,181 @@
+"""A model of every family comes in, trains and goes out: what transformers computes of it is what we do."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.testing import assert_close
+
+from cases import my_tokens
+from ranks import run_on_mesh
+from released_models import RELEASED, SEQUENCE, save_released
+from shardwright.config.hugging_face.config_json import read_model
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.model.decoder import DecoderStage
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.sharding.hugging_face.layout import layout_of
+from shardwright.train.build import Replica, build, job_mesh
+from shardwright.train.checkpoint.kept import manifest_of
+from shardwright.train.checkpoint.released_export import export_released
+from shardwright.train.checkpoint.released_weights import paste_part
+from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
+from shardwright.train.checkpoint.storage import open_storage
+from shardwright.train.checkpoint.writing import CheckpointWriter
+from shardwright.train.train_step import train_step
+
+# Of the largest logit: some hundreds of float32, as in tests/model/test_hugging_face.py.
+MOST = 1e-5
+# Some hundreds of float32: a gradient is a sum over tokens, of products that each came through as many sums.
+ROUNDINGS = 512 * 2.0**-24
+# Names in memory, where files have others.
+RENAMED = {
+    "lm_head.": "embed_out.", ".mlp.gate.": ".block_sparse_moe.gate.",
+    ".block_sparse_moe.router.": ".block_sparse_moe.router.layer.", ".block_sparse_moe.experts.": ".mlp.experts.",
+}  # fmt: skip
+STEPS = 3
+# Families whose layouts have something of their own, each under two plans that cut what is so.
+PLANNED = ("gpt2", "gemma2", "gpt_oss", "deepseek_v3", "falcon 40b", "llama4")
+PLANS: tuple[dict[str, Any], ...] = ({"tp": 2, "sequence_parallel": True}, {"pp": 2})
+
+
+def job_of(folder: Path, plan: dict[str, Any] | None = None) -> JobSpec:
+    """A job that begins with the weights of a folder."""
+    return make_job(
+        {
+            "model": read_model(str(folder)) | {"sequence": SEQUENCE, "weights": str(folder), "dropout": 0.0},
+            "plan": plan or {}, "batch": {"global_batch_size": 4}, "run": {"device": "cpu"},
+            "optimizer": {"learning_rate": 1e-3, "warmup_steps": 1, "steps": STEPS, "epsilon": 1e-5},
+        }
+    )  # fmt: skip
+
+
+def begun(job: JobSpec, mesh: Mesh) -> Replica:
+    released = released_weights_of(job)
+    replica = build(job, mesh, initial_values(job, released))
+    take_choice_biases(replica.stages, released)
+    return replica
+
+
+def our_logits(replica: Replica, ids_BS: Tensor) -> Tensor:
+    """Logits of one rank, [B, S, V]."""
+    (stage,) = replica.stages.values()
+    with torch.no_grad(), replica.gathered():
+        return stage.logits(stage(ids_BS)).transpose(0, 1)
+
+
+def their_logits(folder: Path, ids_BS: Tensor) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    keys = json.loads((folder / "config.json").read_text())
+    way = "sdpa" if keys.get("alibi") else "eager"
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=way).eval()(ids_BS).logits
+
+
+def some_ids(job: JobSpec) -> Tensor:
+    return torch.randint(job.model.vocab, (2, SEQUENCE), generator=torch.Generator().manual_seed(5))
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def trained_and_saved(mesh: Mesh, job: JobSpec, folder: Path) -> Tensor | None:
+    """Train some steps and save; the logits after them, if this rank has the whole model."""
+    replica = begun(job, mesh)
+    for step in range(STEPS):
+        train_step(job, replica, mesh, step, my_tokens(mesh, job, step))
+    writer = CheckpointWriter(job, replica, mesh, folder)
+    writer.save(STEPS, STEPS * job.batch.global_batch_size, 0, {})
+    writer.wait()
+    return our_logits(replica, some_ids(job)) if mesh.world.size == 1 else None
+
+
+def exported(folder: Path) -> Path:
+    storage = open_storage(str(folder / "checkpoints"))
+    export_released(storage, manifest_of(storage, STEPS), folder / "out", file_bytes=2**30)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_in_and_out(name: str, tmp_path: Path) -> None:
+    theirs = save_released(name, tmp_path / "in")
+    job = job_of(tmp_path / "in")
+    mesh = job_mesh(job, 0, torch.device("cpu"))
+    ids_BS = some_ids(job)
+    with torch.no_grad():
+        before = theirs(ids_BS).logits
+    assert difference(our_logits(begun(job, mesh), ids_BS), before) < MOST
+    after = trained_and_saved(mesh, job, tmp_path)
+    assert after is not None and difference(after, before) > 10 * MOST
+    assert difference(their_logits(exported(tmp_path), ids_BS), after) < MOST
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_gradients(name: str, tmp_path: Path) -> None:
+    """Of the loss by each tensor of theirs."""
+    theirs = save_released(name, tmp_path / "in")
+    job = job_of(tmp_path / "in")
+    replica = begun(job, job_mesh(job, 0, torch.device("cpu")))
+    (stage,) = replica.stages.values()
+    text = torch.randint(job.model.vocab, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(2))
+    tokens_BS, targets_BS = text[:, :-1], text[:, 1:]
+    their_loss = functional.cross_entropy(theirs(tokens_BS).logits.flatten(0, 1), targets_BS.flatten())
+    our_loss = stage(tokens_BS, targets_BS)
+    their_loss.backward()
+    our_loss.backward()
+    assert_close(our_loss, their_loss, rtol=1e-5, atol=1e-5)
+    ours = gradients_by_their_names(RELEASED[name][0], job, stage)
+    for named, parameter in theirs.named_parameters():
+        for in_memory, in_files in RENAMED.items() if named not in ours else ():
+            named = named.replace(in_memory, in_files)
+        gradient = parameter.grad[: len(ours[named])]  # a table of positions is longer than the samples
+        worst, largest = (ours[named] - gradient).abs().max(), gradient.abs().max()
+        assert worst <= ROUNDINGS * largest + 1e-7, f"gradient of {named}"
+
+
+def gradients_by_their_names(family: str, job: JobSpec, stage: DecoderStage) -> dict[str, Tensor]:
+    """The gradients of a whole model, as tensors of theirs."""
+    sums: dict[str, Tensor] = {}
+    for parameter in placed_parameters(stage).values():
+        name = parameter.place.name
+        if name not in sums or parameter.place.is_tied:
+            sums[name] = sums.get(name, 0) + parameter.gradient
+    # In memory transformers has all experts of a layer in two tensors, whatever its files have.
+    found = {
+        f"model.layers.{name.split('.')[1]}.mlp.experts.{which}": sums[name].view(sums[name].shape[0], -1, size)
+        for name in sums if ".moe.experts." in name and not name.endswith("_bias")
+        for which, size in [("gate_up_proj" if name.endswith("up") else "down_proj", sums[name].shape[-1])]
+    }  # fmt: skip
+    by_file = set[str]()
+    for name, pieces in layout_of(family, job.model).items():
+        for piece in pieces:
+            into = found[piece.name] if piece.name in by_file else torch.zeros(piece.shape)
+            found[piece.name] = into
+            by_file.add(piece.name)
+            part = sums[name][tuple(slice(start, stop) for start, stop in piece.region)]
+            paste_part(replace(piece, plus=0.0), part, piece.region, into)
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", PLANNED)
+def test_in_and_out_under_plans(name: str, tmp_path: Path) -> None:
+    save_released(name, tmp_path / "in")
+    one = job_of(tmp_path / "in")
+    after = trained_and_saved(job_mesh(one, 0, torch.device("cpu")), one, tmp_path / "one")
+    assert after is not None
+    for number, plan in enumerate(PLANS):
+        job, folder = job_of(tmp_path / "in", plan), tmp_path / str(number)
+        run_on_mesh(job, trained_and_saved, job, folder)
+        # Another order of sums moves the weights by roundings, which Adam makes larger.
+        assert difference(their_logits(exported(folder), some_ids(job)), after) < 100 * MOST
