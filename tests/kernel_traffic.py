@@ -28,8 +28,8 @@ _LOOK_UP = ("embedding", "index_select", "gather", "index")  # read of a table w
 _SCATTER = ("index_add_", "scatter_add_", "index_copy_")  # touch of a table what they are given
 # Of ours (precision/fused_operator.py): they read all but the last, and write that alone.
 _TO_LAST = (
-    "gate", "gate_backward", "weigh", "weigh_backward", "turn", "exponential_sums", "softmax_gradient", "quantise",
-    "cast", "dequantise",
+    "gate", "gate_backward", "activate", "activate_backward", "weigh", "weigh_backward", "expert_bias_of_weights",
+    "turn", "exponential_sums", "softmax_gradient", "quantise", "cast", "dequantise",
 )  # fmt: skip
 _BACKWARD = ("_backward",)  # functions of the executor in which a backward runs
 

@@ -40,6 +40,8 @@ from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.sharding.stage_parameters import model_parameters
 from shardwright.train.train_step import StepResult
 
+_LARGEST_RATE = 3e-3  # of AdamW; SGD is drawn with larger ones
+
 
 def plain_trace(job: JobSpec) -> Trace:
     """What a plain implementation computes of a job."""
@@ -56,8 +58,12 @@ def plain_trace(job: JobSpec) -> Trace:
 
 
 def one_rank(fields: Fields) -> JobSpec:
-    """The draw's model and numbers of training, on one rank in float32. Raises PlanError if it is refused."""
-    plain = {name: fields[name] for name in ("model", "batch", "optimizer", "run", "data") if name in fields}
+    """The draw's model and numbers of training, on one rank in float32, with the optimizer and the schedule that the
+    plain implementation has. Raises PlanError if it is refused."""
+    plain = {n: dict(fields[n]) for n in ("model", "batch", "optimizer", "run", "data") if n in fields}
+    plain["batch"] = {name: value for name, value in plain["batch"].items() if name != "ramp"}
+    rate = min(plain["optimizer"]["learning_rate"], _LARGEST_RATE)
+    plain["optimizer"] |= {"name": "adamw", "schedule": "cosine", "batch_rule": "none", "learning_rate": rate}
     job = accepted(plain | {"plan": {"microbatch_size": fields["plan"].get("microbatch_size", 1)}}).as_one_rank()
     return job.model_copy(update={"precision": PrecisionSpec()})
 

@@ -53,7 +53,10 @@ LATENT = (*BASE, "model.kv_heads=8",
 HEAD_NORMS = (*BASE, "model.qk_norm='head'")
 AROUND = (*BASE, 'model.norm_place="around"', "model.residual_scale=0.5")
 ONE_NORM, TWO_NORMS = ((*BASE, f'model.parallel_block="{kind}"') for kind in ("one-norm", "two-norms"))
-MODELS = {"llama": LLAMA, "gpt": GPT, "moe": MOE, "wide moe": WIDE_MOE, "latent": LATENT, "head norms": HEAD_NORMS}
+MODELS = {
+    "llama": LLAMA, "gpt": GPT, "moe": MOE, "wide moe": WIDE_MOE, "latent": LATENT, "head norms": HEAD_NORMS,
+    "around": AROUND, "one norm": ONE_NORM,
+}  # fmt: skip
 
 layer = lru_cache(maxsize=16)(lambda fields: layer_kernels(*fields))
 PRODUCTS = ("mm", "addmm", "addmm_", "_grouped_mm")
@@ -273,6 +276,7 @@ def test_kernels_of_a_layer(name: str) -> None:
             number += OWN.routing_kernels[passes] + of.experts.topk * OWN.choice_kernels[passes]
             number += of.experts.num * OWN.expert_kernels[passes]
         number += of.head_norms * OWN.head_norm_kernels[passes]
+        number += (len(of.block_norms) - 2) * OWN.norm_kernels[passes]
         assert found == pytest.approx(number, rel=0.1)
 
 

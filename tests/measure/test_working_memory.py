@@ -49,8 +49,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "further again": (LLAMA | {"mtp_layers": 1}, {"dp": 4, "pp": 2, "zero": 1, "recompute": "full"}),
     "further dualpipe": (LLAMA | {"mtp_layers": 1}, {"dp": 4, "pp": 2, "zero": 2, "schedule": "dualpipe"}),
     "norms around": (LLAMA | {"norm_place": "around"}, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
-    "one norm again": (LLAMA | {"parallel_block": "one-norm"}, {"dp": 4, "pp": 2, "zero": 1, "recompute": "full"}),
-    "capped logits": (WORDS | {"logit_softcap": 30.0}, {"dp": 8, "zero": 1}),
     "weighed input": (MIXTRAL | {"moe.weigh": "input"}, {"dp": 8, "zero": 1, "ep": 4}),
     "latents in fp8": (DEEPSEEK, {"dp": 8, "zero": 1, "ep": 8}),
     "latents in fp8 by nodes": (DEEPSEEK, {"dp": 64, "zero": 1, "ep": 64, "dispatch": "node-aware"}),

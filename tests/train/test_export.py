@@ -74,7 +74,7 @@ def whole(ranks: list[list[tuple[str, tuple[int, ...], Box, torch.Tensor]]]) -> 
 
 def export(*words: str) -> Result:
     """The command, whose errors come through."""
-    return CliRunner().invoke(cli, ["checkpoint", "export", *words], catch_exceptions=False)
+    return CliRunner().invoke(cli, ["checkpoint", "export", "--names", "own", *words], catch_exceptions=False)
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -93,7 +93,7 @@ def test_weights_of_any_plan_are_whole(name: str, tmp_path: Path) -> None:
     told = export(str(tmp_path), "--to", str(file)).output
     assert told.startswith(f"step 1: {len(weights)} tensors, ") and told.endswith(f" in 1 file, in {file}\n")
     assert equal(load_file(file), weights)
-    export(str(tmp_path), "--to", str(tmp_path / "half"), "--dtype", "bf16", "--names", "own")
+    export(str(tmp_path), "--to", str(tmp_path / "half"), "--dtype", "bf16")
     rounded = {name: w if name.startswith("router.") else w.bfloat16() for name, w in weights.items()}
     assert equal(load_file(tmp_path / "half" / "model.safetensors"), rounded)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "half", "out"]

@@ -294,7 +294,7 @@ def test_what_a_parameter_needs() -> None:
         job = with_optimizer(make_job(fields), name=name)
         elements = rank_state(job, job_program(job), 0)[0].num_elements
         found = rank_memory(job, job_program(job), 0).optimizer_bytes / elements - 4
-        assert found == pytest.approx(remembered, abs=0.5 if name in ("adafactor", "muon") else 0.0)
+        assert found == pytest.approx(remembered, abs=1 if name in ("adafactor", "muon") else 0.0)  # of small matrices
 
 
 # --- checkpoints ---

@@ -62,8 +62,9 @@ class ModelShape:
     biases, `qkv_bias` that queries, keys and values alone have some, and `head_norms` that queries and keys are
     normalised; `clips` that these and values are clipped, `caps` that scores are, and `blockwise` that no kernel of all
     of a sequence computes attention so. `norm_place`, `parallel` and `embedding_norm` are as in a model's fields; norms
-    have no parameters without `norm_weight`; logits are scaled or capped where something `changes_logits`. Rows of
-    measurements don't say these.
+    have no parameters without `norm_weight`; what is added to the residual stream is scaled where that
+    `scales_stream`, and logits are scaled or capped where something `changes_logits`. Rows of measurements don't say
+    these.
     """
 
     layers: int
@@ -93,6 +94,7 @@ class ModelShape:
     norm_place: NormPlace = "before"
     parallel: ParallelBlock = "none"
     embedding_norm: bool = False
+    scales_stream: bool = False
     changes_logits: bool = False
     position_offset: int = 0
 
@@ -383,5 +385,5 @@ def shape_of(model: ModelSpec) -> ModelShape:
         blockwise=model.attention_softcap > 0 or model.sinks or model.positions == "alibi",
         norm_weight=model.norm_weight, norm_place=model.norm_place, parallel=model.parallel_block,
         embedding_norm=model.embedding_norm, position_offset=model.position_offset,
-        changes_logits=model.changes_logits,
+        scales_stream=model.residual_scale != 1.0, changes_logits=model.changes_logits,
     )  # fmt: skip

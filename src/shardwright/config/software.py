@@ -110,6 +110,9 @@ class SoftwareSpec(Spec):
     )
     float8_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where products are in fp8.")
     head_norm_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where queries and keys have norms.")
+    norm_kernels: Bytes = Field(
+        (1.0, 2.0), description="Kernels more for each norm of the residual stream that a layer has beyond two."
+    )
     ring_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each rank whose keys come to queries.")
     latent_kernels: Bytes = Field((0.0, 0.0), description="Kernels more with latent attention.")
     routing_kernels: Bytes = Field((0.0, 0.0), description="Kernels more in a layer with experts.")

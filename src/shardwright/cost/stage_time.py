@@ -190,7 +190,7 @@ _MLP = ("up", "activation", "down")  # parts of a layer
 
 def _first_of_experts(chain: Chain) -> int:
     """Where in a layer of experts attention has ended."""
-    return next(place for place, operator in enumerate(chain) if operator.name == "norm before experts")
+    return 1 + next(place for place, operator in enumerate(chain) if operator.name == "attention join")
 
 
 def _total(*counted: tuple[Numbers, tuple[float, float]]) -> tuple[Numbers, Numbers]:
@@ -275,9 +275,9 @@ class Costing:
         """How many a layer launches, forward and backward, but for what experts take more."""
         w, shape, cut = self.software, self.run.shape, self.run.cut
         plain = (w.layer_norm_kernels if shape.layer_norm else None) or w.kernels
-        visits = cut.cp * (cut.cp > 1) * (cut.cp_method != "ulysses")
         more = (
-            (visits, w.ring_kernels),
+            (len(shape.block_norms) - 2, w.norm_kernels),
+            (cut.cp * (cut.cp > 1) * (cut.cp_method != "ulysses"), w.ring_kernels),
             (shape.head_norms, w.head_norm_kernels),
             (shape.latent is not None, w.latent_kernels),
             (self.is_narrow and w.float8_weight_gradients, (0.0, w.float8_gradient_kernels)),

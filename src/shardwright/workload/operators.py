@@ -319,13 +319,14 @@ def fall(c: Context, o: LayerOperator) -> Operator:
 
 def join(c: Context, o: LayerOperator) -> Operator:
     """Bias, dropout and the sum with the residual stream. In a parallel block two parts are added up before, and the
-    gradients of what both halves take."""
+    gradients of what both halves take. Where what is added is scaled so is its gradient, in a kernel of its own."""
     n, w = c.sizes[o.gives], c.software
     kept, parts = n if w.dropout else 0.0, c.sizes.whole * (c.shape.parallel != "none")
     taken = n * (c.shape.parallel == "two-norms") + parts * (c.shape.parallel == "one-norm")
+    backward = (n + taken) * w.residual[1] + 2 * HALF * n * c.shape.scales_stream
     return Operator(
-        o, (), None, (n + parts) * w.residual[0], (n + taken) * w.residual[1], kept=kept, given=c.bytes_of(o.gives),
-        needs_kept=True, kernel="join", elements=n + parts,
+        o, (), None, (n + parts) * w.residual[0], backward, kept=kept, given=c.bytes_of(o.gives), needs_kept=True,
+        kernel="join", elements=n + parts,
     )  # fmt: skip
 
 

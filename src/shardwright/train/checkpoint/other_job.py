@@ -12,13 +12,14 @@ from shardwright.train.checkpoint.storage import Storage
 
 # What may be another in a run that goes on: the rest of a job is told where it differs.
 _OF_THE_RUN = ("name", "plan", "cluster", "run", "checkpoint", "health")
+_NO_ARITHMETIC = ("name", "weights", "longest_sequence")  # of a model: what it is called and where it comes from
 GO_ON, FROM = "begin anew with --fresh, or name another run.folder", "name a run of this model in --from"
 
 
 def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, way_out: str) -> None:
     """PlanError where a checkpoint is of another model."""
     now, then = job.model.model_dump(mode="json"), manifest.job["model"]
-    other = {field: then.get(field) for field in now if then.get(field) != now[field] and field != "name"}
+    other = {field: then.get(field) for field in now if then.get(field) != now[field] and field not in _NO_ARITHMETIC}
     if other:
         raise PlanError(
             f"checkpoint {storage.root}/{folder_name(manifest.step)}",
