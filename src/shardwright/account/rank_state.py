@@ -60,8 +60,8 @@ class StageState:
 
     `regions` lists the places of each region in the order of the layers, `units_in` the units whose values it needs;
     `own_gradient` elements are those of the last stage's use of the table, where the table is on the same rank.
-    `updates` are the units that are updated together. `further` are the regions of further tokens. Parameters that `added_before` names get a part of their gradient in a
-    region before those that the region lists.
+    `updates` are the units that are updated together. `further` are the regions of further tokens. Parameters that
+    `added_before` names get a part of their gradient in a region before those that the region lists.
     """
 
     stage: int

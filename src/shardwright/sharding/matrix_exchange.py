@@ -1,10 +1,10 @@
 """Who makes a whole matrix orthogonal, and what travels to it and back: Muon under ZeRO and tensor parallel.
 
 Newton-Schulz needs a whole matrix, and takes some 30 h FLOPs an element of an h x h one: for h = 4,096 as many as
-training on 20,000 tokens. So each matrix has one owner, by its cost the one with least to do so far; ranks send it their
-rows, and it sends back the rows of what it made. Each element goes there and back once along the line of ZeRO's shards,
-and once more along the line of tensor parallel where that cuts the matrix. To gather all matrices on all ranks would
-move as much, and every rank would do the work of all.
+training on 20,000 tokens. So each matrix has one owner, by its cost the one with least to do so far; ranks send it
+their rows, and it sends back the rows of what it made. Each element goes there and back once along the line of ZeRO's
+shards, and once more along the line of tensor parallel where that cuts the matrix. To gather all matrices on all ranks
+would move as much, and every rank would do the work of all.
 
 A unit may have fewer matrices than there are ranks. So units are exchanged together, one behind the other until there
 are several matrices for each rank that may own one (`exchanged_together`): enough to share the work out evenly, and as
@@ -27,7 +27,7 @@ from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.update_matrices import Range, UpdateMatrix, elements_within, update_matrices
 
-MATRICES_EACH = 4  # for each rank that may own one, of those that are exchanged together
+MATRICES_EACH = 3  # for each rank that may own one, of those that are exchanged together
 _ALIGNED = 64  # elements: where pieces of memory begin
 
 PlacedUnit = tuple[Sequence[ParameterShard], FlatLayout]

@@ -214,7 +214,7 @@ class Reductions:
 Unit = TypeVar("Unit", bound=UnitEvents)  # type: ignore[type-arg]
 
 
-class StageEvents(Generic[Unit]):
+class StageEvents(ABC, Generic[Unit]):
     """When the units of one stage move.
 
     In a step: `zero`, backwards, each with `arm` before it if its gradients are then to be reduced and `reduce` after
@@ -321,8 +321,9 @@ class StageEvents(Generic[Unit]):
         for unit in self.units:
             unit.finish_gather()
 
+    @abstractmethod
     def _make_steps(self, number: int, scratch: Loan[Any]) -> None:
-        """Make steps of the matrices of a group, with other ranks."""
+        """Make steps of the matrices of a group, with other ranks (sharding/unit_update.py)."""
 
     # Values.
 

@@ -161,13 +161,10 @@ class Masters:
             if same:
                 tensor.data = values[piece.start : piece.stop]
 
-    def step(
-        self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None, scratch: Tensor | None = None
-    ) -> None:
-        """Update this shard by itself. `scratch` is memory for steps of whole matrices."""
-        self.begin_step(gradients, factor, rate, exact)
-        if self.steps is not None and scratch is not None:
-            self.steps([self], scratch)
+    def step(self, gradients: Tensor, factor: float, rate: float) -> None:
+        """Update this shard by itself, where each element is."""
+        assert self.steps is None
+        self.begin_step(gradients, factor, rate)
         self.end_step()
 
     def begin_step(self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None) -> None:

@@ -95,11 +95,10 @@ class ShardedStage(StageEvents[FlatUnit]):
 
     def make_optimizers(self, make: MakeOptimizer, steps_of: StepsOf = lambda update, unit: None) -> None:
         """Give each unit an optimizer of its own, and where updates look at whole matrices `steps_of` them."""
-        for group in self._updates:
-            units = [self.units[number] for number in group.units]
-            self._steps.append(steps_of(group.update, units[0]))
-            for unit in units:
-                unit.masters.make_optimizer(make, unit.by_matrix, self._steps[-1])
+        self._steps = [steps_of(group.update, self.units[group.units[0]]) for group in self._updates]
+        for group, steps in zip(self._updates, self._steps, strict=True):
+            for unit in (self.units[number] for number in group.units):
+                unit.masters.make_optimizer(make, unit.by_matrix, steps)
 
     def _make_steps(self, number: int, scratch: Loan[Tensor]) -> None:
         steps = self._steps[number]
