@@ -92,11 +92,13 @@ def itemsize_of(cut: PlanGrid) -> int:
 
 @dataclass(frozen=True)
 class _Work:
-    """FLOPs of making the matrices of a layer orthogonal: all of them, and the largest; and how many they are."""
+    """FLOPs of making the matrices of a layer orthogonal: all of them, and the largest; and how many matrices there
+    are, and of the largest."""
 
     total: int = 0
     largest: int = 0
     number: int = 0
+    num_largest: int = 0
 
     @classmethod
     def of(cls, matrices: tuple[Matrix, ...], steps: int) -> "_Work":
@@ -108,7 +110,8 @@ class _Work:
             if (rows := matrix.columns * share // sum(matrix.widths or (1,))) > 1
             for _ in range(max(1, matrix.experts))
         ]
-        return cls(sum(flops), max(flops, default=0), len(flops))
+        largest = max(flops, default=0)
+        return cls(sum(flops), largest, len(flops), flops.count(largest))
 
 
 def layer_work(shape: ModelShape, kind: str, steps: int) -> tuple[_Work, _Work]:
@@ -132,13 +135,14 @@ def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, u
         ([of[1] for of in of_kinds], groups.expert_shard, cut.expert_tp, cut.ep),
     ):
         owners = np.where(cut.zero > 0, shard.size, 1) * num_cut
-        total, number = (
-            sum(layers * of for layers, of in zip(ranks.layers, every, strict=True)) / spread
-            for every in ([work.total for work in works], [work.number for work in works])
+        total, number, num_largest = (
+            sum(layers * getattr(of, name) for layers, of in zip(ranks.layers, works, strict=True)) / spread
+            for name in ("total", "number", "num_largest")
         )
-        exchanges = np.ceil(number / _exchanged(run, ranks, number, owners))
-        # One of several owners has at least one whole matrix of each exchange.
-        flops = np.maximum(total / owners, max(work.largest for work in works) * exchanges)
+        exchanges = _exchanges(run, ranks, number, owners)
+        # One of the owners has the largest matrices that are left when all others have as many, of each exchange.
+        most_of_largest = np.ceil(num_largest / np.maximum(1.0, exchanges) / owners) * exchanges
+        flops = np.maximum(total / owners, max(work.largest for work in works) * most_of_largest)
         seconds = seconds + np.where(owners > 1, flops, total) / rates.flops
         most = np.maximum(most, exchanges)
     size = updated.itemsize * updated.by_matrix / np.maximum(1.0, most)
@@ -159,18 +163,16 @@ def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
     shards = np.where(cut.zero > 0, layout(cut, SHARDS[False]).size, 1)
     common, experts = layer_work(shape, kind, 1)
     number = layers * (common.number + experts.number / cut.ep)
-    together = _exchanged(run, ranks, number, shards * cut.tp) / number
-    rows = _layer_elements(run, ranks) * layers * together / shards
+    rows = _layer_elements(run, ranks) * layers / _exchanges(run, ranks, number, shards * cut.tp) / shards
     ways = 1 + 1.0 * (shards > 1) + 2.0 * (cut.tp > 1)
     of_gradients = _FLOAT * (cut.gradient_bytes not in (0, _FLOAT))
     return itemsize_of(cut) * (ways * rows + 4 * largest) + of_gradients * rows
 
 
-def _exchanged(run: Run, ranks: PipelineRanks, number: Numbers, owners: Numbers) -> Numbers:
-    """Matrices that are exchanged together, of a `number` that a rank has in all its layers: those of whole units."""
+def _exchanges(run: Run, ranks: PipelineRanks, number: Numbers, owners: Numbers) -> Numbers:
+    """In how many exchanges a rank's `number` of matrices are updated, each of whole units; 0 if it has none."""
     units = np.maximum(1.0, np.ceil(_units_by_layer(run, ranks) * sum(ranks.layers)))
-    each = np.maximum(1.0, number / units)
-    return np.maximum(1.0, np.minimum(number, each * np.ceil(MATRICES_EACH * owners / each)))
+    return np.where(number > 0, np.clip(np.round(number / (MATRICES_EACH * owners)), 1.0, units), 0.0)
 
 
 def _layer_elements(run: Run, ranks: PipelineRanks) -> Numbers:

@@ -6,9 +6,9 @@ their rows, and it sends back the rows of what it made. Each element goes there 
 shards, and once more along the line of tensor parallel where that cuts the matrix. To gather all matrices on all ranks
 would move as much, and every rank would do the work of all.
 
-A unit may have fewer matrices than there are ranks. So units are exchanged together, one behind the other until there
-are several matrices for each rank that may own one (`exchanged_together`): enough to share the work out evenly, and as
-little memory as some matrices take on each rank.
+A unit may have fewer matrices than there are ranks. So neighbouring units are exchanged together, as many as have about
+three matrices for each rank that may own one (`exchanged_together`): enough to share the work out evenly, and as little
+memory as some matrices take on each rank.
 
     shards    rows of a rank's shard         ->  the part of each matrix that the owner's place on the tp line has
     tp        parts of whole matrices        ->  whole matrices, on their owners
@@ -21,13 +21,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
+from itertools import accumulate, groupby
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.update_matrices import Range, UpdateMatrix, elements_within, update_matrices
 
-MATRICES_EACH = 3  # for each rank that may own one, of those that are exchanged together
+MATRICES_EACH = 3  # about, for each rank that may own one, of those that are exchanged together
 _ALIGNED = 64  # elements: where pieces of memory begin
 
 PlacedUnit = tuple[Sequence[ParameterShard], FlatLayout]
@@ -173,12 +174,11 @@ class MatrixExchange:
 
 
 def exchanged_together(num_matrices: Sequence[int], num_owners: int) -> list[list[int]]:
-    """Which units, of which each has so many matrices, are exchanged together: neighbours until there are enough."""
-    groups, waiting, number = list[list[int]](), list[int](), 0
-    for unit, more in enumerate(num_matrices):
-        waiting.append(unit)
-        number += more
-        if number >= MATRICES_EACH * num_owners:
-            groups.append(waiting)
-            waiting, number = [], 0
-    return groups + ([waiting] if waiting else [])
+    """Which units, of which each has so many matrices, are exchanged together: neighbours, about as many matrices as
+    are enough, and about as many each time."""
+    total = sum(num_matrices)
+    times = max(1, round(total / (MATRICES_EACH * num_owners)))
+    ends = accumulate(num_matrices)
+    # By where the middle of a unit lies.
+    parts = [(2 * end - own) * times // (2 * total) for own, end in zip(num_matrices, ends, strict=True)]
+    return [list(of) for _, of in groupby(range(len(parts)), key=lambda unit: parts[unit])]
