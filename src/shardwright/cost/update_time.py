@@ -170,7 +170,7 @@ def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
 
 
 def _exchanges(run: Run, ranks: PipelineRanks, number: Numbers, owners: Numbers) -> Numbers:
-    """In how many exchanges a rank's `number` of matrices are updated, each of whole units; 0 if it has none."""
+    """How many exchanges a rank's `number` of matrices are updated in, each of whole units; 0 if it has none."""
     units = np.maximum(1.0, np.ceil(_units_by_layer(run, ranks) * sum(ranks.layers)))
     return np.where(number > 0, np.clip(np.round(number / (MATRICES_EACH * owners)), 1.0, units), 0.0)
 
