@@ -13,15 +13,26 @@ if TYPE_CHECKING:
     from shardwright.train.checkpoint.safetensors_folder import Files
 
 
-@click.command(name="export")
-@click.argument("run")
-@click.option(
+_to = click.option(
     "--to",
     required=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="A file that ends in .safetensors, or a folder for files of --file-gib with an index.",
 )
+_file_gib = click.option(
+    "--file-gib",
+    type=click.FloatRange(0.001, 1024),
+    default=4.0,
+    show_default=True,
+    help="Most GiB of a file in a folder; a tensor is never cut.",
+)
+_overwrite = click.option("--overwrite", is_flag=True, help="Write over what was written earlier.")
+
+
+@click.command(name="export")
+@click.argument("run")
+@_to
 @click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest]")
 @click.option(
     "--dtype",
@@ -30,20 +41,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Number type of the weights; keep is the one that they are saved in.",
 )
-@click.option(
-    "--file-gib",
-    type=click.FloatRange(0.001, 1024),
-    default=4.0,
-    show_default=True,
-    help="Most GiB of a file in a folder; a tensor is never cut.",
-)
+@_file_gib
 @click.option(
     "--names",
     type=click.Choice(["own", "hugging-face"]),
     help="Names and layouts of the tensors: those of the parameters here, or of a model that transformers opens, with "
     "config.json.  [default: hugging-face for a folder, where a family has the model]",
 )
-@click.option("--overwrite", is_flag=True, help="Write over an earlier export.")
+@_overwrite
 @json_option
 def export(
     run: str, to: Path, step: int | None, dtype: str, file_gib: float, names: str | None, overwrite: bool, as_json: bool
@@ -70,13 +75,7 @@ def export(
 
 @click.command()
 @click.argument("source", metavar="FOLDER|RUN")
-@click.option(
-    "--to",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="A folder for files of --file-gib with an index, or a file that ends in .safetensors.",
-)
+@_to
 @click.option(
     "--dtype",
     type=click.Choice(["keep", "float32", "bf16"]),
@@ -84,14 +83,8 @@ def export(
     show_default=True,
     help="Number type of the weights; keep is the one that they have, or bf16 where they are quantised.",
 )
-@click.option(
-    "--file-gib",
-    type=click.FloatRange(0.001, 1024),
-    default=4.0,
-    show_default=True,
-    help="Most GiB of a file in a folder; a tensor is never cut.",
-)
-@click.option("--overwrite", is_flag=True, help="Write over an earlier conversion.")
+@_file_gib
+@_overwrite
 @json_option
 @click.pass_context
 def convert(

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import shortened
 from shardwright.config.user_file import FileFault, open_file
-from shardwright.train.checkpoint.released_files import StoredTensor, named_files
+from shardwright.train.checkpoint.released_files import StoredTensor, as_fault_of, named_files
 
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _NAMES = {
@@ -34,13 +34,9 @@ class PickledFiles:
         self.folder = folder
         self.tensors: dict[str, StoredTensor] = {}
         self._values: dict[str, Tensor] = {}
-        try:
+        with as_fault_of(folder):
             for file in named_files(folder, PICKLED, PICKLED_INDEX):
                 self._add(file)
-        except FileFault as error:
-            raise PlanError(f"weights {folder}", [str(error)]) from None
-        except OSError as error:
-            raise PlanError(f"weights {folder}", [f"{error.filename}: {error.strerror}; check the path"]) from None
 
     def view(self, name: str) -> Tensor:
         """A tensor as a view of the mapped file."""

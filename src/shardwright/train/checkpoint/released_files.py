@@ -8,7 +8,8 @@ what is looked at, and no memory is taken for it.
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,9 @@ class ReleasedFiles:
         self.folder = folder
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
-        try:
+        with as_fault_of(folder):
             for file in named_files(folder, ONE_FILE, INDEX):
                 self._add(file)
-        except FileFault as error:
-            raise PlanError(f"weights {folder}", [str(error)]) from None
-        except OSError as error:
-            raise PlanError(f"weights {folder}", [f"{error.filename}: {error.strerror}; check the path"]) from None
 
     @property
     def num_bytes(self) -> int:
@@ -83,6 +80,17 @@ class ReleasedFiles:
             if name in self.tensors:
                 raise FileFault(f"{shortened(name)} is in {self.tensors[name].file.name} and in {file.name}; keep one")
             self.tensors[name] = stored
+
+
+@contextmanager
+def as_fault_of(folder: Path) -> Iterator[None]:
+    """Read a folder's files. PlanError in place of what is wrong with one."""
+    try:
+        yield
+    except FileFault as error:
+        raise PlanError(f"weights {folder}", [str(error)]) from None
+    except OSError as error:
+        raise PlanError(f"weights {folder}", [f"{error.filename}: {error.strerror}; check the path"]) from None
 
 
 def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
