@@ -11,10 +11,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from shardwright.config.job import DataSpec
+from shardwright.config.data import STDLIB, DataSpec
 from shardwright.config.units import GIB, MIB
 from shardwright.config.user_file import FileFault, kind_of, open_file
-from shardwright.train.data.file_search import STDLIB, list_paths, unreadable
+from shardwright.train.data.file_search import list_paths, unreadable
 
 # Enough for a model that learns on a laptop, and read in a second.
 _STDLIB_MOST_BYTES = 8_000_000

@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
+from shardwright.config.data import STDLIB
 from shardwright.config.user_file import is_of_the_kernel
 
-STDLIB = "python-stdlib"
 _STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 # A file becomes about a kilobyte of memory; a name is looked at in some microseconds.
 MOST_FILES, MOST_NAMES = 100_000, 1_000_000

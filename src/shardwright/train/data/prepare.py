@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
-from shardwright.config.job import DataSpec
+from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import GIB
 from shardwright.config.user_file import hole_bytes, open_file
 from shardwright.train.data.document_files import SourceFile, find_files
-from shardwright.train.data.samples import Samples, TokenSpan, cut, num_tokens
+from shardwright.train.data.samples import Samples
 from shardwright.train.data.token_cache import (
     Sides,
     Summary,
@@ -28,6 +28,7 @@ from shardwright.train.data.token_cache import (
     save_summary,
     tokenize,
 )
+from shardwright.train.data.token_stream import TokenSpan, cut, num_tokens
 from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer
 
 # Of a token file that is mostly holes; a file system that compresses may have some of its own.

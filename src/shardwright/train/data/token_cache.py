@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
-from shardwright.config.job import DataSpec
+from shardwright.config.data import DataSpec
 from shardwright.train.data.document_files import Document, SourceFile, read_documents
-from shardwright.train.data.samples import TokenSpan
+from shardwright.train.data.token_stream import TokenSpan
 from shardwright.train.data.tokenizer import Tokenizer
 from shardwright.train.launch.full_disk import is_full, telling_of_full_disk
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
-from shardwright.config.job import DataSpec
+from shardwright.config.data import DataSpec
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.dropped_text import Dropped, may_drop
