@@ -19,7 +19,7 @@ from shardwright.config.base import PlanError, RunError
 from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
 from shardwright.train.data import document_files as documents
-from shardwright.train.data import token_cache
+from shardwright.train.data import encoding_pool, source_files, token_cache
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.samples import Samples, shuffled, unigram_loss
 from shardwright.train.data.token_stream import TokenSpan, cut
@@ -312,7 +312,7 @@ def test_text_comes_through_however_it_is_cut(tmp_path_factory, text, piece_byte
     write_jsonl(folder / "a.jsonl", [text])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "_PIECE_BYTES", piece_bytes)
-        patch.setattr(token_cache, "_BATCH_CHARACTERS", 11)
+        patch.setattr(encoding_pool.HereAndNow, "batch_characters", 11)
         assert text_of(prepare(folder / "a.txt", folder / "cache").train) == text + "\n"
         assert text_of(prepare(folder / "a.jsonl", folder / "cache").train) == text + "\n"
 
@@ -836,12 +836,12 @@ def test_the_standard_library_is_the_default(cache):
 
 
 def test_the_standard_library_is_capped_evenly():
-    files = documents.find_files(DataSpec(), [])
+    files = source_files.find_files(DataSpec(), [])
     names = [file.name for file in files]
     assert sum(file.size_bytes for file in files) <= 8_000_000
     assert not any(part in {"test", "tests", "idlelib", "lib2to3"} for name in names for part in name.split("/"))
     assert {name[0] for name in names} >= set("acemstu")
-    assert files == documents.find_files(DataSpec(), [])
+    assert files == source_files.find_files(DataSpec(), [])
 
 
 def test_importing_takes_no_heavy_library():

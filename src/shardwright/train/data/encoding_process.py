@@ -1,0 +1,124 @@
+"""A process that encodes batches for another: it reads them from its standard input, and ends where that does.
+
+A chat template is a stranger's program: for each chat it has so much time of the processor and memory, and what takes
+more ends the batch with a sentence, or the process.
+"""
+
+import pickle
+import re
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from shardwright.config.base import PlanError
+from shardwright.config.data import DataSpec
+from shardwright.config.units import GIB
+from shardwright.train.data.chat_rows import Chat
+from shardwright.train.data.chat_template import ChatTemplate, WrittenChat
+from shardwright.train.data.encoding import EncodingError, HereEncoder
+from shardwright.train.data.template_files import TemplateFiles
+from shardwright.train.data.tokenizer import load_tokenizer
+
+# A template takes milliseconds. One that is in the library's hands can't be interrupted, only ended: after twice that.
+CHAT_S = 10
+_CHAT_MEMORY_BYTES = 4 * GIB
+
+
+@dataclass(frozen=True)
+class EncodingSetup:
+    """What a process encodes with."""
+
+    data: DataSpec
+    template: TemplateFiles | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What a process says in place of what it was asked for."""
+
+    faults: list[str]
+
+
+class _BoundedTemplate(ChatTemplate):
+    """A template that has so much time for a chat."""
+
+    def write(self, chat: Chat) -> WrittenChat:
+        with _bounded(chat):
+            return super().write(chat)
+
+
+def serve() -> None:
+    """Answer what comes on the standard input until it ends: a setup, then batches."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is for the process that asks
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a library that prints must not print into an answer
+    setup = _receive(requests)
+    if not isinstance(setup, EncodingSetup):
+        return
+    try:
+        template = None
+        if setup.template is not None:
+            _bound_memory()
+            template = _BoundedTemplate(setup.template)
+        encoder = HereEncoder(load_tokenizer(setup.data), template)
+    except (PlanError, ValueError) as error:
+        _send(answers, Refused(error.faults if isinstance(error, PlanError) else [str(error)]))
+        return
+    _send(answers, None)
+    while (batch := _receive(requests)) is not None:
+        assert isinstance(batch, Sequence)
+        try:
+            _send(answers, encoder.encode(batch))
+        except EncodingError as error:
+            _send(answers, Refused([str(error)]))
+
+
+def _receive(requests: BinaryIO) -> object:
+    try:
+        return pickle.load(requests)
+    except EOFError:
+        return None
+
+
+def _send(answers: BinaryIO, answer: object) -> None:
+    pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
+    answers.flush()
+
+
+def _bound_memory() -> None:
+    """So much memory beside what the process has now."""
+    sizes = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text())) if _IS_LINUX else {}
+    if "VmSize" in sizes:
+        most = 1024 * int(sizes["VmSize"]) + _CHAT_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+_IS_LINUX = sys.platform == "linux"
+
+
+@contextmanager
+def _bounded(chat: Chat) -> Iterator[None]:
+    """So much time of the processor. EncodingError where it is over."""
+
+    def late(*_: object) -> None:
+        raise EncodingError(
+            f"{chat.where}: the chat template takes more than {CHAT_S} s for it; drop that chat, or name another "
+            "template in data.chat_template"
+        )
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    most = int(used.ru_utime + used.ru_stime) + 2 * CHAT_S
+    resource.setrlimit(resource.RLIMIT_CPU, (most if hard < 0 else min(most, hard), hard))
+    signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, CHAT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
