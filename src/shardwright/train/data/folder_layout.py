@@ -41,7 +41,7 @@ def chosen_paths(root: Path, paths: Sequence[Path], data: DataSpec, faults: list
         kept += _saved_files(folder, paths, faults)
     rows = [path for path in kept if _ROWS.search(path.name)]
     if not rows:
-        return [path for path in kept if not (path.suffix == ".idx" and path.with_suffix(".bin") in kept)]
+        return kept
     kept = sorted(path for path in kept if not _BESIDE.search(path.name))
     return _of_split(root, kept, data, faults, notes)
 

@@ -54,8 +54,10 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
     notes = [] if notes is None else notes
     try:
         root, paths = list_paths(_with_ending(data), faults)
-        if len(paths) > 1 or (paths and root == Path(os.path.expanduser(data.path))):
+        if root == Path(os.path.expanduser(data.path)):  # a folder; a glob means the files that it matches
             paths = chosen_paths(root, paths, data, faults, notes)
+        ids = {path for path in paths if path.suffix == ".bin"}
+        paths = [path for path in paths if not (path.suffix == ".idx" and path.with_suffix(".bin") in ids)]
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         faults.append(f"data.path {data.path!r} can't be read: {reason}; check the path and its permissions")
