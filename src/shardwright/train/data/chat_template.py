@@ -26,6 +26,10 @@ class TemplateError(ValueError):
     """What is wrong with a template, or with a chat for it, in one sentence."""
 
 
+class LateError(TemplateError):
+    """A template that takes too long."""
+
+
 @dataclass(frozen=True)
 class WrittenChat:
     """The text of a chat, and the ranges of its characters that are learned, ascending. Of so many answers some could
@@ -97,6 +101,8 @@ class ChatTemplate:
             asked = self._render(chat, messages[:i], told, asks=True)
             before = self._render(chat, messages[:i], told)
             after = whole if i == len(messages) - 1 else self._render(chat, messages[: i + 1], told)
+        except LateError:
+            raise
         except TemplateError:  # it refuses what is cut off there
             return None
         # What asks for an answer may have more than stands before one that is given.
@@ -110,6 +116,8 @@ class ChatTemplate:
             fields = self._special | told | {"messages": messages, "add_generation_prompt": asks}
             text = self._template.render(**fields)
             text.encode()
+        except LateError:
+            raise
         # A template is a program: whatever goes wrong in it is said of it.
         except Exception as error:
             reason = (str(error).splitlines() or [""])[0][:300] or type(error).__name__

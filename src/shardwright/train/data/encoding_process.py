@@ -4,6 +4,7 @@ A chat template is a stranger's program: for each chat it has so much time of th
 more ends the batch with a sentence, or the process.
 """
 
+import math
 import pickle
 import re
 import resource
@@ -19,7 +20,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.units import GIB
 from shardwright.train.data.chat_rows import Chat
-from shardwright.train.data.chat_template import ChatTemplate, WrittenChat
+from shardwright.train.data.chat_template import ChatTemplate, LateError, WrittenChat
 from shardwright.train.data.encoding import EncodingError, HereEncoder
 from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.tokenizer import load_tokenizer
@@ -44,11 +45,11 @@ class Refused:
     faults: list[str]
 
 
-class _BoundedTemplate(ChatTemplate):
+class BoundedTemplate(ChatTemplate):
     """A template that has so much time for a chat."""
 
     def write(self, chat: Chat) -> WrittenChat:
-        with _bounded(chat):
+        with bounded(chat.where):
             return super().write(chat)
 
 
@@ -64,7 +65,8 @@ def serve() -> None:
         template = None
         if setup.template is not None:
             _bound_memory()
-            template = _BoundedTemplate(setup.template)
+            with bounded(str(setup.template.path)):
+                template = BoundedTemplate(setup.template)
         encoder = HereEncoder(load_tokenizer(setup.data), template)
     except (PlanError, ValueError) as error:
         _send(answers, Refused(error.faults if isinstance(error, PlanError) else [str(error)]))
@@ -102,18 +104,18 @@ _IS_LINUX = sys.platform == "linux"
 
 
 @contextmanager
-def _bounded(chat: Chat) -> Iterator[None]:
-    """So much time of the processor. EncodingError where it is over."""
+def bounded(where: str) -> Iterator[None]:
+    """So much time of the processor. LateError where it is over."""
 
     def late(*_: object) -> None:
-        raise EncodingError(
-            f"{chat.where}: the chat template takes more than {CHAT_S} s for it; drop that chat, or name another "
+        raise LateError(
+            f"{where}: the chat template takes more than {CHAT_S} s for it; drop that chat, or name another "
             "template in data.chat_template"
         )
 
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    most = int(used.ru_utime + used.ru_stime) + 2 * CHAT_S
+    most = math.ceil(used.ru_utime + used.ru_stime + 2 * CHAT_S)
     resource.setrlimit(resource.RLIMIT_CPU, (most if hard < 0 else min(most, hard), hard))
     signal.signal(signal.SIGPROF, late)
     signal.setitimer(signal.ITIMER_PROF, CHAT_S)

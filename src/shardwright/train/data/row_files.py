@@ -151,8 +151,9 @@ def _parquet_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str])
         present = _present(table.schema_arrow.names, columns, file)
         metadata = table.metadata
         _check_groups(metadata, file)
+        plain = {metadata.schema.column(i).path for i in range(metadata.num_columns)}.intersection(present)
     # Values that repeat stay references to a dictionary: written out, a small file could fill the memory.
-    with pq.ParquetFile(stream, metadata=metadata, read_dictionary=list(present)) as table:
+    with pq.ParquetFile(stream, metadata=metadata, read_dictionary=sorted(plain)) as table:
         done, num_rows = 0, max(1, metadata.num_rows)
         for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=list(present)):
             done += batch.num_rows
