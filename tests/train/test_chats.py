@@ -35,10 +35,10 @@ MARKED = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
-    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start|>' + "
-    "message['role'] + '<|end|>\\n\\n'+ message['content'] | trim + '<|eot|>' %}"
-    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start|>assistant<|end|>\\n\\n' }}{% endif %}"
+    "{% for message in messages %}{% set content = '<|start|>' + message['role'] + '<|end|>\\n\\n' + "
+    "message['content'] | trim + '<|eot|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}"
+    "{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\\n\\n' }}"
+    "{% endif %}"
 )
 MISTRAL = (
     "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
