@@ -94,7 +94,7 @@ def _message(value: object, where: str) -> dict[str, Any]:
     if "role" not in fields and "from" in fields:
         role = fields.pop("from")
         fields["content"] = fields.pop("value", "")
-        if role not in _SHAREGPT_ROLES:
+        if not isinstance(role, str) or role not in _SHAREGPT_ROLES:
             raise FaultError(
                 f"{where} is from {str(role)[:40]!r}, and known are {', '.join(_SHAREGPT_ROLES)}; {example}"
             )

@@ -73,10 +73,11 @@ class ChatTemplate:
                 f"the chat template of {files.path} is broken: {error}{where}; mend it, or name another in "
                 "data.chat_template"
             ) from None
+        except LateError:
+            raise
         except (ValueError, RecursionError, MemoryError, SyntaxError, OverflowError) as error:
             raise TemplateError(
-                f"the chat template of {files.path} is broken: {type(error).__name__}; name another in "
-                "data.chat_template"
+                f"the chat template of {files.path} is broken: {_reason(error)}; name another in data.chat_template"
             ) from None
 
     def write(self, chat: Chat) -> WrittenChat:
@@ -120,9 +121,8 @@ class ChatTemplate:
             raise
         # A template is a program: whatever goes wrong in it is said of it.
         except Exception as error:
-            reason = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
             raise TemplateError(
-                f"{chat.where}: the chat template refuses it: {reason}; mend that chat, drop it, or name another "
+                f"{chat.where}: the chat template refuses it: {_reason(error)}; mend that chat, drop it, or name another "
                 "template in data.chat_template"
             ) from None
         return text
@@ -165,6 +165,12 @@ def _generation_tag() -> type:
             return nodes.CallBlock(mark, [], [], body).set_lineno(line)
 
     return Generation
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is for a chat"
+    return (str(error).splitlines() or [""])[0][:300] or type(error).__name__
 
 
 def _marked(begin: str, end: str, caller: Any) -> str:

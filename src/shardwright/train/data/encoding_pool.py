@@ -15,7 +15,7 @@ from typing import Self
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.train.data.encoding import Encoded, Encoder, EncodingError, HereEncoder, Item
-from shardwright.train.data.encoding_process import CHAT_S, EncodingSetup, Refused
+from shardwright.train.data.encoding_process import CHAT_MEMORY_GIB, CHAT_S, EncodingSetup, Refused
 from shardwright.train.data.tokenizer import Tokenizer
 
 _MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encoding_process import serve\nserve()"
@@ -134,7 +134,7 @@ class _Process:
         if first is not None and not isinstance(first, str):
             return (
                 f"a process that writes chats has ended ({said}) in those from {first.where} on: a chat may take "
-                f"{CHAT_S} s and 4 GiB; drop it, or name another template in data.chat_template"
+                f"{CHAT_S} s and {CHAT_MEMORY_GIB} GiB; drop it, or name another template in data.chat_template"
             )
         return (
             f"a process that turns text into tokens has ended ({said}): memory may be short; use fewer by data.workers"

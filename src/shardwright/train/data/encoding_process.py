@@ -26,8 +26,8 @@ from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.tokenizer import load_tokenizer
 
 # A template takes milliseconds. One that is in the library's hands can't be interrupted, only ended: after twice that.
-CHAT_S = 10
-_CHAT_MEMORY_BYTES = 4 * GIB
+CHAT_S = 5
+CHAT_MEMORY_GIB = 1
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ def serve() -> None:
     if not isinstance(setup, EncodingSetup):
         return
     try:
-        template = None
+        tokenizer, template = load_tokenizer(setup.data), None
         if setup.template is not None:
             _bound_memory()
             with bounded(str(setup.template.path)):
                 template = BoundedTemplate(setup.template)
-        encoder = HereEncoder(load_tokenizer(setup.data), template)
+        encoder = HereEncoder(tokenizer, template)
     except (PlanError, ValueError) as error:
         _send(answers, Refused(error.faults if isinstance(error, PlanError) else [str(error)]))
         return
@@ -96,8 +96,8 @@ def _bound_memory() -> None:
     """So much memory beside what the process has now."""
     sizes = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text())) if _IS_LINUX else {}
     if "VmSize" in sizes:
-        most = 1024 * int(sizes["VmSize"]) + _CHAT_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        most, hard = 1024 * int(sizes["VmSize"]) + CHAT_MEMORY_GIB * GIB, resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
 
 
 _IS_LINUX = sys.platform == "linux"

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
@@ -113,7 +114,7 @@ def _line(file: SourceFile, stream: BinaryIO) -> bytes:
     """The next line, or so much of it as may be; nothing at the end. Raises FaultError if it can't be unpacked."""
     try:
         return stream.readline(_LONGEST_LINE_BYTES + 1)
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
