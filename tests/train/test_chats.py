@@ -1,6 +1,9 @@
 """Chats: the template's text, the tokens of it, and which of them are learned, against transformers' own rendering."""
 
 import json
+import re
+import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.data import DataSpec
+from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
 from shardwright.train.data import encoding_process
 from shardwright.train.data.chat_rows import Chat, chat_of
@@ -319,3 +323,24 @@ def test_messages_without_a_template(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("a")
     with pytest.raises(PlanError, match=r"data.chats is true, and .*b.txt is no file of rows of messages but of text"):
         prepared(tmp_path / "b.txt", tmp_path)
+
+
+def test_sections_of_the_docs_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of a job in docs/data.md, with such files as it speaks of."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen3-0.6B").mkdir()
+    with_template(folder, tmp_path / "Qwen3-0.6B", CHATML)
+    for name, field in (("corpus", "text"), ("web", "text"), ("code", "content")):
+        (tmp_path / name).mkdir()
+        lines = (json.dumps({field: f"{name} {n}, two and two"}) for n in range(60))
+        (tmp_path / name / "train-00000-of-00001.jsonl").write_text("\n".join(lines))
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": TALK}) for _ in range(40)))
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
+    read = [tomllib.loads(textwrap.dedent(block)) for block in blocks if "[data]" in block]
+    assert len(read) == 3
+    for fields in read:
+        job = make_job(fields | {"model": {"sequence": 64, "vocab": 320}})
+        tokens = prepare_tokens(job.data, job.model, 1, tmp_path / "cache")
+        assert tokens.train_samples().batch(0, 4).shape == (4, 65)
+        assert tokens.described(100) or not (job.data.chats or job.data.sources)

@@ -119,6 +119,7 @@ def test_what_datasets_saves(tmp_path: Path) -> None:
     ("state", "said"),
     [('{"_data_files": [{"filename": "../x.arrow"}]}', "names '../x.arrow', which is not in"),
      ("[]", "does not say which files the data are"), ("{", "does not say which files"),
+     ('{"_data_files": []}', "has no files of data"),
      ('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_indices_data_files": [1]}', "flatten_indices()")],
 )  # fmt: skip
 def test_a_state_that_says_nothing(tmp_path: Path, state: str, said: str) -> None:

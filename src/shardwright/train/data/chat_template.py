@@ -122,8 +122,8 @@ class ChatTemplate:
         # A template is a program: whatever goes wrong in it is said of it.
         except Exception as error:
             raise TemplateError(
-                f"{chat.where}: the chat template refuses it: {_reason(error)}; mend that chat, drop it, or name another "
-                "template in data.chat_template"
+                f"{chat.where}: the chat template refuses it: {_reason(error)}; mend that chat, drop it, or name "
+                "another template in data.chat_template"
             ) from None
         return text
 

@@ -63,6 +63,8 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
         faults.append(f"data.path {data.path!r} can't be read: {reason}; check the path and its permissions")
         return []
     files = _described(root, paths, data, faults)
+    if not files and not faults:
+        faults.append(f"data.path {data.path} has no files of data, only what describes them; name a folder with some")
     if data.path == STDLIB:
         files = _pick(files, _STDLIB_MOST_BYTES)
     if files and not any(file.size_bytes for file in files):
