@@ -289,7 +289,7 @@ def test_a_template_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_is_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from shardwright.train.data import encoding_pool
 
-    ending = "import sys; sys.path[:] = {path!r}\nimport os, pickle; pickle.load(sys.stdin.buffer); os.abort()"
+    ending = "import sys; sys.path[:] = {path!r}\nimport os; sys.stdin.buffer.read(8); os.abort()"
     monkeypatch.setattr(encoding_pool, "_MAIN", ending)
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK}))
     with pytest.raises(RunError, match=r"has ended \(signal 6\)"):

@@ -11,8 +11,8 @@ from shardwright.config.data import DataSpec
 from shardwright.config.user_file import FileFault, open_file
 from shardwright.train.data.chat_rows import CHAT_COLUMNS, Chat, chat_of
 from shardwright.train.data.file_search import unreadable
-from shardwright.train.data.progress import Place
-from shardwright.train.data.row_files import Broken, FaultError, Row, decoded, one_of, read_rows
+from shardwright.train.data.progress import ReadPlace
+from shardwright.train.data.row_files import Broken, FaultError, FileRow, decoded, one_of, read_rows
 from shardwright.train.data.source_files import MOST_FAULTS, SourceFile
 
 # Text is read and tokenized in pieces of about this size, so that memory doesn't grow with a document.
@@ -28,7 +28,9 @@ class Document:
     chat: Chat | None = None
 
 
-def read_documents(files: Sequence[SourceFile], data: DataSpec, faults: list[str], place: Place) -> Iterator[Document]:
+def read_documents(
+    files: Sequence[SourceFile], data: DataSpec, faults: list[str], place: ReadPlace
+) -> Iterator[Document]:
     """The documents of `files` in their order; what is wrong goes to `faults`, how far it is to `place`, and reading
     goes on.
 
@@ -56,7 +58,7 @@ def _collect(file: SourceFile, faults: list[str]) -> Iterator[None]:
         faults.append(unreadable(file.path, error))
 
 
-def _text_pieces(file: SourceFile, faults: list[str], place: Place) -> Iterator[str]:
+def _text_pieces(file: SourceFile, faults: list[str], place: ReadPlace) -> Iterator[str]:
     with _collect(file, faults), open_file(file.path) as stream:
         rest, position = b"", 0
         while block := stream.read(_PIECE_BYTES):
@@ -76,7 +78,7 @@ def _text_pieces(file: SourceFile, faults: list[str], place: Place) -> Iterator[
             yield decoded(rest, file, position)
 
 
-def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: Place) -> Iterator[Document]:
+def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPlace) -> Iterator[Document]:
     """A document a row."""
     columns = CHAT_COLUMNS if data.chats else [data.text_field]
     with _collect(file, faults):
@@ -95,7 +97,7 @@ def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: Place) 
                 return
 
 
-def _text_of(row: Row, text_field: str) -> str:
+def _text_of(row: FileRow, text_field: str) -> str:
     """The text of one row. Raises FaultError."""
     record, where = row.record, row.where
     if not isinstance(record, dict):

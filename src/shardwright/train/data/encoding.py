@@ -33,6 +33,10 @@ class Encoded:
     num_lost: int
 
 
+# Those of the fields that are arrays.
+ARRAYS = ("ids", "lengths", "answers")
+
+
 class Encoder(Protocol):
     """Encodes batches."""
 

@@ -4,18 +4,18 @@ So what is written does not depend on how many there are. Each has a thread here
 """
 
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Self
+from typing import Any, Self
 
 from shardwright.config.base import PlanError, RunError
-from shardwright.train.data.encoding import Encoded, Encoder, EncodingError, HereEncoder, Item
-from shardwright.train.data.encoding_process import CHAT_MEMORY_GIB, CHAT_S, EncodingSetup, Refused
+from shardwright.train.data.encoding import ARRAYS, Encoded, Encoder, EncodingError, HereEncoder, Item
+from shardwright.train.data.encoding_messages import BrokenMessageError, receive, send
+from shardwright.train.data.encoding_process import CHAT_MEMORY_GIB, CHAT_S, EncodingSetup
 from shardwright.train.data.tokenizer import Tokenizer
 
 _MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encoding_process import serve\nserve()"
@@ -109,28 +109,29 @@ class _Process:
         """Raises PlanError, or RunError where the process has ended."""
         if self._setup is not None:
             setup, self._setup = self._setup, None
-            self._ask(setup)
-        found = self._ask(items)
-        assert isinstance(found, Encoded)
-        return found
+            self._ask(setup.as_fields(), None)
+        asked = {"items": [item if isinstance(item, str) else vars(item) for item in items]}
+        fields, arrays = self._ask(asked, items[0] if items else None)
+        return Encoded(**dict(zip(ARRAYS, arrays, strict=True)), **fields)
 
-    def _ask(self, what: object) -> object:
+    def _ask(self, what: dict[str, Any], first: Item | None) -> tuple[dict[str, Any], list[Any]]:
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None and answers is not None
         try:
-            pickle.dump(what, requests, protocol=pickle.HIGHEST_PROTOCOL)
-            requests.flush()
-            found = pickle.load(answers)
-        except (OSError, EOFError, pickle.UnpicklingError, ValueError):
-            raise RunError(self._obituary(what)) from None
-        if isinstance(found, Refused):
-            raise PlanError("data", found.faults)
+            send(requests, what)
+            found = receive(answers)
+        except (OSError, BrokenMessageError):
+            found = None
+        if found is None:
+            raise RunError(self._obituary(first))
+        if "faults" in found[0]:
+            raise PlanError("data", found[0]["faults"])
         return found
 
-    def _obituary(self, what: object) -> str:
+    def _obituary(self, first: Item | None) -> str:
+        self._process.kill()  # where it said what nobody understands
         status = self._process.wait()
         said = f"signal {-status}" if status < 0 else f"exit status {status}"
-        first = what[0] if isinstance(what, list) and what else None
         if first is not None and not isinstance(first, str):
             return (
                 f"a process that writes chats has ended ({said}) in those from {first.where} on: a chat may take "

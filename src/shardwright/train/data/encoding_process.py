@@ -4,24 +4,25 @@ A chat template is a stranger's program: for each chat it has so much time of th
 more ends the batch with a sentence, or the process.
 """
 
+import json
 import math
-import pickle
 import re
 import resource
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.units import GIB
 from shardwright.train.data.chat_rows import Chat
 from shardwright.train.data.chat_template import ChatTemplate, LateError, WrittenChat
-from shardwright.train.data.encoding import EncodingError, HereEncoder
+from shardwright.train.data.encoding import ARRAYS, EncodingError, HereEncoder
+from shardwright.train.data.encoding_messages import receive, send
 from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.tokenizer import load_tokenizer
 
@@ -37,12 +38,18 @@ class EncodingSetup:
     data: DataSpec
     template: TemplateFiles | None
 
+    def as_fields(self) -> dict[str, Any]:
+        """To be read by `of_fields`."""
+        found = self.template
+        written = None if found is None else {"text": found.text, "path": str(found.path), "special": found.special}
+        return {"data": self.data.model_dump(mode="json"), "template": written}
 
-@dataclass(frozen=True)
-class Refused:
-    """What a process says in place of what it was asked for."""
-
-    faults: list[str]
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> "EncodingSetup":
+        """What `as_fields` wrote."""
+        written = fields["template"]
+        template = written and TemplateFiles(written["text"], Path(written["path"]), written["special"])
+        return cls(DataSpec.model_validate_json(json.dumps(fields["data"])), template)
 
 
 class BoundedTemplate(ChatTemplate):
@@ -58,9 +65,9 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is for the process that asks
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # a library that prints must not print into an answer
-    setup = _receive(requests)
-    if not isinstance(setup, EncodingSetup):
+    if (asked := receive(requests)) is None:
         return
+    setup = EncodingSetup.of_fields(asked[0])
     try:
         tokenizer, template = load_tokenizer(setup.data), None
         if setup.template is not None:
@@ -69,27 +76,18 @@ def serve() -> None:
                 template = BoundedTemplate(setup.template)
         encoder = HereEncoder(tokenizer, template)
     except (PlanError, ValueError) as error:
-        _send(answers, Refused(error.faults if isinstance(error, PlanError) else [str(error)]))
+        send(answers, {"faults": error.faults if isinstance(error, PlanError) else [str(error)]})
         return
-    _send(answers, None)
-    while (batch := _receive(requests)) is not None:
-        assert isinstance(batch, Sequence)
+    send(answers, {})
+    while (asked := receive(requests)) is not None:
+        items = [item if isinstance(item, str) else Chat(**item) for item in asked[0]["items"]]
         try:
-            _send(answers, encoder.encode(batch))
+            encoded = encoder.encode(items)
         except EncodingError as error:
-            _send(answers, Refused([str(error)]))
-
-
-def _receive(requests: BinaryIO) -> object:
-    try:
-        return pickle.load(requests)
-    except EOFError:
-        return None
-
-
-def _send(answers: BinaryIO, answer: object) -> None:
-    pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
-    answers.flush()
+            send(answers, {"faults": [str(error)]})
+        else:
+            fields = {name: value for name, value in vars(encoded).items() if name not in ARRAYS}
+            send(answers, fields, [getattr(encoded, name) for name in ARRAYS])
 
 
 def _bound_memory() -> None:

@@ -32,7 +32,7 @@ _STATE, _MOST_BYTES = "state.json", 16 * MIB
 
 
 def chosen_paths(root: Path, paths: Sequence[Path], data: DataSpec, faults: list[str], notes: list[str]) -> list[Path]:
-    """Those of a folder's or a glob's files that are data. Raises OSError."""
+    """The files of a folder that are data. Raises OSError."""
     if data.format in ("text", "tokens"):
         return list(paths)
     saved = [path.parent for path in paths if path.name == _STATE]

@@ -62,7 +62,7 @@ def _header(path: Path, raw: bytes) -> tuple[str, int, int]:
     if len(raw) < _HEADER.size or not raw.startswith(_MAGIC):
         raise ValueError(
             f"{path} does not begin as the index of a Megatron data set does ({_MAGIC!r}); name one that "
-            'preprocess_data.py wrote, or set data.format to "tokens" if the .bin is ids and nothing else'
+            'Megatron wrote, or set data.format to "tokens" if the .bin is ids and nothing else'
         )
     _, version, code, num_sequences, num_bounds = _HEADER.unpack(raw)
     if version != 1:

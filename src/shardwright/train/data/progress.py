@@ -13,7 +13,7 @@ _FIRST_S, _EVERY_S = 5.0, 10.0
 
 
 @dataclass
-class Place:
+class ReadPlace:
     """Where the reading of files is: so many bytes of files are behind it, and this share of the one that is read."""
 
     done_bytes: int = 0
@@ -35,7 +35,7 @@ class Progress:
     """Says how far it is: after some seconds, and then now and then; more often to `tell`."""
 
     def __init__(self, files: Sequence[SourceFile], what: str, say: Say, tell: Say) -> None:
-        self.place = Place()
+        self.place = ReadPlace()
         self._total_bytes = max(1, sum(file.size_bytes for file in files))
         self._what, self._say, self._tell = what, say, tell
         self._begun_s = self._told_s = time.monotonic()

@@ -28,7 +28,7 @@ class FaultError(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
+class FileRow:
     """A row: `name` says where in the data it is, `where` does so in a fault. `record` is a dict of its columns, or in
     a line of JSON whatever stands there, or what is wrong with that. This share of the file is behind it."""
 
@@ -45,7 +45,7 @@ class Broken:
     fault: str
 
 
-def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[Row]:
+def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
     """The rows of a file in their order, of which these columns will be looked at, where they are there. Raises
     FaultError, FileFault or OSError."""
     if file.format == "jsonl":
@@ -67,7 +67,7 @@ def decoded(raw: bytes, file: SourceFile, position: int) -> str:
         raise FaultError(f"{file.path} is not UTF-8 text: {error.reason} at {byte}; {way_out}") from None
 
 
-def _read_lines(file: SourceFile) -> Iterator[Row]:
+def _read_lines(file: SourceFile) -> Iterator[FileRow]:
     """A row a line; blank lines are skipped."""
     with open_file(file.path) as packed, _unpacked(file, packed) as stream:
         position = 0
@@ -82,7 +82,7 @@ def _read_lines(file: SourceFile) -> Iterator[Row]:
             if text.strip():
                 where = f"{file.path}, line {number}"
                 share = packed.tell() / max(1, file.size_bytes)
-                yield Row(f"{file.name}:{number}", where, _parsed(text, where), share=share)
+                yield FileRow(f"{file.name}:{number}", where, _parsed(text, where), share=share)
 
 
 def _parsed(text: str, where: str) -> object:
@@ -122,7 +122,7 @@ def _line(file: SourceFile, stream: BinaryIO) -> bytes:
         raise FaultError(f"{file.path} is a broken {file.path.suffix} file: {reason}; {way_out}") from None
 
 
-def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[Row]:
+def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
     """A row a row, a bounded number of them in memory."""
     import pyarrow as pa
 
@@ -134,7 +134,7 @@ def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[Row]:
                 for values in zip(*(batch.column(i) for i in range(len(names))), strict=True):
                     number += 1
                     record = {name: value.as_py() for name, value in zip(names, values, strict=True)}
-                    yield Row(f"{file.name}:{number}", f"{file.path}, row {number}", record, share=share)
+                    yield FileRow(f"{file.name}:{number}", f"{file.path}, row {number}", record, share=share)
         # The library has errors of Python's own for what it meets in a broken file.
         except (pa.ArrowException, UnicodeDecodeError, OSError, ValueError, OverflowError, MemoryError) as error:
             if isinstance(error, OSError) and error.errno:  # the system's; without a number it is the library's
@@ -179,7 +179,7 @@ def _arrow_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -
 
 
 def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> Sequence[str]:
-    """Those of the columns that are there. Raises FaultError if none is."""
+    """Columns of these that are there. Raises FaultError if none is."""
     if present := [name for name in columns if name in names]:
         return present
     if len(columns) == 1:
