@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,8 @@ _CACHE_VERSION = 4
 # Opens a file that will appear under the given path.
 _Create = Callable[[Path], BinaryIO]
 SIDES = ("train", "validation")
+# A file that is still written is newer.
+_OLD_S = 3600.0
 # Train and held out, each to be read as one stream.
 Sides = tuple[tuple[TokenSpan, ...], tuple[TokenSpan, ...]]
 
@@ -91,8 +94,17 @@ def tokenize(files: list[SourceFile], setup: EncodingSetup, tokenizer: Tokenizer
     with alone(folder / f".{key}.lock", lambda: _found(cache) is not None, say) as tell:
         if tell is None and (summary := _found(cache)):
             return summary
+        _remove_old(folder, key)
         progress = Progress(files, setup.data.path, say, tell or say)
         return _make(files, setup, tokenizer, cache, progress)
+
+
+def _remove_old(folder: Path, key: str) -> None:
+    """Remove what a process that was killed left of the files of this key, long ago."""
+    for path in folder.glob(f".{key}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _OLD_S:
+                path.unlink()
 
 
 def _found(cache: Cache) -> Summary | None:
