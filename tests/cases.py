@@ -12,6 +12,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.build import Replica, build
 from shardwright.train.train_step import StepResult, evaluate, train_step
 from shardwright.workload.recompute_cost import Again
@@ -168,7 +169,13 @@ def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:
         return tokens
     begins[0] = True  # nothing in this sample has a loss
     begins[1, 8:] = True
-    return torch.where(begins, -1 - tokens, tokens)
+    return marked(tokens, begins)
+
+
+def marked(tokens: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    """Tokens with the marks of separate documents, as data give them: some of the large ones have no loss."""
+    asked = torch.where(tokens % 5 == 4, tokens + UNCOUNTED, tokens)
+    return torch.where(begins, -1 - tokens, asked)
 
 
 def skewed_tokens(job: JobSpec, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,6 +23,7 @@ from shardwright.config.moe import MoeSpec
 from shardwright.model.dropout import LEVELS, kept_elements
 from shardwright.parallel.tensor.counter_rng import stream_key, uniform
 from shardwright.sharding.stage_parameters import model_parameters
+from shardwright.sharding.token_marks import UNCOUNTED
 
 Weights = dict[str, Tensor]
 
@@ -150,12 +151,14 @@ class PlainDecoder:
         return totals[0], totals[1:], pressure, len(tokens_BT) // size
 
     def _counts(self, tokens_BT: Tensor, k: int) -> Tensor:
-        """Of each position, whether the token k + 1 further is there, and in its document, [B, S]."""
+        """Of each position, whether the token k + 1 further is there, in its document, and to be learned, [B, S]."""
         B, S = len(tokens_BT), self.spec.sequence
         numbers = (tokens_BT < 0).long().cumsum(1)
         found = torch.zeros(B, S, dtype=torch.bool)
         for i in range(S - k):
-            found[:, i] = numbers[:, i] == numbers[:, i + k + 1] if self.job.data.separate_documents else True
+            is_same = numbers[:, i] == numbers[:, i + k + 1]
+            is_asked = tokens_BT[:, i + k + 1] < UNCOUNTED
+            found[:, i] = is_same & is_asked if self.job.data.separate_documents else True
         return found
 
     def _rate(self, step: int) -> float:
@@ -172,7 +175,7 @@ class PlainDecoder:
         """The mean over all positions of the losses of those that count, of the next token and in training of those
         further; and the losses of the routers."""
         spec = self.spec
-        ids_BT = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT)
+        ids_BT = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT) % UNCOUNTED
         documents_BT = (tokens_BT < 0).long().cumsum(1)
         separate = self.job.data.separate_documents
         table = self.weights["embedding.weight"] * spec.embedding_scale
@@ -234,7 +237,7 @@ class PlainDecoder:
         logits_BSV, counts_BS = normal_BSH @ head.t() * self.spec.logit_scale, self._counts(tokens_BT, k)
         if self.spec.logit_softcap:
             logits_BSV = self.spec.logit_softcap * (logits_BSV / self.spec.logit_softcap).tanh()
-        ids_BT, S = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT), self.spec.sequence
+        ids_BT, S = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT) % UNCOUNTED, self.spec.sequence
         losses_BS = functional.cross_entropy(
             logits_BSV[:, : S - k].transpose(1, 2), ids_BT[:, 1 + k :], reduction="none"
         )

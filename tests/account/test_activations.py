@@ -17,7 +17,7 @@ from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.context.document_mask import document_numbers, without_marks
+from shardwright.parallel.context.document_mask import without_marks
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
@@ -169,9 +169,7 @@ def saved_by_stage(mesh: Mesh, job: JobSpec) -> int:
         return saved_bytes(lambda: stage(x, targets_BS, Microbatch(1, 0, 0)), [*constants(stage), tokens_BS])
     x = without_marks(x) if stage.span.is_first else x
     ids_BS = None if targets_BS is None else without_marks(targets_BS)
-    return saved_bytes(
-        lambda: stage(x, ids_BS, Microbatch(1, 0, 0), document_numbers(tokens_BS)), [*constants(stage), tokens_BS]
-    )
+    return saved_bytes(lambda: stage(x, ids_BS, Microbatch(1, 0, 0), tokens_BS), [*constants(stage), tokens_BS])
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["", "documents"])

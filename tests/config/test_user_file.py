@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from ranks import PATIENCE_S
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
-from shardwright.config.job import DataSpec
+from shardwright.config.data import DataSpec
 from shardwright.config.toml_file import read_toml, value_faults
 from shardwright.config.user_file import FileFault, hole_bytes, is_of_the_kernel, open_file, read_file, write_text
 from shardwright.train.data import file_search as data_folder
-from shardwright.train.data.document_files import find_files
+from shardwright.train.data.source_files import find_files
 
 COMMAND = [sys.executable, "-m", "shardwright"]
 

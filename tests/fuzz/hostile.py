@@ -85,6 +85,10 @@ compare_replicas_every = 2
 repeat_every = 0
 slow_share = 0.25
 """
+SOURCES = (
+    {"path": "text.txt", "weight": 0.7, "split": "train", "end_of_document": 3, "token_dtype": "uint16"},
+    {"path": "chats.jsonl", "weight": 0.3, "chats": True, "format": "jsonl"},
+)
 TEXT = "A line of text to train on, with ä and 😀.\n" * 40
 
 
@@ -155,7 +159,9 @@ def command_on(random: Random, job: str, can_search: bool = True) -> list[str]:
 def job_case(random: Random) -> Case:
     """A job file whose fields, or whose bytes, are wrong."""
     is_tiny = random.random() < 0.5
-    given = tomllib.loads(TINY) if is_tiny else catalog_fields("jobs", random.choice(JOBS))
+    given = dict(tomllib.loads(TINY) if is_tiny else catalog_fields("jobs", random.choice(JOBS)))
+    if random.random() < 0.1:
+        given["data"] = {"sources": [dict(source) for source in SOURCES], "separate_documents": True}
     text = mutate.toml(mutate.fields(random, given, _names()))
     raw = text.encode("utf-8", "surrogatepass")
     return Case("job", command_on(random, "job.toml", can_search=is_tiny)).put(

@@ -146,8 +146,9 @@ def _command_status(arguments: list[str]) -> int:
 
 def _prepare(arguments: list[str]) -> None:
     """What `train` does with data before any rank starts; and every sample is read once."""
-    from shardwright.config.base import PlanError
+    from shardwright.config.base import PlanError, RunError
     from shardwright.config.load import load_job
+    from shardwright.sharding.token_marks import UNCOUNTED
     from shardwright.train.data.prepare import prepare_tokens
 
     try:
@@ -156,12 +157,17 @@ def _prepare(arguments: list[str]) -> None:
     except PlanError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    assert tokens.num_train_tokens > job.model.sequence, "there is less than a window to train on"
+    except RunError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    has_windows = tokens.num_train_tokens > job.model.sequence or job.data.has_chats
+    assert has_windows, "there is less than a window to train on"
     assert tokens.largest_id < job.model.vocab, "an id is outside the vocabulary"
     for samples in filter(None, (tokens.train_samples(), tokens.validation_samples())):
         window = samples.batch(0, min(len(samples), 64))
-        assert (window >= 0).all() or tokens.separate_documents, "an id is negative"
-        assert (window < job.model.vocab).all(), "an id is outside the vocabulary"
+        assert ((window >= 0) & (window < UNCOUNTED)).all() or tokens.separate_documents, "a token is marked"
+        ids = window % UNCOUNTED * (window >= 0) + (-1 - window) * (window < 0)
+        assert ((ids >= 0) & (ids < job.model.vocab)).all(), "an id is outside the vocabulary"
 
 
 def _judge(case: Case, status: int, output: str, errors: str, cpu_s: float, grown: int) -> str:

@@ -5,12 +5,14 @@ from random import Random
 
 from fuzz.hostile import Case, entry_case, job_case, option_case, set_case
 from fuzz.hostile_checkpoints import checkpoint_case
+from fuzz.hostile_data import format_case
 from fuzz.hostile_files import data_case, path_case, table_case, tokenizer_case
 from fuzz.hostile_models import config_case, weights_case
 
 KINDS: dict[str, tuple[Callable[[Random], Case], int]] = {
     "job": (job_case, 25), "set": (set_case, 20), "option": (option_case, 15), "table": (table_case, 12),
     "entry": (entry_case, 10), "data": (data_case, 10), "tokenizer": (tokenizer_case, 5), "path": (path_case, 3),
+    "format": (format_case, 6),
 }  # fmt: skip
 # Its cases need torch, and are drawn where somebody asks for them.
 WITH_TORCH: dict[str, tuple[Callable[[Random], Case], int]] = {

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from cases import skewed_tokens
+from cases import marked, skewed_tokens
 from fuzz.draw import Fields, draw
 from fuzz.ledgers import Table, foretold_otherwise
 from ranks import RankFailedError, run_on_mesh
@@ -95,7 +95,7 @@ def tokens_of(job: JobSpec, step: int) -> Tensor:
     if not job.data.separate_documents:
         return tokens
     begins[0] = True  # nothing in this sample has a loss
-    return torch.where(begins, -1 - tokens, tokens)
+    return marked(tokens, begins)
 
 
 def share_of(job: JobSpec, mesh: Mesh, step: int) -> Tensor:

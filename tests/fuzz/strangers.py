@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: threads 
 from fuzz.inputs import load_everything, run_cases
 
 KINDS = {
-    "job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "tokenizer", "entry"],
+    "job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "format", "tokenizer", "entry"],
     "model": ["config", "weights"],
 }  # fmt: skip
 

@@ -24,7 +24,8 @@ from shardwright.train.checkpoint.kept import manifest_of
 from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.data.batch_reader import BatchReader, my_share
-from shardwright.train.data.samples import Samples, TokenSpan
+from shardwright.train.data.samples import Samples
+from shardwright.train.data.token_stream import TokenSpan
 from shardwright.train.launch import preemption
 from shardwright.train.trainer import TrainingRun, train
 

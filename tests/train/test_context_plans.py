@@ -13,6 +13,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
+from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.text_generation import generate
@@ -83,9 +84,11 @@ def test_a_document_is_as_if_alone() -> None:
 
     def losses(mesh: Mesh, tokens_BT: torch.Tensor, documents_BT: torch.Tensor) -> torch.Tensor:
         stage = build(job, mesh).stages[0]
+        begins_BT = torch.diff(documents_BT, dim=1, prepend=documents_BT[:, :1]) > 0
+        marked_BT = torch.where(begins_BT, -1 - tokens_BT, tokens_BT)
         with torch.no_grad():
-            logits_SBV = stage.logits(stage(tokens_BT[:, :-1], None, None, documents_BT))
-            mean = stage(tokens_BT[:, :-1], tokens_BT[:, 1:], None, documents_BT)
+            logits_SBV = stage.logits(stage(tokens_BT[:, :-1], None, None, marked_BT))
+            mean = stage(tokens_BT[:, :-1], tokens_BT[:, 1:], None, marked_BT)
         losses_SB = cross_entropy(logits_SBV.permute(0, 2, 1), tokens_BT[:, 1:].t(), reduction="none")
         losses_SB[(documents_BT[:, 1:] != documents_BT[:, :-1]).t()] = 0.0
         torch.testing.assert_close(mean, losses_SB.mean(), rtol=1e-6, atol=0)
@@ -107,11 +110,12 @@ def test_a_document_is_as_if_alone() -> None:
 def test_the_mean_is_over_targets_that_count() -> None:
     def means(mesh: Mesh, job: JobSpec) -> None:
         replica, marked_BT = build(job, mesh), made_up_tokens(job, 0)
-        documents_BT = (marked_BT < 0).cumsum(1)
-        tokens_BT = torch.where(marked_BT < 0, -1 - marked_BT, marked_BT)
+        tokens_BT = torch.where(marked_BT < 0, -1 - marked_BT, marked_BT) % UNCOUNTED
         with torch.no_grad():
-            of_all = replica.stages[0](tokens_BT[:, :-1], tokens_BT[:, 1:], None, documents_BT).item()
-        mean = of_all * marked_BT[:, 1:].numel() / (marked_BT[:, 1:] >= 0).sum().item()
+            of_all = replica.stages[0](tokens_BT[:, :-1], tokens_BT[:, 1:], None, marked_BT).item()
+        asked = (marked_BT[:, 1:] >= 0) & (marked_BT[:, 1:] < UNCOUNTED)
+        assert 0 < asked.sum() < (marked_BT[:, 1:] >= 0).sum()
+        mean = of_all * asked.numel() / asked.sum().item()
         assert evaluate(job, replica, mesh, marked_BT) == pytest.approx(mean, rel=1e-6)
         assert train_step(job, replica, mesh, 0, marked_BT).loss == pytest.approx(mean, rel=1e-6)
 

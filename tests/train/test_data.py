@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError, RunError
-from shardwright.config.job import DataSpec
+from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
 from shardwright.train.data import document_files as documents
-from shardwright.train.data import token_cache
+from shardwright.train.data import encoding_pool, source_files, token_cache
 from shardwright.train.data.prepare import prepare_tokens
-from shardwright.train.data.samples import Samples, TokenSpan, cut, shuffled, unigram_loss
+from shardwright.train.data.samples import Samples, shuffled, unigram_loss
+from shardwright.train.data.token_stream import TokenSpan, cut
 from shardwright.train.data.tokenizer import load_tokenizer
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -248,7 +249,7 @@ def test_unigram_loss_is_the_cross_entropy_of_smoothed_counts(tmp_path, monkeypa
     expected = -np.mean(np.log([4 / 10, 2 / 10, 1 / 10]))  # 6 tokens + 4 ids
     spans = [span_of(tmp_path / "t.bin", train)], [span_of(tmp_path / "v.bin", validation)]
     assert unigram_loss(*spans, 4) == pytest.approx(expected, rel=1e-12)
-    monkeypatch.setattr("shardwright.train.data.samples._CHUNK_TOKENS", 2)
+    monkeypatch.setattr("shardwright.train.data.token_stream._CHUNK_TOKENS", 2)
     assert unigram_loss(*spans, 4) == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ValueError, match="vocabulary 3"):
         unigram_loss(*spans, 3)
@@ -311,7 +312,7 @@ def test_text_comes_through_however_it_is_cut(tmp_path_factory, text, piece_byte
     write_jsonl(folder / "a.jsonl", [text])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "_PIECE_BYTES", piece_bytes)
-        patch.setattr(token_cache, "_BATCH_CHARACTERS", 11)
+        patch.setattr(encoding_pool.HereAndNow, "batch_characters", 11)
         assert text_of(prepare(folder / "a.txt", folder / "cache").train) == text + "\n"
         assert text_of(prepare(folder / "a.jsonl", folder / "cache").train) == text + "\n"
 
@@ -621,7 +622,7 @@ def test_token_files_that_do_not_fit(tmp_path, cache):
 
 
 def test_the_position_of_a_bad_token_in_a_long_file(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr("shardwright.train.data.samples._CHUNK_TOKENS", 10)
+    monkeypatch.setattr("shardwright.train.data.token_stream._CHUNK_TOKENS", 10)
     path = write_ids(tmp_path / "a.bin", [1] * 37 + [300] + [1] * 5 + [400])
     (fault,) = faults_of(path, cache)
     assert "token 37 is id 300" in fault
@@ -803,7 +804,7 @@ def test_an_interrupted_write_leaves_nothing(docs, cache, monkeypatch):
 def test_processes_may_prepare_at_once(cache):
     code = (
         "import sys; from pathlib import Path; from shardwright.train.data.prepare import *;"
-        "from shardwright.config.job import DataSpec; from shardwright.config.model import ModelSpec;"
+        "from shardwright.config.data import DataSpec; from shardwright.config.model import ModelSpec;"
         "files = prepare_tokens(DataSpec(), ModelSpec(), 0, Path(sys.argv[1]));"
         "print(files.train_samples().batch(0, 50).sum(), files.validation_samples().batch(3, 1)[0].sum())"
     )
@@ -835,12 +836,12 @@ def test_the_standard_library_is_the_default(cache):
 
 
 def test_the_standard_library_is_capped_evenly():
-    files = documents.find_files(DataSpec(), [])
+    files = source_files.find_files(DataSpec(), [])
     names = [file.name for file in files]
     assert sum(file.size_bytes for file in files) <= 8_000_000
     assert not any(part in {"test", "tests", "idlelib", "lib2to3"} for name in names for part in name.split("/"))
     assert {name[0] for name in names} >= set("acemstu")
-    assert files == documents.find_files(DataSpec(), [])
+    assert files == source_files.find_files(DataSpec(), [])
 
 
 def test_importing_takes_no_heavy_library():

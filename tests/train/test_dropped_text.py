@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from shardwright.config.base import PlanError
-from shardwright.config.job import DataSpec
+from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
 from shardwright.train.data.dropped_text import Dropped, may_drop
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens

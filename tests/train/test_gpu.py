@@ -16,7 +16,8 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import build
 from shardwright.train.data.batch_reader import BatchReader, my_share
-from shardwright.train.data.samples import Samples, TokenSpan
+from shardwright.train.data.samples import Samples
+from shardwright.train.data.token_stream import TokenSpan
 from shardwright.train.metrics import known_device, measure_shares, peak_memory_bytes
 from shardwright.train.train_step import evaluate, train_step
 

@@ -172,12 +172,11 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
 
 
 def documents_kept(job: JobSpec) -> dict[str, Bytes]:
-    """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in."""
+    """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in.
+    Which targets count is marked in the tokens, and found when the loss is."""
     if not job.data.separate_documents:
         return {}
-    # Zig-zag parts are put together anew; else they are a view of the numbers of all S + 1 tokens.
-    tokens = job.model.sequence + (job.plan.cp == 1 or job.plan.cp_method == "ulysses")
-    return {"documents": INT32 * tokens * job.plan.microbatch_size}
+    return {"documents": INT32 * job.model.sequence * job.plan.microbatch_size}
 
 
 def embedding_kept(job: JobSpec) -> dict[str, Bytes]:

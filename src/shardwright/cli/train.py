@@ -99,6 +99,7 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
     from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.checkpoint.starting_weights import refuse_weights
     from shardwright.train.data.prepare import prepare_tokens
+    from shardwright.train.data.progress import say_aside
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
     from shardwright.train.launch.restarts import launch_with_restarts
@@ -111,7 +112,7 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
     faults = cluster_faults(spec) or machine_faults(spec)
     with holding(folder, faults + folder_faults(folder)):  # known before much text is read
         remove_unfinished(folder / "data")
-        prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
+        prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         if begins.weights_from is not None:
             refuse_weights_from(spec, begins.weights_from)
         refuse_weights(spec, folder, is_anew=begins.fresh)

@@ -9,37 +9,13 @@ from shardwright.config.base import Spec
 from shardwright.config.batch import BatchSpec
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.cluster import ClusterSpec
-from shardwright.config.field_types import Probability, Steps, StepsOr0
+from shardwright.config.data import DataSpec
+from shardwright.config.field_types import Steps, StepsOr0
 from shardwright.config.health import HealthSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
-
-
-class DataSpec(Spec):
-    """Where tokens come from."""
-
-    path: str = Field(
-        "python-stdlib", description="A file, a folder or a glob; python-stdlib is the source of the standard library."
-    )
-    format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = Field(
-        "auto", description="Format of the files; auto goes by their endings."
-    )
-    text_field: str = Field("text", description="Name of the text field in JSONL and parquet files.")
-    token_dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = Field(
-        "uint16", description="Number type of a memory-mapped token file (.bin)."
-    )
-    tokenizer: str = Field("bytes", description="bytes, or the path of a tokenizer.json of Hugging Face tokenizers.")
-    validation_share: Probability = Field(
-        0.05, description="Share of the documents that is held out and only evaluated."
-    )
-    separate_documents: bool = Field(
-        False, description="Documents in one sample do not see each other, and no loss is taken where one begins."
-    )
-    end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
-        -1, description="Token files: the id that ends each document; -1 means that a file is one document."
-    )
 
 
 class RunSpec(Spec):

@@ -32,6 +32,8 @@ LOSS_SCALE = 2.0**48
 RESTARTS = 10**6
 FALLBACKS = 2**6  # plans for other numbers of ranks
 HISTORY = 2**16  # steps of a delayed fp8 scale
+SOURCES = 2**10  # of a mixture
+WORKERS = 2**10  # processes that turn text into tokens
 
 # --- factors and rates ---
 

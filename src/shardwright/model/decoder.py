@@ -30,7 +30,7 @@ from shardwright.model.norm import Norm
 from shardwright.model.position_tables import PositionTables
 from shardwright.model.positions import pick, positions_tensor
 from shardwright.model.router_state import RouterState
-from shardwright.parallel.context.document_mask import follows
+from shardwright.parallel.context.document_mask import counts, document_numbers
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
@@ -183,7 +183,7 @@ class DecoderStage(nn.Module):
         x: Tensor,
         targets_BS: Tensor | None = None,
         microbatch: Microbatch | None = None,
-        documents_BT: Tensor | None = None,
+        marked_BT: Tensor | None = None,
     ) -> Tensor:
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
 
@@ -191,10 +191,10 @@ class DecoderStage(nn.Module):
         `targets_BS` are given, else the hidden states before the head. Where it trains and predicts further tokens it
         gives a vector: this loss, and those of one token further after the other. `microbatch` says which samples these
         are, where they are trained on.
-        `documents_BT`, where documents are separate, are the documents' numbers of all T = S + 1 tokens: none sees
-        another, and the loss is 0 where a target begins one.
+        `marked_BT`, where documents are separate, are all T = S + 1 tokens with their marks
+        (parallel/context/document_mask.py): no document sees another, and a target that does not count has a loss of 0.
         """
-        run = self.forward_pass(microbatch, None if documents_BT is None else documents_BT[:, :-1])
+        run = self.forward_pass(microbatch, None if marked_BT is None else document_numbers(marked_BT[:, :-1]))
         if self.embedding is not None:
             x = self.embedding_dropout(self._normed_embedding(self.through("embedding", self._embed, x)), run)
         for index, (name, layer) in enumerate(self.layers.items()):
@@ -210,7 +210,7 @@ class DecoderStage(nn.Module):
             further = partial(self._further, module, targets_BS, run) if targets_BS is not None and trains else None
             function = further or _unchanged
             hidden.append(self.through(str(self.spec.layers + index), function, hidden[-1]))
-        finish = partial(self._finish, targets_BS, documents_BT)
+        finish = partial(self._finish, targets_BS, marked_BT)
         return self.through("head", finish, *(hidden if trains else hidden[:1]))
 
     @property
@@ -238,13 +238,13 @@ class DecoderStage(nn.Module):
         return norm(x_sBH) if norm.weight is None else self.through("embedding_norm", norm, x_sBH)
 
     def _finish(
-        self, targets_BS: Tensor | None, documents_BT: Tensor | None, x_sBH: Tensor, *further_sBH: Tensor
+        self, targets_BS: Tensor | None, marked_BT: Tensor | None, x_sBH: Tensor, *further_sBH: Tensor
     ) -> Tensor:
         assert self.norm is not None
         x_sBH = self.norm(x_sBH)
         if targets_BS is None:
             return x_sBH
-        skipped_BS = None if documents_BT is None else ~follows(documents_BT, 1)
+        skipped_BS = None if marked_BT is None else ~counts(marked_BT, 1)
         if not further_sBH:
             return self.microbatch_loss(x_sBH, targets_BS, skipped_BS)
         memory = torch.zeros(1 + len(further_sBH), device=x_sBH.device)
@@ -252,7 +252,7 @@ class DecoderStage(nn.Module):
         # Backwards go from the last to the first: the main loss completes the head's gradient.
         for module, y_sBH in zip(self.further, further_sBH, strict=True):
             ids_BS = further_ids(targets_BS, module.distance)
-            skipped_BS = skipped_targets(targets_BS, documents_BT, module.distance)
+            skipped_BS = skipped_targets(targets_BS, marked_BT, module.distance)
             into = memory[module.distance]
             losses.append(self.microbatch_loss(module.norm(y_sBH), ids_BS, skipped_BS, into, completes=False))
         return joined_losses(losses, memory)

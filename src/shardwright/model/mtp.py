@@ -23,7 +23,7 @@ from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.make_block import make_block
 from shardwright.model.norm import Norm
 from shardwright.model.positions import pick
-from shardwright.parallel.context.document_mask import follows
+from shardwright.parallel.context.document_mask import counts
 from shardwright.parallel.tensor.linear import LayerSharding, ReplicatedLinear
 from shardwright.parallel.tensor.parameter import PlacedParameter
 
@@ -64,11 +64,11 @@ def further_ids(ids_BS: Tensor, distance: int) -> Tensor:
     return functional.pad(ids_BS[:, distance:], (0, distance)) if distance else ids_BS
 
 
-def skipped_targets(ids_BS: Tensor, documents_BT: Tensor | None, distance: int) -> Tensor:
+def skipped_targets(ids_BS: Tensor, marked_BT: Tensor | None, distance: int) -> Tensor:
     """Where the target `distance` further than the next token has no loss, [B, S]: it is not in the sequence, or in
-    another document than what is before it."""
-    if documents_BT is not None:
-        return functional.pad(~follows(documents_BT, distance + 1), (0, distance), value=True)
+    another document than what is before it, or marked as one that does not count."""
+    if marked_BT is not None:
+        return functional.pad(~counts(marked_BT, distance + 1), (0, distance), value=True)
     skipped_BS = torch.zeros_like(ids_BS, dtype=torch.bool)
     skipped_BS[:, ids_BS.shape[1] - distance :] = True
     return skipped_BS

@@ -20,8 +20,10 @@ from shardwright.train.build import Replica
 from shardwright.train.checkpoint.resuming import begin, go_back
 from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
 from shardwright.train.data.batch_reader import BatchReader
-from shardwright.train.data.prepare import TokenFiles, prepare_tokens
-from shardwright.train.data.samples import Samples, unigram_loss
+from shardwright.train.data.prepare import prepare_tokens
+from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
+from shardwright.train.data.progress import say_aside
+from shardwright.train.data.samples import SampleReader
 from shardwright.train.data.tokenizer import load_tokenizer
 from shardwright.train.health.decision import Course, Decision, Judge, go_on
 from shardwright.train.health.gpu_readings import gpu_sentences
@@ -223,8 +225,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     barrier(mesh.world)
     log, tokens = run.log, run.tokens
     baseline = None
-    if log is not None and is_done and tokens.validation:  # to read all the text takes long
-        baseline = unigram_loss(tokens.train, tokens.validation, job.model.vocab)
+    if log is not None and is_done:
+        baseline = tokens.unigram_loss(job.model.vocab)  # to read all the text takes long
     result = RunResult(
         run.done, run.losses[0] if run.losses else None, run.losses[-1] if run.losses else None, run.validation_loss,
         unigram_loss=baseline, sample=sample, folder=str(folder), seconds=time.perf_counter() - start_s,
@@ -238,10 +240,10 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     return result
 
 
-def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles:
+def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles | MixedTokens:
     """Rank 0 turns text into tokens, and the others find them done (or, on another machine, do it there)."""
     with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, "the tokens"):
-        return prepare_tokens(job.data, job.model, job.run.seed, folder / "data")
+        return prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
 
 
 def samples_of(job: JobSpec, first: int, num_steps: int) -> int:
@@ -320,7 +322,7 @@ def tell_span(span: SpanRun, first: int, health: RunHealth, log: MetricsLog) -> 
         log.say(line)
 
 
-def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles, log: MetricsLog) -> None:
+def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: MetricsLog) -> None:
     """What is about to run, and where."""
     model, plan = job.model, job.plan
     log.say(
@@ -339,6 +341,8 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles, log: MetricsLog) -> 
         f"{counted(job.optimizer.steps, 'step')} of {job.tokens_per_step:,} tokens"
         + (f", the first of {job.at_step(0).tokens_per_step:,}" if job.batch.grows else "")
     )
+    for line in tokens.described(job.batch.samples_before(job.optimizer.steps)):
+        log.say(line)
     if tokens.dropped_share:
         log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")
 
@@ -355,7 +359,7 @@ def conclude(run: RunResult, log: MetricsLog) -> None:
     log.say(f"{run.seconds:.0f} s; metrics in {run.folder}/metrics.jsonl and {run.folder}/tensorboard")
 
 
-def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, held_out: Samples) -> float:
+def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, held_out: SampleReader) -> float:
     """Mean loss over the first run.eval_batches global batches of held-out text."""
     size, num_batches = job.batch.global_batch_size, job.run.eval_batches
     job = job.grown()

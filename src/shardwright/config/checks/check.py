@@ -7,6 +7,7 @@ here is arithmetic on the job and needs nothing else.
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.checks.check_checkpoint import checkpoint_faults
 from shardwright.config.checks.check_context import context_faults
+from shardwright.config.checks.check_data import data_faults
 from shardwright.config.checks.check_experts import expert_faults
 from shardwright.config.checks.check_float8 import float8_faults
 from shardwright.config.checks.check_health import health_faults
@@ -48,6 +49,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *job.model.faults(),
         *_tensor_faults(job),
         *context_faults(job),
+        *data_faults(job.data),
         *_pipeline_faults(job),
         *_fold_faults(job),
         *expert_faults(job),

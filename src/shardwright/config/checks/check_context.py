@@ -1,4 +1,4 @@
-"""Can the sequence be cut as the plan says, and do its documents say where they end?"""
+"""Can the sequence be cut as the plan says?"""
 
 import math
 
@@ -9,11 +9,9 @@ from shardwright.config.plan import chunks_per_rank
 
 def context_faults(job: JobSpec) -> list[str]:
     """What keeps the ranks of cp from sharing sequences, with its arithmetic and a way out."""
-    faults = _document_faults(job)
-    if job.plan.cp > 1:
-        faults += _sequence_faults(job)
-        faults += _head_faults(job) if job.plan.cp_method == "ulysses" else []
-    return faults
+    if job.plan.cp == 1:
+        return []
+    return _sequence_faults(job) + (_head_faults(job) if job.plan.cp_method == "ulysses" else [])
 
 
 def _sequence_faults(job: JobSpec) -> list[str]:
@@ -65,12 +63,3 @@ def _head_faults(job: JobSpec) -> list[str]:
             f'{kv_heads / plan.cp:.2f}); use plan.cp = {all_divisors(kv_heads)}, or plan.cp_method = "ring"'
         )
     return faults
-
-
-def _document_faults(job: JobSpec) -> list[str]:
-    if job.data.end_of_document < 0 or job.data.separate_documents:
-        return []
-    return [
-        f"data.end_of_document {job.data.end_of_document} says where documents end, and data.separate_documents is "
-        f"false, so nobody asks; set data.separate_documents to true, or leave data.end_of_document out"
-    ]

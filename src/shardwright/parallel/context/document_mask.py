@@ -1,20 +1,22 @@
 """Documents that share a sequence: who sees whom, and whose loss counts.
 
 Where one document ends and the next begins is marked in the tokens themselves: one that begins a document is given as
--1 - id. So marks go with the tokens to every stage and every part of a sequence, and no plan can lose them.
+-1 - id, and one of which no loss is taken, such as what a user says in a chat, as id + UNCOUNTED. So marks go with the
+tokens to every stage and every part of a sequence, and no plan can lose them.
 
-Shape suffixes: S sequence, B batch.
+Shape suffixes: S sequence, B batch, T = S + 1.
 """
 
 import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, all_reduce
+from shardwright.sharding.token_marks import UNCOUNTED
 
 
 def without_marks(tokens_BS: Tensor) -> Tensor:
     """The ids themselves: a new tensor."""
-    return torch.where(tokens_BS < 0, -1 - tokens_BS, tokens_BS)
+    return torch.where(tokens_BS < 0, -1 - tokens_BS, tokens_BS).bitwise_and_(UNCOUNTED - 1)
 
 
 def document_numbers(tokens_BS: Tensor) -> Tensor:
@@ -22,12 +24,16 @@ def document_numbers(tokens_BS: Tensor) -> Tensor:
     return (tokens_BS < 0).cumsum(dim=1, dtype=torch.int32)
 
 
-def follows(documents_BT: Tensor, distance: int) -> Tensor:
-    """Whether the token so much further is in the same document, of each that has one: its loss counts.
+def counts(tokens_BT: Tensor, distance: int) -> Tensor:
+    """Whether the token so much further counts, of each position that has one: it is in the same document, and not
+    marked as one without a loss. [B, T - distance].
 
     The first token of a document has nothing before it that it could be told from.
     """
-    return documents_BT[:, distance:] == documents_BT[:, :-distance]
+    documents_BT = document_numbers(tokens_BT)
+    follows = documents_BT[:, distance:] == documents_BT[:, :-distance]
+    # Of a token that begins a document the bit says nothing, and it never follows.
+    return follows.logical_and_((tokens_BT[:, distance:] & UNCOUNTED) == 0)
 
 
 def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int) -> tuple[float, ...]:
@@ -37,8 +43,7 @@ def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int) -> tu
     Losses of targets that do not count are 0. Means over all positions, divided by this, are means over those that
     count, however those lie over ranks and microbatches. If none counts it is 1.
     """
-    documents_BT = document_numbers(tokens_BT)
-    mine = torch.stack([follows(documents_BT, distance + 1).sum() for distance in range(1 + num_further)])
+    mine = torch.stack([counts(tokens_BT, distance + 1).sum() for distance in range(1 + num_further)])
     totals = all_reduce(mine, replicas)
     counted = [0] * (1 + num_further) if totals.is_meta else totals.tolist()  # in a dry run nothing has a value
     num_positions = tokens_BT[:, 1:].numel() * replicas.size

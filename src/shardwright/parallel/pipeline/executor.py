@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from shardwright.parallel.comm.collectives import Axis, Pending, start_recv, start_send
 from shardwright.parallel.comm.compute_turns import Pass
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.context.document_mask import document_numbers, without_marks
+from shardwright.parallel.context.document_mask import without_marks
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.pipeline.stage_streams import CudaStreams, InOrder, StageStreams
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
@@ -48,7 +48,7 @@ class Stage(Protocol):
         x: Tensor,
         targets_BS: Tensor | None = None,
         microbatch: Microbatch | None = None,
-        documents_BT: Tensor | None = None,
+        marked_BT: Tensor | None = None,
     ) -> Tensor:
         """Hidden states, or the mean loss where there are targets."""
 
@@ -270,14 +270,14 @@ class PipelineExecutor:
         keeps = torch.is_grad_enabled()
         if keeps and stage > 0:
             run.leaves[key] = x.requires_grad_()
-        documents_BT = document_numbers(run.tokens[i]) if self._separates_documents else None
+        marked_BT = run.tokens[i] if self._separates_documents else None
         if stage == run.program.num_stages - 1:
             # A forward that will run again leaves the loss to that.
             has_loss = keeps or not run.program.trains
             targets_BS = self._ids(run.tokens[i][:, 1:]) if has_loss else None
-            output = self._stages[stage](x, targets_BS, microbatch, documents_BT)
+            output = self._stages[stage](x, targets_BS, microbatch, marked_BT)
         else:
-            output = self._stages[stage](x, None, microbatch, documents_BT)
+            output = self._stages[stage](x, None, microbatch, marked_BT)
         if keeps:
             # The edge alone is kept: the output's memory is free as soon as it is sent.
             run.edges[key] = get_gradient_edge(output)

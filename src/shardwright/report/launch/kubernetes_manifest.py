@@ -154,8 +154,9 @@ def kubernetes_notes(launch: Launch) -> list[str]:
             f"{launch.seats.servers_per_node} pods at a time need servers of one NVLink domain; add the affinity or "
             "the resource claim by which the cluster says so"
         )
-    files = {"data.path": job.data.path, "data.tokenizer": job.data.tokenizer, "cluster.device": job.cluster.device}
-    files["cluster.software"] = job.cluster.software
+    files = {"data.path": ", ".join(data.path for data in job.data.each), "data.tokenizer": job.data.tokenizer}
+    files |= {"data.chat_template": job.data.chat_template, "data.cache": job.data.cache}
+    files |= {"cluster.device": job.cluster.device, "cluster.software": job.cluster.software}
     named = [f"{field} {value}" for field, value in files.items() if "/" in value or value.endswith((".toml", ".json"))]
     if named:
         notes.append(f"{' and '.join(named)} must be there in the containers, relative paths in {FOLDER}")

@@ -137,17 +137,17 @@ def _srun_options(launch: Launch) -> list[str]:
 
 def _written(launch: Launch) -> list[str]:
     """Folders elsewhere that the run writes to."""
-    folders = (launch.job.run.folder, launch.job.checkpoint.path)
+    folders = (launch.job.run.folder, launch.job.checkpoint.path, launch.job.data.cache)
     return [folder for folder in folders if folder.startswith("/")]
 
 
 def _mounted(launch: Launch) -> list[str]:
     """Folders that a container sees: the one that the job is started in, and others that the job names."""
     job, found = launch.job, [str(launch.folder)]
-    files = [launch.words[0] if launch.words[0].endswith(".toml") else "", job.data.tokenizer]
+    files = [launch.words[0] if launch.words[0].endswith(".toml") else "", job.data.chat_template]
     folders = [str(Path(file).parent) for file in files] + _written(launch)
-    data = job.data.path.partition("*")[0]
-    folders.append(data if Path(data).is_dir() else str(Path(data).parent))
+    for named in (job.data.tokenizer, *(data.path.partition("*")[0] for data in job.data.each)):
+        folders.append(named if Path(named).is_dir() else str(Path(named).parent))
     for folder in folders:
         is_inside = any(Path(folder).is_relative_to(other) for other in found)
         if folder.startswith("/") and not is_inside:

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train.data.samples import Samples
+from shardwright.train.data.samples import SampleReader
 
 # What went wrong is not to be kept back by a disk that gives no answer: the thread ends with the process then.
 _PATIENCE_S = 5.0
 
 
-def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
+def my_share(samples: SampleReader, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
     """This replica's samples of the full global batch that begins after `consumed` samples, [B, S + 1]."""
     return _on_host(samples, consumed, job.batch.global_batch_size // job.plan.dp, mesh).to(mesh.device)
 
 
-def _on_host(samples: Samples, consumed: int, share: int, mesh: Mesh) -> Tensor:
+def _on_host(samples: SampleReader, consumed: int, share: int, mesh: Mesh) -> Tensor:
     return torch.from_numpy(samples.batch(consumed + mesh.dp.index * share, share))
 
 
@@ -50,7 +50,7 @@ class _Batch:
 class BatchReader:
     """This replica's part of global batches, one after the other. Close it, or use it in a `with`: it has a thread."""
 
-    def __init__(self, samples: Samples, job: JobSpec, mesh: Mesh, num_batches: int) -> None:
+    def __init__(self, samples: SampleReader, job: JobSpec, mesh: Mesh, num_batches: int) -> None:
         """Nothing is read beyond `num_batches`, which are counted from 0 and as large as steps of those numbers are."""
         self._samples, self._job, self._mesh, self._num_batches = samples, job, mesh, num_batches
         self._stream = torch.cuda.Stream(mesh.device) if mesh.device.type == "cuda" else None

@@ -45,6 +45,12 @@ class Dropped:
                 self.num_dropped += count
                 self.example = self.example or one
 
+    def count(self, num_characters: int, num_dropped: int, example: str) -> None:
+        """Add what was counted elsewhere."""
+        self.num_characters += num_characters
+        self.num_dropped += num_dropped
+        self.example = self.example or example
+
     def fault(self, tokenizer: str) -> str:
         """One sentence if too much was dropped, else nothing."""
         if self.share <= MOST_SHARE:

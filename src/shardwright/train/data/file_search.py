@@ -5,16 +5,19 @@ A search is bounded: it looks at so many names at most, and never enters what th
 """
 
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
+from shardwright.config.data import STDLIB
 from shardwright.config.user_file import is_of_the_kernel
 
-STDLIB = "python-stdlib"
 _STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+# ORGANISATION/NAME, as the Hugging Face hub calls data sets.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*")
 # A file becomes about a kilobyte of memory; a name is looked at in some microseconds.
 MOST_FILES, MOST_NAMES = 100_000, 1_000_000
 
@@ -64,6 +67,11 @@ def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[
     fixed = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts))
     if fixed == len(parts):
         way_out = f"check the path, or use data.path = {STDLIB!r}"
+        if _HUB_NAME.fullmatch(text):
+            way_out = (
+                "nothing is downloaded while a job is run: if this is a data set of the Hugging Face hub, fetch it "
+                f"first, with `hf download --repo-type dataset {text} --local-dir FOLDER`, and name that folder"
+            )
         faults.append(f"there is no file or folder {text} (looked from {Path.cwd()}); {way_out}")
         return pattern, []
     root, num_faults = Path(*parts[:fixed]), len(faults)

@@ -4,77 +4,25 @@ No rank, world size or batch size enters, so a run that changes its plan in the 
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from hashlib import blake2b
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Tokens that are widened to int64 at a time while a file is counted: 32 MiB.
-_CHUNK_TOKENS = 1 << 22
+from shardwright.train.data.token_stream import TokenSpan, TokenStream, num_tokens
 
 
-@dataclass(frozen=True)
-class TokenSpan:
-    """`num_tokens` consecutive token ids in a file, from byte `offset_bytes` on.
+class SampleReader(Protocol):
+    """An endless sequence of samples of `sequence` + 1 tokens; its length is that of an epoch."""
 
-    `dtype` is NumPy's name with its byte order, such as "<u2". One side of a data set is a tuple of
-    spans that are read as one stream, so that files can be used, joined and split without a copy.
+    sequence: int
 
-    `starts` is a file of little-endian int64: at which tokens documents begin, ascending, counted from a
-    place that is `first_token` tokens before this span. Without it the span is one document.
-    """
+    def __len__(self) -> int: ...
 
-    path: Path
-    dtype: str
-    offset_bytes: int
-    num_tokens: int
-    starts: Path | None = None
-    first_token: int = 0
-
-    def cut(self, start: int, stop: int) -> "TokenSpan":
-        """Tokens [start, stop) of this span."""
-        item_bytes = np.dtype(self.dtype).itemsize
-        offset_bytes, first_token = self.offset_bytes + start * item_bytes, self.first_token + start
-        return TokenSpan(self.path, self.dtype, offset_bytes, stop - start, starts=self.starts, first_token=first_token)
-
-    def open(self) -> NDArray[np.integer]:
-        """The ids, [num_tokens], mapped from the file and not read yet. Raises OSError."""
-        if not self.num_tokens:
-            return np.empty(0, self.dtype)  # an empty range can't be mapped
-        ids = np.memmap(self.path, self.dtype, "r", self.offset_bytes, (self.num_tokens,))
-        return np.asarray(ids)  # a plain view of it: slicing the subclass costs several times more
-
-    def document_starts(self) -> NDArray[np.int64]:
-        """What `starts` says, mapped from the file and not read yet. Raises OSError."""
-        if self.starts is None or not self.starts.stat().st_size:
-            return np.empty(0, np.int64)
-        return np.asarray(np.memmap(self.starts, "<i8", "r"))
-
-    def chunks(self) -> Iterator[NDArray[np.int64]]:
-        """The ids, a bounded number at a time, as int64."""
-        ids = self.open()
-        for start in range(0, self.num_tokens, _CHUNK_TOKENS):
-            yield ids[start : start + _CHUNK_TOKENS].astype(np.int64)
-
-
-def num_tokens(spans: Sequence[TokenSpan]) -> int:
-    """Tokens in all `spans` together."""
-    return sum(span.num_tokens for span in spans)
-
-
-def cut(spans: Sequence[TokenSpan], start: int, stop: int) -> tuple[TokenSpan, ...]:
-    """Tokens [start, stop) of the stream that `spans` are."""
-    parts, begin = [], 0
-    for span in spans:
-        first, last = max(start - begin, 0), min(stop - begin, span.num_tokens)
-        if first < last:
-            parts.append(span.cut(first, last))
-        begin += span.num_tokens
-    return tuple(parts)
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        """Samples first, first + 1, ..., first + count - 1: [count, sequence + 1]."""
 
 
 class Samples:
@@ -85,8 +33,7 @@ class Samples:
     the number-th ever consumed: epoch = number // len(samples), and in each epoch every window comes once,
     in an order of that epoch's own (`shuffled`), or in file order if `shuffle` is false.
 
-    With `marks`, a token that begins a document is given as -1 - id: its complement, which is negative, so that
-    where documents lie goes wherever the tokens go (parallel/context/document_mask.py).
+    `marks` as in token_stream.py.
     """
 
     def __init__(
@@ -100,13 +47,7 @@ class Samples:
         self._num_windows = max(self.num_tokens - 1, 0) // sequence
         if not self._num_windows:
             raise ValueError(f"{self.num_tokens} tokens hold no window of {sequence} + 1 tokens")
-        self._arrays = [span.open() for span in tokens if span.num_tokens]
-        held = [span for span in tokens if span.num_tokens] if marks else []
-        self._documents = [(span.document_starts(), span.first_token) for span in held]
-        # Where each array begins in the stream, and where the last one ends.
-        self._starts = [0]
-        for array in self._arrays:
-            self._starts.append(self._starts[-1] + len(array))
+        self._stream = TokenStream(tokens, marks)
 
     def __len__(self) -> int:
         """Windows, and so samples of one epoch."""
@@ -115,45 +56,31 @@ class Samples:
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
         """Samples first, first + 1, ..., first + count - 1: [count, sequence + 1]. May cross epochs. Raises ValueError
         if `first` or `count` is negative."""
-        if first < 0 or count < 0:
-            raise ValueError(f"samples are counted from 0, and {count} from {first} on were asked for")
+        refuse_negative(first, count)
         rows = np.empty((count, self.sequence + 1), np.int64)
-        for row, window in zip(rows, self._windows(first, count).tolist(), strict=True):
-            self._read(window * self.sequence, row)
+        windows = in_order(first, count, len(self), self.seed if self.shuffle else None)
+        for row, window in zip(rows, windows.tolist(), strict=True):
+            self._stream.read(window * self.sequence, row)
         return rows
 
-    def _windows(self, first: int, count: int) -> NDArray[np.int64]:
-        """Which window each of these samples is: [count]."""
-        epochs, positions = np.divmod(np.arange(first, first + count, dtype=np.int64), len(self))
-        if not self.shuffle:
-            return positions
-        windows = np.empty_like(positions)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            windows[here] = shuffled(positions[here], len(self), self.seed, epoch)
-        return windows
 
-    def _read(self, start: int, row: NDArray[np.int64]) -> None:
-        """Fill `row` with the tokens of the stream from `start` on, over the seams between files."""
-        filled = 0
-        index = bisect_right(self._starts, start) - 1
-        while filled < len(row):
-            begin = start + filled - self._starts[index]
-            piece = self._arrays[index][begin : begin + len(row) - filled]
-            row[filled : filled + len(piece)] = piece
-            if self._documents:
-                self._mark(row[filled : filled + len(piece)], index, begin)
-            filled += len(piece)
-            index += 1
+def refuse_negative(first: int, count: int) -> None:
+    """Raises ValueError for samples that there are none of."""
+    if first < 0 or count < 0:
+        raise ValueError(f"samples are counted from 0, and {count} from {first} on were asked for")
 
-    def _mark(self, tokens: NDArray[np.int64], index: int, begin: int) -> None:
-        """Mark, in place, which of the tokens of a span from `begin` on begin a document."""
-        starts, first_token = self._documents[index]
-        counted_from = first_token + begin
-        here = starts[slice(*np.searchsorted(starts, [counted_from, counted_from + len(tokens)]))] - counted_from
-        tokens[here] = -1 - tokens[here]
-        if begin == 0:  # a span begins a document, whatever it was cut from
-            tokens[0] = min(tokens[0], -1 - tokens[0])
+
+def in_order(first: int, count: int, size: int, seed: int | None) -> NDArray[np.int64]:
+    """Which of `size` windows each of these samples is, [count]: every window once in each epoch, in an order of that
+    epoch's own, or in file order where there is no seed."""
+    epochs, positions = np.divmod(np.arange(first, first + count, dtype=np.int64), size)
+    if seed is None:
+        return positions
+    windows = np.empty_like(positions)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        windows[here] = shuffled(positions[here], size, seed, epoch)
+    return windows
 
 
 def shuffled(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -201,22 +128,25 @@ def unigram_loss(train: Sequence[TokenSpan], validation: Sequence[TokenSpan], vo
     """Cross entropy, in nats per token, that a model without any context reaches on `validation`.
 
     It knows how often each of the `vocab` ids occurs in `train`, with one added to every count so that an
-    unseen id costs a finite loss. A model that has learned something is below this. Reads both sides once.
+    unseen id costs a finite loss. A model that has learned something is below this. Reads both sides once; tokens
+    without a loss are left out.
     Raises ValueError if an id is outside the vocabulary or `validation` is empty.
     """
     if not num_tokens(validation):
         raise ValueError("the loss over no validation tokens is not defined")
-    seen, asked = _counts(train, vocab), _counts(validation, vocab)
+    seen, asked = token_counts(train, vocab), token_counts(validation, vocab)
     log_probabilities = np.log(seen + 1.0) - math.log(float(seen.sum()) + vocab)
     return float(-(asked @ log_probabilities) / asked.sum())
 
 
-def _counts(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.int64]:
-    """How often each id occurs: [vocab]."""
+def token_counts(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.int64]:
+    """How often each id occurs among those that are learned: [vocab]. Raises ValueError if one is outside."""
     counts = np.zeros(vocab, np.int64)
     for span in spans:
+        start = 0
         for ids in span.chunks():
             if ids.min() < 0 or ids.max() >= vocab:
                 raise ValueError(f"{span.path} has token ids {ids.min()} to {ids.max()}; vocabulary {vocab}")
-            counts += np.bincount(ids, minlength=vocab)
+            counts += np.bincount(ids[span.counted(start, start + len(ids))], minlength=vocab)
+            start += len(ids)
     return counts

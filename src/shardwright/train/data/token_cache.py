@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,21 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
-from shardwright.config.job import DataSpec
-from shardwright.train.data.document_files import Document, SourceFile, read_documents
-from shardwright.train.data.samples import TokenSpan
+from shardwright.config.data import DataSpec
+from shardwright.train.data.cache_lock import alone
+from shardwright.train.data.document_files import Document, read_documents
+from shardwright.train.data.encoding import id_dtype
+from shardwright.train.data.encoding_pool import encoders
+from shardwright.train.data.encoding_process import EncodingSetup
+from shardwright.train.data.progress import Progress, Say
+from shardwright.train.data.source_files import IN_PLACE, SourceFile
+from shardwright.train.data.template_files import TemplateFiles
+from shardwright.train.data.token_stream import TokenSpan
+from shardwright.train.data.token_writer import TokenWriter
 from shardwright.train.data.tokenizer import Tokenizer
 from shardwright.train.launch.full_disk import is_full, telling_of_full_disk
 
 # Part of every cache name: a change of what is written under the same name must change it.
-_CACHE_VERSION = 3
-# Text that is tokenized at a time. A tokenizer needs some 50 bytes of memory for each character.
-_BATCH_CHARACTERS = 4 << 20
-# Of a document, what its side of the split is decided by, next to its name.
-_HASHED_CHARACTERS = 1024
+_CACHE_VERSION = 4
 # Opens a file that will appear under the given path.
 _Create = Callable[[Path], BinaryIO]
-_SIDES = ("train", "validation")
+SIDES = ("train", "validation")
+# A file that is still written is newer.
+_OLD_S = 3600.0
 # Train and held out, each to be read as one stream.
 Sides = tuple[tuple[TokenSpan, ...], tuple[TokenSpan, ...]]
 
@@ -49,57 +56,135 @@ class Summary:
     largest_id: int
     unigram_entropy: float
     dropped_share: float = 0.0
+    has_answers: bool = False
+    num_answers: int = 0
+    num_lost: int = 0
 
 
-def cache_key(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer) -> str:
+@dataclass(frozen=True)
+class Cache:
+    """A folder of token files, the name of those that are wanted, and to whom to say how far they are."""
+
+    folder: Path
+    key: str
+    say: Say
+
+
+def cache_key(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, template: TemplateFiles | None) -> str:
     """Names what would be written: the same for the same files read in the same way."""
     # Neither sequence nor vocab is in it: they decide if the tokens will do, not what they are.
-    if files[0].format == "tokens":
+    if files[0].format in IN_PLACE:
         how: list[int | float | str] = [_CACHE_VERSION, data.token_dtype, data.end_of_document]
     else:
         how = [_CACHE_VERSION, data.text_field, tokenizer.fingerprint, data.validation_share]
-    what = [[os.fspath(file.path), file.name, file.size_bytes, file.mtime_ns, file.format] for file in files]
+        how += ["chats", template.fingerprint if template else ""] if data.chats else []
+    what = [
+        [os.fspath(file.path), file.name, file.size_bytes, file.mtime_ns, file.format, *file.beside] for file in files
+    ]
     # A file name that is not UTF-8 comes as surrogates, which json escapes.
     return "tokens-" + blake2b(json.dumps([how, what]).encode(), digest_size=16).hexdigest()
 
 
-def tokenize(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, folder: Path, key: str) -> Summary:
-    """Write the token files of `key`, unless they are there. Raises PlanError."""
-    summary = read_summary(folder / f"{key}.json")
-    if summary and _is_whole(cached_spans(summary, folder, key)):
+def tokenize(files: list[SourceFile], setup: EncodingSetup, tokenizer: Tokenizer, cache: Cache) -> Summary:
+    """Write the token files of a cache's key, unless they are there or another process makes them meanwhile. Raises
+    PlanError."""
+    folder, key, say = cache.folder, cache.key, cache.say
+    if summary := _found(cache):
         return summary
+    with alone(folder / f".{key}.lock", lambda: _found(cache) is not None, say) as tell:
+        if tell is None and (summary := _found(cache)):
+            return summary
+        _remove_old(folder, key)
+        progress = Progress(files, setup.data.path, say, tell or say)
+        return _make(files, setup, tokenizer, cache, progress)
+
+
+def _remove_old(folder: Path, key: str) -> None:
+    """Remove what a process that was killed left of the files of this key, long ago."""
+    for path in folder.glob(f".{key}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _OLD_S:
+                path.unlink()
+
+
+def _found(cache: Cache) -> Summary | None:
+    """What the cache has under its key, whole."""
+    summary = read_summary(cache.folder / f"{cache.key}.json")
+    return summary if summary and _is_whole(cached_spans(summary, cache.folder, cache.key)) else None
+
+
+def _make(
+    files: list[SourceFile], setup: EncodingSetup, tokenizer: Tokenizer, cache: Cache, progress: Progress
+) -> Summary:
+    folder, key, data = cache.folder, cache.key, setup.data
     faults: list[str] = []
-    dtype = np.min_scalar_type(max(tokenizer.num_ids - 1, 0)).newbyteorder("<")
-    with _writing(folder) as create:
-        outputs = [create(folder / f"{key}.{side}.bin") for side in _SIDES]
-        starts = [create(folder / f"{key}.{side}.starts.bin") for side in _SIDES]
-        writer = _TokenWriter(tokenizer, dtype, outputs, starts)
-        for document in read_documents(files, data.text_field, faults):
+    num_bytes = sum(file.size_bytes for file in files)
+    with _writing(folder) as create, encoders(setup, tokenizer, num_bytes) as encoding:
+        outputs = [create(folder / f"{key}.{side}.bin") for side in SIDES]
+        starts = [create(folder / f"{key}.{side}.starts.bin") for side in SIDES]
+        answers = [create(folder / f"{key}.{side}.answers.bin") for side in SIDES] if data.chats else []
+        writer = TokenWriter(tokenizer, encoding, outputs, starts, answers=answers, progress=progress)
+        for document in read_documents(files, data, faults, progress.place):
             _write_document(writer, document, data.validation_share)
             if faults:  # what is written will be thrown away; read on for the other faults
                 writer.drop()
         if faults:
             raise PlanError("data", faults)
         writer.flush()
-        if fault := tokenizer.dropped.fault(data.tokenizer):
+        if fault := writer.dropped.fault(data.tokenizer):
             raise PlanError("data", [fault])
+        if writer.num_answers and writer.num_lost == writer.num_answers:
+            raise PlanError("data", [_all_lost(writer.num_lost)])
         numbers = (writer.num_tokens[0], writer.num_tokens[1])
-        summary = make_summary(dtype.str, writer.num_documents, numbers, writer.counts)
-        summary = replace(summary, dropped_share=tokenizer.dropped.share)
+        summary = make_summary(id_dtype(tokenizer).str, writer.num_documents, numbers, writer.counts)
+        summary = replace(
+            summary, dropped_share=writer.dropped.share, has_answers=data.chats, num_answers=writer.num_answers,
+            num_lost=writer.num_lost,
+        )  # fmt: skip
         _write_summary(create, folder / f"{key}.json", summary)
     return summary
+
+
+def _all_lost(number: int) -> str:
+    return (
+        f"none of {number:,} answers can be told from what stands before it: the chat template shows a chat otherwise "
+        "once an answer is added; name one in data.chat_template that marks answers by {% generation %}, or set "
+        "data.answers_only to false"
+    )
 
 
 def cached_spans(summary: Summary, folder: Path, key: str) -> Sides:
     """Where the token files of text are, train and held out; an empty one is no span."""
     root = folder.absolute()
-    train, held_out = (
-        (TokenSpan(root / f"{key}.{side}.bin", summary.dtype, 0, number, starts=root / f"{key}.{side}.starts.bin"),)
-        if number
-        else ()
-        for side, number in zip(_SIDES, (summary.num_train_tokens, summary.num_held_out_tokens), strict=True)
-    )
-    return train, held_out
+
+    def span(side: str, number: int) -> tuple[TokenSpan, ...]:
+        starts = root / f"{key}.{side}.starts.bin"
+        answers = root / f"{key}.{side}.answers.bin" if summary.has_answers else None
+        path = root / f"{key}.{side}.bin"
+        return (TokenSpan(path, summary.dtype, 0, number, starts=starts, answers=answers),) if number else ()
+
+    return span(SIDES[0], summary.num_train_tokens), span(SIDES[1], summary.num_held_out_tokens)
+
+
+# Of a document, what its side of the split is decided by, next to its name.
+_HASHED_CHARACTERS = 1024
+
+
+def _write_document(writer: TokenWriter, document: Document, validation_share: float) -> None:
+    def side_of(text: str) -> int:
+        start = f"{document.name}\0{text[:_HASHED_CHARACTERS]}".encode(errors="surrogateescape")
+        number = int.from_bytes(blake2b(start, digest_size=8).digest(), "big")
+        return int(number / 2**64 < validation_share)
+
+    if document.chat is not None:
+        writer.add_chat(side_of(document.chat.beginning), document.chat)
+        return
+    side = -1
+    for piece in document.pieces:
+        side = side_of(piece) if side < 0 else side
+        writer.add(side, piece)
+    if side >= 0:  # an empty document is none
+        writer.end_document(side)
 
 
 def make_summary(dtype: str, num_documents: int, numbers: tuple[int, int], counts: NDArray[np.int64]) -> Summary:
@@ -127,89 +212,13 @@ def save_summary(path: Path, summary: Summary, starts: Mapping[Path, NDArray[np.
         _write_summary(create, path, summary)
 
 
-def _write_document(writer: "_TokenWriter", document: Document, validation_share: float) -> None:
-    side = -1
-    for piece in document.pieces:
-        if side < 0:
-            start = f"{document.name}\0{piece[:_HASHED_CHARACTERS]}".encode(errors="surrogateescape")
-            number = int.from_bytes(blake2b(start, digest_size=8).digest(), "big")
-            side = int(number / 2**64 < validation_share)
-        writer.add(side, piece)
-    if side >= 0:  # an empty document is none
-        writer.end_document(side)
-
-
-class _TokenWriter:
-    """Collects text, tokenizes it in batches, and appends the ids to the file of its side (0 or 1), and to that side's
-    file of `starts` where its documents begin."""
-
-    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype, outputs: list[BinaryIO], starts: list[BinaryIO]) -> None:
-        self.num_documents = 0
-        self.num_tokens = [0, 0]
-        self.counts = np.zeros(tokenizer.num_ids, np.int64)
-        self._tokenizer = tokenizer
-        self._end = np.array(tokenizer.end_of_text, np.int64)
-        self._dtype = dtype
-        self._outputs = outputs
-        self._starts = starts
-        self._begins = [True, True]  # whether the next token of a side is a document's first
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget the text that is not written yet."""
-        self._texts: list[str] = []
-        self._sides: list[int] = []  # for each text; and for each end of a document, with no text
-        self._is_end: list[bool] = []
-        self._num_characters = 0
-
-    def add(self, side: int, text: str) -> None:
-        self._texts.append(text)
-        self._sides.append(side)
-        self._is_end.append(False)
-        self._num_characters += len(text)
-        if self._num_characters >= _BATCH_CHARACTERS:
-            self.flush()
-
-    def end_document(self, side: int) -> None:
-        self._sides.append(side)
-        self._is_end.append(True)
-        self.num_documents += 1
-
-    def flush(self) -> None:
-        """Write what is collected. Raises OSError, or PlanError if the tokenizer can't encode it."""
-        try:
-            encoded = iter(self._tokenizer.encode_batch(self._texts))
-        except ValueError as error:
-            way_out = 'use one with an "unknown" token, or data.tokenizer = "bytes"'
-            fault = f"the tokenizer of data.tokenizer can't encode the text: {error}; {way_out}"
-            raise PlanError("data", [fault]) from None
-        ids_of: tuple[list[NDArray[np.int64]], ...] = ([], [])
-        starts_of: tuple[list[int], ...] = ([], [])
-        ends = list(self.num_tokens)
-        for side, is_end in zip(self._sides, self._is_end, strict=True):
-            ids = self._end if is_end else next(encoded)
-            if self._begins[side] and len(ids):
-                starts_of[side].append(ends[side])
-                self._begins[side] = False
-            self._begins[side] = self._begins[side] or is_end
-            ids_of[side].append(ids)
-            ends[side] += len(ids)
-        for starts, file in zip(starts_of, self._starts, strict=True):
-            file.write(np.array(starts, "<i8").tobytes())
-        for side, parts in enumerate(ids_of):
-            ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
-            self._outputs[side].write(ids.astype(self._dtype).tobytes())
-            self.num_tokens[side] += len(ids)
-            self.counts += np.bincount(ids, minlength=len(self.counts))
-        self.drop()
-
-
 def _is_whole(sides: Sides) -> bool:
     """Are the cached files there, with all their bytes?"""
     try:
         return all(
             span.path.stat().st_size == span.num_tokens * np.dtype(span.dtype).itemsize
             and (span.starts is None or span.starts.stat().st_size > 0)
+            and (span.answers is None or span.answers.exists())
             for spans in sides
             for span in spans
         )

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
-from shardwright.config.job import DataSpec
+from shardwright.config.data import DataSpec
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.dropped_text import Dropped, may_drop
@@ -37,6 +38,9 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """`encode` of each text, in parallel where the tokenizer can."""
 
+    def encode_with_places(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`encode`, and which characters of the text each id stands for: [n, 2], from one up to another."""
+
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of `ids`. What is no text (an unknown id, half a character) is replaced or left out."""
 
@@ -60,6 +64,12 @@ class ByteTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [self.encode(text) for text in texts]
+
+    def encode_with_places(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        ids = self.encode(text)
+        # A byte that does not go on with a character begins one.
+        characters = np.cumsum((ids & 0xC0) != 0x80)
+        return ids, np.stack((characters - 1, characters), axis=1)
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         # 255 occurs in no UTF-8, so an id that is no byte comes out as the replacement character.
@@ -101,6 +111,16 @@ class FileTokenizer:
             self.dropped.add(texts, self._has_token)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
+    def encode_with_places(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        try:
+            encoding = self._library.encode(text, add_special_tokens=False)
+        except Exception as error:
+            raise ValueError(str(error)) from None
+        if self._may_drop:
+            self.dropped.add([text], self._has_token)
+        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.int64), places
+
     def _has_token(self, characters: Sequence[str]) -> list[bool]:
         return [bool(alone.ids) for alone in self._library.encode_batch(list(characters), add_special_tokens=False)]
 
@@ -117,6 +137,8 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     path = Path(os.path.expanduser(data.tokenizer))
+    with suppress(OSError, ValueError):
+        path = path / "tokenizer.json" if path.is_dir() and (path / "tokenizer.json").exists() else path
     way_out = 'name a tokenizer.json of Hugging Face tokenizers, or use data.tokenizer = "bytes"'
     try:
         text = read_text(path, _MOST_BYTES, "tokenizer.json", way_out)

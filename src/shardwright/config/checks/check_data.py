@@ -1,0 +1,52 @@
+"""Does what the data section says go together? What only files can answer is checked where they are read."""
+
+from shardwright.config.data import DataSpec, ReadSpec
+
+_WITHOUT_ROWS = ("text", "tokens", "megatron")
+
+
+def data_faults(data: DataSpec) -> list[str]:
+    """All that is wrong with a data section whose fields are each valid."""
+    faults = _mixture_faults(data)
+    for number, one in enumerate(data.each):
+        name = f"data.sources[{number}]" if data.sources else "data"
+        faults += _source_faults(one, name)
+    if data.chat_template and not data.has_chats:
+        faults.append(
+            f"data.chat_template {data.chat_template!r} is what chats are written with, and there are none; set "
+            "data.chats to true, or leave data.chat_template out"
+        )
+    if not data.answers_only and not data.has_chats:
+        faults.append(
+            "data.answers_only is false, and only of chats does the loss leave something out; set data.chats to true, "
+            "or leave data.answers_only out"
+        )
+    return faults
+
+
+def _mixture_faults(data: DataSpec) -> list[str]:
+    """What is said of one source beside several."""
+    if not data.sources:
+        return []
+    said = [name for name, field in ReadSpec.model_fields.items() if getattr(data, name) != field.default]
+    return [f"data.{name} is set beside data.sources; set it in those sources that it is meant for" for name in said]
+
+
+def _source_faults(data: DataSpec, name: str) -> list[str]:
+    faults = []
+    if data.end_of_document >= 0 and not data.separate_documents:
+        faults.append(
+            f"{name}.end_of_document {data.end_of_document} says where documents end, and data.separate_documents is "
+            f"false, so nobody asks; set data.separate_documents to true, or leave {name}.end_of_document out"
+        )
+    if data.chats and not data.separate_documents:
+        faults.append(
+            f"{name}.chats is true, and chats that share a sequence must not see each other; set "
+            "data.separate_documents to true"
+        )
+    if data.chats and data.format in _WITHOUT_ROWS:
+        faults.append(
+            f'{name}.chats is true, and files of {name}.format = "{data.format}" have no rows of messages; use JSONL, '
+            "parquet or Arrow files"
+        )
+    return faults

@@ -1,0 +1,85 @@
+"""The data: where tokens come from, of one source or of a mixture of several."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.field_types import Positive, Probability
+
+STDLIB = "python-stdlib"
+
+
+class ReadSpec(Spec):
+    """Which files, and what is read in them: what sources of a mixture can differ in."""
+
+    path: str = Field(
+        STDLIB, description="A file, a folder or a glob; python-stdlib is the source of the standard library."
+    )
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tokens", "megatron"] = Field(
+        "auto", description="Format of the files; auto goes by their endings."
+    )
+    split: str = Field(
+        "train", description="Of a folder whose files are named after splits, the one to read; all means every file."
+    )
+    text_field: str = Field("text", description="Name of the field of text in JSONL, parquet and Arrow files.")
+    chats: bool = Field(
+        False, description="Rows are chats, with messages, conversations, or prompt and completion, and not text."
+    )
+    token_dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = Field(
+        "uint16", description="Number type of a memory-mapped token file (.bin) without an index."
+    )
+    end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
+        -1, description="Token files: the id that ends each document; -1 means that a file is one document."
+    )
+
+
+class SourceSpec(ReadSpec):
+    """One source of a mixture."""
+
+    weight: Positive = Field(1.0, description="Share of the samples, beside the weights of the other sources.")
+
+
+class DataSpec(ReadSpec):
+    """Where tokens come from."""
+
+    sources: Annotated[list[SourceSpec], Field(max_length=largest.SOURCES)] = Field(
+        [], description="Sources that are mixed by weight, in place of data.path and what is read there."
+    )
+    tokenizer: str = Field(
+        "bytes", description="bytes, or the path of a tokenizer.json of Hugging Face tokenizers, or of its folder."
+    )
+    chat_template: str = Field(
+        "", description="Path of the Jinja template that chats are written with; empty means the tokenizer's."
+    )
+    answers_only: bool = Field(
+        True, description="Chats: the loss is of what the assistant says alone, up to the token that ends it."
+    )
+    validation_share: Probability = Field(
+        0.05, description="Share of the documents that is held out and only evaluated."
+    )
+    separate_documents: bool = Field(
+        False, description="Documents in one sample do not see each other, and no loss is taken where one begins."
+    )
+    cache: str = Field(
+        "", description="Folder of tokens that runs share; empty means that each run keeps its own in run.folder."
+    )
+    workers: Annotated[int, Field(ge=0, le=largest.WORKERS)] = Field(
+        0, description="Processes that turn text into tokens, once; 0 means one for each CPU core."
+    )
+
+    @property
+    def each(self) -> Sequence["DataSpec"]:
+        """The data of each source by itself, or these where there is but one."""
+        if not self.sources:
+            return [self]
+        common = {name: getattr(self, name) for name in DataSpec.model_fields if name not in ReadSpec.model_fields}
+        own = ({name: getattr(source, name) for name in ReadSpec.model_fields} for source in self.sources)
+        return [self.model_copy(update=common | fields | {"sources": []}) for fields in own]
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether some source has chats."""
+        return any(data.chats for data in self.each)

@@ -1,0 +1,189 @@
+"""Chats as the text that a model is trained on: a Jinja template writes it, and says or shows where the answers are.
+
+Templates come with tokenizers, from strangers. They are run in Jinja's sandbox, with nothing to call but what is given
+here, in a process of its own that has so much time and memory (encoding_process.py). They are not told the time: tokens
+are a function of the data.
+
+Where a template marks what the assistant says ({% generation %} ... {% endgeneration %}), that is what is learned. Else
+an answer is what it adds: from the end of what comes before, with the prompt for an answer behind that, to its own end.
+A template may show an earlier turn otherwise once there are later ones (thoughts are left out, for example); then that
+answer is not where it would be looked for, has no loss, and is counted.
+"""
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from os.path import commonprefix
+from typing import Any
+
+from shardwright.train.data.chat_rows import ASSISTANT, Chat
+from shardwright.train.data.template_files import TemplateFiles
+
+
+class TemplateError(ValueError):
+    """What is wrong with a template, or with a chat for it, in one sentence."""
+
+
+class LateError(TemplateError):
+    """A template that takes too long."""
+
+
+@dataclass(frozen=True)
+class WrittenChat:
+    """The text of a chat, and the ranges of its characters that are learned, ascending. Of so many answers some could
+    not be told from what is around them."""
+
+    text: str
+    answers: tuple[tuple[int, int], ...]
+    num_answers: int
+
+    @property
+    def num_lost(self) -> int:
+        """Answers that have no loss."""
+        return self.num_answers - len(self.answers)
+
+
+class ChatTemplate:
+    """A template, ready to write chats with."""
+
+    def __init__(self, files: TemplateFiles) -> None:
+        """Raises TemplateError."""
+        from jinja2 import TemplateError as JinjaError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        # Nobody who writes a chat can guess them and mark a text of his own.
+        self._begin, self._end = (f"\ue000{secrets.token_hex(16)}{kind}\ue000" for kind in ("begin", "end"))
+        environment.globals["_mark_answer"] = partial(_marked, self._begin, self._end)
+        self._marks = re.compile(f"{self._begin}|{self._end}")
+        self._special = files.special
+        self._is_marking = re.search(r"\{%-?\s*generation\s*-?%\}", files.text) is not None
+        try:
+            self._template = environment.from_string(files.text)
+        except JinjaError as error:
+            line = getattr(error, "lineno", None)
+            where = f" in line {line}" if line else ""
+            raise TemplateError(
+                f"the chat template of {files.path} is broken: {error}{where}; mend it, or name another in "
+                "data.chat_template"
+            ) from None
+        except LateError:
+            raise
+        except (ValueError, RecursionError, MemoryError, SyntaxError, OverflowError) as error:
+            raise TemplateError(
+                f"the chat template of {files.path} is broken: {_reason(error)}; name another in data.chat_template"
+            ) from None
+
+    def write(self, chat: Chat) -> WrittenChat:
+        """The chat as text. Raises TemplateError."""
+        messages, told = list(chat.messages), dict(chat.told or {})
+        raw = self._render(chat, messages, told)
+        learned = [i for i in range(chat.first_learned, len(messages)) if messages[i]["role"] == ASSISTANT]
+        if self._is_marking:
+            text, answers = self._without_marks(raw, chat)
+            if chat.first_learned:
+                before = self._render(chat, messages[: chat.first_learned], told)
+                answers = answers[before.count(self._begin) :]
+            return WrittenChat(text, tuple(answers), max(len(learned), len(answers)))
+        places = (self._place(chat, messages, told, i, raw) for i in learned)
+        return WrittenChat(raw, tuple(place for place in places if place), len(learned))
+
+    def _place(
+        self, chat: Chat, messages: list[dict[str, Any]], told: dict[str, Any], i: int, whole: str
+    ) -> tuple[int, int] | None:
+        """Where message i stands in the whole text; None where it can't be told."""
+        try:
+            asked = self._render(chat, messages[:i], told, asks=True)
+            before = self._render(chat, messages[:i], told)
+            after = whole if i == len(messages) - 1 else self._render(chat, messages[: i + 1], told)
+        except LateError:
+            raise
+        except TemplateError:  # it refuses what is cut off there
+            return None
+        # What asks for an answer may have more than stands before one that is given.
+        begin = len(commonprefix((asked, whole)))  # noqa: RUF071 (texts, not paths)
+        if not (whole.startswith(after) and whole.startswith(before) and len(before) <= begin < len(after)):
+            return None
+        return begin, len(after)
+
+    def _render(self, chat: Chat, messages: list[dict[str, Any]], told: dict[str, Any], asks: bool = False) -> str:
+        try:
+            fields = self._special | told | {"messages": messages, "add_generation_prompt": asks}
+            text = self._template.render(**fields)
+            text.encode()
+        except LateError:
+            raise
+        # A template is a program: whatever goes wrong in it is said of it.
+        except Exception as error:
+            raise TemplateError(
+                f"{chat.where}: the chat template refuses it: {_reason(error)}; mend that chat, drop it, or name "
+                "another template in data.chat_template"
+            ) from None
+        return text
+
+    def _without_marks(self, raw: str, chat: Chat) -> tuple[str, list[tuple[int, int]]]:
+        parts, answers, length, begin = [], [], 0, -1
+        position = 0
+        for mark in self._marks.finditer(raw):
+            parts.append(raw[position : mark.start()])
+            length += len(parts[-1])
+            position = mark.end()
+            if mark[0] == self._begin and begin < 0:
+                begin = length
+            elif mark[0] == self._end and begin >= 0:
+                answers += [(begin, length)] if length > begin else []
+                begin = -1
+            else:
+                raise TemplateError(
+                    f"{chat.where}: the chat template has a generation mark within another; mend it, or name another "
+                    "in data.chat_template"
+                )
+        return "".join([*parts, raw[position:]]), answers
+
+
+def _generation_tag() -> type:
+    """The tag that stands around what the assistant says."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        """Puts marks around what it holds."""
+
+        tags = {"generation"}  # noqa: RUF012 (as the library has it)
+
+        def parse(self, parser: Any) -> Any:
+            """The tag's body, given to what marks it."""
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            mark = nodes.Call(nodes.Name("_mark_answer", "load"), [], [], None, None)
+            return nodes.CallBlock(mark, [], [], body).set_lineno(line)
+
+    return Generation
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is for a chat"
+    return (str(error).splitlines() or [""])[0][:300] or type(error).__name__
+
+
+def _marked(begin: str, end: str, caller: Any) -> str:
+    return f"{begin}{caller()}{end}"
+
+
+def _refuse(message: object) -> None:
+    """What templates call to say that they can't write such a chat."""
+    raise ValueError(str(message))
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON without what HTML needs, as templates expect it."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

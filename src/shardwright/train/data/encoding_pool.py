@@ -1,0 +1,154 @@
+"""Processes that encode batches beside each other, whose results come in the order of the batches.
+
+So what is written does not depend on how many there are. Each has a thread here that waits for it.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Self
+
+from shardwright.config.base import PlanError, RunError
+from shardwright.train.data.encoding import ARRAYS, Encoded, Encoder, EncodingError, HereEncoder, Item
+from shardwright.train.data.encoding_messages import BrokenMessageError, receive, send
+from shardwright.train.data.encoding_process import CHAT_MEMORY_GIB, CHAT_S, EncodingSetup
+from shardwright.train.data.tokenizer import Tokenizer
+
+_MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encoding_process import serve\nserve()"
+
+
+def encoders(setup: EncodingSetup, tokenizer: Tokenizer, num_bytes: int) -> "EncodingPool | HereAndNow":
+    """What encodes so many bytes of files: processes, as many as data.workers says, where that pays."""
+    workers = setup.data.workers or len(os.sched_getaffinity(0))
+    if setup.data.chats or (workers > 1 and num_bytes >= _PAYS_BYTES):
+        return EncodingPool(setup, max(1, min(workers, num_bytes // _PAYS_BYTES + 1)))
+    return HereAndNow(HereEncoder(tokenizer, None))
+
+
+# To start a process takes some tenths of a second, in which one encodes about so much.
+_PAYS_BYTES = 4 << 20
+
+
+class HereAndNow:
+    """Encodes batches in this process, one after the other."""
+
+    num_ahead = 0
+    batch_characters = 4 << 20  # a tokenizer needs some 50 bytes of memory for each
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, items: Sequence[Item]) -> "Future[Encoded]":
+        """What encoding a batch gives, or raises: PlanError."""
+        future: Future[Encoded] = Future()
+        try:
+            future.set_result(self._encoder.encode(items))
+        except EncodingError as error:
+            future.set_exception(PlanError("data", [str(error)]))
+        return future
+
+
+class EncodingPool:
+    """Encodes batches in processes of their own, several at once."""
+
+    batch_characters = 1 << 20
+
+    def __init__(self, setup: EncodingSetup, num_processes: int) -> None:
+        self.num_ahead = 2 * num_processes
+        self._free: SimpleQueue[_Process] = SimpleQueue()
+        self._all = [_Process(setup) for _ in range(num_processes)]
+        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="encoding")
+        for process in self._all:
+            self._free.put(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._all:
+            process.end()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._all:
+            process.wait()
+
+    def submit(self, items: Sequence[Item]) -> "Future[Encoded]":
+        """What encoding a batch gives, or raises: PlanError, or RunError where a process has ended."""
+        return self._threads.submit(self._encode, list(items))
+
+    def _encode(self, items: list[Item]) -> Encoded:
+        process = self._free.get()
+        try:
+            return process.encode(items)
+        finally:
+            self._free.put(process)
+
+
+class _Process:
+    """One process, which is started at once and told what it encodes with when it is first asked."""
+
+    def __init__(self, setup: EncodingSetup) -> None:
+        self._setup: EncodingSetup | None = setup
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN.format(path=sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # there are as many processes as cores
+        )
+
+    def encode(self, items: list[Item]) -> Encoded:
+        """Raises PlanError, or RunError where the process has ended."""
+        if self._setup is not None:
+            setup, self._setup = self._setup, None
+            self._ask(setup.as_fields(), None)
+        asked = {"items": [item if isinstance(item, str) else vars(item) for item in items]}
+        fields, arrays = self._ask(asked, items[0] if items else None)
+        return Encoded(**dict(zip(ARRAYS, arrays, strict=True)), **fields)
+
+    def _ask(self, what: dict[str, Any], first: Item | None) -> tuple[dict[str, Any], list[Any]]:
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None and answers is not None
+        try:
+            send(requests, what)
+            found = receive(answers)
+        except (OSError, BrokenMessageError):
+            found = None
+        if found is None:
+            raise RunError(self._obituary(first))
+        if "faults" in found[0]:
+            raise PlanError("data", found[0]["faults"])
+        return found
+
+    def _obituary(self, first: Item | None) -> str:
+        self._process.kill()  # where it said what nobody understands
+        status = self._process.wait()
+        said = f"signal {-status}" if status < 0 else f"exit status {status}"
+        if first is not None and not isinstance(first, str):
+            return (
+                f"a process that writes chats has ended ({said}) in those from {first.where} on: a chat may take "
+                f"{CHAT_S} s and {CHAT_MEMORY_GIB} GiB; drop it, or name another template in data.chat_template"
+            )
+        return (
+            f"a process that turns text into tokens has ended ({said}): memory may be short; use fewer by data.workers"
+        )
+
+    def end(self) -> None:
+        """Have it end, whatever it is at."""
+        self._process.kill()
+
+    def wait(self) -> None:
+        """Until it has ended, and let go of what was held for it."""
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with suppress(OSError):  # it has not read what was written to it
+                stream.close()

@@ -1,0 +1,103 @@
+"""Folders as others lay them out: which of their files hold rows, and of which split they are.
+
+What Hugging Face's hub keeps of a data set is a folder of parquet or JSONL files named after splits, beside a README;
+what `datasets` saves is a folder of Arrow files that state.json names, or one such folder a split. Only what lies on
+this machine is read.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardwright.config.data import DataSpec
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
+
+ALL = "all"
+_ROWS = re.compile(r"\.(parquet|arrow|(jsonl|ndjson|json)\.(gz|bz2|xz|zst)|jsonl|ndjson)$", re.IGNORECASE)
+# What lies beside the rows and says something about them.
+_BESIDE = re.compile(
+    r"^(readme|license|licence|changelog|citation)(\.\w+)?$|^(dataset_infos?|dataset_dict|state)\.json$|\.idx$",
+    re.IGNORECASE,
+)
+_SHARD = re.compile(r"^(.+?)-\d{5}-of-\d{5}$")
+_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SPLIT_OF = {word: split for split, words in _WORDS.items() for word in words}
+_STATE, _MOST_BYTES = "state.json", 16 * MIB
+
+
+def chosen_paths(root: Path, paths: Sequence[Path], data: DataSpec, faults: list[str], notes: list[str]) -> list[Path]:
+    """The files of a folder that are data. Raises OSError."""
+    if data.format in ("text", "tokens"):
+        return list(paths)
+    saved = [path.parent for path in paths if path.name == _STATE]
+    kept = [path for path in paths if path.parent not in saved]
+    for folder in saved:
+        kept += _saved_files(folder, paths, faults)
+    rows = [path for path in kept if _ROWS.search(path.name)]
+    if not rows:
+        return kept
+    kept = sorted(path for path in kept if not _BESIDE.search(path.name))
+    return _of_split(root, kept, data, faults, notes)
+
+
+def _saved_files(folder: Path, paths: Sequence[Path], faults: list[str]) -> list[Path]:
+    """The files of a data set that `datasets` saved in a folder: those that its state.json names, and no caches."""
+    here = [path for path in paths if path.parent == folder and path.name != _STATE]
+    if not any(path.suffix == ".arrow" for path in here):
+        return here
+    state = folder / _STATE
+    way_out = "save the data set again, or name its files by a glob"
+    try:
+        fields = json.loads(read_text(state, _MOST_BYTES, "state.json"))
+        names = [file["filename"] for file in fields["_data_files"]]
+        if fields.get("_indices_data_files"):
+            faults.append(f"{state} names indices, which say which rows count; call flatten_indices() before saving")
+    except (FileFault, ValueError, TypeError, KeyError, RecursionError) as error:
+        faults.append(f"{state} does not say which files the data are: {type(error).__name__} {error}; {way_out}")
+        return []
+    by_name = {path.name: path for path in here}
+    if missing := [str(name) for name in names if not isinstance(name, str) or name not in by_name]:
+        faults.append(f"{state} names {missing[0][:100]!r}, which is not in {folder}; {way_out}")
+        return []
+    return [by_name[name] for name in names]
+
+
+def _of_split(root: Path, paths: Sequence[Path], data: DataSpec, faults: list[str], notes: list[str]) -> list[Path]:
+    splits = {path: split_of(path.relative_to(root)) for path in paths}
+    named = sorted({split for split in splits.values() if split})
+    if data.split == ALL or not named:
+        return list(paths)
+    wanted = _SPLIT_OF.get(data.split, data.split)
+    # Where some files are of no split, they are what is trained on.
+    chosen = [path for path, split in splits.items() if split == wanted or (not split and wanted == "train")]
+    if not chosen:
+        faults.append(
+            f"data.path {data.path} has files of the splits {', '.join(named)} and none of data.split "
+            f'"{data.split}"; set data.split to one of these, or to "{ALL}"'
+        )
+    elif others := [split for split in named if split != wanted]:
+        notes.append(
+            f"{data.path}: split {wanted} alone is read ({len(chosen)} of {len(paths)} files), and not "
+            f'{", ".join(others)}; data.split = "{ALL}" reads every file'
+        )
+    return chosen
+
+
+def split_of(name: Path) -> str:
+    """The split that a file is of by its name within the folder, or nothing. "data/train_sft-00000-of-00003.parquet" is
+    of train_sft, "en/valid.jsonl.gz" and "validation/data-00000-of-00001.arrow" are of validation."""
+    stem = name.name.split(".")[0]
+    shard = _SHARD.match(stem)
+    if shard and shard[1] != "data":
+        return _SPLIT_OF.get(shard[1], shard[1])
+    for part in (stem, *reversed(name.parts[:-1])):
+        for word in re.split(r"[^a-z0-9]+", part.lower()):
+            if word in _SPLIT_OF:
+                return _SPLIT_OF[word]
+    return ""

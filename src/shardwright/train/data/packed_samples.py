@@ -1,0 +1,99 @@
+"""Chats to samples: each whole within one, several side by side, and the rest filled up.
+
+Windows of the stream would cut chats in two, and an answer without its question teaches little. So chats are packed:
+the longest first, each into the sample with the least room that still holds it (best fit decreasing; Johnson 1973 shows
+that at most 11/9 of the fewest samples, and 4 more, are used). One that is longer than a sample is cut at its end.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.sharding.token_marks import UNCOUNTED
+from shardwright.train.data.samples import in_order, refuse_negative
+from shardwright.train.data.token_stream import TokenSpan, TokenStream
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which documents are in which sample: of sample n those that stand before `ends`[n] in `order`, and not before
+    `ends`[n - 1]. So many of them were cut, by so many tokens in all."""
+
+    order: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    num_cut: int
+    cut_tokens: int
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+def pack(lengths: NDArray[np.int64], room: int) -> Packing:
+    """Pack documents of these lengths into samples of `room` tokens. A function of these numbers alone."""
+    held = np.minimum(lengths, room)
+    by_length = np.argsort(-held, kind="stable")
+    members: list[list[int]] = []
+    open_by_room: dict[int, list[int]] = {}  # samples with so much room left, the newest last
+    rooms: list[int] = []  # those for which there are any, ascending
+    for document, length in zip(by_length.tolist(), held[by_length].tolist(), strict=True):
+        at = bisect_left(rooms, length)
+        if at == len(rooms):
+            sample, left = len(members), room
+            members.append([])
+        else:
+            left = rooms[at]
+            sample = open_by_room[left].pop()
+            if not open_by_room[left]:
+                del open_by_room[left], rooms[at]
+        members[sample].append(document)
+        left -= length
+        if left > 0:
+            if left not in open_by_room:
+                open_by_room[left] = []
+                insort(rooms, left)
+            open_by_room[left].append(sample)
+    order = np.array([document for sample in members for document in sample], np.int64)
+    ends = np.cumsum([len(sample) for sample in members], dtype=np.int64)
+    over = lengths[lengths > room] - room
+    return Packing(order, ends, len(over), int(over.sum()))
+
+
+class PackedSamples:
+    """The samples of one side of chats, as an endless sequence: in each epoch every one once, in an order of that
+    epoch's own, or in that of the packing if `shuffle` is false.
+
+    What fills a sample up is a document of zeros in which nothing is learned. Marks as in token_stream.py.
+    """
+
+    def __init__(self, tokens: Sequence[TokenSpan], sequence: int, seed: int, shuffle: bool = True) -> None:
+        """Map the files. Raises ValueError if there are no chats, OSError if a file is gone."""
+        self.sequence = sequence
+        self._seed = seed if shuffle else None
+        self._stream = TokenStream(tokens, marks=True)
+        self._bounds = self._stream.documents()
+        self.packing = pack(np.diff(self._bounds), sequence + 1)
+        if not len(self.packing):
+            raise ValueError("there are no chats to pack")
+
+    def __len__(self) -> int:
+        """Samples of one epoch."""
+        return len(self.packing)
+
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        """Samples first, first + 1, ..., first + count - 1: [count, sequence + 1]. May cross epochs. Raises ValueError
+        if `first` or `count` is negative."""
+        refuse_negative(first, count)
+        rows = np.full((count, self.sequence + 1), UNCOUNTED, np.int64)
+        for row, sample in zip(rows, in_order(first, count, len(self), self._seed).tolist(), strict=True):
+            begin = self.packing.ends[sample - 1] if sample else 0
+            filled = 0
+            for document in self.packing.order[begin : self.packing.ends[sample]].tolist():
+                start, stop = self._bounds[document : document + 2].tolist()
+                piece = row[filled : filled + stop - start]
+                self._stream.read(start, piece)
+                filled += len(piece)
+            row[filled : filled + 1] = -1
+        return rows

@@ -1,0 +1,154 @@
+"""What prepared data are: the tokens of one source, or of several that are mixed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from shardwright.train.data.mixed_samples import MixedSamples, whole_weights
+from shardwright.train.data.packed_samples import PackedSamples
+from shardwright.train.data.samples import SampleReader, Samples, token_counts, unigram_loss
+from shardwright.train.data.token_stream import TokenSpan
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """Prepared data: two streams of token ids, and what is known about them.
+
+    `train` and `validation` are spans to be read one after the other; validation is None where nothing is
+    held out. `split` says what was held out: whole documents, or the tail of the stream. A token file counts as
+    one document, unless data.end_of_document or an index says where documents end in it. `unigram_entropy` is
+    that of all tokens, in nats per token. `seed` is that of the order of samples; which tokens are on which
+    side doesn't depend on it. With `separate_documents`, samples mark where documents begin. Documents that are
+    `packed`, chats, are each whole in a sample. `notes` say what of the data is not read or not learned.
+    """
+
+    train: tuple[TokenSpan, ...]
+    validation: tuple[TokenSpan, ...] | None
+    split: Literal["none", "documents", "tail"]
+    num_documents: int
+    num_train_tokens: int
+    num_validation_tokens: int
+    largest_id: int
+    unigram_entropy: float
+    sequence: int
+    seed: int
+    separate_documents: bool = False
+    dropped_share: float = 0.0  # of the text's characters: those for which the tokenizer has no token
+    packed: bool = False
+    notes: tuple[str, ...] = ()
+
+    def train_samples(self) -> SampleReader:
+        """Training samples, shuffled anew in every epoch."""
+        return self._samples(self.train, shuffle=True)
+
+    def validation_samples(self) -> SampleReader | None:
+        """Held-out samples in file order; None where nothing is held out."""
+        return self._samples(self.validation, shuffle=False) if self.validation else None
+
+    def unigram_loss(self, vocab: int) -> float | None:
+        """That of a model without context on what is held out, in nats per token; None where nothing is."""
+        return unigram_loss(self.train, self.validation, vocab) if self.validation else None
+
+    def described(self, num_samples: int) -> list[str]:
+        """What a run of so many samples has to know of these data."""
+        return [*self.notes, *self._packing_note()]
+
+    def _samples(self, spans: tuple[TokenSpan, ...], shuffle: bool) -> SampleReader:
+        if self.packed:
+            return PackedSamples(spans, self.sequence, self.seed, shuffle=shuffle)
+        return Samples(spans, self.sequence, self.seed, shuffle=shuffle, marks=self.separate_documents)
+
+    def _packing_note(self) -> list[str]:
+        if not self.packed:
+            return []
+        packing = PackedSamples(self.train, self.sequence, self.seed).packing
+        room, held = len(packing) * (self.sequence + 1), self.num_train_tokens - packing.cut_tokens
+        lines = [
+            f"{len(packing.order):,} chats to train on are packed into {len(packing):,} sequences, which they fill to "
+            f"{held / room:.1%}"
+        ]
+        if packing.num_cut:
+            lines.append(
+                f"{packing.num_cut:,} of these are longer than model.sequence {self.sequence} + 1 and cut at their "
+                f"ends, by {packing.cut_tokens:,} of {self.num_train_tokens:,} tokens in all"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class MixedTokens:
+    """Prepared data of several sources, with their names and weights."""
+
+    sources: tuple[TokenFiles, ...]
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of all sources."""
+        return sum(source.num_documents for source in self.sources)
+
+    @property
+    def num_train_tokens(self) -> int:
+        """Tokens to train on, of all sources."""
+        return sum(source.num_train_tokens for source in self.sources)
+
+    @property
+    def num_validation_tokens(self) -> int:
+        """Tokens that are held out, of all sources."""
+        return sum(source.num_validation_tokens for source in self.sources)
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id of any source."""
+        return max(source.largest_id for source in self.sources)
+
+    @property
+    def separate_documents(self) -> bool:
+        """Whether samples mark where documents begin."""
+        return self.sources[0].separate_documents
+
+    @property
+    def dropped_share(self) -> float:
+        """The largest share of a source's characters for which the tokenizer has no token."""
+        return max(source.dropped_share for source in self.sources)
+
+    def train_samples(self) -> MixedSamples:
+        """Training samples: each source's are shuffled anew in each of its epochs."""
+        return MixedSamples([source.train_samples() for source in self.sources], self.weights)
+
+    def validation_samples(self) -> MixedSamples | None:
+        """Held-out samples, by the same weights; None where nothing is held out."""
+        held = [source.validation_samples() for source in self.sources]
+        readers = [reader for reader in held if reader is not None]
+        return MixedSamples(readers, self.weights) if len(readers) == len(held) else None
+
+    def unigram_loss(self, vocab: int) -> float | None:
+        """That of a model without context on what is held out, which knows the mixture, in nats per token."""
+        known, loss = np.zeros(vocab), 0.0
+        shares = np.array(self.weights) / sum(self.weights)
+        for source, share in zip(self.sources, shares, strict=True):
+            seen = token_counts(source.train, vocab) + 1.0
+            known += share * seen / seen.sum()
+        for source, share in zip(self.sources, shares, strict=True):
+            if not source.validation:
+                return None
+            asked = token_counts(source.validation, vocab)
+            loss -= share * float(asked @ np.log(known)) / max(1, asked.sum())
+        return loss
+
+    def described(self, num_samples: int) -> list[str]:
+        """The share of each source, and how often a run of so many samples goes through it."""
+        samples, whole = self.train_samples(), whole_weights(self.weights)
+        lines = []
+        for name, part, number, source in zip(
+            self.names, whole, samples.shares(num_samples), self.sources, strict=True
+        ):
+            epoch = len(source.train_samples())
+            lines.append(
+                f"{part / sum(whole):.2%} of the samples from {name}: {number:,} in this run, of {epoch:,} "
+                f"({number / epoch:.2f} epochs)"
+            )
+            lines += source.described(number)
+        return lines

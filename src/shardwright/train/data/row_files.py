@@ -1,0 +1,206 @@
+"""Files of rows: JSON lines, packed or not, parquet, and the Arrow files of `datasets`; a bounded part in memory.
+
+A fault that ends a file is raised; one of a row is for who reads it.
+"""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from shardwright.config.units import GIB, MIB
+from shardwright.config.user_file import open_file
+from shardwright.train.data.source_files import SourceFile
+
+# One record, and one group of rows of a parquet file, must fit into memory several times.
+_LONGEST_LINE_BYTES = 16 * MIB
+_LARGEST_GROUP_BYTES = 4 * GIB
+_BATCH_ROWS = 256
+
+
+class FaultError(Exception):
+    """What ends the reading of one file; the message is the fault."""
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """A row: `name` says where in the data it is, `where` does so in a fault. `record` is a dict of its columns, or in
+    a line of JSON whatever stands there, or what is wrong with that. This share of the file is behind it."""
+
+    name: str
+    where: str
+    record: object
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What is no row, in one sentence."""
+
+    fault: str
+
+
+def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
+    """The rows of a file in their order, of which these columns will be looked at, where they are there. Raises
+    FaultError, FileFault or OSError."""
+    if file.format == "jsonl":
+        return _read_lines(file)
+    return _read_columns(file, columns)
+
+
+def decoded(raw: bytes, file: SourceFile, position: int) -> str:
+    """The text of `raw`, which begins at byte `position` of the file. Raises FaultError if it is binary."""
+    packed = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"}
+    way_out = "unpack it first" if file.path.suffix.lower() in packed else "save it as UTF-8"
+    way_out += ", set data.format to what it is, or leave it out of data.path"
+    if (nul := raw.find(b"\0")) >= 0:
+        raise FaultError(f"{file.path} is not text: byte {position + nul} is NUL; {way_out}")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        byte = f"byte {position + error.start} (0x{raw[error.start]:02x})"
+        raise FaultError(f"{file.path} is not UTF-8 text: {error.reason} at {byte}; {way_out}") from None
+
+
+def _read_lines(file: SourceFile) -> Iterator[FileRow]:
+    """A row a line; blank lines are skipped."""
+    with open_file(file.path) as packed, _unpacked(file, packed) as stream:
+        position = 0
+        for number, raw in enumerate(iter(lambda: _line(file, stream), b""), 1):
+            if len(raw) > _LONGEST_LINE_BYTES:
+                raise FaultError(
+                    f"{file.path}, line {number} is longer than {_LONGEST_LINE_BYTES:,} bytes; write one record a "
+                    "line, and cut longer documents"
+                )
+            text = decoded(raw, file, position).removeprefix("\ufeff" if number == 1 else "")
+            position += len(raw)
+            if text.strip():
+                where = f"{file.path}, line {number}"
+                share = packed.tell() / max(1, file.size_bytes)
+                yield FileRow(f"{file.name}:{number}", where, _parsed(text, where), share=share)
+
+
+def _parsed(text: str, where: str) -> object:
+    try:
+        return cast(object, json.loads(text.rstrip("\r\n")))
+    except json.JSONDecodeError as error:  # its own words name a line, too: always the first
+        return Broken(f"{where} is not JSON: {error.msg} at character {error.pos}; mend that line, or drop it")
+    except (ValueError, RecursionError) as error:
+        return Broken(f"{where} is not JSON: {error}; mend that line, or drop it")
+
+
+def _unpacked(file: SourceFile, packed: BinaryIO) -> BinaryIO:
+    """The bytes of a file as they were before it was packed."""
+    match file.path.suffix.lower():
+        case ".gz":
+            return cast(BinaryIO, gzip.open(packed))
+        case ".bz2":
+            return cast(BinaryIO, bz2.open(packed))
+        case ".xz":
+            return cast(BinaryIO, lzma.open(packed))
+        case ".zst":
+            import pyarrow as pa
+
+            return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(packed, "zstd"), MIB))
+    return packed
+
+
+def _line(file: SourceFile, stream: BinaryIO) -> bytes:
+    """The next line, or so much of it as may be; nothing at the end. Raises FaultError if it can't be unpacked."""
+    try:
+        return stream.readline(_LONGEST_LINE_BYTES + 1)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        way_out = "pack it again, or leave it out of data.path"
+        raise FaultError(f"{file.path} is a broken {file.path.suffix} file: {reason}; {way_out}") from None
+
+
+def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
+    """A row a row, a bounded number of them in memory."""
+    import pyarrow as pa
+
+    read, number = (_parquet_batches if file.format == "parquet" else _arrow_batches), 0
+    with open_file(file.path) as stream:
+        try:
+            for batch, share in read(file, stream, columns):
+                names = batch.schema.names
+                for values in zip(*(batch.column(i) for i in range(len(names))), strict=True):
+                    number += 1
+                    record = {name: value.as_py() for name, value in zip(names, values, strict=True)}
+                    yield FileRow(f"{file.name}:{number}", f"{file.path}, row {number}", record, share=share)
+        # The library has errors of Python's own for what it meets in a broken file.
+        except (pa.ArrowException, UnicodeDecodeError, OSError, ValueError, OverflowError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno:  # the system's; without a number it is the library's
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            way_out = "write it again, or leave it out of data.path"
+            kind = "parquet" if file.format == "parquet" else "Arrow"
+            raise FaultError(f"{file.path} is a broken {kind} file: {reason}; {way_out}") from None
+
+
+def _parquet_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, float]]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(stream) as table:
+        present = _present(table.schema_arrow.names, columns, file)
+        metadata = table.metadata
+        _check_groups(metadata, file)
+        plain = {metadata.schema.column(i).path for i in range(metadata.num_columns)}.intersection(present)
+    # Values that repeat stay references to a dictionary: written out, a small file could fill the memory.
+    with pq.ParquetFile(stream, metadata=metadata, read_dictionary=sorted(plain)) as table:
+        done, num_rows = 0, max(1, metadata.num_rows)
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=list(present)):
+            done += batch.num_rows
+            yield batch, done / num_rows
+
+
+def _arrow_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, float]]:
+    """The batches of a stream, as `datasets` writes it, or of a file; each is mapped, and checked before it is used."""
+    import pyarrow as pa
+
+    is_file = stream.read(6) == b"ARROW1"
+    with pa.memory_map(str(file.path)) as mapped:
+        reader = pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
+        present = list(_present(reader.schema.names, columns, file))
+        batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else iter(reader)
+        for batch in batches:
+            chosen = batch.select(present)
+            chosen.validate(full=True)
+            share = mapped.tell() / max(1, file.size_bytes)
+            for start in range(0, chosen.num_rows, _BATCH_ROWS):
+                yield chosen.slice(start, _BATCH_ROWS), share
+
+
+def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> Sequence[str]:
+    """Columns of these that are there. Raises FaultError if none is."""
+    if present := [name for name in columns if name in names]:
+        return present
+    if len(columns) == 1:
+        raise FaultError(f"{file.path} has no column {columns[0]!r}; {one_of(list(names))}")
+    raise FaultError(
+        f"{file.path} has none of the columns {', '.join(map(repr, columns))}, but "
+        f"{', '.join(map(repr, names[:12])) or 'none at all'}; name files of chats, or set data.chats to false"
+    )
+
+
+def one_of(names: Sequence[str], most: int = 12) -> str:
+    """What is there in place of a field that is not."""
+    present = ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f"it has {present}: set data.text_field to one of them" if names else "it has none at all"
+
+
+def _check_groups(metadata: Any, file: SourceFile) -> None:
+    """Raises FaultError for a group of rows that would fill the memory."""
+    for number in range(metadata.num_row_groups):
+        if (size := metadata.row_group(number).total_byte_size) > _LARGEST_GROUP_BYTES:
+            raise FaultError(
+                f"{file.path}: row group {number} has {size:,} bytes, and at most {_LARGEST_GROUP_BYTES:,} are read at "
+                "once; write it again with smaller row groups (row_group_size of pyarrow's write_table)"
+            )

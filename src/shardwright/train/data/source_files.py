@@ -1,0 +1,131 @@
+"""Which files the data are. A fault is not raised where it is met but appended to a list, so that the caller can report
+all at once."""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from shardwright.config.data import STDLIB, DataSpec
+from shardwright.config.user_file import kind_of
+from shardwright.train.data.file_search import list_paths, unreadable
+from shardwright.train.data.folder_layout import chosen_paths
+
+# Enough for a model that learns on a laptop, and read in a second.
+_STDLIB_MOST_BYTES = 8_000_000
+_FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".bin": "tokens",
+    ".npy": "tokens",
+}
+# Files of rows of which each line is JSON, in one of the ways in which they are packed.
+_PACKED_ROWS = re.compile(r"\.(jsonl|ndjson|json)\.(gz|bz2|xz|zst)$", re.IGNORECASE)
+# A wrong text_field is a fault in every line; nobody reads a million of them.
+MOST_FAULTS = 10
+# Formats whose files hold token ids, and are used where they lie.
+IN_PLACE = ("tokens", "megatron")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the data set. `name` is its path within data.path, the same on every machine. `beside` says of a second
+    file that belongs to it how large it is and when it was written."""
+
+    path: Path
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    format: str
+    beside: tuple[int, ...] = ()
+
+
+def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None) -> list[SourceFile]:
+    """The files that data.path means, in a sorted order; what is wrong goes to `faults`, what was left out to `notes`.
+
+    A folder is searched recursively, links to folders included; names that begin with a dot are skipped,
+    in a glob too. "python-stdlib" is the .py files of this Python's standard library without its tests,
+    generated build settings and retired editor; of more than 8 MB, a part picked by a hash of the names.
+    """
+    notes = [] if notes is None else notes
+    try:
+        root, paths = list_paths(_with_ending(data), faults)
+        if root == Path(os.path.expanduser(data.path)):  # a folder; a glob means the files that it matches
+            paths = chosen_paths(root, paths, data, faults, notes)
+        ids = {path for path in paths if path.suffix == ".bin"}
+        paths = [path for path in paths if not (path.suffix == ".idx" and path.with_suffix(".bin") in ids)]
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        faults.append(f"data.path {data.path!r} can't be read: {reason}; check the path and its permissions")
+        return []
+    files = _described(root, paths, data, faults)
+    if not files and not faults:
+        faults.append(f"data.path {data.path} has no files of data, only what describes them; name a folder with some")
+    if data.path == STDLIB:
+        files = _pick(files, _STDLIB_MOST_BYTES)
+    if files and not any(file.size_bytes for file in files):
+        what = f"{data.path} is empty" if len(files) == 1 else f"all {len(files)} files of {data.path} are empty"
+        faults.append(f"{what} (0 bytes); name files with text in them, or data.path = {STDLIB!r}")
+        return []
+    return files
+
+
+def index_of(path: Path) -> Path:
+    """Where the index of a Megatron data set lies, beside its token ids."""
+    return path.with_suffix(".idx")
+
+
+def _with_ending(data: DataSpec) -> str:
+    """data.path, with the ending that Megatron's prefix lacks."""
+    plain = os.path.expanduser(data.path)
+    if data.format in ("auto", "megatron") and "\0" not in plain and not os.path.exists(plain):
+        return data.path + ".bin" if os.path.exists(plain + ".bin") and os.path.exists(plain + ".idx") else data.path
+    if plain.endswith(".idx") and os.path.exists(plain[: -len(".idx")] + ".bin"):
+        return data.path[: -len(".idx")] + ".bin"
+    return data.path
+
+
+def _described(root: Path, paths: Iterable[Path], data: DataSpec, faults: list[str]) -> list[SourceFile]:
+    files: list[SourceFile] = []
+    for path in paths:
+        if len(faults) >= MOST_FAULTS:
+            faults.append("no more files were looked at; there may be more faults behind them")
+            return []
+        try:
+            status = path.stat()
+            format_ = _format_of(path) if data.format == "auto" else data.format
+            beside: tuple[int, ...] = ()
+            if format_ == "megatron":
+                index = index_of(path).stat()
+                beside = (index.st_size, index.st_mtime_ns)
+        except OSError as error:
+            faults.append(unreadable(Path(error.filename or path), error))
+            continue
+        if kind := kind_of(status.st_mode):
+            faults.append(f"{path} is not a regular file but {kind}; copy its contents to one, or leave it out")
+            continue
+        name = path.relative_to(root).as_posix()
+        files.append(SourceFile(path.absolute(), name, status.st_size, status.st_mtime_ns, format_, beside=beside))
+    return files
+
+
+def _format_of(path: Path) -> str:
+    """The format of a file by its ending."""
+    if _PACKED_ROWS.search(path.name):
+        return "jsonl"
+    found = _FORMATS.get(path.suffix.lower(), "text")
+    return "megatron" if path.suffix == ".bin" and index_of(path).is_file() else found
+
+
+def _pick(files: list[SourceFile], most_bytes: int) -> list[SourceFile]:
+    """Files of at most `most_bytes` in all, spread evenly over the names, in their order."""
+    picked, total_bytes = set(), 0
+    for file in sorted(files, key=lambda file: blake2b(file.name.encode()).digest()):
+        if total_bytes + file.size_bytes <= most_bytes:
+            picked.add(file.name)
+            total_bytes += file.size_bytes
+    return [file for file in files if file.name in picked]

@@ -1,0 +1,97 @@
+"""Where a chat template stands: in a file that is named, or beside the tokenizer or the weights."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from shardwright.config.base import PlanError
+from shardwright.config.data import DataSpec
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
+
+_TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
+_MOST_BYTES, _MOST_TEMPLATE_BYTES = 64 * MIB, MIB
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class TemplateFiles:
+    """A template, where it was found, and the special tokens that it is told of."""
+
+    text: str
+    path: Path
+    special: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells what is written apart."""
+        return blake2b(json.dumps([self.text, self.special]).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
+    """The template that chats are written with, None if there is none. Raises PlanError if it can't be read."""
+    folders = list(_folders(data, weights))
+    try:
+        configs = [(folder, _config(folder)) for folder in folders]
+        special = next((_special(config) for _, config in configs if config), {})
+        if data.chat_template:
+            path = Path(os.path.expanduser(data.chat_template))
+            return TemplateFiles(read_text(path, _MOST_TEMPLATE_BYTES, "chat template"), path, special)
+        for folder, config in configs:
+            if (beside := folder / _TEMPLATE).is_file():
+                return TemplateFiles(read_text(beside, _MOST_TEMPLATE_BYTES, "chat template"), beside, special)
+            if text := _template_of(config):
+                return TemplateFiles(text, folder / _CONFIG, special)
+    except FileFault as fault:
+        raise PlanError("data", [f"data.chat_template: {fault}"]) from None
+    except OSError as error:
+        what = f"chat template {error.filename or data.chat_template} can't be read: {error.strerror or error}"
+        raise PlanError("data", [f"{what}; check the path and its permissions"]) from None
+    return None
+
+
+def _folders(data: DataSpec, weights: str) -> Iterator[Path]:
+    """Where a template may lie: beside the tokenizer, and beside the weights."""
+    if data.tokenizer != "bytes":
+        path = Path(os.path.expanduser(data.tokenizer))
+        yield path if path.is_dir() else path.parent
+    if weights:
+        path = Path(os.path.expanduser(weights))
+        yield path if path.is_dir() else path.parent
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What tokenizer_config.json says, or nothing. Raises FileFault or OSError."""
+    path = folder / _CONFIG
+    if not path.exists():
+        return {}
+    try:
+        fields = json.loads(read_text(path, _MOST_BYTES, _CONFIG))
+    except (json.JSONDecodeError, RecursionError) as error:
+        way_out = "copy it again, or name a template in data.chat_template"
+        raise FileFault(f"{path} is not JSON: {error}; {way_out}") from None
+    return fields if isinstance(fields, dict) else {}
+
+
+def _template_of(config: dict[str, Any]) -> str:
+    """The one template, or of several that which is called default."""
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else ""
+
+
+def _special(config: dict[str, Any]) -> dict[str, str]:
+    """The texts of special tokens."""
+    found = {}
+    for name in _TOKENS:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found

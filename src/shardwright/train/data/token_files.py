@@ -1,0 +1,155 @@
+"""Files that are token ids already: they are mapped where they lie, and every id is checked once."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.config.base import PlanError
+from shardwright.config.data import DataSpec
+from shardwright.config.units import GIB
+from shardwright.config.user_file import hole_bytes, open_file
+from shardwright.train.data.megatron_index import read_index
+from shardwright.train.data.source_files import SourceFile, index_of
+from shardwright.train.data.token_cache import Summary, make_summary, read_summary, save_summary
+from shardwright.train.data.token_stream import TokenSpan, num_tokens
+
+# Of a token file that is mostly holes; a file system that compresses may have some of its own.
+_MOST_HOLES_BYTES = GIB
+# Where documents begin in the files that say so, by their place in the list of files.
+Starts = dict[int, NDArray[np.int64]]
+
+
+def open_token_files(files: list[SourceFile], data: DataSpec, faults: list[str]) -> tuple[list[TokenSpan], Starts]:
+    """One span a file, without reading the ids, and what indices say of their documents."""
+    spans: list[TokenSpan] = []
+    starts: Starts = {}
+    for number, file in enumerate(files):
+        try:
+            if file.format == "megatron":
+                _check_written(file)
+                index = read_index(index_of(file.path), file.size_bytes)
+                spans.append(TokenSpan(file.path, index.dtype, 0, index.num_tokens))
+                starts[number] = index.starts
+            elif file.path.suffix.lower() == ".npy":
+                spans.append(_open_npy(file))
+            else:
+                spans.append(_open_bin(file, data.token_dtype))
+        except OSError as error:
+            faults.append(f"{file.path} can't be read: {error.strerror or error}; check its permissions")
+        except ValueError as error:
+            faults.append(str(error))
+    return spans, starts
+
+
+def _open_bin(file: SourceFile, dtype: str) -> TokenSpan:
+    """Little-endian ids and nothing else. Raises OSError, or ValueError with the fault."""
+    _check_written(file)
+    item_bytes = np.dtype(dtype).itemsize
+    if file.size_bytes % item_bytes:
+        raise ValueError(
+            f"{file.path} has {file.size_bytes} bytes, which is no whole number of {dtype} ids "
+            f"({file.size_bytes} = {file.size_bytes // item_bytes} x {item_bytes} + "
+            f"{file.size_bytes % item_bytes}); set data.token_dtype to what it was written with"
+        )
+    return TokenSpan(file.path, np.dtype(dtype).newbyteorder("<").str, 0, file.size_bytes // item_bytes)
+
+
+def _open_npy(file: SourceFile) -> TokenSpan:
+    """A one-dimensional array of integers. Raises OSError, or ValueError with the fault."""
+    _check_written(file)
+    try:
+        array = np.lib.format.open_memmap(file.path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # a header is Python's syntax, read by its tokenizer, which raises errors of its own
+        raise ValueError(f"{file.path} is a broken .npy file: {error}; save it again with numpy.save") from None
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise ValueError(
+            f"{file.path} is an array of {array.dtype} and shape {array.shape}, and token ids are integers "
+            f"in one dimension; save array.reshape(-1).astype('uint32')"
+        )
+    return TokenSpan(file.path, array.dtype.str, array.offset, len(array))
+
+
+def _check_written(file: SourceFile) -> None:
+    """Raises OSError if it can't be read, or ValueError if it is terabytes of what nobody wrote."""
+    with open_file(file.path) as stream:
+        holes = hole_bytes(stream)
+    if holes > _MOST_HOLES_BYTES and holes > file.size_bytes // 2:
+        raise ValueError(
+            f"{file.path} is a sparse file: of its {file.size_bytes:,} bytes {holes:,} were never written, and would "
+            "be read as tokens 0; write it again, to its end"
+        )
+
+
+def check_token_files(
+    spans: list[TokenSpan], said: Mapping[int, NDArray[np.int64]], data: DataSpec, vocab: int, cache: Path
+) -> tuple[list[TokenSpan], Summary]:
+    """Check every id of the files and find the documents, or trust what the cache says of them. `said` is what indices
+    say; `cache` is a path without an ending. Returns the spans, with where their documents begin. Raises PlanError."""
+    root = cache.absolute()
+    spans = [
+        replace(span, starts=root.with_name(f"{root.name}.{n}.starts.bin"))
+        if n in said or data.end_of_document >= 0
+        else span
+        for n, span in enumerate(spans)
+    ]
+    known = root.with_name(f"{root.name}.json")
+    summary = read_summary(known)
+    if summary and summary.largest_id < vocab and all(span.starts is None or span.starts.exists() for span in spans):
+        return spans, summary
+    faults: list[str] = []
+    starts: dict[Path, NDArray[np.int64]] = {}
+    counts = np.zeros(vocab, np.int64)
+    for number, span in enumerate(spans):
+        fault, found = _count_ids(span, vocab)
+        if fault:
+            faults.append(fault)
+            continue
+        counts += found
+        if span.starts is not None:
+            starts[span.starts] = said[number] if number in said else _find_starts(span, data.end_of_document)
+    if faults:
+        raise PlanError("data", faults)
+    dtypes = ", ".join(sorted({span.dtype for span in spans}))
+    num_documents = sum(map(len, starts.values())) + sum(span.starts is None for span in spans)
+    summary = make_summary(dtypes, num_documents, (num_tokens(spans), 0), counts)
+    save_summary(known, summary, starts)
+    return spans, summary
+
+
+def _find_starts(span: TokenSpan, end_of_document: int) -> NDArray[np.int64]:
+    """The first token, and each that follows an end."""
+    found, begin = [np.zeros(1, np.int64)], 1
+    for ids in span.chunks():
+        found.append(np.flatnonzero(ids == end_of_document) + begin)
+        begin += len(ids)
+    starts = np.concatenate(found)
+    return starts[starts < span.num_tokens]
+
+
+def _count_ids(span: TokenSpan, vocab: int) -> tuple[str, NDArray[np.int64]]:
+    """How often each id occurs, [vocab], or a fault if one is outside the vocabulary."""
+    counts = np.zeros(vocab, np.int64)
+    start, first, smallest, largest = 0, "", 0, 0
+    try:
+        for ids in span.chunks():
+            outside = np.flatnonzero((ids < 0) | (ids >= vocab))
+            if outside.size and not first:
+                first = f"token {start + int(outside[0])} is id {ids[outside[0]]}"
+            smallest, largest = min(smallest, int(ids.min())), max(largest, int(ids.max()))
+            start += len(ids)
+            if not first:
+                counts += np.bincount(ids, minlength=vocab)
+    except OSError as error:
+        return f"{span.path} can't be read: {error.strerror or error}; check its permissions", counts
+    if not first:
+        return "", counts
+    if smallest < 0:
+        way_out = "ids are never negative: set data.token_dtype to what the file was written with"
+    else:
+        way_out = f"use model.vocab = {largest + 1} or another tokenizer (or data.token_dtype is not the file's)"
+    return f"{span.path}: {first}, and model.vocab = {vocab} means ids 0 to {vocab - 1}; {way_out}", counts

@@ -1,0 +1,136 @@
+"""Documents to token files: text is collected, encoded in batches, and written in the order in which it came."""
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.train.data.chat_rows import Chat
+from shardwright.train.data.dropped_text import Dropped
+from shardwright.train.data.encoding import Encoded, Item, id_dtype
+from shardwright.train.data.encoding_pool import EncodingPool, HereAndNow
+from shardwright.train.data.progress import Progress
+from shardwright.train.data.tokenizer import Tokenizer
+
+_TEXT, _END, _END_OF_CHAT = range(3)
+
+
+@dataclass
+class _Batch:
+    """What is encoded together, and in which order it is written: of each item and each end of a document its side and
+    its kind."""
+
+    items: list[Item] = field(default_factory=list)
+    sides: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    num_characters: int = 0
+
+
+class TokenWriter:
+    """Appends the ids of documents to the file of their side (0 or 1), to that side's file of `starts` where its
+    documents begin, and to that of `answers` what is learned of chats."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, encoding: EncodingPool | HereAndNow, outputs: Sequence[BinaryIO],
+        starts: Sequence[BinaryIO], answers: Sequence[BinaryIO], progress: Progress,
+    ) -> None:  # fmt: skip
+        self.num_documents = self.num_answers = self.num_lost = 0
+        self.num_tokens = [0, 0]
+        self.counts = np.zeros(tokenizer.num_ids, np.int64)
+        self.dropped = Dropped()
+        self._end = np.array(tokenizer.end_of_text, id_dtype(tokenizer))
+        self._encoding, self._progress = encoding, progress
+        self._outputs, self._starts, self._answers = outputs, starts, answers
+        self._begins = [True, True]  # whether the next token of a side is a document's first
+        self._waiting: deque[tuple[_Batch, Future[Encoded]]] = deque()
+        self._batch = _Batch()
+
+    def drop(self) -> None:
+        """Forget the text that is not written yet."""
+        self._batch = _Batch()
+        self._waiting.clear()
+
+    def add(self, side: int, text: str) -> None:
+        """A piece of a document's text."""
+        self._add(side, text, len(text))
+
+    def add_chat(self, side: int, chat: Chat) -> None:
+        """A chat, which is a document."""
+        self._end_document(side, _END_OF_CHAT, chat)
+
+    def end_document(self, side: int) -> None:
+        """The text of a document is complete."""
+        self._end_document(side, _END)
+
+    def flush(self) -> None:
+        """Write what is collected. Raises OSError, or PlanError if it can't be encoded."""
+        self._submit()
+        while self._waiting:
+            self._write(*self._waiting.popleft())
+
+    def _end_document(self, side: int, kind: int, chat: Chat | None = None) -> None:
+        if chat is not None:
+            self._batch.items.append(chat)
+            self._batch.sides.append(side)
+            self._batch.kinds.append(_TEXT)
+            self._batch.num_characters += chat.num_characters
+        self._batch.sides.append(side)
+        self._batch.kinds.append(kind)
+        self.num_documents += 1
+        self._submit_full()
+
+    def _add(self, side: int, text: str, num_characters: int) -> None:
+        self._batch.items.append(text)
+        self._batch.sides.append(side)
+        self._batch.kinds.append(_TEXT)
+        self._batch.num_characters += num_characters
+        self._submit_full()
+
+    def _submit_full(self) -> None:
+        if self._batch.num_characters >= self._encoding.batch_characters:
+            self._submit()
+            while len(self._waiting) > self._encoding.num_ahead:
+                self._write(*self._waiting.popleft())
+
+    def _submit(self) -> None:
+        if self._batch.sides:
+            self._waiting.append((self._batch, self._encoding.submit(self._batch.items)))
+            self._batch = _Batch()
+
+    def _write(self, batch: _Batch, future: "Future[Encoded]") -> None:
+        encoded = future.result()
+        self.dropped.count(encoded.num_characters, encoded.num_dropped, encoded.example)
+        self.num_answers += encoded.num_answers
+        self.num_lost += encoded.num_lost
+        ids_of: tuple[list[NDArray[np.integer]], ...] = ([], [])
+        starts_of: tuple[list[int], ...] = ([], [])
+        answers_of: tuple[list[NDArray[np.int64]], ...] = ([], [])
+        ends, lengths, begin = list(self.num_tokens), iter(encoded.lengths.tolist()), 0
+        for side, kind in zip(batch.sides, batch.kinds, strict=True):
+            length = next(lengths) if kind == _TEXT else 0
+            ids = self._end if kind == _END else encoded.ids[begin : begin + length]
+            if self._begins[side] and len(ids):
+                starts_of[side].append(ends[side])
+                self._begins[side] = False
+            if kind == _TEXT:
+                if self._answers:
+                    first, last = np.searchsorted(encoded.answers[::2], [begin, begin + length])
+                    answers_of[side].append(encoded.answers[2 * first : 2 * last] + (ends[side] - begin))
+                begin += length
+            else:
+                self._begins[side] = True
+            ids_of[side].append(ids)
+            ends[side] += len(ids)
+        for side, parts in enumerate(ids_of):
+            ids = np.concatenate(parts) if parts else np.empty(0, self._end.dtype)
+            self._outputs[side].write(ids.tobytes())
+            self._starts[side].write(np.array(starts_of[side], "<i8").tobytes())
+            self.num_tokens[side] += len(ids)
+            self.counts += np.bincount(ids, minlength=len(self.counts))
+        for file, pairs in zip(self._answers, answers_of, strict=False):
+            file.write(np.concatenate([np.empty(0, "<i8"), *pairs]).astype("<i8").tobytes())
+        self._progress.step(sum(self.num_tokens))
