@@ -30,7 +30,7 @@ from shardwright.report.launch.launch_options import LaunchOptions, limit_text
 from shardwright.report.launch.save_time import save_time
 from shardwright.report.launch.seats import seats_of
 from shardwright.report.launch.slurm_script import slurm_name
-from shardwright.report.launch.yaml_text import yaml_text
+from shardwright.config.yaml_text import yaml_text
 
 LLAMA = ("llama3-405b-16k", "--set", "checkpoint.every_s=1800")
 TINY = ("quickstart", "--set", "cluster.devices_per_node=4", "--set", "cluster.nodes=2", "--set", "run.device=cpu")

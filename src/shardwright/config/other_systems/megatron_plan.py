@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.rows import Rule, Table, count, flag
+from shardwright.config.other_systems.rows import Rule, Table, count
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.plan import even_stages, layer_policies
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE
@@ -16,7 +16,6 @@ _LAYOUT = "pipeline-model-parallel-layout"
 _FSDP = ("use-megatron-fsdp", "use-custom-fsdp")
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _CP = {"p2p": "ring", "all_gather": "all-gather", "a2a": "ulysses"}
-_OUTSIDE = ("the degrees leave no whole number of replicas", "the ranks that the launcher starts")
 
 
 def _read_dp(theirs: Settings, ours: Flat) -> None:
@@ -63,7 +62,7 @@ def _read_pipeline(theirs: Settings, ours: Flat) -> None:
         stages = _around_the_middle(layers, pp, virtual, first, last)
     ours["plan.schedule"] = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
     ours["plan.virtual_stages"] = virtual if pp > 1 else 1
-    if stages and pp > 1 and stages != even_stages(layers, pp * virtual):
+    if stages and pp > 1 and (stages != even_stages(layers, pp * virtual) or 0 in stages):
         ours["plan.layout"] = stages
 
 
@@ -124,7 +123,10 @@ def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
 def _read_zero(theirs: Settings, ours: Flat) -> None:
     shards = theirs.flag("use-distributed-optimizer")
     strategy = theirs.one_of("data-parallel-sharding-strategy", _SHARDED, "optim_grads_params")
-    zero = int(shards)
+    zero = max(int(shards), theirs.count("zero-stage", 0))
+    if theirs.flag("deepspeed") and theirs.flag("bf16") and zero == 0 and theirs.has("zero-stage"):
+        zero = 1
+        theirs.note("DeepSpeed shards the optimizer's state with bf16 also at --zero-stage 0, so plan.zero is 1")
     if theirs.has(*_FSDP):
         zero = strategy
     if theirs.flag("use-torch-fsdp2"):
@@ -215,7 +217,7 @@ def _read_modules(modules: list[str], theirs: Settings, ours: Flat) -> None:
     if unknown:
         theirs.faults.append(f"--recompute-modules {' '.join(unknown)[:60]} can't be said here; these can: {', '.join(_MODULES)}")
     for name in ("shared_experts", "mla_up_proj"):
-        if name in modules and not (name == "mla_up_proj" and "core_attn" in modules) and "moe" not in modules[:0]:
+        if name in modules and not (name == "mla_up_proj" and "core_attn" in modules):
             theirs.lost.append(f"--recompute-modules {name}: no operator here is that part alone; it is kept")
     operators = set().union(*(_MODULES.get(name, set()) for name in modules))
     if operators:
@@ -269,6 +271,14 @@ def _modules_of(policy: frozenset[str], job: JobSpec) -> list[str]:
     return modules
 
 
+def _read_sequence(theirs: Settings, ours: Flat) -> None:
+    ours["plan.sequence_parallel"] = theirs.flag("sequence-parallel") and ours["plan.tp"] > 1
+
+
+def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs |= {"sequence-parallel": True} if job.plan.sequence_parallel and job.plan.tp > 1 else {}
+
+
 PLAN: Table = (
     count("tensor-model-parallel-size model-parallel-size", "plan.tp", always=True),
     count("pipeline-model-parallel-size", "plan.pp", always=True),
@@ -278,7 +288,7 @@ PLAN: Table = (
     Rule(("cp-comm-type",), _read_context, _write_context),
     count("expert-model-parallel-size", "plan.ep"),
     Rule(("expert-tensor-parallel-size",), _read_expert_tp, _write_expert_tp),
-    flag("sequence-parallel", "plan.sequence_parallel"),
+    Rule(("sequence-parallel",), _read_sequence, _write_sequence),
     Rule(("use-distributed-optimizer", *_FSDP), _read_zero, _write_zero),
     Rule(("use-tp-pp-dp-mapping",), _read_order, _write_order),
     Rule(("optimizer-cpu-offload",), _read_offload, _write_offload),

@@ -18,7 +18,7 @@ def _read_batch(theirs: Settings, ours: Flat) -> None:
     share = ours["plan.dp"] * ours["plan.microbatch_size"]
     size = theirs.count("global-batch-size", share)
     ramp = theirs.words("rampup-batch-size")
-    schedule = theirs.text("step-batch-size-schedule") if theirs.has("step-batch-size-schedule") else ""
+    schedule = " ".join(theirs.words("step-batch-size-schedule"))
     if schedule:
         ramp, size = _ramp_of(schedule, ours["model.sequence"], theirs, size)
     ours["batch.global_batch_size"] = size
@@ -28,6 +28,12 @@ def _read_batch(theirs: Settings, ours: Flat) -> None:
         start, increment, samples = (int(one) for one in ramp)
     except ValueError:
         theirs.faults.append(f"{theirs.said('rampup-batch-size')}: it should be three whole numbers")
+        return
+    if share and (start % share or increment % share) and size % share == 0:
+        theirs.lost.append(
+            f"the batch grows from {start} by {increment}, which {ours['plan.dp']} replicas x {ours['plan.microbatch_size']} "
+            "can't share; all steps have the full one here"
+        )
         return
     ours |= {"batch.ramp.start": start, "batch.ramp.increment": increment, "batch.ramp.samples": samples}
 
@@ -157,7 +163,9 @@ def _read_length(theirs: Settings, ours: Flat) -> None:
     ours |= {"optimizer.steps": total, "optimizer.warmup_steps": min(warmup, total)}
     if decay != total and ours["optimizer.schedule"] not in ("constant", "wsd"):
         theirs.lost.append(f"the learning rate falls until step {decay:,} there, and until the last of {total:,} here")
-    falling = theirs.count("lr-wsd-decay-iters", 0) or steps_of(batch, theirs.count("lr-wsd-decay-samples", 0))
+    falling = theirs.count("lr-wsd-decay-iters", 0)
+    if samples := min(theirs.count("lr-wsd-decay-samples", 0), 1 << 50):
+        falling = total - steps_of(batch, max(0, batch.samples_before(total) - samples))
     if ours["optimizer.schedule"] == "wsd" and falling:
         ours["optimizer.decay_share"] = min(1.0, falling / total)
 
@@ -169,7 +177,8 @@ def _write_length(job: JobSpec, theirs: dict[str, Any]) -> None:
         ends["lr-wsd-decay"] = round(optimizer.decay_share * optimizer.steps)
     for name, steps in ends.items():
         if batch.grows:
-            theirs[f"{name}-samples"] = batch.samples_before(steps) if name != "lr-wsd-decay" else steps * batch.global_batch_size
+            before = optimizer.steps - steps if name == "lr-wsd-decay" else 0
+            theirs[f"{name}-samples"] = batch.samples_before(steps + before) - batch.samples_before(before)
         else:
             theirs[f"{name}-iters"] = steps
 
@@ -189,6 +198,7 @@ def _read_rate(theirs: Settings, ours: Flat) -> None:
             theirs.lost.append(f"--lr-wsd-decay-style {shape[:60]}: the rate falls linearly here")
     theirs.lose("lr-warmup-init", "the warm-up begins at 0 here")
     theirs.lose("decoupled-lr", "embedding and head have the learning rate of all here")
+    theirs.ignore("decoupled-min-lr")
 
 
 def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.other_systems.shell_values import UNKNOWN
 
 Flat = dict[str, Any]  # fields of a job by their whole names: {"plan.tp": 8}
 
@@ -30,11 +31,12 @@ class Settings:
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    needed: list[str] = field(default_factory=list)  # whose values depend on what nobody has set
 
     def has(self, *names: str) -> bool:
         """Whether one of the names is there and says something."""
         self.asked.update(names)
-        return any(self.given.get(name) not in (None, False) for name in names)
+        return any(self.given.get(name) is not None and self.given[name] is not False for name in names)
 
     def raw(self, *names: str) -> Any:
         """The value as it stands; None where nothing is said."""
@@ -62,6 +64,8 @@ class Settings:
             return default
         if isinstance(value, bool):
             return value
+        if self._is_unknown(value, _names(names)):
+            return default
         text = str(value).lower()
         if text in ("true", "1", "yes", "false", "0", "no"):
             return text in ("true", "1", "yes")
@@ -84,6 +88,8 @@ class Settings:
     def one_of(self, names: str | Sequence[str], words: Mapping[str, Any], default: str) -> Any:
         """Our value for one of their words."""
         word = self.text(names, default)
+        if self._is_unknown(word, _names(names)):
+            word = default
         known = {key.lower(): value for key, value in words.items()}
         if word.lower() in known:
             return known[word.lower()]
@@ -114,7 +120,7 @@ class Settings:
 
     def unread(self) -> list[str]:
         """Names that nobody asked for and that say something."""
-        return [name for name, value in self.given.items() if name not in self.asked and value not in (None, [], {})]
+        return [name for name, value in self.given.items() if name not in self.asked and _says(value)]
 
     def _value_text(self, name: str) -> str:
         value = self.given.get(name)
@@ -126,6 +132,8 @@ class Settings:
     def _number(self, names: tuple[str, ...]) -> float | None:
         value = self.raw(*names)
         if value is None:
+            return None
+        if self._is_unknown(value, names):
             return None
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             found: float = value
@@ -141,12 +149,24 @@ class Settings:
             return None
         return found
 
+    def _is_unknown(self, value: Any, names: tuple[str, ...]) -> bool:
+        """Whether a value that matters depends on what nobody has set, which is told then."""
+        if not isinstance(value, (str, list)) or not UNKNOWN.search(str(value)):
+            return False
+        self.needed.append(next(name for name in names if self.given.get(name) is not None))
+        return True
+
     def _wrong(self, names: tuple[str, ...], wanted: str, default: Any) -> Any:
         name = next(name for name in names if self.given.get(name) is not None)
         fault = f"{self.said(name)}: it should be {wanted}"
         if fault not in self.faults:
             self.faults.append(fault)
         return default
+
+
+def _says(value: Any) -> bool:
+    """Whether a value may mean something: null, false and nothing mean that it is absent."""
+    return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -279,7 +279,7 @@ class _Run:
         return True
 
     def _command(self, line: int, words: list[str], script: Script) -> bool | None:
-        name = PurePath(words[0]).name
+        name = PurePath(words[0]).name or words[0]
         if name in ("[", "[[", "test"):
             return is_true([word for word in words[1:] if word not in ("]", "]]")], script.variables)
         if name in ("exit", "return"):

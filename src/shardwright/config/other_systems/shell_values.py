@@ -15,13 +15,14 @@ Value = str | list[str]
 
 _OPEN, _CLOSE = "\ue000", "\ue001"  # of a mark; private characters, which no script has a use for
 UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+_ODD = re.compile(r"[^A-Za-z0-9_@*#?$!-]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
 _MOST_TEXT, _MOST_DEEP = 1 << 20, 12
 
 
 def mark(name: str) -> str:
-    """The text of what is not known."""
-    return f"{_OPEN}{name[:80]}{_CLOSE}"
+    """The text of what is not known. It is one word for every shell that reads it again."""
+    return f"{_OPEN}{_ODD.sub('_', name[:80])}{_CLOSE}"
 
 
 def unknown_names(text: str) -> list[str]:
