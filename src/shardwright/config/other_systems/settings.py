@@ -74,9 +74,9 @@ class Settings:
     def text(self, names: str | Sequence[str], default: str = "") -> str:
         """A word."""
         value = self.raw(*_names(names))
-        if value is None or isinstance(value, (list, dict, bool)):
+        if value is None or isinstance(value, (list, dict)):
             return default if value is None else self._wrong(_names(names), "one word", default)
-        return str(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     def words(self, names: str | Sequence[str]) -> list[str]:
         """Several words; empty where nothing is said."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError, printable
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems import megatron, nemo, torchtitan
+from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan
 from shardwright.config.other_systems.imported import Asked, Imported, Told, imported
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.units import MIB
@@ -37,6 +37,7 @@ _TITAN_HAS = {
     "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"), "zero": (0, 2, 3),
     "offload_activations": (False,),
 }  # fmt: skip
+_PLAIN = {"schedule": ("1f1b",), "offload_activations": (False,), "sequence_parallel": (False,)}
 
 SYSTEMS = {
     one.name: one
@@ -47,6 +48,10 @@ SYSTEMS = {
                nemo.settings_of, _MEGATRON_HAS),
         System("torchtitan", "torchtitan", "a TOML file", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
                _TITAN_HAS),
+        System("deepspeed", "DeepSpeed", "ds_config.json with config.json, and a launch script", "", deepspeed.read,
+               deepspeed.write, deepspeed.settings_of, _PLAIN),
+        System("accelerate", "Accelerate", "its YAML with config.json, and a launch script", "", accelerate.read,
+               accelerate.write, accelerate.settings_of, _PLAIN),
     )
 }  # fmt: skip
 

@@ -248,6 +248,16 @@ def _read_sequence(theirs: Settings, ours: Flat) -> None:
     ours["plan.sequence_parallel"] = ours["plan.tp"] > 1 and theirs.flag(_P + "enable_sequence_parallel", True)
 
 
+def _read_context(theirs: Settings, ours: Flat) -> None:
+    names = _old("context_parallel_rotate_method").split()
+    ours["plan.cp_method"] = theirs.one_of(names, {"allgather": "all-gather", "alltoall": "ring"}, "allgather")
+
+
+def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
+    if job.plan.cp > 1:
+        theirs[_P + "context_parallel_rotate_method"] = "alltoall" if job.plan.cp_method == "ring" else "allgather"
+
+
 def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
     """Leave out what is so without a word."""
 
@@ -256,7 +266,7 @@ TABLE: Table = (
     count(_old("tensor_parallel_degree"), "plan.tp", always=True),
     count(_old("pipeline_parallel_degree"), "plan.pp", always=True),
     count(_old("context_parallel_degree"), "plan.cp"),
-    word(_old("context_parallel_rotate_method"), "plan.cp_method", {"allgather": "all-gather", "alltoall": "ring"}, "allgather"),
+    Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
     Rule((), _read_sequence, _nothing),
     Rule((_P + "pipeline_parallel_schedule",), _read_pipeline, _write_pipeline),
