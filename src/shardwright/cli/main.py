@@ -111,7 +111,17 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
 
 
 checkpoint.add_command(export)
-for command in (train, generate, launch, checkpoint, import_job, export_job, *draw.COMMANDS, *predict.COMMANDS, *calibrate.COMMANDS):
+for command in (
+    train,
+    generate,
+    launch,
+    checkpoint,
+    import_job,
+    export_job,
+    *draw.COMMANDS,
+    *predict.COMMANDS,
+    *calibrate.COMMANDS,
+):
     cli.add_command(command)
 
 

@@ -229,7 +229,8 @@ def plan(
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     told = changes(system, given.own, advice, as_json) if system and given.own and not given.own_faults else ""
     if as_json:
-        click.echo(json.dumps(plan_dicts(advice) | ({"as_given": told} if told else {})))
+        plans = plan_dicts(advice)
+        click.echo(json.dumps({"as_given": told or None, "plans": plans} if system else plans))
     else:
         click.echo("\n\n".join(filter(None, (str(told), recommendation_text(advice), plans_text(advice)))))
     if advice.recommendation is None:

@@ -17,7 +17,7 @@ _TOLD = 1.005  # times faster, from which a plan is worth a line
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """One setting: its name, the value before and after; None is not there."""
 
     name: str
@@ -31,18 +31,18 @@ class Faster:
 
     priced: PricedPlan
     times: float
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
 
 
-def changes_of(system: System, before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
+def changes_of(system: System, before: JobSpec, after: JobSpec) -> tuple[SettingChange, ...]:
     """Settings that make another job of one."""
     old, new = system.settings(before), system.settings(after)
     names = dict.fromkeys([*old, *new])
-    return tuple(Change(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
+    return tuple(SettingChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
 
 
 def faster_plans(system: System, own: PricedPlan, advice: Advice) -> list[Faster]:
-    """Of the plans that a search found those that the system has and that are faster, fastest first."""
+    """Plans of a search that the system has and that are faster than the job's own, fastest first."""
     found: list[Faster] = []
     for plan in advice.plans:
         times = float(own.time.total / own.job.tokens_per_step * plan.job.tokens_per_step / plan.time.total)
@@ -60,8 +60,8 @@ def changes_text(system: System, own: PricedPlan, found: list[Faster]) -> str:
     """What the job takes, and what would be faster, for reading."""
     memory = memory_text(int(own.memory.process))
     lines = [
-        f"As it stands, {system.title} takes {seconds_text(float(own.time.total))} for a step at {memory} of a device's "
-        f"memory{'' if own.fits else ', which does not fit'}."
+        f"As it stands, {system.title} takes {seconds_text(float(own.time.total))} for a step at {memory} of a "
+        f"device's memory{'' if own.fits else ', which does not fit'}."
     ]
     if not found:
         return lines[0] + f" No plan that {system.title} has and that was found is faster."
@@ -94,7 +94,7 @@ def _times(times: float) -> str:
     return f"{times:.2f} times as fast" if times >= 1 else f"{times:.2f} times as fast, and it fits"
 
 
-def _line(prefix: str, change: Change) -> str:
+def _line(prefix: str, change: SettingChange) -> str:
     name = f"{prefix}{change.name}"
     if change.before is None:
         return f"+ {name}{_after(change.after, prefix)}"

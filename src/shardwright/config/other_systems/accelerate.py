@@ -6,6 +6,7 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import deepspeed
 from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.rows import Rule, Table, write_table
 from shardwright.config.other_systems.script_text import nodes_of
@@ -13,7 +14,12 @@ from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.training_arguments import OPTIONS, model_file, read_model, read_parts
 from shardwright.config.yaml_text import yaml_text
 
-_P, _F, _M, _D = "parallelism_config.parallelism_config_", "fsdp_config.fsdp_", "megatron_lm_config.megatron_lm_", "deepspeed_config."
+_P, _F, _M, _D = (
+    "parallelism_config.parallelism_config_",
+    "fsdp_config.fsdp_",
+    "megatron_lm_config.megatron_lm_",
+    "deepspeed_config.",
+)
 _SHARDED = {"FULL_SHARD": 3, "1": 3, "SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0, "HYBRID_SHARD": 3, "4": 3,
             "HYBRID_SHARD_ZERO2": 2, "5": 2}  # fmt: skip
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
@@ -68,16 +74,22 @@ def _read_zero(theirs: Settings, ours: Flat) -> None:
     elif kind == "FSDP":
         _read_fsdp(theirs, ours)
     elif kind not in ("NO", "MULTI_GPU"):
-        theirs.faults.append(f"distributed_type = {kind[:40]} can't be said here; NO, MULTI_GPU, FSDP, DEEPSPEED and MEGATRON_LM can")
+        theirs.faults.append(
+            f"distributed_type = {kind[:40]} can't be said here; NO, MULTI_GPU, FSDP, DEEPSPEED and MEGATRON_LM can"
+        )
 
 
 def _read_fsdp(theirs: Settings, ours: Flat) -> None:
     strategy = theirs.text(_F + "sharding_strategy", "FULL_SHARD").upper()
     if strategy not in _SHARDED:
-        theirs.faults.append(f"fsdp_config.fsdp_sharding_strategy = {strategy[:40]} can't be said here; these can: {', '.join(_SHARDED)}")
+        theirs.faults.append(
+            f"fsdp_config.fsdp_sharding_strategy = {strategy[:40]} can't be said here; these can: {', '.join(_SHARDED)}"
+        )
     zero = _SHARDED.get(strategy, 3)
     whole = theirs.text(_F + "reshard_after_forward", "").lower()
-    if theirs.count(_F + "version", 1) == 2 or (whole in ("true", "false") and not theirs.has(_F + "sharding_strategy")):
+    if theirs.count(_F + "version", 1) == 2 or (
+        whole in ("true", "false") and not theirs.has(_F + "sharding_strategy")
+    ):
         zero = 2 if whole == "false" else 3
     if whole.upper() in _SHARDED and not theirs.has(_F + "sharding_strategy"):
         zero = _SHARDED[whole.upper()]
@@ -120,15 +132,17 @@ def _read_batch(theirs: Settings, ours: Flat) -> None:
     deepspeed.read_batch(renamed, ours)
     for name in ("faults", "notes", "needed"):
         getattr(theirs, name).extend(getattr(renamed, name))
-    theirs.ignore("--per_device_train_batch_size", "--gradient_accumulation_steps", "num_processes", _M + "num_micro_batches",
-                  _D + "gradient_accumulation_steps", "gradient_accumulation_steps")  # fmt: skip
+    times = "gradient_accumulation_steps"
+    theirs.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
+    theirs.ignore(times, f"--{times}", _D + times)
 
 
 def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
     """Settings under the names that DeepSpeed has for them."""
     found = dict(given)
     names = {
-        "zero_stage": "zero_optimization.stage", "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+        "zero_stage": "zero_optimization.stage",
+        "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
         "offload_param_device": "zero_optimization.offload_param.device", "gradient_clipping": "gradient_clipping",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
     }  # fmt: skip
@@ -143,11 +157,13 @@ def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
 def _read_numbers(theirs: Settings, ours: Flat) -> None:
     numbers = {"no": "float32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
     ours["precision.compute"] = theirs.one_of(("--mixed_precision", "mixed_precision"), numbers, "no")
-    if theirs.flag("--bf16") and ours["precision.compute"] == "float32":
+    if theirs.flag(("--bf16", "bf16.enabled")) and ours["precision.compute"] == "float32":
         ours["precision.compute"] = "bf16"
     if "fp8" in (theirs.given.get("mixed_precision"), theirs.given.get("--mixed_precision")):
         ours["precision.float8"] = "delayed"
-        theirs.note("mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)")
+        theirs.note(
+            "mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)"
+        )
     ours["precision.gradients"] = "float32"
 
 
@@ -173,7 +189,9 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
 
 def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
     plan = job.plan
-    is_attention = plan.recompute == "selective" and plan.recompute_operators == ["attention"] and plan.recompute_every == 1
+    is_attention = (
+        plan.recompute == "selective" and plan.recompute_operators == ["attention"] and plan.recompute_every == 1
+    )
     theirs |= {_M + "recompute_activations": True} if _is_megatron(job) and is_attention else {}
 
 
@@ -191,11 +209,6 @@ TABLE: Table = (
     Rule((_M + "recompute_activations",), _read_recompute, _write_recompute),
     *OPTIONS,
 )
-_WITHOUT = (
-    "compute_environment", "debug", "downcast_bf16", "machine_rank", "main_", "rdzv_", "same_network", "tpu_", "use_cpu",
-    "gpu_ids", "enable_cpu", "dynamo_config", "mpirun", "command", "fp8_config", _F, "num_machines", _D, "parallelism_config.",
-    _M, "use_deepspeed", "fsdp_config", "deepspeed_config", "megatron_lm_config", "mixed_precision",
-)  # fmt: skip
 
 
 def _is_own(data: dict[str, Any]) -> bool:
@@ -220,9 +233,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     settings.ignore(deepspeed.WORLD)
     settings.note("priced as fsdp-2024 software (--as NAME for another)")
     told = bool(processes) and not asked.cluster.devices and processes % machines == 0
-    without = {
-        name: "what Accelerate and the program do beside" for name in given if name.startswith(_WITHOUT) or deepspeed.is_without(name)
-    }
+    without = subjects(given, "accelerate", "deepspeed", "options")
     return Told(fields, settings, "fsdp-2024", machines if told else 0, processes // machines if told else 0, without)
 
 
@@ -235,8 +246,9 @@ def write(job: JobSpec) -> dict[str, str]:
     """A launch script, Accelerate's configuration, and the model's, by their names."""
     flat, (nodes, each) = settings_of(job), nodes_of(job)
     own = {name: value for name, value in flat.items() if not name.startswith("--")}
-    own = {"compute_environment": "LOCAL_MACHINE", "debug": False, "num_machines": nodes, "num_processes": nodes * each,
-           "machine_rank": 0, "main_training_function": "main", "rdzv_backend": "static", "use_cpu": False} | own  # fmt: skip
+    fixed = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "use_cpu": False}
+    fixed |= {"main_training_function": "main", "rdzv_backend": "static"}
+    own = fixed | {"num_machines": nodes, "num_processes": nodes * each} | own
     launcher = "accelerate launch --config_file accelerate.yaml"
     return {
         "run.sh": deepspeed.launch_text(job, flat, launcher, "Accelerate", []),

@@ -6,14 +6,13 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.rows import Rule, Table, count, write_table
 from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.training_arguments import (
     OPTIONS,
-    PROGRAM,
-    is_without_effect,
     model_file,
     option_lines,
     read_model,
@@ -23,8 +22,20 @@ from shardwright.config.other_systems.training_arguments import (
 WORLD = "world_size"
 _ZERO = "zero_optimization."
 _MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
-_OWN = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "zero_allow_untested_optimizer",
-        "gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler", "steps_per_print"}  # fmt: skip
+_OWN = frozenset(
+    [
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "zero_optimization",
+        "bf16",
+        "fp16",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "optimizer",
+        "scheduler",
+        "steps_per_print",
+    ]
+)
 
 
 def read_batch(theirs: Settings, ours: Flat) -> None:
@@ -71,9 +82,16 @@ def read_zero(theirs: Settings, ours: Flat) -> None:
         ours["plan.offload_optimizer"] = theirs.number(_ZERO + "offload_optimizer.ratio", 1.0)
     if theirs.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
         ours["plan.offload_parameters"] = True
-    if "nvme" in (theirs.given.get(_ZERO + "offload_optimizer.device"), theirs.given.get(_ZERO + "offload_param.device")):
+    if "nvme" in (
+        theirs.given.get(_ZERO + "offload_optimizer.device"),
+        theirs.given.get(_ZERO + "offload_param.device"),
+    ):
         theirs.lost.append("what is offloaded to NVMe there is in host memory here")
-    ours["plan.zero_ranks"] = max(0, theirs.count(_ZERO + "mics_shard_size", 0)) if stage == 3 and theirs.has(_ZERO + "mics_shard_size") else 0
+    ours["plan.zero_ranks"] = (
+        max(0, theirs.count(_ZERO + "mics_shard_size", 0))
+        if stage == 3 and theirs.has(_ZERO + "mics_shard_size")
+        else 0
+    )
     theirs.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
         if theirs.flag(_ZERO + name):
@@ -151,7 +169,10 @@ def _write_clip(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 def _write_options(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs |= {"--per_device_train_batch_size": job.plan.microbatch_size, "--gradient_accumulation_steps": job.num_microbatches}
+    theirs |= {
+        "--per_device_train_batch_size": job.plan.microbatch_size,
+        "--gradient_accumulation_steps": job.num_microbatches,
+    }
 
 
 def _nothing(theirs: Settings, ours: Flat) -> None:
@@ -168,38 +189,11 @@ TABLE: Table = (
     Rule(("--per_device_train_batch_size",), _nothing, _write_options),
     *OPTIONS,
 )
-_WITHOUT = (
-    "steps_per_print", "wall_clock_breakdown", "zero_allow_untested", "activation_checkpointing.", "flops_profiler", "aio.",
-    "tensorboard", "wandb", "csv_monitor", "comms_logger", "checkpoint", "dump_state", "zero_force_ds", "elasticity",
-    "data_efficiency", "prescale_gradients", "gradient_predivide", "sparse_gradients", "amp", "fp16.", "bf16.", "seq_parallel_",
-    "optimizer.", "scheduler.", "pipeline.", "timers", "logging", "load_universal", "use_data_before", "memory_breakdown",
-    "communication_data_type", "autotuning", "dataloader_drop", "comms_", "nebula", "compile", "profile", "zero_optimization.",
-    "tensor_parallel.", "gradient_",
-)  # fmt: skip
-_IN_ZERO = {
-    "overlap_comm", "contiguous_gradients", "reduce_bucket_size", "allgather_bucket_size", "sub_group_size", "reduce_scatter",
-    "allgather_partitions", "round_robin_gradients", "use_all_reduce_for_fetch_params", "memory_efficient_linear",
-    "ignore_unused_parameters", "elastic_checkpoint", "legacy_stage1", "load_from_fp32_weights", "mics_hierarchical_params_gather",
-    "cpu_offload_use_pin_memory", "override_module_apply", "log_trace_cache_warnings", "find_unused_parameters",
-}  # fmt: skip
 
 
 def is_own(data: dict[str, Any]) -> bool:
     """Whether keys are of a configuration of DeepSpeed's."""
     return bool(_OWN & data.keys())
-
-
-def is_without(name: str) -> bool:
-    """Whether a setting says nothing of the plan."""
-    if name.startswith(_ZERO):
-        key = name.split(".")[1]
-        return key in _IN_ZERO or key.startswith(("stage3_", "offload_"))
-    return name.startswith(_WITHOUT) or is_without_effect(name) or name in _LAUNCHER
-
-
-_LAUNCHER = {f"--{name}" for name in ("num_nodes", "num_gpus", "hostfile", "master_addr", "master_port", "include", "exclude",
-             "node_rank", "no_ssh", "nnodes", "nproc_per_node", "launcher", "force_multi", "module", "machine_rank",
-             "num_machines", "num_processes", "main_process_ip", "main_process_port", "use_deepspeed", "mixed_precision")}  # fmt: skip
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
@@ -213,8 +207,10 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     for row in TABLE:
         row.read(settings, fields)
     settings.ignore(WORLD)
-    settings.note("priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)")
-    without = {name: "what DeepSpeed and the program do beside" for name in given if is_without(name)}
+    settings.note(
+        "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
+    )
+    without = subjects(given, "deepspeed", "options")
     return Told(fields, settings, "fsdp-2024", nodes, each, without)
 
 
@@ -238,6 +234,14 @@ def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: st
     """The script that starts the program."""
     nodes, each = nodes_of(job)
     how = f"deepspeed --num_nodes {nodes} --num_gpus {each}" if launcher == "deepspeed" else launcher
-    lines = [*first, "--config_name config.json", "--dataset_name wikitext", "--output_dir out", "--do_train", *option_lines(options)]
+    lines = [
+        *first,
+        "--config_name config.json",
+        "--dataset_name wikitext",
+        "--output_dir out",
+        "--do_train",
+        *option_lines(options),
+    ]
     words = " \\\n".join(f"    {line}" for line in lines)
-    return f"#!/bin/bash\n# {' '.join(job.name.split())}, for {system}, written by shardwright.\nset -euo pipefail\n\n{how} {PROGRAM} \\\n{words}\n"
+    heading = f"#!/bin/bash\n# {' '.join(job.name.split())}, for {system}, written by shardwright.\n"
+    return f"{heading}set -euo pipefail\n\n{how} {program('options')} \\\n{words}\n"

@@ -5,9 +5,10 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.launcher import Launched, launched
 from shardwright.config.other_systems.megatron_experts import EXPERTS, FURTHER
-from shardwright.config.other_systems.megatron_flags import flag_words, subject_of
+from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
 from shardwright.config.other_systems.megatron_plan import PLAN, WORLD
 from shardwright.config.other_systems.megatron_training import TRAINING
@@ -38,7 +39,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     settings.note(f"priced as {software} software, by its flags (--as NAME for another)")
     return Told(
         fields, settings, software, command.nodes if is_whole else 0, command.each,
-        {name: subject_of(name) for name in given},
+        subjects(given, "megatron"),
     )  # fmt: skip
 
 
@@ -65,7 +66,9 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     if settings.count("mtp-num-layers", 0):
         tables.append(FURTHER)
     if "model.vocab" in asked.fields:
-        settings.ignore("vocab-size", "make-vocab-size-divisible-by", "padded-vocab-size", "tokenizer-type", "tokenizer-model")
+        settings.ignore(
+            "vocab-size", "make-vocab-size-divisible-by", "padded-vocab-size", "tokenizer-type", "tokenizer-model"
+        )
     for row in [row for table in (*tables, TRAINING) for row in table]:
         if "vocab-size" in getattr(row, "names", ()) and "model.vocab" in asked.fields:
             continue
@@ -107,5 +110,5 @@ def write(job: JobSpec) -> dict[str, str]:
         sections["PARALLEL"] += ["--overlap-grad-reduce", "--overlap-param-gather"]
     sections["DATA"] = ["--mock-data", "--split 99,1,0"]
     exports = {} if is_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    text = script_text(job, "Megatron-LM", "pretrain_gpt.py", sections, exports)
+    text = script_text(job, "Megatron-LM", program("megatron"), sections, exports)
     return {"run.sh": text}

@@ -9,8 +9,8 @@ from shardwright.config.other_systems.rows import Rule, Table, count, number, wo
 from shardwright.config.other_systems.settings import Flat, Settings
 
 _AUX = {
-    "aux_loss": ("switch", "microbatch"), "seq_aux_loss": ("switch", "sequence"), "global_aux_loss": ("switch", "global"),
-    "none": ("none", "microbatch"),
+    "aux_loss": ("switch", "microbatch"), "seq_aux_loss": ("switch", "sequence"),
+    "global_aux_loss": ("switch", "global"), "none": ("none", "microbatch"),
 }  # fmt: skip
 _DROPS = {"probs": "drop-probability", "position": "drop-position"}
 _TO_EXPERTS = {"alltoall": "direct", "allgather": "direct", "alltoall_seq": "direct", "flex": "node-aware"}
@@ -35,7 +35,9 @@ def _read_layers(theirs: Settings, ours: Flat) -> None:
                 return
         if every > 64:
             break
-    theirs.faults.append(f"--moe-layer-freq {text[:60]}: layers with experts follow no rule of ours (first_dense, every)")
+    theirs.faults.append(
+        f"--moe-layer-freq {text[:60]}: layers with experts follow no rule of ours (first_dense, every)"
+    )
 
 
 def _pattern(text: str, layers: int) -> list[bool] | None:

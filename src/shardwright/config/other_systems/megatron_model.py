@@ -40,7 +40,9 @@ def _read_vocab(theirs: Settings, ours: Flat) -> None:
     multiple = max(1, unit * ours["plan.tp"])
     ours["model.vocab"] = -(-tokens // multiple) * multiple
     if ours["model.vocab"] != tokens:
-        theirs.note(f"{tokens:,} tokens are padded to {ours['model.vocab']:,}, a multiple of {unit} x {ours['plan.tp']}")
+        theirs.note(
+            f"{tokens:,} tokens are padded to {ours['model.vocab']:,}, a multiple of {unit} x {ours['plan.tp']}"
+        )
 
 
 def _write_vocab(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -75,7 +77,11 @@ def _write_widths(job: JobSpec, theirs: dict[str, Any]) -> None:
     if model.is_latent:
         latent = model.latent
         theirs |= {"multi-latent-attention": True, "qk-layernorm": True, "kv-lora-rank": latent.kv_rank}
-        theirs |= {"qk-head-dim": latent.nope_dim, "qk-pos-emb-head-dim": latent.rope_dim, "v-head-dim": latent.value_dim}
+        theirs |= {
+            "qk-head-dim": latent.nope_dim,
+            "qk-pos-emb-head-dim": latent.rope_dim,
+            "v-head-dim": latent.value_dim,
+        }
         theirs |= {"q-lora-rank": latent.q_rank} if latent.q_rank else {}
         return
     if model.num_kv_heads != model.heads:

@@ -23,7 +23,9 @@ def _read_dp(theirs: Settings, ours: Flat) -> None:
     world = theirs.count(WORLD, 0)
     ours["plan.dp"] = max(1, world // max(1, shared))
     if world == 0:
-        theirs.note(f"nothing says how many GPUs there are, so one replica is taken: {shared} GPUs (--devices N for more)")
+        theirs.note(
+            f"nothing says how many GPUs there are, so one replica is taken: {shared} GPUs (--devices N for more)"
+        )
     elif shared and world % shared:
         cp = f" x context {ours['plan.cp']}" if ours["plan.cp"] > 1 else ""
         theirs.faults.append(
@@ -215,7 +217,9 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
 def _read_modules(modules: list[str], theirs: Settings, ours: Flat) -> None:
     unknown = [name for name in modules if name not in _MODULES]
     if unknown:
-        theirs.faults.append(f"--recompute-modules {' '.join(unknown)[:60]} can't be said here; these can: {', '.join(_MODULES)}")
+        theirs.faults.append(
+            f"--recompute-modules {' '.join(unknown)[:60]} can't be said here; these can: {', '.join(_MODULES)}"
+        )
     for name in ("shared_experts", "mla_up_proj"):
         if name in modules and not (name == "mla_up_proj" and "core_attn" in modules):
             theirs.lost.append(f"--recompute-modules {name}: no operator here is that part alone; it is kept")
@@ -230,14 +234,20 @@ def _read_full(method: str, number: int, theirs: Settings, ours: Flat) -> None:
     stages = ours.get("plan.layout") or even_stages(layers, max(1, ours["plan.pp"] * ours["plan.virtual_stages"]))
     if method == "block":
         kept = [["layer"] if place < number else [] for count in stages for place in range(count)]
-        ours |= {"plan.recompute": "layers", "plan.recompute_layers": kept} if number < max(stages) else {"plan.recompute": "full"}
+        ours |= (
+            {"plan.recompute": "layers", "plan.recompute_layers": kept}
+            if number < max(stages)
+            else {"plan.recompute": "full"}
+        )
     elif number <= 1:
         ours["plan.recompute"] = "full"
     elif set(stages) == {number}:
         ours["plan.recompute"] = "stage"
     else:
         ours["plan.recompute"] = "full"
-        theirs.lost.append(f"--recompute-num-layers {number}: layers are computed again one by one here, not {number} at once")
+        theirs.lost.append(
+            f"--recompute-num-layers {number}: layers are computed again one by one here, not {number} at once"
+        )
 
 
 def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Megatron-LM's flags for the batch, the number types, and the optimizer with its learning rate."""
 
+from itertools import pairwise
 from typing import Any
 
 from shardwright.config.batch import BatchSpec
@@ -9,7 +10,13 @@ from shardwright.config.other_systems.settings import Flat, Settings
 
 _NUMBERS = {"fp32": "float32", "bf16": "bf16"}
 _FLOAT8 = {"delayed": "delayed", "tensorwise": "tensorwise", "blockwise": "blockwise"}
-_STYLES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "inverse-square-root": "inverse-sqrt", "wsd": "wsd"}
+_STYLES = {
+    "constant": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "inverse-square-root": "inverse-sqrt",
+    "wsd": "wsd",
+}
 _DECAYS = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon", "dist_muon": "muon"}
 
@@ -31,8 +38,8 @@ def _read_batch(theirs: Settings, ours: Flat) -> None:
         return
     if share and (start % share or increment % share) and size % share == 0:
         theirs.lost.append(
-            f"the batch grows from {start} by {increment}, which {ours['plan.dp']} replicas x {ours['plan.microbatch_size']} "
-            "can't share; all steps have the full one here"
+            f"the batch grows from {start} by {increment}, which {ours['plan.dp']} replicas x "
+            f"{ours['plan.microbatch_size']} can't share; all steps have the full one here"
         )
         return
     ours |= {"batch.ramp.start": start, "batch.ramp.increment": increment, "batch.ramp.samples": samples}
@@ -49,14 +56,18 @@ def _ramp_of(text: str, sequence: int, theirs: Settings, size: int) -> tuple[lis
         scale = _SCALES.get(tokens[-1:].upper(), 1.0)
         number = tokens[:-1] if scale > 1 else tokens
         if not (number.replace(".", "", 1).isdigit() and batch.isdigit() and len(number) < 20):
-            theirs.faults.append(f"--step-batch-size-schedule {text[:60]}: it should be TOKENS:BATCH with blanks between")
+            theirs.faults.append(
+                f"--step-batch-size-schedule {text[:60]}: it should be TOKENS:BATCH with blanks between"
+            )
             return [], size
         pairs.append((float(number) * scale, int(batch)))
     if len(pairs) < 2 or sequence == 0:
         return [], pairs[0][1] if pairs else size
-    steps = {(round(b[0] - a[0], 3), b[1] - a[1]) for a, b in zip(pairs, pairs[1:], strict=False)}
+    steps = {(round(b[0] - a[0], 3), b[1] - a[1]) for a, b in pairwise(pairs)}
     if len(steps) > 1 or pairs[0][0] or min(step[1] for step in steps) <= 0:
-        theirs.lost.append(f"--step-batch-size-schedule {text[:60]}: its steps are not equal; all have the last batch here")
+        theirs.lost.append(
+            f"--step-batch-size-schedule {text[:60]}: its steps are not equal; all have the last batch here"
+        )
         return [], pairs[-1][1]
     ((_, increment),) = steps
     return [str(pairs[0][1]), str(increment), str(round(pairs[-1][0] / sequence))], pairs[-1][1]
@@ -98,7 +109,10 @@ def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
         theirs |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
     if precision.compute == "fp16" and precision.loss_scale:
         if precision.loss_scale_growth_steps:
-            theirs |= {"initial-loss-scale": precision.loss_scale, "loss-scale-window": precision.loss_scale_growth_steps}
+            theirs |= {
+                "initial-loss-scale": precision.loss_scale,
+                "loss-scale-window": precision.loss_scale_growth_steps,
+            }
         else:
             theirs["loss-scale"] = precision.loss_scale
 
@@ -108,7 +122,10 @@ def _read_float8(theirs: Settings, ours: Flat) -> None:
         theirs.ignore("fp8-recipe", "fp8-amax-history-len", "no-fp8-wgrad", "disable-fp8-wgrad")
         return
     recipe = theirs.one_of("fp8-recipe", _FLOAT8, "delayed")
-    ours |= {"precision.float8": recipe, "precision.float8_weight_gradients": not theirs.flag(("no-fp8-wgrad", "disable-fp8-wgrad"))}
+    ours |= {
+        "precision.float8": recipe,
+        "precision.float8_weight_gradients": not theirs.flag(("no-fp8-wgrad", "disable-fp8-wgrad")),
+    }
     history = theirs.count("fp8-amax-history-len", 1)
     if recipe == "delayed":
         ours["precision.float8_history"] = history
@@ -205,7 +222,9 @@ def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
     optimizer = job.optimizer
     theirs["lr"] = optimizer.learning_rate
     theirs["min-lr"] = optimizer.learning_rate * optimizer.min_learning_rate_ratio
-    theirs["lr-decay-style"] = next(word for word, ours in _STYLES.items() if ours == optimizer.schedule).replace("wsd", "WSD")
+    theirs["lr-decay-style"] = next(word for word, ours in _STYLES.items() if ours == optimizer.schedule).replace(
+        "wsd", "WSD"
+    )
     if optimizer.schedule == "wsd":
         theirs["lr-wsd-decay-style"] = next(word for word, ours in _DECAYS.items() if ours == optimizer.decay_shape)
 

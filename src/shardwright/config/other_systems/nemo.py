@@ -1,5 +1,5 @@
-"""NeMo's configuration of a GPT (megatron_gpt_config.yaml, and those of the launcher): Megatron-LM's settings under names
-of its own."""
+"""NeMo's configuration of a GPT (megatron_gpt_config.yaml, and those of the launcher): Megatron-LM's settings under
+names of its own."""
 
 import re
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import megatron
 from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.megatron_plan import WORLD
 from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data, resolved
 from shardwright.config.other_systems.script_text import nodes_of
@@ -98,31 +99,15 @@ _ACTIVATIONS = {
     "swiglu": ("swiglu",), "fast-swiglu": ("swiglu",), "squared-relu": ("squared-relu",), "gelu": (),
     "openai_gelu": ("openai-gelu",), "geglu": ("geglu",), "fast-geglu": ("geglu",), "quick-geglu": ("quick-geglu",),
 }  # fmt: skip
-_NORMS = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
-_SCHEDULES = {"CosineAnnealing": "cosine", "WarmupAnnealing": "linear", "WarmupPolicy": "constant", "InverseSquareRootAnnealing": "inverse-square-root"}  # fmt: skip
+_NORMS = {
+    "layernorm": "LayerNorm",
+    "layernorm1p": "LayerNorm",
+    "low_precision_layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+}
+_SCHEDULES = {"CosineAnnealing": "cosine", "WarmupAnnealing": "linear", "WarmupPolicy": "constant",
+              "InverseSquareRootAnnealing": "inverse-square-root"}  # fmt: skip
 _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "optim_grads_params"}
-# Beginnings of keys that say nothing of the plan.
-_WITHOUT = (
-    "run.", "exp_manager.", "hydra.", "defaults", "name", "trainer.", "s3_", "model.data.", "model.nsys_profile.",
-    "model.tokenizer.", "model.optim.", "model.dist_ckpt", "model.megatron_timer", "model.enable_megatron", "base_",
-    "restore_", "target", "save_nemo", "model.ub_", "model.restore", "model.resume",
-)  # fmt: skip
-_WITHOUT_ALONE = {
-    "mcore_gpt", "pre_process", "post_process", "persist_layer_norm", "gradient_as_bucket_view", "grad_div_ar_fusion",
-    "gradient_accumulation_fusion", "bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion",
-    "get_attention_mask_from_fusion", "overlap_p2p_comm", "batch_p2p_comm", "hysteresis", "fp16_lm_cross_entropy",
-    "fp32_residual_connection", "megatron_amp_O2", "grad_allreduce_chunk_size_mb", "sharp", "transformer_engine",
-    "fp8_margin", "fp8_interval", "fp8_amax_compute_algo", "reduce_amax", "seed", "sync_batch_comm", "gc_interval",
-    "use_cpu_initialization", "onnx_safe", "apex_transformer_log_level", "use_flash_attention", "use_emha", "name",
-    "apply_query_key_layer_scaling", "use_scaled_init_method", "headscale", "do_layer_norm_weight_decay", "skip_train",
-    "normalize_attention_scores", "attention_type", "apply_rope_fusion", "reset_lr", "reset_lr_steps", "ffn_dropout",
-    "nccl_communicator_config_path", "validation_param_sync_overlap", "moe_grouped_gemm", "moe_permute_fusion",
-    "moe_pad_expert_input_to_capacity", "fsdp_sharded_checkpoint", "fsdp_grad_reduce_dtype", "fp8_hybrid", "drop_layers",
-    "num_micro_batches_with_partial_activation_checkpoints", "activations_checkpoint_layers_per_pipeline", "precision",
-    "cpu_offloading", "cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights",
-    "transformer_block_type", "openai_gelu", "gradient_accumulation", "defer_embedding_wgrad_compute",
-    "wgrad_deferral_limit", "cross_entropy_loss_fusion", "deterministic_mode", "fsdp_use_orig_params", "target",
-}  # fmt: skip
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
@@ -147,25 +132,24 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     told.ignore(*_SAME, *_READ)
     told.note("priced as nemo software (--as NAME for another)")
     whole = 0 if asked.cluster.devices else counts[0]
-    return Told(fields, told, "nemo", whole, counts[1], {name: "what NeMo does beside" for name in flat if _is_without(name)})
+    return Told(fields, told, "nemo", whole, counts[1], subjects(flat, "nemo"))
 
 
 _THEIRS = {flag: key for key, flag in _SAME.items()}
 _READ = (
     "model.normalization", "model.activation", "model.bias", "model.share_embeddings_and_output_weights", "model.fp8",
-    "model.fp8_e4m3", "model.fp8_hybrid", "model.fp8_wgrad", "model.fsdp", "model.fsdp_sharding_strategy", "model.optim.name",
-    "model.optim.betas", "model.optim.sched.name", "model.optim.sched.constant_steps", "trainer.precision", "trainer.num_nodes",
+    "model.fp8_e4m3", "model.fp8_hybrid", "model.fp8_wgrad", "model.fsdp", "model.fsdp_sharding_strategy",
+    "model.optim.name", "model.optim.betas", "model.optim.sched.name", "model.optim.sched.constant_steps",
+    "trainer.precision", "trainer.num_nodes",
     "trainer.devices", "model.tokenizer.model", "model.optim.momentum", "model.num_query_groups",
 )  # fmt: skip
 
 
 def _named(text: str) -> str:
     """A text about flags in NeMo's names."""
-    return re.sub(r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)", lambda found: _THEIRS.get(found[1], found[0]), text)
-
-
-def _is_without(name: str) -> bool:
-    return name.startswith(_WITHOUT) or (name.startswith("model.") and name.split(".")[1] in _WITHOUT_ALONE)
+    return re.sub(
+        r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)", lambda found: _THEIRS.get(found[1], found[0]), text
+    )
 
 
 def _flags_of(flat: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +157,9 @@ def _flags_of(flat: dict[str, Any]) -> dict[str, Any]:
     found = {flag: flat[key] for key, flag in _SAME.items() if flat.get(key) is not None and flat[key] is not False}
     found = {flag: value for flag, value in found.items() if not (flag in _OPTIONAL and value == 1)}
     model = {key.removeprefix("model."): value for key, value in flat.items() if key.startswith("model.")}
-    found |= {"normalization": _NORMS.get(str(model.get("normalization", "layernorm")), str(model.get("normalization")))}
+    found |= {
+        "normalization": _NORMS.get(str(model.get("normalization", "layernorm")), str(model.get("normalization")))
+    }
     for name in _ACTIVATIONS.get(str(model.get("activation", "gelu")), ()):
         found[name] = True
     if model.get("bias") is False:
@@ -244,7 +230,7 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
 
 
 def write(job: JobSpec) -> dict[str, str]:
-    """A configuration for megatron_gpt_pretraining.py, by its name."""
+    """A configuration for pretraining, by its name."""
     flat = settings_of(job)
     flat |= {"model.mcore_gpt": True, "model.megatron_amp_O2": True, "name": "megatron_gpt"}
     flat |= {"model.data.data_prefix": [], "model.data.data_impl": "mock", "model.data.seq_length": job.model.sequence}

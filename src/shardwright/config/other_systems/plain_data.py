@@ -1,4 +1,4 @@
-"""Configurations as plain data: YAML, TOML and JSON of strangers, read with limits, and their nested keys as settings."""
+"""Configurations as plain data: YAML, TOML and JSON of strangers, read with limits, their nested keys as settings."""
 
 import json
 import tomllib

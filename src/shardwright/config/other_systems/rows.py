@@ -1,6 +1,6 @@
 """The table of a system: each row says which of its settings is which of our fields, and is read in both directions.
 
-A Row is one setting of theirs for one field of ours. A Rule is for what takes several of either: two functions, one for
+A SettingRow is one setting of theirs for one field of ours. A Rule is for what takes several of either: two functions, one for
 each direction, side by side.
 """
 
@@ -13,7 +13,7 @@ from shardwright.config.other_systems.settings import Flat, Settings, field_of
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     """A setting and a field. `names` are theirs, the newest first; `default` is what theirs is where nothing is said.
 
     `words` are their words for our values. A flag's words are our values for "there" and "not there". `always` writes
@@ -37,7 +37,9 @@ class Row:
         if self.kind == "flag":
             value = theirs.flag(self.names, self.default)
             return self.words.get(value, value)
-        return theirs.count(self.names, self.default) if self.kind == "count" else theirs.number(self.names, self.default)
+        return (
+            theirs.count(self.names, self.default) if self.kind == "count" else theirs.number(self.names, self.default)
+        )
 
     def write(self, job: JobSpec, theirs: dict[str, Any]) -> None:
         """Put their setting down. A value that they have no word for is left out, and reading it back shows that."""
@@ -68,27 +70,27 @@ class Rule:
         self.writes(job, theirs)
 
 
-Table = Sequence[Row | Rule]
+Table = Sequence[SettingRow | Rule]
 
 
-def count(names: str, ours: str, default: int = 1, always: bool = False) -> Row:
+def count(names: str, ours: str, default: int = 1, always: bool = False) -> SettingRow:
     """A row of a whole number."""
-    return Row(tuple(names.split()), ours, "count", default, always=always)
+    return SettingRow(tuple(names.split()), ours, "count", default, always=always)
 
 
-def number(names: str, ours: str, default: float, always: bool = False) -> Row:
+def number(names: str, ours: str, default: float, always: bool = False) -> SettingRow:
     """A row of a number."""
-    return Row(tuple(names.split()), ours, "number", default, always=always)
+    return SettingRow(tuple(names.split()), ours, "number", default, always=always)
 
 
-def flag(names: str, ours: str, there: Any = True, missing: Any = False, default: bool = False) -> Row:
+def flag(names: str, ours: str, there: Any = True, missing: Any = False, default: bool = False) -> SettingRow:
     """A row of an option that is there or not."""
-    return Row(tuple(names.split()), ours, "flag", default, {True: there, False: missing})
+    return SettingRow(tuple(names.split()), ours, "flag", default, {True: there, False: missing})
 
 
-def word(names: str, ours: str, words: Mapping[str, Any], default: str, always: bool = False) -> Row:
+def word(names: str, ours: str, words: Mapping[str, Any], default: str, always: bool = False) -> SettingRow:
     """A row of a word."""
-    return Row(tuple(names.split()), ours, "word", default, words, always)
+    return SettingRow(tuple(names.split()), ours, "word", default, words, always)
 
 
 def read_table(table: Table, theirs: Settings) -> Flat:

@@ -1,6 +1,5 @@
 """The text of a launch script that starts a program with torchrun, its arguments in named arrays."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 
 from shardwright.config.job import JobSpec
@@ -42,7 +41,7 @@ def script_text(
     lines += [
         "",
         f"{launcher} --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES --node_rank $NODE_RANK \\",
-        f"    --master_addr $MASTER_ADDR --master_port $MASTER_PORT {shlex.quote(program) if ' ' not in program else program} \\",
+        f"    --master_addr $MASTER_ADDR --master_port $MASTER_PORT {program} \\",
         " \\\n".join(arrays),
     ]
     return "\n".join(lines) + "\n"

@@ -21,8 +21,8 @@ class Settings:
     takes nothing. `prefix` is what stands before names where they are told: "--".
 
     Each method gives the value of the first of several names of one setting that is there, or the default; a value of
-    the wrong kind is a fault, and the default is given. `notes` are what was assumed, and `lost` what was read and can't
-    be said here.
+    the wrong kind is a fault, and the default is given. `notes` are what was assumed, and `lost` what was read and
+    can't be said here.
     """
 
     given: dict[str, Any]
@@ -49,7 +49,8 @@ class Settings:
         if found is None:
             return default
         if not float(found).is_integer() or found < 0:
-            return self._wrong(_names(names), "a whole number, not negative", default)
+            self._wrong(_names(names), "a whole number, not negative")
+            return default
         return int(found)
 
     def number(self, names: str | Sequence[str], default: float) -> float:
@@ -69,13 +70,16 @@ class Settings:
         text = str(value).lower()
         if text in ("true", "1", "yes", "false", "0", "no"):
             return text in ("true", "1", "yes")
-        return self._wrong(_names(names), "true or false", default)
+        self._wrong(_names(names), "true or false")
+        return default
 
     def text(self, names: str | Sequence[str], default: str = "") -> str:
         """A word."""
         value = self.raw(*_names(names))
         if value is None or isinstance(value, (list, dict)):
-            return default if value is None else self._wrong(_names(names), "one word", default)
+            if value is not None:
+                self._wrong(_names(names), "one word")
+            return default
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def words(self, names: str | Sequence[str]) -> list[str]:
@@ -142,10 +146,10 @@ class Settings:
                 text = str(value)
                 found = int(text) if text.lstrip("+-").replace("_", "").isdigit() and len(text) < 20 else float(text)
             except ValueError:
-                self._wrong(names, "a number", 0)
+                self._wrong(names, "a number")
                 return None
         if not math.isfinite(found):
-            self._wrong(names, "a finite number", 0)
+            self._wrong(names, "a finite number")
             return None
         return found
 
@@ -156,12 +160,11 @@ class Settings:
         self.needed.append(next(name for name in names if self.given.get(name) is not None))
         return True
 
-    def _wrong(self, names: tuple[str, ...], wanted: str, default: Any) -> Any:
+    def _wrong(self, names: tuple[str, ...], wanted: str) -> None:
         name = next(name for name in names if self.given.get(name) is not None)
         fault = f"{self.said(name)}: it should be {wanted}"
         if fault not in self.faults:
             self.faults.append(fault)
-        return default
 
 
 def _says(value: Any) -> bool:

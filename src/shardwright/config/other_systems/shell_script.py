@@ -7,6 +7,7 @@ it starts or sources where these are given too. What is not followed (loops, fun
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import PurePath
 
 from shardwright.config.base import shortened
@@ -17,13 +18,26 @@ from shardwright.config.other_systems.shell_values import (
     readable,
     unknown_names,
 )
-from shardwright.config.other_systems.shell_words import Piece, ShellFault, Token, Words
+from shardwright.config.other_systems.shell_words import ShellFault, ShellReader, Token, WordPiece
 
 _MOST_STEPS, _MOST_DEEP = 20_000, 10
 _ENDS = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done"}
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
-_WITHOUT_EFFECT = ("echo", "mkdir", "set", "cd", "clear", "printf", "true", "module", "ulimit", "conda", "wait", "sleep")
+_WITHOUT_EFFECT = (
+    "echo",
+    "mkdir",
+    "set",
+    "cd",
+    "clear",
+    "printf",
+    "true",
+    "module",
+    "ulimit",
+    "conda",
+    "wait",
+    "sleep",
+)
 # Options of a batch system that say how large the job is, and the variables that it sets from them.
 _SLURM = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
@@ -57,7 +71,7 @@ class Script:
         if deep > _MOST_DEEP:
             raise ShellFault(f"scripts within scripts, more than {_MOST_DEEP} levels deep; name the innermost one")
         self._directives(text)
-        _Run(self, Words(text).read(), deep).all()
+        _Run(self, ShellReader(text).read(), deep).all()
 
     def _directives(self, text: str) -> None:
         for line in text.splitlines():
@@ -67,9 +81,9 @@ class Script:
 
     def batch_options(self, words: list[str]) -> None:
         """Options of sbatch or srun, of which those that say how large the job is are kept."""
-        for word, value in zip(words, words[1:], strict=False):
+        for word, value in pairwise(words):
             name = _SHORT.get(word, word.removeprefix("--"))
-            if name in ("gres", "gpus-per-task") and name == "gres" and value.startswith("gpu"):
+            if name == "gres" and value.startswith("gpu"):
                 name, value = "gpus-per-node", value.rpartition(":")[2]
             if name in _SLURM and value.isdigit():
                 self.batch.setdefault(name, value)
@@ -205,7 +219,7 @@ class _Run:
             if in_test and token.plain == "]]":
                 in_test = False
             elif in_test and token.operator:
-                tokens.append(Token(token.line, pieces=(Piece("text", token.operator, True),)))
+                tokens.append(Token(token.line, pieces=(WordPiece("text", token.operator, True),)))
                 self.at += 1
                 continue
             if token.operator in _REDIRECTIONS:
@@ -264,7 +278,7 @@ class _Run:
     def _assign(self, tokens: list[Token]) -> list[Token]:
         name, appends = _assigned(tokens[0]) or ("", False)
         first = tokens[0].pieces[0]
-        pieces = (Piece("text", first.text[first.text.index("=") + 1 :], False), *tokens[0].pieces[1:])
+        pieces = (WordPiece("text", first.text[first.text.index("=") + 1 :], False), *tokens[0].pieces[1:])
         value: Value = self.script.variables.text_of(Token(tokens[0].line, pieces=pieces))
         self.script.variables.put(name, value, appends)
         return tokens[1:]
@@ -300,7 +314,9 @@ class _Run:
         if other and (sourced or name in ("sbatch", "bash", "sh", "srun")):
             script.follow(script.files[PurePath(other).name], self.deep + 1)
         elif sourced:
-            script.notes.append(f"line {line}: {shortened(readable(' '.join(words[:2])))} is not read: name that file too")
+            script.notes.append(
+                f"line {line}: {shortened(readable(' '.join(words[:2])))} is not read: name that file too"
+            )
         else:
             self._started(line, words, script)
         return True

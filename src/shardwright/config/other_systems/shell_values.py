@@ -4,12 +4,13 @@ What nobody has set stays a mark with its name in the text (UNKNOWN), so that on
 it has to be asked for.
 """
 
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from shardwright.config.other_systems.shell_words import Piece, ShellFault, Token, Words
+from shardwright.config.other_systems.shell_words import ShellFault, ShellReader, Token, WordPiece
 
 Value = str | list[str]
 
@@ -89,10 +90,10 @@ class Variables:
 
     def document_of(self, text: str) -> str:
         """A here-document with its expansions."""
-        reader = Words('"' + text.replace('"', '\\"') + '"')
+        reader = ShellReader('"' + text.replace('"', '\\"') + '"')
         return self.text_of(Token(1, pieces=tuple(reader._quoted())))
 
-    def _values(self, piece: Piece, deep: int) -> list[tuple[str, bool]]:
+    def _values(self, piece: WordPiece, deep: int) -> list[tuple[str, bool]]:
         """The texts of a piece, and whether they are cut at blanks; several of an array."""
         if piece.kind == "text":
             return [(piece.text, False)]
@@ -110,7 +111,7 @@ class Variables:
 
     def _variable(self, text: str, quoted: bool, deep: int) -> list[str]:
         found = _NAME.match(text)
-        if not found or text.startswith(("#", "!")) and len(text) > 1:
+        if not found or (text.startswith(("#", "!")) and len(text) > 1):
             return [mark(f"{{{text}}}")]
         name, rest = found[0], text[found.end() :]
         value = self.values.get(name)
@@ -118,8 +119,8 @@ class Variables:
             index, _, rest = rest[1:].partition("]")
             value = _element(value, index, quoted)
         is_empty = value is None or (rest.startswith(":") and value in ("", []))
-        operator, other = (rest[:2], rest[2:]) if rest.startswith(":") else (rest[:1], rest[1:])
-        kind = operator.removeprefix(":")
+        sign, other = (rest[:2], rest[2:]) if rest.startswith(":") else (rest[:1], rest[1:])
+        kind = sign.removeprefix(":")
         if not rest:
             return _listed(value if value is not None else mark(name))
         if kind in ("-", "="):
@@ -135,7 +136,7 @@ class Variables:
         return [mark(f"{{{text}}}")]
 
     def _expanded(self, text: str, deep: int) -> str:
-        tokens = [token for token in Words(text).read() if not token.operator]
+        tokens = [token for token in ShellReader(text).read() if not token.operator]
         return " ".join(self.text_of(token, deep + 1) for token in tokens)
 
     def arithmetic(self, text: str, deep: int = 0) -> str:
@@ -148,14 +149,14 @@ class Variables:
         return str(_Sum(plain, self).value())
 
 
-def _pieces_of(text: str) -> Iterator[Piece | None]:
+def _pieces_of(text: str) -> Iterator[WordPiece | None]:
     """The pieces of arithmetic, whose brackets and comparisons are no operators of the shell."""
-    reader = Words(text)
+    reader = ShellReader(text)
     while reader.at < len(text):
         if text[reader.at] in "$`":
             yield reader._expansion(quoted=True)
         else:
-            yield Piece("text", text[reader.at], True)
+            yield WordPiece("text", text[reader.at], True)
             reader.at += 1
 
 
@@ -181,6 +182,15 @@ def _check(length: int) -> None:
 _SUM = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|\d+|[A-Za-z_]\w*)")
 _BINDS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
 _LARGEST = 1 << 63
+
+
+_APPLIED: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow,
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "%": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq,
+    "!=": operator.ne, "&&": lambda a, b: int(bool(a and b)), "||": lambda a, b: int(bool(a or b)),
+}  # fmt: skip
 
 
 class _Sum:
@@ -217,8 +227,8 @@ class _Sum:
             return self._atom()
         found = self._level(level + 1)
         while self.at < len(self.tokens) and self.tokens[self.at] in _BINDS[level]:
-            operator = self._take()
-            found = self._apply(operator, found, self._level(level + 1))
+            sign = self._take()
+            found = self._apply(sign, found, self._level(level + 1))
         return found
 
     def _atom(self) -> int:
@@ -233,23 +243,17 @@ class _Sum:
             return {"-": -value, "+": value}.get(token, int(not value))
         if token.isdigit():
             return int(token) if len(token) < 19 else _LARGEST
-        value = self.variables.values.get(token, "")
-        if not isinstance(value, str) or not value.strip().lstrip("-").isdigit() or len(value) > 19:
+        text = self.variables.values.get(token, "")
+        if not isinstance(text, str) or not text.strip().lstrip("-").isdigit() or len(text) > 19:
             raise ShellFault(f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE")
-        return int(value)
+        return int(text)
 
-    def _apply(self, operator: str, a: int, b: int) -> int:
-        if operator in ("/", "%") and b == 0:
+    def _apply(self, sign: str, a: int, b: int) -> int:
+        if sign in ("/", "%") and b == 0:
             raise ShellFault(f"$(( {self.text[:60]} )) divides by 0; give its value with --set")
-        if operator == "**" and (b < 0 or b > 63):
+        if sign == "**" and (b < 0 or b > 63):
             self._fail()
-        found = {
-            "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "**": lambda: a**b,
-            "/": lambda: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1), "%": lambda: a - b * int(a / b),
-            "<": lambda: int(a < b), ">": lambda: int(a > b), "<=": lambda: int(a <= b), ">=": lambda: int(a >= b),
-            "==": lambda: int(a == b), "!=": lambda: int(a != b), "&&": lambda: int(bool(a and b)),
-            "||": lambda: int(bool(a or b)),
-        }[operator]()  # fmt: skip
+        found = int(_APPLIED[sign](a, b))
         if abs(found) > _LARGEST:
             self._fail()
         return found

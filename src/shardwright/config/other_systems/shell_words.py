@@ -6,8 +6,8 @@ command would print), each quoted or not; which values they have is decided late
 
 from dataclasses import dataclass
 
-OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|", "<", ">", "(", ")",
-             "\n")  # fmt: skip
+OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|", "<", ">",
+             "(", ")", "\n")  # fmt: skip
 _ENDS_WORD = " \t\r\n;&|<>()"
 _MOST_WORDS = 100_000
 
@@ -17,7 +17,7 @@ class ShellFault(ValueError):  # noqa: N818 (a fault in the words of PlanError)
 
 
 @dataclass(frozen=True)
-class Piece:
+class WordPiece:
     """A part of a word: text, or an expansion: `kind` is text, variable, arithmetic or command."""
 
     kind: str
@@ -32,7 +32,7 @@ class Token:
 
     line: int
     operator: str = ""
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[WordPiece, ...] = ()
     document: str | None = None
     expands: bool = False
 
@@ -43,7 +43,7 @@ class Token:
         return "".join(piece.text for piece in self.pieces) if is_plain else ""
 
 
-class Words:
+class ShellReader:
     """A reader of one script, or of a string within it."""
 
     def __init__(self, text: str, line: int = 1) -> None:
@@ -83,7 +83,7 @@ class Words:
         if found == "((":
             end = self.text.find("))", self.at)
             end = len(self.text) if end < 0 else end
-            self.tokens.append(Token(self.line, pieces=(Piece("arithmetic", self.text[self.at : end], True),)))
+            self.tokens.append(Token(self.line, pieces=(WordPiece("arithmetic", self.text[self.at : end], True),)))
             self.at = end + 2
             return
         self.tokens.append(Token(self.line, operator=found))
@@ -95,7 +95,7 @@ class Words:
         return not self.tokens or self.tokens[-1].operator in ("\n", ";", "&&", "||", "|")
 
     def _word(self) -> None:
-        line, pieces = self.line, list[Piece]()
+        line, pieces = self.line, list[WordPiece]()
         while self.at < len(self.text) and self.text[self.at] not in _ENDS_WORD:
             pieces += self._piece()
         self.tokens.append(Token(line, pieces=tuple(pieces)))
@@ -103,7 +103,7 @@ class Words:
         if before in ("<<", "<<-"):
             self._documents.append((len(self.tokens) - 1, before == "<<-", any(piece.quoted for piece in pieces)))
 
-    def _piece(self) -> list[Piece]:
+    def _piece(self) -> list[WordPiece]:
         char = self.text[self.at]
         if char == "\\":
             pair = self.text[self.at + 1 : self.at + 2]
@@ -111,20 +111,20 @@ class Words:
             if pair == "\n":
                 self.line += 1
                 return []
-            return [Piece("text", pair, True)]
+            return [WordPiece("text", pair, True)]
         if char == "'":
-            return [Piece("text", self._until("'"), True)]
+            return [WordPiece("text", self._until("'"), True)]
         if char == '"':
             return self._quoted()
         if char == "$" and self.text.startswith("$'", self.at):
             self.at += 1
-            return [Piece("text", self._until("'"), True)]
+            return [WordPiece("text", self._until("'"), True)]
         if char in "$`":
             return [self._expansion(quoted=False)]
         begin = self.at
         while self.at < len(self.text) and self.text[self.at] not in _ENDS_WORD + "\\'\"$`":
             self.at += 1
-        return [Piece("text", self.text[begin : self.at], False)]
+        return [WordPiece("text", self.text[begin : self.at], False)]
 
     def _until(self, mark: str) -> str:
         end = self.text.find(mark, self.at + 1)
@@ -135,8 +135,8 @@ class Words:
         self.at = end + 1
         return found
 
-    def _quoted(self) -> list[Piece]:
-        begin, pieces, text = self.line, [Piece("text", "", True)], ""
+    def _quoted(self) -> list[WordPiece]:
+        begin, pieces, text = self.line, [WordPiece("text", "", True)], ""
         self.at += 1
         while self.at < len(self.text) and self.text[self.at] != '"':
             char = self.text[self.at]
@@ -145,7 +145,7 @@ class Words:
                 self.line += self.text[self.at + 1] == "\n"
                 self.at += 2
             elif char in "$`":
-                pieces += [Piece("text", text, True), self._expansion(quoted=True)]
+                pieces += [WordPiece("text", text, True), self._expansion(quoted=True)]
                 text = ""
             else:
                 self.line += char == "\n"
@@ -154,15 +154,15 @@ class Words:
         if self.at >= len(self.text):
             raise ShellFault(f'line {begin}: a quote " is not closed')
         self.at += 1
-        return [*pieces, Piece("text", text, True)]
+        return [*pieces, WordPiece("text", text, True)]
 
-    def _expansion(self, quoted: bool) -> Piece:
+    def _expansion(self, quoted: bool) -> WordPiece:
         text, at = self.text, self.at
         if text[at] == "`":
-            return Piece("command", self._until("`"), quoted)
+            return WordPiece("command", self._until("`"), quoted)
         for opening, closing, kind in (("$((", "))", "arithmetic"), ("$(", ")", "command"), ("${", "}", "variable")):
             if text.startswith(opening, at):
-                return Piece(kind, self._bracketed(opening, closing), quoted)
+                return WordPiece(kind, self._bracketed(opening, closing), quoted)
         end = at + 1
         if text[end : end + 1].isdigit() or text[end : end + 1] in tuple("@*#?$!-"):
             end += 1
@@ -170,7 +170,7 @@ class Words:
             while end < len(text) and (text[end].isalnum() or text[end] == "_") and text[end].isascii():
                 end += 1
         self.at = end
-        return Piece("variable", text[at + 1 : end], quoted) if end > at + 1 else Piece("text", "$", quoted)
+        return WordPiece("variable", text[at + 1 : end], quoted) if end > at + 1 else WordPiece("text", "$", quoted)
 
     def _bracketed(self, opening: str, closing: str) -> str:
         """What stands within brackets, which may have others of their kind in them."""
@@ -202,7 +202,9 @@ class Words:
                 if (line.lstrip("\t") if cuts_tabs else line).rstrip("\r") == mark:
                     break
                 lines.append(line)
-            self.tokens[place] = Token(token.line, pieces=token.pieces, document="\n".join(lines), expands=not is_quoted)
+            self.tokens[place] = Token(
+                token.line, pieces=token.pieces, document="\n".join(lines), expands=not is_quoted
+            )
         self._documents = []
 
 

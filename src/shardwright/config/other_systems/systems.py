@@ -60,7 +60,9 @@ def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Importe
     """The job that files of a system describe. PlanError lists every fault."""
     subject = f"{system.title}, {' '.join(paths)}"
     if len(paths) > _MOST_FILES:
-        raise PlanError(subject, [f"{len(paths)} files; name at most {_MOST_FILES}, the one that starts training first"])
+        raise PlanError(
+            subject, [f"{len(paths)} files; name at most {_MOST_FILES}, the one that starts training first"]
+        )
     texts: dict[str, str] = {}
     faults = []
     for path in paths:
@@ -81,6 +83,7 @@ def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject
         told = system.read(texts, asked)
     except (ShellFault, RecursionError) as error:
         raise PlanError(subject, [printable(str(error))]) from None
+    told.settings.note(f"what nothing says has {system.title}'s own default")
     return imported(told, asked, subject, _name_of(next(iter(texts))))
 
 
@@ -93,5 +96,5 @@ def _text_of(path: Path) -> str:
 def _name_of(path: str) -> str:
     """A name for the job: the file's."""
     stem = Path(path).absolute().stem
-    kept = "".join(char if char.isalnum() and char.isascii() or char in "-_." else "-" for char in stem).strip(".-")
+    kept = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(".-")
     return kept[:100] or "job"

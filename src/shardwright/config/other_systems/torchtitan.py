@@ -6,6 +6,7 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data
 from shardwright.config.other_systems.rows import Rule, Table, count, number, word, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
@@ -40,8 +41,8 @@ def _read_degrees(theirs: Settings, ours: Flat) -> None:
         shards = 1
         what = f"{world} GPUs are not a multiple of {shared} x {copies}" if world else "how many there are is not said"
         theirs.faults.append(
-            f"parallelism.data_parallel_shard_degree = {text[:20]} takes the GPUs that are left, and {what}; say it with "
-            f"--devices, such as {shared * copies * 8}"
+            f"parallelism.data_parallel_shard_degree = {text[:20]} takes the GPUs that are left, and {what}; "
+            f"say it with --devices, such as {shared * copies * 8}"
         )
     ours["plan.dp"] = shards * copies
     keeps = theirs.text(_P + "fsdp_reshard_after_forward", "default")
@@ -146,7 +147,9 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
         ours["plan.recompute"] = "full"
     elif mode == "selective" and option == "op":
         ours |= {"plan.recompute": "selective", "plan.recompute_operators": ["norm", "activation"]}
-        theirs.note("selective_ac_option op keeps what products and attention give; norms and activations are computed again")
+        theirs.note(
+            "selective_ac_option op keeps what products and attention give; norms and activations are computed again"
+        )
     elif mode == "selective" and option.isdigit() and 0 < int(option[:6]) <= 1000:
         ours |= {"plan.recompute": "full", "plan.recompute_every": int(option)}
     elif mode != "none":
@@ -158,7 +161,11 @@ def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
     mode, option = "none", ""
     if plan.recompute == "full":
         mode, option = ("full", "") if plan.recompute_every == 1 else ("selective", str(plan.recompute_every))
-    elif plan.recompute == "selective" and set(plan.recompute_operators) == {"norm", "activation"} and plan.recompute_every == 1:
+    elif (
+        plan.recompute == "selective"
+        and set(plan.recompute_operators) == {"norm", "activation"}
+        and plan.recompute_every == 1
+    ):
         mode, option = "selective", "op"
     theirs[key + "mode"] = mode
     theirs |= {key + "selective_ac_option": option} if option else {}
@@ -173,7 +180,11 @@ def _read_numbers(theirs: Settings, ours: Flat) -> None:
     recipe = theirs.text(("quantize.linear.float8.recipe_name", "float8.recipe_name"), "tensorwise")
     is_on = any("float8" in one and "grouped" not in one for one in converters)
     if is_on or theirs.flag(("float8.enable_float8_linear", "training.enable_float8_linear")):
-        known = {"tensorwise": ("tensorwise", True), "rowwise": ("rowwise", True), "rowwise_with_gw_hp": ("rowwise", False)}
+        known = {
+            "tensorwise": ("tensorwise", True),
+            "rowwise": ("rowwise", True),
+            "rowwise_with_gw_hp": ("rowwise", False),
+        }
         kind, weights = known.get(recipe, ("tensorwise", True))
         ours |= {"precision.float8": kind, "precision.float8_weight_gradients": weights}
     theirs.ignore("float8.enable_float8_linear", "training.enable_float8_linear")
@@ -239,7 +250,10 @@ def _read_experts(theirs: Settings, ours: Flat) -> None:
 
 def _write_experts(job: JobSpec, theirs: dict[str, Any]) -> None:
     if job.model.moe.experts:
-        theirs |= {_P + "expert_parallel_degree": job.plan.ep, _P + "expert_tensor_parallel_degree": job.plan.expert_tp_size}
+        theirs |= {
+            _P + "expert_parallel_degree": job.plan.ep,
+            _P + "expert_tensor_parallel_degree": job.plan.expert_tp_size,
+        }
         if job.plan.dispatch == "node-aware" and job.plan.ep > 1:
             theirs[_P + "expert_parallel_comm_backend"] = "deepep"
 
@@ -285,14 +299,6 @@ TABLE: Table = (
     number("optimizer.weight_decay", "optimizer.weight_decay", 0.1, always=True),
     Rule(("training.steps", "lr_scheduler.warmup_steps"), _read_rate, _write_rate),
 )
-_WITHOUT = ("job.", "profiling.", "metrics.", "checkpoint.", "validation.", "comm.", "debug.", "compile.", "fault_tolerance.",
-            "experimental.", "memory_estimation.", "training.dataset", "training.gc_", "training.seed", "training.compile",
-            "training.data", "training.dataloader", "training.deterministic", "training.mixed_precision_reduce", "model.hf_assets",
-            "model.tokenizer", "model.norm_type", "model.print", "optimizer.implementation", "optimizer.fused",
-            "optimizer.early_step", "activation_checkpoint.", "quantize.", "float8.", "mx.", "eval.", "tokenizer.",
-            "parallelism.enable_async_tensor", "parallelism.disable_loss", "parallelism.enable_compiled",
-            "parallelism.pipeline_parallel_split", "parallelism.context_parallel_load", "training.fp8", "lr_scheduler.total",
-            "training.disable_loss", "parallelism.pipeline_parallel_expert", "training.enable_async", "training.mixed")  # fmt: skip
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
@@ -306,8 +312,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     if model is None and not any(field.startswith("model.") for field in asked.fields):
         known = ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS)
         settings.faults.append(
-            f"model {named[0][:40]} {named[1][:40]} is not known here (known: {known}); give it with --set model.name=NAME "
-            "of the catalog"
+            f"model {named[0][:40]} {named[1][:40]} is not known here (known: {known}); give it with "
+            "--set model.name=NAME of the catalog"
         )
     fields: Flat = {"layers": _layers_of(model or {}, asked)}
     for row in TABLE:
@@ -316,7 +322,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     fields |= {f"model.{name}": value for name, value in flat_keys(model or {}).items()}
     settings.note("priced as torchtitan-2025 software (--as NAME for another)")
     settings.ignore(_WORLD)
-    without = {name: "what torchtitan does beside" for name in flat if name.startswith(_WITHOUT)}
+    without = subjects(flat, "torchtitan")
     return Told(fields, settings, "torchtitan-2025", 0, 0, without)
 
 
@@ -339,7 +345,10 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
 
 def write(job: JobSpec) -> dict[str, str]:
     """A configuration, by its name."""
-    lines = [f"# {' '.join(job.name.split())}, for torchtitan up to 0.2, written by shardwright: torchrun with {job.plan.world} GPUs."]
+    lines = [
+        f"# {' '.join(job.name.split())}, for torchtitan up to 0.2, written by shardwright.",
+        f"# It takes {job.plan.world} GPUs.",
+    ]
     for section, values in nested_keys(settings_of(job)).items():
         lines += ["", *_section(section, values)]
     return {"job.toml": "\n".join(lines) + "\n"}

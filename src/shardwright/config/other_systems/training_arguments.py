@@ -1,5 +1,5 @@
-"""What DeepSpeed and Accelerate leave to the program that they start: the options of transformers' TrainingArguments, and
-the model in its config.json. Keys are as command lines have them: "--learning_rate"."""
+"""What DeepSpeed and Accelerate leave to the program that they start: the options of transformers' TrainingArguments,
+and the model in its config.json. Keys are as command lines have them: "--learning_rate"."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,6 @@ from shardwright.config.other_systems.rows import Rule, Table, number
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.shell_words import ShellFault
 
-PROGRAM = "run_clm.py"  # of transformers' examples
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant",
               "cosine_with_min_lr": "cosine", "inverse_sqrt": "inverse-sqrt", "warmup_stable_decay": "wsd"}  # fmt: skip
 _OPTIMIZERS = {
@@ -24,15 +23,6 @@ _OPTIMIZERS = {
     "adafactor": "adafactor", "sgd": "sgd", "lion_32bit": "lion",
 }  # fmt: skip
 _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length")
-# Options that say nothing of the plan.
-_WITHOUT = (
-    "--output_dir", "--do_", "--overwrite", "--logging", "--log_", "--save", "--eval", "--report_to", "--run_name",
-    "--dataset", "--train_file", "--validation", "--tokenizer", "--model_name", "--config_name", "--config_file", "--cache",
-    "--preprocessing", "--dataloader", "--seed", "--data_seed", "--push", "--hub", "--ddp", "--torch_dtype", "--dtype",
-    "--deepspeed", "--fsdp", "--trust_remote", "--low_cpu", "--resume", "--disable_tqdm", "--remove_unused", "--label",
-    "--tf32", "--torch_compile", "--attn", "--use_flash", "--use_fast", "--load_best", "--metric", "--gradient_checkpointing_kwargs",
-    "--checkpointing", "--num_warmup", "--streaming", "--max_train_samples", "--max_eval", "--with_tracking", "--learning_rate_",
-)  # fmt: skip
 
 
 def is_training(words: list[str]) -> bool:
@@ -43,7 +33,9 @@ def is_training(words: list[str]) -> bool:
     return program and (bool(names & telling) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
 
 
-def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Any) -> tuple[dict[str, Any], dict[str, Any] | None, Launched | None]:
+def read_parts(
+    texts: Mapping[str, str], asked: Asked, is_own: Any
+) -> tuple[dict[str, Any], dict[str, Any] | None, Launched | None]:
     """Settings of all files, keys of a config.json, and the command of a launch script, if there is one. `is_own` says
     whether keys are of the system's own configuration. Raises ShellFault."""
     given: dict[str, Any] = {}
@@ -54,7 +46,9 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Any) -> tuple[dic
     if scripts:
         command = launched(scripts, asked.variables, is_training)
         for flags in (command.before, command.settings):
-            given |= {f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")}
+            given |= {
+                f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
+            }
     written = command.written if command else {}
     for name, text in {**{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
                        **{name: text for name, text in texts.items() if name not in scripts}}.items():  # fmt: skip
@@ -66,13 +60,10 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Any) -> tuple[dic
         elif "per_device_train_batch_size" in data or "learning_rate" in data:
             given |= {f"--{key}": value for key, value in data.items()}
         else:
-            raise ShellFault(f"{name} is neither the system's configuration, nor a config.json with model_type, nor options")
+            raise ShellFault(
+                f"{name} is neither the system's configuration, nor a config.json with model_type, nor options"
+            )
     return {key: value for key, value in given.items() if value != "auto"}, model, command
-
-
-def is_without_effect(name: str) -> bool:
-    """Whether an option says nothing of the plan."""
-    return name.startswith(_WITHOUT)
 
 
 def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, ours: Flat) -> None:
@@ -80,14 +71,19 @@ def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, o
     if model is None:
         if not any(name in asked.fields for name in ("model.name", "model.weights", "model.layers")):
             settings.faults.append(
-                "nothing says what the model is; name its config.json as a further file, or --set model.name=NAME of the "
-                "catalog"
+                "nothing says what the model is; name its config.json as a further file, or --set "
+                "model.name=NAME of the catalog"
             )
         return
     fields, faults = fields_of(model)
     settings.faults += [f"config.json: {fault}" for fault in faults]
     coefficient = model.get("router_aux_loss_coef")
-    if "moe" in fields and model.get("output_router_logits") is True and isinstance(coefficient, (int, float)) and coefficient > 0:
+    if (
+        "moe" in fields
+        and model.get("output_router_logits") is True
+        and isinstance(coefficient, (int, float))
+        and coefficient > 0
+    ):
         fields["moe"] |= {"aux_loss": "switch", "aux_coefficient": float(coefficient)}
     ours |= {f"model.{name}": value for name, value in fields.items()}
 
@@ -97,7 +93,9 @@ def _read_sequence(theirs: Settings, ours: Flat) -> None:
     if tokens:
         ours["model.sequence"] = tokens
     elif "model.sequence" in ours:
-        theirs.note(f"nothing says how long samples are; {ours['model.sequence']:,} tokens are taken (--set model.sequence=N)")
+        theirs.note(
+            f"nothing says how long samples are; {ours['model.sequence']:,} tokens are taken (--set model.sequence=N)"
+        )
 
 
 def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -120,7 +118,9 @@ def _read_rate(theirs: Settings, ours: Flat) -> None:
     own = theirs.text("scheduler.type")
     kind = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}.get(own, kind)
     ratio = theirs.number("--warmup_ratio", 0.0)
-    warmup = theirs.count(("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"), round(ratio * steps))
+    warmup = theirs.count(
+        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"), round(ratio * steps)
+    )
     ours |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
     least = extra.get("min_lr_rate", extra.get("min_lr_ratio", theirs.number("scheduler.params.cos_min_ratio", 0.0)))
     ours["optimizer.min_learning_rate_ratio"] = least if isinstance(least, (int, float)) else 0.0
@@ -144,7 +144,9 @@ def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
     if name == "warmup_stable_decay":
         shape = {"sqrt": "1-sqrt"}.get(optimizer.decay_shape, optimizer.decay_shape)
         falling = max(1, round(optimizer.decay_share * optimizer.steps))
-        theirs["--lr_scheduler_kwargs"] = json.dumps({"num_decay_steps": falling, "decay_type": shape, "min_lr_ratio": least})
+        theirs["--lr_scheduler_kwargs"] = json.dumps(
+            {"num_decay_steps": falling, "decay_type": shape, "min_lr_ratio": least}
+        )
     theirs["--lr_scheduler_type"] = name
 
 
@@ -159,8 +161,15 @@ def _read_optimizer(theirs: Settings, ours: Flat) -> None:
         if own == "adam" and theirs.flag("optimizer.params.adam_w_mode", True) is False:
             ours["optimizer.name"] = "adam"
     betas = theirs.raw("optimizer.params.betas")
-    pair = betas if isinstance(betas, list) and len(betas) == 2 and all(type(one) in (int, float) for one in betas) else (0.9, 0.999)
-    ours |= {"optimizer.beta1": theirs.number("--adam_beta1", float(pair[0])), "optimizer.beta2": theirs.number("--adam_beta2", float(pair[1]))}
+    pair = (
+        betas
+        if isinstance(betas, list) and len(betas) == 2 and all(type(one) in (int, float) for one in betas)
+        else (0.9, 0.999)
+    )
+    ours |= {
+        "optimizer.beta1": theirs.number("--adam_beta1", float(pair[0])),
+        "optimizer.beta2": theirs.number("--adam_beta2", float(pair[1])),
+    }
     ours["optimizer.epsilon"] = theirs.number(("--adam_epsilon", "optimizer.params.eps"), 1e-8)
     ours["optimizer.momentum"] = theirs.number("optimizer.params.momentum", 0.0)
 
@@ -169,7 +178,11 @@ def _write_optimizer(job: JobSpec, theirs: dict[str, Any]) -> None:
     optimizer = job.optimizer
     theirs["--optim"] = next((word for word, ours in _OPTIMIZERS.items() if ours == optimizer.name), "adamw_torch")
     if optimizer.name not in ("sgd", "adafactor"):
-        theirs |= {"--adam_beta1": optimizer.beta1, "--adam_beta2": optimizer.beta2, "--adam_epsilon": optimizer.epsilon}
+        theirs |= {
+            "--adam_beta1": optimizer.beta1,
+            "--adam_beta2": optimizer.beta2,
+            "--adam_epsilon": optimizer.epsilon,
+        }
 
 
 def _read_recompute(theirs: Settings, ours: Flat) -> None:
@@ -186,7 +199,12 @@ OPTIONS: Table = (
     Rule(("--block_size",), _read_sequence, _write_sequence),
     Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),
-    number("--learning_rate optimizer.params.lr scheduler.params.warmup_max_lr", "optimizer.learning_rate", 5e-5, always=True),
+    number(
+        "--learning_rate optimizer.params.lr scheduler.params.warmup_max_lr",
+        "optimizer.learning_rate",
+        5e-5,
+        always=True,
+    ),
     number("--weight_decay optimizer.params.weight_decay", "optimizer.weight_decay", 0.0, always=True),
     Rule(("--max_steps", "--lr_scheduler_type"), _read_rate, _write_rate),
 )
