@@ -22,20 +22,10 @@ from shardwright.config.other_systems.training_arguments import (
 WORLD = "world_size"
 _ZERO = "zero_optimization."
 _MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
-_OWN = frozenset(
-    [
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "zero_optimization",
-        "bf16",
-        "fp16",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "optimizer",
-        "scheduler",
-        "steps_per_print",
-    ]
-)
+_OWN = frozenset((
+    "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
+    "gradient_accumulation_steps", "optimizer", "scheduler", "steps_per_print",
+))  # fmt: skip
 
 
 def read_batch(theirs: Settings, ours: Flat) -> None:

@@ -42,7 +42,7 @@ def exported(system: System, job: JobSpec) -> Exported:
     subject = f"job {job.name} for {system.title}"
     files = system.write(job)
     try:
-        back = job_of_texts(system, files, _asked(job), subject).job
+        back = job_of_texts(system, files, asked_of(job), subject).job
     except PlanError as error:
         raise Lacking(subject, [f"{system.title} has no such job: {fault}" for fault in error.faults], None) from None
     found = differences(job, back)
@@ -51,7 +51,7 @@ def exported(system: System, job: JobSpec) -> Exported:
     return Exported(files, tuple(_left_out(job)))
 
 
-def _asked(job: JobSpec) -> Asked:
+def asked_of(job: JobSpec) -> Asked:
     """Fields that files leave to the command line: how many devices there are."""
     nodes, each = nodes_of(job)
     return Asked(cluster=AskedCluster(nodes * each, "", each))

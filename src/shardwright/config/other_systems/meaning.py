@@ -14,7 +14,7 @@ from shardwright.config.moe import MoeSpec
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.other_systems.settings import Flat
 from shardwright.config.plan import STAGES_PER_RANK, PlanSpec, layer_policies
-from shardwright.config.rank_order import ORDERS, number_of
+from shardwright.config.rank_order import AXES, ORDERS, number_of
 
 _READ_BY = {  # fields of [optimizer] that not all of them read
     "beta1": ("adamw", "adam", "lion", "muon"), "beta2": ("adamw", "adam", "lion", "muon", "adafactor"),
@@ -84,8 +84,9 @@ def _plan(job: JobSpec) -> Flat:
 
 
 def _order(plan: PlanSpec) -> str:
-    """The order of the axes with more than one rank."""
-    return "-".join(axis for axis in ORDERS[number_of(plan.order)].axes if getattr(plan, axis) > 1)
+    """The order of the axes with more than one rank, where it is not the usual one."""
+    order = [axis for axis in ORDERS[number_of(plan.order)].axes if getattr(plan, axis) > 1]
+    return "-".join(order) if order != [axis for axis in AXES if axis in order] else "usual"
 
 
 def _recompute(plan: PlanSpec, model: ModelSpec) -> Any:

@@ -1,7 +1,7 @@
 """The table of a system: each row says which of its settings is which of our fields, and is read in both directions.
 
-A SettingRow is one setting of theirs for one field of ours. A Rule is for what takes several of either: two functions, one for
-each direction, side by side.
+A SettingRow is one setting of theirs for one field of ours. A Rule is for what takes several of either: two functions,
+one for each direction, side by side.
 """
 
 from collections.abc import Callable, Mapping, Sequence
