@@ -85,5 +85,7 @@ def test_a_field_that_nothing_reads_is_no_difference(changes: dict[str, object])
 @pytest.mark.parametrize("field", ["tp", "microbatch_size", "offload_optimizer"])
 def test_a_field_that_counts_is_a_difference(field: str) -> None:
     job = JobSpec()
-    other = job.model_copy(update={"plan": job.plan.model_copy(update={field: 2 if field != "offload_optimizer" else 0.5})})
+    other = job.model_copy(
+        update={"plan": job.plan.model_copy(update={field: 2 if field != "offload_optimizer" else 0.5})}
+    )
     assert [name for name, _, _ in differences(job, other)] == [f"plan.{field}"]

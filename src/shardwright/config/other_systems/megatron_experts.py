@@ -88,7 +88,7 @@ def _write_router(job: JobSpec, theirs: dict[str, Any]) -> None:
     moe = job.model.moe
     if moe.gate in ("sigmoid", "softmax"):
         theirs |= {"moe-router-score-function": "sigmoid"} if moe.gate == "sigmoid" else {}
-    if moe.gate == "softmax" and not moe.normalise:
+    if moe.gate != "sigmoid" and (not moe.normalise or moe.num_chosen == 1):
         theirs["moe-router-pre-softmax"] = True
     if moe.gate == "sigmoid" and moe.bias_update:
         theirs |= {"moe-router-enable-expert-bias": True, "moe-router-bias-update-rate": moe.bias_update}

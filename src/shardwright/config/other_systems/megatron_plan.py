@@ -160,10 +160,15 @@ def _read_offload(theirs: Settings, ours: Flat) -> None:
 
 
 def _write_offload(job: JobSpec, theirs: dict[str, Any]) -> None:
-    if job.plan.offload_optimizer:
+    if job.plan.offload_optimizer and shards_state(job):
         theirs["optimizer-cpu-offload"] = True
         theirs["optimizer-offload-fraction"] = job.plan.offload_optimizer
         theirs["use-precision-aware-optimizer"] = True
+
+
+def shards_state(job: JobSpec) -> bool:
+    """Whether replicas share the state of Adam, which its parts in other numbers and in host memory need."""
+    return job.plan.zero > 0 and job.plan.replicas > 1 and job.optimizer.name == "adamw"
 
 
 def _read_order(theirs: Settings, ours: Flat) -> None:

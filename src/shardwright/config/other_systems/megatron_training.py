@@ -5,6 +5,7 @@ from typing import Any
 
 from shardwright.config.batch import BatchSpec
 from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.megatron_plan import shards_state
 from shardwright.config.other_systems.rows import Rule, Table, number
 from shardwright.config.other_systems.settings import Flat, Settings
 
@@ -105,7 +106,7 @@ def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
         theirs["grad-reduce-in-bf16"] = True
     if precision.compute == "fp16" and precision.gradient_number == "float32":
         theirs["accumulate-allreduce-grads-in-fp32"] = True
-    if precision.moments == "bf16":
+    if precision.moments == "bf16" and shards_state(job):
         theirs |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
     if precision.compute == "fp16" and precision.loss_scale:
         if precision.loss_scale_growth_steps:
