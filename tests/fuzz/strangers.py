@@ -1,4 +1,5 @@
-"""What comes from strangers: job files, checkpoints, and data, tokenizer and model files, made wrong at random.
+"""What comes from strangers: job files, checkpoints, data, tokenizer and model files, and launch scripts and
+configurations of other systems, made wrong at random.
 
     python tests/fuzz/strangers.py --kind checkpoint --count 2000 --seed 1
     python tests/fuzz/inputs.py --case FILE        # sees a failing case again
@@ -20,7 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: threads 
 
 from fuzz.inputs import load_everything, run_cases
 
-KINDS = {"job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "tokenizer", "entry"]}
+KINDS = {"job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "tokenizer", "entry"],
+         "foreign": ["foreign"]}  # fmt: skip
 
 
 def _load_torch() -> None:

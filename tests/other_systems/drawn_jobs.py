@@ -1,4 +1,4 @@
-"""Jobs at random that a system has: drawn over all of ours, written, and read back, which leaves what the system knows."""
+"""Jobs at random that a system has: drawn over all of ours, written and read back, which leaves what it knows."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _OF_LAYERS = ("layout", "recompute_layers", "fallback", "memory_limit_gib")
 
 
 def drawn_job(seed: int, number: int, model: str = "") -> JobSpec | None:
-    """A legal job; None where the draw is not. With a model of the catalog in place of the drawn one, if it is named."""
+    """A legal job; None where the draw is not. A model of the catalog takes the place of the drawn one."""
     fields = draw(seed, number)
     if model:
         plan = {name: value for name, value in fields["plan"].items() if name not in _OF_LAYERS}

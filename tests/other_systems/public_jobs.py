@@ -1,6 +1,6 @@
-"""Public jobs of other systems (public_jobs.toml): what their files say, as files of our own, and as they are published.
+"""Public jobs of other systems (public_jobs.toml): what their files say, as files of our own, and as published.
 
-    python tests/other_systems/public_jobs.py CLONES     # imports the files themselves, from clones in CLONES/OWNER+NAME/repo
+    python tests/other_systems/public_jobs.py CLONES     # imports the files themselves, from CLONES/OWNER+NAME/repo
 
 The settings are facts, restated; the files are their authors'.
 """

@@ -37,18 +37,65 @@ RENAMED = {
     "no-bias-gelu-fusion": "bias_activation_fusion",
 }  # fmt: skip
 # Arguments of Megatron-LM's training program, which no class of the package has a field for.
-OF_THE_PROGRAM = {
-    "swiglu", "squared-relu", "openai-gelu", "quick-geglu", "seq-length", "max-position-embeddings", "position-embedding-type",
-    "rotary-percent", "use-rope-scaling", "rope-scaling-factor", "rotary-seq-len-interpolation-factor", "rotary-base",
-    "untie-embeddings-and-output-weights", "tokenizer-type", "vocab-size", "make-vocab-size-divisible-by", "micro-batch-size",
-    "global-batch-size", "rampup-batch-size", "train-iters", "train-samples", "lr-decay-iters", "lr-decay-samples",
-    "lr-warmup-iters", "lr-warmup-samples", "lr-decay-style", "lr-wsd-decay-style", "lr-wsd-decay-iters", "mock-data",
-    "lr-wsd-decay-samples", "split", "num-distributed-optimizer-instances", "use-tp-pp-dp-mapping", "group-query-attention",
-    "multi-latent-attention", "overlap-param-gather", "ckpt-format", "num-layers-per-virtual-pipeline-stage", "grad-reduce-in-bf16",
-    "accumulate-allreduce-grads-in-fp32", "lion-beta1", "lion-beta2", "muon-num-ns-steps", "muon-nesterov",
-    "muon-momentum", "glu-linear-offset", "softmax-type", "initial-loss-scale", "loss-scale-window", "moe-router-dtype",
-    "window-attn-skip-freq", "mtp-loss-scaling-factor", "qk-l2-norm", "sgd-momentum", "overlap-grad-reduce",
-}  # fmt: skip
+OF_THE_PROGRAM = frozenset(
+    [
+        "accumulate-allreduce-grads-in-fp32",
+        "ckpt-format",
+        "global-batch-size",
+        "glu-linear-offset",
+        "grad-reduce-in-bf16",
+        "group-query-attention",
+        "initial-loss-scale",
+        "lion-beta1",
+        "lion-beta2",
+        "loss-scale-window",
+        "lr-decay-iters",
+        "lr-decay-samples",
+        "lr-decay-style",
+        "lr-warmup-iters",
+        "lr-warmup-samples",
+        "lr-wsd-decay-iters",
+        "lr-wsd-decay-samples",
+        "lr-wsd-decay-style",
+        "make-vocab-size-divisible-by",
+        "max-position-embeddings",
+        "micro-batch-size",
+        "mock-data",
+        "moe-router-dtype",
+        "mtp-loss-scaling-factor",
+        "multi-latent-attention",
+        "muon-momentum",
+        "muon-nesterov",
+        "muon-num-ns-steps",
+        "num-distributed-optimizer-instances",
+        "num-layers-per-virtual-pipeline-stage",
+        "openai-gelu",
+        "overlap-grad-reduce",
+        "overlap-param-gather",
+        "position-embedding-type",
+        "qk-l2-norm",
+        "quick-geglu",
+        "rampup-batch-size",
+        "rope-scaling-factor",
+        "rotary-base",
+        "rotary-percent",
+        "rotary-seq-len-interpolation-factor",
+        "seq-length",
+        "sgd-momentum",
+        "softmax-type",
+        "split",
+        "squared-relu",
+        "swiglu",
+        "tokenizer-type",
+        "train-iters",
+        "train-samples",
+        "untie-embeddings-and-output-weights",
+        "use-rope-scaling",
+        "use-tp-pp-dp-mapping",
+        "vocab-size",
+        "window-attn-skip-freq",
+    ]
+)
 OPPOSITE = ("disable-", "no-")
 
 
@@ -128,7 +175,7 @@ def test_accelerate_and_transformers_take_every_export(tmp_path: Path) -> None:
         config = load_config_from_file(str(folder / "accelerate.yaml"))
         kinds.add(str(config.distributed_type))
         taken = {name for name in ("fsdp", "parallelism") for name in getattr(config, f"{name}_config")}
-        options = {word for word in launch_command_parser()._option_string_actions}
+        options = set(launch_command_parser()._option_string_actions)
         assert {f"--{name}" for name in taken} <= options
         check_options(files["run.sh"], folder)
         AutoConfig.from_pretrained(folder)

@@ -83,7 +83,7 @@ def _read_fsdp(theirs: Settings, ours: Flat) -> None:
     strategy = theirs.text(_F + "sharding_strategy", "FULL_SHARD").upper()
     if strategy not in _SHARDED:
         theirs.faults.append(
-            f"fsdp_config.fsdp_sharding_strategy = {strategy[:40]} can't be said here; these can: {', '.join(_SHARDED)}"
+            f"fsdp_config.fsdp_sharding_strategy = {strategy[:40]} can't be said here; use one of {', '.join(_SHARDED)}"
         )
     zero = _SHARDED.get(strategy, 3)
     whole = theirs.text(_F + "reshard_after_forward", "").lower()

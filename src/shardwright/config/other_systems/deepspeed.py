@@ -68,7 +68,9 @@ def read_zero(theirs: Settings, ours: Flat) -> None:
         theirs.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
         stage = 0
     ours["plan.zero"] = stage
-    if theirs.text(_ZERO + "offload_optimizer.device", "none") != "none" or theirs.flag(_ZERO + "cpu_offload"):
+    if (stage and theirs.text(_ZERO + "offload_optimizer.device", "none") != "none") or theirs.flag(
+        _ZERO + "cpu_offload"
+    ):
         ours["plan.offload_optimizer"] = theirs.number(_ZERO + "offload_optimizer.ratio", 1.0)
     if theirs.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
         ours["plan.offload_parameters"] = True
@@ -93,9 +95,10 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs[_ZERO + "stage"] = plan.zero if plan.replicas > 1 else 0
     if plan.pp > 1:
         theirs[_ZERO + "stage"] = min(1, theirs[_ZERO + "stage"])
-    if plan.offload_optimizer:
+    if plan.offload_optimizer and theirs[_ZERO + "stage"]:
         theirs[_ZERO + "offload_optimizer.device"] = "cpu"
-        theirs |= {_ZERO + "offload_optimizer.ratio": plan.offload_optimizer} if plan.offload_optimizer != 1.0 else {}
+        if plan.offload_optimizer != 1.0 and theirs[_ZERO + "stage"] == 3:  # a part alone: ZeRO-Offload++
+            theirs[_ZERO + "offload_optimizer.ratio"] = plan.offload_optimizer
     if plan.offload_parameters and plan.zero == 3:
         theirs[_ZERO + "offload_param.device"] = "cpu"
     if plan.zero == 3 and plan.zero_ranks and plan.zero_ranks < plan.replicas:

@@ -52,7 +52,7 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     """Fields of a job of Megatron-LM's flags."""
     for name in REQUIRED:
         if not settings.has(name) and not (name == "num-layers" and settings.has("encoder-num-layers")):
-            settings.faults.append(f"--{name} is not said, and a model needs it")
+            settings.faults.append(f"--{name} is not said, and a model needs it; add it")
     ours: Flat = {}
     for row in SHAPE:
         row.read(settings, ours)

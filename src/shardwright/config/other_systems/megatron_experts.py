@@ -105,7 +105,7 @@ def _read_balance(theirs: Settings, ours: Flat) -> None:
         theirs.lost.append(f"{theirs.said('moe-router-load-balancing-type')}: one loss can be said here, the first")
     if words[0] not in _AUX:
         theirs.faults.append(
-            f"--moe-router-load-balancing-type {words[0][:60]} can't be said here; these can: {', '.join(_AUX)}"
+            f"--moe-router-load-balancing-type {words[0][:60]} can't be said here; use one of {', '.join(_AUX)}"
         )
         return
     try:

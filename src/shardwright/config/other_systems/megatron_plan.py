@@ -223,7 +223,7 @@ def _read_modules(modules: list[str], theirs: Settings, ours: Flat) -> None:
     unknown = [name for name in modules if name not in _MODULES]
     if unknown:
         theirs.faults.append(
-            f"--recompute-modules {' '.join(unknown)[:60]} can't be said here; these can: {', '.join(_MODULES)}"
+            f"--recompute-modules {' '.join(unknown)[:60]} can't be said here; use one of {', '.join(_MODULES)}"
         )
     for name in ("shared_experts", "mla_up_proj"):
         if name in modules and not (name == "mla_up_proj" and "core_attn" in modules):

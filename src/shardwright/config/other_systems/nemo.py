@@ -141,7 +141,8 @@ _READ = (
     "model.fp8_e4m3", "model.fp8_hybrid", "model.fp8_wgrad", "model.fsdp", "model.fsdp_sharding_strategy",
     "model.optim.name", "model.optim.betas", "model.optim.sched.name", "model.optim.sched.constant_steps",
     "trainer.precision", "trainer.num_nodes",
-    "trainer.devices", "model.tokenizer.model", "model.optim.momentum", "model.num_query_groups", "model.tokenizer.library",
+    "trainer.devices", "model.tokenizer.model", "model.optim.momentum",
+    "model.num_query_groups", "model.tokenizer.library",
 )  # fmt: skip
 
 

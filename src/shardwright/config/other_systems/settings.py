@@ -98,7 +98,7 @@ class Settings:
         if word.lower() in known:
             return known[word.lower()]
         said = ", ".join(words)
-        self.faults.append(f"{self.shown(_names(names)[0])} {shortened(word)} can't be said here; these can: {said}")
+        self.faults.append(f"{self.shown(_names(names)[0])} {shortened(word)} can't be said here; use one of {said}")
         return known[default.lower()]
 
     def ignore(self, *names: str) -> None:

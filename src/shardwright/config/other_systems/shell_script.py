@@ -109,7 +109,7 @@ class _Run:
         """Commands up to a word that ends them, or the end. Returns what the last one says."""
         says: bool | None = True
         if nested > 60:
-            raise ShellFault("blocks more than 60 levels deep; no launch script has them")
+            raise ShellFault("blocks more than 60 levels deep; check that it is the launch script")
         connector = ""
         while (token := self._peek()) is not None and not self.ended:
             if token.operator in ("\n", ";", "&", ";;", "|", "|&") or not (token.operator or token.pieces):
@@ -132,7 +132,7 @@ class _Run:
         token = self.tokens[self.at]
         self.script.steps += 1
         if self.script.steps > _MOST_STEPS:
-            raise ShellFault(f"more than {_MOST_STEPS:,} commands; no launch script has so many")
+            raise ShellFault(f"more than {_MOST_STEPS:,} commands; check that it is the launch script")
         if token.plain == "if":
             return self._if(active, nested)
         if token.plain == "case":
@@ -161,7 +161,7 @@ class _Run:
             self.at += 1
             self._until(("fi",), active and not is_done, nested + 1)
         if not self.ended and self._peek() is None:
-            raise ShellFault(f"line {begin}: if without fi")
+            raise ShellFault(f"line {begin}: if without fi; check it")
         self.at += 1
         return True
 
@@ -187,7 +187,7 @@ class _Run:
             self._until((";;", "esac"), active and fits, nested + 1)
             is_done = is_done or fits
         if not self.ended and self._peek() is None:
-            raise ShellFault(f"line {begin}: case without esac")
+            raise ShellFault(f"line {begin}: case without esac; check it")
         self.at += 1
         return True
 
@@ -207,7 +207,7 @@ class _Run:
         self.at += 1
         self._until((end,), active=False, nested=nested + 1)
         if self._peek() is None:
-            raise ShellFault(f"line {token.line}: {token.plain or 'a function'} without {end}")
+            raise ShellFault(f"line {token.line}: {token.plain or 'a function'} without {end}; check it")
         self.at += 1
         return True
 
@@ -248,7 +248,7 @@ class _Run:
                 values += self.script.variables.words_of(token)
             self.at += 1
         if self._peek() is None:
-            raise ShellFault(f"line {name.line}: ( is not closed")
+            raise ShellFault(f"line {name.line}: ( is not closed; check it")
         self.at += 1
         if active:
             named, appends = _assigned(name) or ("", False)

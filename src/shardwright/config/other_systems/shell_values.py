@@ -176,7 +176,7 @@ def _listed(value: Value | None) -> list[str]:
 
 def _check(length: int) -> None:
     if length > _MOST_TEXT:
-        raise ShellFault(f"a word of more than {_MOST_TEXT:,} characters; no launch script has one")
+        raise ShellFault(f"a word of more than {_MOST_TEXT:,} characters; check that it is the launch script")
 
 
 _SUM = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|\d+|[A-Za-z_]\w*)")

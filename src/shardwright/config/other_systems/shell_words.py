@@ -55,7 +55,9 @@ class ShellReader:
         """All words and operators. Raises ShellFault."""
         while self.at < len(self.text):
             if len(self.tokens) > _MOST_WORDS:
-                raise ShellFault(f"line {self.line}: more than {_MOST_WORDS:,} words; no launch script has so many")
+                raise ShellFault(
+                    f"line {self.line}: more than {_MOST_WORDS:,} words; check that it is the launch script"
+                )
             self._next()
         self._read_documents()
         return self.tokens
@@ -129,7 +131,7 @@ class ShellReader:
     def _until(self, mark: str) -> str:
         end = self.text.find(mark, self.at + 1)
         if end < 0:
-            raise ShellFault(f"line {self.line}: a quote {mark} is not closed")
+            raise ShellFault(f"line {self.line}: a quote {mark} is not closed; check it")
         found = self.text[self.at + 1 : end]
         self.line += found.count("\n")
         self.at = end + 1
@@ -152,7 +154,7 @@ class ShellReader:
                 text += char
                 self.at += 1
         if self.at >= len(self.text):
-            raise ShellFault(f'line {begin}: a quote " is not closed')
+            raise ShellFault(f'line {begin}: a quote " is not closed; check it')
         self.at += 1
         return [*pieces, WordPiece("text", text, True)]
 
@@ -188,7 +190,7 @@ class ShellReader:
             self.at += 1
             if depth == 0:
                 return self.text[begin : self.at - len(closing)]
-        raise ShellFault(f"line {self.line}: {opening} is not closed")
+        raise ShellFault(f"line {self.line}: {opening} is not closed; check it")
 
     def _read_documents(self) -> None:
         for place, cuts_tabs, is_quoted in self._documents:

@@ -153,7 +153,9 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
     elif mode == "selective" and option.isdigit() and 0 < int(option[:6]) <= 1000:
         ours |= {"plan.recompute": "full", "plan.recompute_every": int(option)}
     elif mode != "none":
-        theirs.faults.append(f"activation_checkpoint.mode = {mode[:30]} {option[:30]} can't be said here")
+        theirs.faults.append(
+            f"activation_checkpoint.mode = {mode[:30]} {option[:30]} can't be said here; use none or full"
+        )
 
 
 def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -218,7 +220,7 @@ def _read_rate(theirs: Settings, ours: Flat) -> None:
     ours["optimizer.warmup_steps"] = min(steps, theirs.count((key + "warmup_steps", "training.warmup_steps"), 200))
     ours["optimizer.min_learning_rate_ratio"] = min(1.0, theirs.number((key + "min_lr_factor", key + "lr_min"), 0.0))
     if shape not in ("linear", "cosine", "sqrt"):
-        theirs.faults.append(f"lr_scheduler.decay_type = {shape[:30]} can't be said here")
+        theirs.faults.append(f"lr_scheduler.decay_type = {shape[:30]} can't be said here; use linear, cosine or sqrt")
     elif not share and shape != "sqrt":
         ours["optimizer.schedule"] = shape
     else:

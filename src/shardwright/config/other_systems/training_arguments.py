@@ -61,7 +61,7 @@ def read_parts(
             given |= {f"--{key}": value for key, value in data.items()}
         else:
             raise ShellFault(
-                f"{name} is neither the system's configuration, nor a config.json with model_type, nor options"
+                f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check it"
             )
     return {key: value for key, value in given.items() if value != "auto"}, model, command
 
@@ -156,7 +156,7 @@ def _read_optimizer(theirs: Settings, ours: Flat) -> None:
     if own:
         names = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
         if own not in names:
-            theirs.faults.append(f"optimizer.type = {own[:40]} can't be said here; these can: {', '.join(names)}")
+            theirs.faults.append(f"optimizer.type = {own[:40]} can't be said here; use one of {', '.join(names)}")
         ours["optimizer.name"] = names.get(own, "adamw")
         if own == "adam" and theirs.flag("optimizer.params.adam_w_mode", True) is False:
             ours["optimizer.name"] = "adam"
