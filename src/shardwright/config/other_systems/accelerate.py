@@ -102,7 +102,7 @@ def _read_fsdp(theirs: Settings, ours: Flat) -> None:
         copies = nodes
         theirs.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
     ours["plan.zero_ranks"] = replicas // copies if ours["plan.zero"] and copies > 1 and replicas % copies == 0 else 0
-    if theirs.flag(_F + "offload_params"):
+    if theirs.flag(_F + "offload_params") and ours["plan.zero"]:
         ours |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": ours["plan.zero"] == 3}
     if theirs.flag(_F + "activation_checkpointing"):
         ours["plan.recompute"] = "full"
@@ -123,7 +123,7 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
     copies = plan.dp if plan.zero == 0 else copies
     if copies > 1 or plan.tp > 1 or plan.cp > 1:
         theirs |= {_P + "dp_replicate_size": copies, _P + "dp_shard_size": max(1, plan.dp // copies)}
-    if plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):
+    if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):
         theirs[_F + "offload_params"] = True
 
 

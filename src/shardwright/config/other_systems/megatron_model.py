@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.rows import Rule, Table, count, flag, number, word
 from shardwright.config.other_systems.settings import Flat, Settings
@@ -244,7 +245,7 @@ def _read_embedding_norm(theirs: Settings, ours: Flat) -> None:
 REQUIRED = ("num-layers", "hidden-size", "num-attention-heads")
 
 SHAPE: Table = (
-    count("num-layers encoder-num-layers decoder-num-layers", "model.layers", 0),
+    count("num-layers encoder-num-layers decoder-num-layers", "model.layers", 0, most=largest.LAYERS),
     count("hidden-size", "model.hidden", 0),
     count("num-attention-heads", "model.heads", 0),
     count("seq-length encoder-seq-length max-position-embeddings", "model.sequence", 0),

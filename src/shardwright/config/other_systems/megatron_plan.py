@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.rows import Rule, Table, count
 from shardwright.config.other_systems.settings import Flat, Settings
@@ -39,7 +40,7 @@ def _read_pipeline(theirs: Settings, ours: Flat) -> None:
     """Schedule, virtual stages and what each stage holds."""
     pp, layers = ours["plan.pp"], ours["model.layers"]
     text = theirs.text(_LAYOUT)
-    by_layers, by_number = theirs.count(_VIRTUAL[0], 0), theirs.count(_VIRTUAL[1], 0)
+    by_layers, by_number = (theirs.count(name, 0, largest.LAYERS) for name in _VIRTUAL)
     first = theirs.count("decoder-first-pipeline-num-layers", 0)
     last = theirs.count("decoder-last-pipeline-num-layers", 0)
     around = [theirs.flag(f"account-for-{name}-in-pipeline-split") for name in ("embedding", "loss")]
@@ -56,12 +57,16 @@ def _read_pipeline(theirs: Settings, ours: Flat) -> None:
         virtual = 1
     else:
         virtual = max(1, counted // (pp * by_layers) if by_layers else by_number)
-    if any(around) and not text:
+    if pp * virtual > counted:
+        stages = []
+    elif any(around) and not text:
         stages = even_stages(counted, pp * virtual)
         stages[0] -= around[0]
         stages[-1] -= around[1]
     elif (first or last) and not text and pp > 1:
         stages = _around_the_middle(layers, pp, virtual, first, last)
+    if pp * virtual > layers + 2:  # which the checks of the job will say
+        stages = []
     ours["plan.schedule"] = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
     ours["plan.virtual_stages"] = virtual if pp > 1 else 1
     if stages and pp > 1 and (stages != even_stages(layers, pp * virtual) or 0 in stages):
@@ -236,7 +241,8 @@ def _read_modules(modules: list[str], theirs: Settings, ours: Flat) -> None:
 
 def _read_full(method: str, number: int, theirs: Settings, ours: Flat) -> None:
     layers = ours["model.layers"]
-    stages = ours.get("plan.layout") or even_stages(layers, max(1, ours["plan.pp"] * ours["plan.virtual_stages"]))
+    number_of = min(max(1, ours["plan.pp"] * ours["plan.virtual_stages"]), layers + 2)
+    stages = ours.get("plan.layout") or even_stages(layers, number_of)
     if method == "block":
         kept = [["layer"] if place < number else [] for count in stages for place in range(count)]
         ours |= (
@@ -295,9 +301,9 @@ def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 PLAN: Table = (
-    count("tensor-model-parallel-size model-parallel-size", "plan.tp", always=True),
-    count("pipeline-model-parallel-size", "plan.pp", always=True),
-    count("context-parallel-size", "plan.cp"),
+    count("tensor-model-parallel-size model-parallel-size", "plan.tp", always=True, most=largest.RANKS),
+    count("pipeline-model-parallel-size", "plan.pp", always=True, most=largest.PIPELINE_RANKS),
+    count("context-parallel-size", "plan.cp", most=largest.RANKS),
     Rule((WORLD,), _read_dp, lambda job, theirs: None),
     Rule((*_VIRTUAL, _LAYOUT), _read_pipeline, _write_pipeline),
     Rule(("cp-comm-type",), _read_context, _write_context),

@@ -26,6 +26,7 @@ class SettingRow:
     default: Any
     words: Mapping[Any, Any] = field(default_factory=dict)
     always: bool = False
+    most: int = 1 << 53
 
     def read(self, theirs: Settings, ours: Flat) -> None:
         """Put our field down."""
@@ -38,7 +39,9 @@ class SettingRow:
             value = theirs.flag(self.names, self.default)
             return self.words.get(value, value)
         return (
-            theirs.count(self.names, self.default) if self.kind == "count" else theirs.number(self.names, self.default)
+            theirs.count(self.names, self.default, self.most)
+            if self.kind == "count"
+            else theirs.number(self.names, self.default)
         )
 
     def write(self, job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -73,9 +76,9 @@ class Rule:
 Table = Sequence[SettingRow | Rule]
 
 
-def count(names: str, ours: str, default: int = 1, always: bool = False) -> SettingRow:
+def count(names: str, ours: str, default: int = 1, always: bool = False, most: int = 1 << 53) -> SettingRow:
     """A row of a whole number."""
-    return SettingRow(tuple(names.split()), ours, "count", default, always=always)
+    return SettingRow(tuple(names.split()), ours, "count", default, always=always, most=most)
 
 
 def number(names: str, ours: str, default: float, always: bool = False) -> SettingRow:

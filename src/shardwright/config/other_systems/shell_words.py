@@ -55,9 +55,7 @@ class ShellReader:
         """All words and operators. Raises ShellFault."""
         while self.at < len(self.text):
             if len(self.tokens) > _MOST_WORDS:
-                raise ShellFault(
-                    f"line {self.line}: more than {_MOST_WORDS:,} words; check that it is the launch script"
-                )
+                raise ShellFault(f"line {self.line}: more than {_MOST_WORDS:,} words; check the file")
             self._next()
         self._read_documents()
         return self.tokens

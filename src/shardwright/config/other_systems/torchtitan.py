@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.config import catalog
+from shardwright.config import catalog, largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
@@ -90,7 +90,8 @@ def _read_pipeline(theirs: Settings, ours: Flat) -> None:
     ours["plan.schedule"] = schedule
     if STAGES_PER_RANK.get(schedule) == 0:
         ours["plan.virtual_stages"] = virtual
-    stages = stages or (generated(pp * virtual, layers, *around) if layers else [])
+    if not stages and pp * virtual <= layers + 2:
+        stages = generated(pp * virtual, layers, *around)
     if stages and (stages != even_stages(layers, len(stages)) or 0 in stages):
         ours["plan.layout"] = stages
 
@@ -279,9 +280,9 @@ def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 TABLE: Table = (
-    count(_old("tensor_parallel_degree"), "plan.tp", always=True),
-    count(_old("pipeline_parallel_degree"), "plan.pp", always=True),
-    count(_old("context_parallel_degree"), "plan.cp"),
+    count(_old("tensor_parallel_degree"), "plan.tp", always=True, most=largest.RANKS),
+    count(_old("pipeline_parallel_degree"), "plan.pp", always=True, most=largest.PIPELINE_RANKS),
+    count(_old("context_parallel_degree"), "plan.cp", most=largest.RANKS),
     Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
     Rule((), _read_sequence, _nothing),

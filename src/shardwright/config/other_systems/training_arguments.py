@@ -61,7 +61,7 @@ def read_parts(
             given |= {f"--{key}": value for key, value in data.items()}
         else:
             raise ShellFault(
-                f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check it"
+                f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
             )
     return {key: value for key, value in given.items() if value != "auto"}, model, command
 
