@@ -1,4 +1,5 @@
-"""What comes from strangers: job files, checkpoints, and data, tokenizer and model files, made wrong at random.
+"""What comes from strangers: job files, checkpoints, data, tokenizer and model files, and launch scripts and
+configurations of other systems, made wrong at random.
 
     python tests/fuzz/strangers.py --kind checkpoint --count 2000 --seed 1
     python tests/fuzz/inputs.py --case FILE        # sees a failing case again
@@ -22,7 +23,7 @@ from fuzz.inputs import load_everything, run_cases
 
 KINDS = {
     "job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "format", "tokenizer", "entry"],
-    "model": ["config", "weights"],
+    "model": ["config", "weights"], "foreign": ["foreign"],
 }  # fmt: skip
 
 
