@@ -1,6 +1,9 @@
 """The commands that bring jobs in from other systems and take them there, as docs/other-systems.md shows them."""
 
 import json
+import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,29 @@ torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py ${MODE
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 1 --micro-batch-size 1 --global-batch-size 128 \\
     --bf16 --lr 3e-4 --train-iters 1000 --recompute-granularity full --recompute-method uniform \\
     --recompute-num-layers 1 --use-distributed-optimizer --log-interval 10
+"""
+
+
+# The job that goes to the systems whose models are those of transformers or of torchtitan.
+LLAMA = """
+[model]
+name = "llama3-8b"
+sequence = 4096
+[cluster]
+device = "h100-sxm"
+devices_per_node = 8
+nodes = 2
+[plan]
+dp = 16
+zero = 3
+recompute = "full"
+cp_method = "all-gather"
+[batch]
+global_batch_size = 32
+[precision]
+compute = "bf16"
+[optimizer]
+schedule = "cosine"
 """
 
 
@@ -59,6 +85,26 @@ def test_plan_from_says_what_it_costs_and_which_flags_to_change(script: str) -> 
     assert text.startswith("As it stands, Megatron-LM takes ")
     assert "MFU" in text and "1. 2.9" in text and "times as fast" in text
     assert "--tensor-model-parallel-size 8 -> 1" in text and "- --recompute-granularity full" in text
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(SCRIPT)
+    Path("llama3-titan.toml").write_text(LLAMA)
+    page = (Path(__file__).parents[2] / "docs" / "other-systems.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
+    assert len(lines) == 12
+    writing = [line for line in lines if " export " in line]
+    first = [line for line in lines if "--toml" in line]
+    for line in [*first, *writing]:
+        assert run(*shlex.split(line)[1:]).exit_code == 0, line
+    Path("titan/job.toml").rename("job-titan.toml")
+    for source in ("nemo/megatron_gpt_config.yaml", "deepspeed/ds_config.json", "deepspeed/config.json"):
+        shutil.copy(source, ".")
+    shutil.copy("accelerate/accelerate.yaml", ".")
+    for line in lines:
+        if line not in (*writing, *first):
+            assert run(*shlex.split(line)[1:]).exit_code == 0, line
 
 
 def test_plan_from_as_json(script: str) -> None:
