@@ -61,10 +61,7 @@ def _of_folder(source: str, overrides: list[str]) -> "tuple[JobSpec, str, tuple[
     from shardwright.config.load import job_of_fields
 
     folder = path_of(source).parent
-    tokenizer = folder / "tokenizer.json"
     fields: dict[str, Any] = {"model": {"weights": str(folder)}, "batch": {"global_batch_size": 1}}
-    if tokenizer.is_file():
-        fields["data"] = {"tokenizer": str(tokenizer)}
     configured = folder / "tokenizer_config.json"
     adds = configured.is_file() and read_keys(configured).get("add_bos_token") is True
     begins = read_keys(path_of(source)).get("bos_token_id")

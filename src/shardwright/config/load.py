@@ -12,7 +12,7 @@ from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.checks.check import faults_without_plan, job_faults
-from shardwright.config.hugging_face.config_json import names_config, read_model
+from shardwright.config.hugging_face.config_json import names_config, path_of, read_model
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import with_usual
 from shardwright.config.optimizer import with_fitting_warmup
@@ -49,6 +49,7 @@ def job_of_fields(fields: dict[str, Any], overrides: list[str], subject: str) ->
     faults = [fault for override in overrides for fault in _apply_override(fields, override)]
     if faults := faults + _resolve_catalog_names(fields):
         raise PlanError(subject, faults)
+    _take_tokenizer(fields)
     return make_job(fields, subject)
 
 
@@ -70,6 +71,7 @@ def read_job(job: str, overrides: list[str], asked: AskedCluster = NOTHING_ASKED
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
         raise PlanError(subject, faults + validate_fields(fields)[1])
+    _take_tokenizer(fields)
     said = _fit_warmup(fields, overrides)
     found = _filled_in(fields, subject) if is_model else JobFields(fields)
     return replace(found, filled_in="; ".join(filter(None, (found.filled_in, said))))
@@ -190,6 +192,16 @@ def _find_model(job: Path, model: Any) -> None:
         name = model.get(field)
         if isinstance(name, str) and names_config(beside := str((job.parent / name).absolute())):
             model[field] = beside
+
+
+def _take_tokenizer(fields: dict[str, Any]) -> None:
+    """Let text be made tokens by the tokenizer of the weights that training begins with, where no other is named."""
+    model, data = fields.get("model"), fields.get("data", {})
+    weights = model.get("weights") if isinstance(model, dict) else None
+    if isinstance(weights, str) and isinstance(data, dict) and "tokenizer" not in data and names_config(weights):
+        folder = path_of(weights).parent
+        if (folder / "tokenizer.json").is_file():
+            fields["data"] = data | {"tokenizer": str(folder)}
 
 
 def _near(name: str) -> str:

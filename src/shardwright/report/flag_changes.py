@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ from shardwright.config.other_systems.exported import exported
 from shardwright.config.other_systems.systems import System
 from shardwright.config.units import memory_text, seconds_text
 from shardwright.planner.advice.advice import Advice, PricedPlan
+from shardwright.report.step_cost import PARTS
 
-_SHOWN = 3
+_SHOWN, _PARTS_SHOWN = 3, 4
+_TOKENS = 1e12
 _TOLD = 1.005  # times faster, from which a plan is worth a line
 
 
@@ -42,9 +45,11 @@ def changes_of(system: System, before: JobSpec, after: JobSpec) -> tuple[Setting
 
 
 def faster_plans(system: System, own: PricedPlan, advice: Advice) -> list[Faster]:
-    """Plans of a search that the system has and that are faster than the job's own, fastest first."""
+    """Plans of a search that the system has and that are faster than the job's own: the recommended one, then others,
+    fastest first."""
     found: list[Faster] = []
-    for plan in advice.plans:
+    first = [advice.recommendation.plan] if advice.recommendation else []
+    for plan in [*first, *(plan for plan in advice.plans if all(plan is not one for one in first))]:
         times = float(own.time.total / own.job.tokens_per_step * plan.job.tokens_per_step / plan.time.total)
         if (own.fits and times < _TOLD) or len(found) == _SHOWN:
             continue
@@ -58,18 +63,26 @@ def faster_plans(system: System, own: PricedPlan, advice: Advice) -> list[Faster
 
 def changes_text(system: System, own: PricedPlan, found: list[Faster]) -> str:
     """What the job takes, and what would be faster, for reading."""
-    memory = memory_text(int(own.memory.process))
-    lines = [
-        f"As it stands, {system.title} takes {seconds_text(float(own.time.total))} for a step at {memory} of a "
-        f"device's memory{'' if own.fits else ', which does not fit'}."
-    ]
+    lines = [textwrap.fill(_as_it_stands(system, own), 110)]
     if not found:
-        return lines[0] + f" No plan that {system.title} has and that was found is faster."
+        return f"{lines[0]}\nNo plan that {system.title} has and that was found is faster."
     for number, one in enumerate(found, 1):
         step, memory = seconds_text(float(one.priced.time.total)), memory_text(int(one.priced.memory.process))
         lines += ["", f"{number}. {_times(one.times)}: {step} for a step at {memory}; change"]
         lines += [f"     {_line(system.prefix, change)}" for change in one.changes]
     return "\n".join(lines)
+
+
+def _as_it_stands(system: System, own: PricedPlan) -> str:
+    """What the job costs, and where its time goes."""
+    step, memory = seconds_text(float(own.time.total)), memory_text(int(own.memory.process))
+    text = f"As it stands, {system.title} takes {step} for a step, MFU {float(own.time.mfu):.1%}, at {memory} of a "
+    text += f"device's memory{'' if own.fits else ', which does not fit'}"
+    if own.money.usd:
+        text += f", and ${own.money.usd * _TOKENS / own.job.tokens_per_step:,.0f} for 1e12 tokens"
+    parts = sorted(((float(getattr(own.time, part)), words) for part, words in PARTS.items()), reverse=True)
+    told = [f"{words} {seconds / float(own.time.total):.0%}" for seconds, words in parts[:_PARTS_SHOWN] if seconds]
+    return f"{text}. Most of that: {', '.join(told)}."
 
 
 def changes_dict(own: PricedPlan, found: list[Faster]) -> dict[str, Any]:

@@ -109,6 +109,10 @@ def _cluster(told: Told, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]
     ranks = 1
     for axis in ("dp", "tp", "pp", "cp"):
         ranks *= plan.get(axis, 1)
-    each = asked.cluster.devices_per_node or (told.each if ranks % max(1, told.each) == 0 else 0)
-    whole = AskedCluster(asked.cluster.devices or ranks, asked.cluster.device, each)
+    count = asked.cluster.devices or ranks
+    each = asked.cluster.devices_per_node or (told.each if count % max(1, told.each) == 0 else 0)
+    if not each and not asked.cluster.device:
+        each = next(size for size in (8, 4, 2, 1) if count % size == 0)
+        told.settings.note(f"nodes of {each} devices are taken (--devices-per-node N)")
+    whole = AskedCluster(count, asked.cluster.device, each)
     return {"software": told.software} | whole.over(found)

@@ -32,12 +32,21 @@ class System:
     has: Mapping[str, tuple[Any, ...]]  # values of fields of the plan that a search may take
 
 
-_MEGATRON_HAS = {"schedule": ("1f1b", "interleaved-1f1b"), "zero": (0, 1), "offload_activations": (False,)}
-_TITAN_HAS = {
-    "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"), "zero": (0, 2, 3),
-    "offload_activations": (False,),
+# Of fields that a search chooses the values that systems have, as far as they say. The rest is seen when plans are
+# written.
+_ATTENTION: tuple[Any, ...] = (["attention"], ["norm"])
+_MEGATRON_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "interleaved-1f1b"), "zero": (0, 1), "offload_activations": (False,),
+    "recompute_operators": _ATTENTION,
 }  # fmt: skip
-_PLAIN = {"schedule": ("1f1b",), "offload_activations": (False,), "sequence_parallel": (False,)}
+_TITAN_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"), "zero": (0, 2, 3),
+    "offload_activations": (False,), "recompute_operators": (["attention"], ["norm", "activation"]),
+}  # fmt: skip
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b",), "offload_activations": (False,), "sequence_parallel": (False,),
+    "recompute": ("none", "full"),
+}  # fmt: skip
 
 SYSTEMS = {
     one.name: one

@@ -1,0 +1,130 @@
+"""The commands that bring jobs in from other systems and take them there, as docs/other-systems.md shows them."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardwright.cli.main import cli
+
+SCRIPT = """#!/bin/bash
+GPUS_PER_NODE=8
+NNODES=${NNODES:-2}
+MODEL=(--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096
+    --group-query-attention --num-query-groups 8 --ffn-hidden-size 14336 --swiglu --normalization RMSNorm
+    --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 128000)
+torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py ${MODEL[@]} \\
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 1 --micro-batch-size 1 --global-batch-size 128 \\
+    --bf16 --lr 3e-4 --train-iters 1000 --recompute-granularity full --recompute-method uniform \\
+    --recompute-num-layers 1 --use-distributed-optimizer --log-interval 10
+"""
+
+
+# The job that goes to the systems whose models are those of transformers or of torchtitan.
+LLAMA = """
+[model]
+name = "llama3-8b"
+sequence = 4096
+[cluster]
+device = "h100-sxm"
+devices_per_node = 8
+nodes = 2
+[plan]
+dp = 16
+zero = 3
+recompute = "full"
+cp_method = "all-gather"
+[batch]
+global_batch_size = 32
+[precision]
+compute = "bf16"
+[optimizer]
+schedule = "cosine"
+"""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "run.sh"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_launch_script_becomes_a_job_that_commands_read(script: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    done = run("import", "megatron", script, "--device", "h100-sxm", "--toml", str(job))
+    assert done.exit_code == 0
+    assert "Assumed:" in done.stderr and "logs: --log-interval" in done.stderr
+    assert "tp 8" in run("estimate", str(job)).stdout
+
+
+def test_a_job_goes_out_and_comes_back(tmp_path: Path, script: str) -> None:
+    first = json.loads(run("import", "megatron", script, "--json").stdout)["job"]
+    job, out = tmp_path / "job.toml", tmp_path / "out"
+    run("import", "megatron", script, "--toml", str(job))
+    for system in ("megatron", "nemo"):
+        done = run("export", str(job), "--to", system, "--out", str(out))
+        assert done.exit_code == 0
+    for files in (("megatron", "run.sh"), ("nemo", "megatron_gpt_config.yaml")):
+        again = json.loads(run("import", files[0], str(out / files[1]), "--json").stdout)["job"]
+        assert again["plan"] == first["plan"] and again["batch"] == first["batch"]
+
+
+def test_plan_from_says_what_it_costs_and_which_flags_to_change(script: str) -> None:
+    done = run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--top", "2")
+    assert done.exit_code == 0
+    text = done.stdout
+    assert text.startswith("As it stands, Megatron-LM takes ")
+    assert "MFU" in text and "1. 2.9" in text and "times as fast" in text
+    assert "--tensor-model-parallel-size 8 -> 1" in text and "- --recompute-granularity full" in text
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(SCRIPT)
+    Path("llama3-titan.toml").write_text(LLAMA)
+    page = (Path(__file__).parents[2] / "docs" / "other-systems.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
+    assert len(lines) == 12
+    writing = [line for line in lines if " export " in line]
+    first = [line for line in lines if "--toml" in line]
+    for line in [*first, *writing]:
+        assert run(*shlex.split(line)[1:]).exit_code == 0, line
+    Path("titan/job.toml").rename("job-titan.toml")
+    for source in ("nemo/megatron_gpt_config.yaml", "deepspeed/ds_config.json", "deepspeed/config.json"):
+        shutil.copy(source, ".")
+    shutil.copy("accelerate/accelerate.yaml", ".")
+    for line in lines:
+        if line not in (*writing, *first):
+            assert run(*shlex.split(line)[1:]).exit_code == 0, line
+
+
+def test_plan_from_as_json(script: str) -> None:
+    found = json.loads(run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--json").stdout)
+    faster = found["as_given"]["faster"]
+    assert faster and faster[0]["times_faster"] > 1 and faster[0]["changes"]
+    assert found["plans"]
+
+
+def test_plan_from_asks_for_the_device(script: str) -> None:
+    with pytest.raises(ValueError, match="--device, such as h100-sxm"):
+        run("plan", "--from", "megatron", script)
+
+
+def test_a_plan_that_a_system_lacks_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"nearest plan that Megatron-LM has: --set plan\.schedule=1f1b"):
+        run("export", "deepseek-v3", "--to", "megatron")
+
+
+def test_a_file_that_is_none_is_one_fault(tmp_path: Path) -> None:
+    for name in ("nothing.sh", str(tmp_path)):
+        with pytest.raises(ValueError, match="1 fault"):
+            run("import", "megatron", name)

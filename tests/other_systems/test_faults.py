@@ -1,0 +1,116 @@
+"""What files of other systems leave open is asked for, and what a job can't say is told."""
+
+import json
+
+import pytest
+
+from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.base import PlanError
+from shardwright.config.other_systems.imported import Asked, Imported, split_sets
+from shardwright.config.other_systems.systems import SYSTEMS, job_of_texts
+
+MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4"
+    " --seq-length 32 --max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 8"
+    " --vocab-size 1024 --lr 1e-4 --train-iters 10 "
+)
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def read(system: str, *sets: str, devices: int = 0, **files: str) -> Imported:
+    variables, overrides = split_sets(sets)
+    texts = {name.replace("_", ".", 1): text for name, text in files.items()}
+    return job_of_texts(SYSTEMS[system], texts, Asked(variables, overrides, AskedCluster(devices)), "the files")
+
+
+def faults(system: str, *sets: str, devices: int = 0, **files: str) -> list[str]:
+    with pytest.raises(PlanError) as caught:
+        read(system, *sets, devices=devices, **files)
+    return caught.value.faults
+
+
+def test_what_the_environment_knows_is_asked_for_in_one_fault() -> None:
+    script = MEGATRON + "--tensor-model-parallel-size $TP --pipeline-model-parallel-size ${PP} --save $WHERE"
+    (fault,) = faults("megatron", run_sh=script)
+    assert "--set TP=VALUE --set PP=VALUE" in fault and "WHERE" not in fault
+    plan = read("megatron", "TP=2", "PP=4", run_sh=script).job.plan
+    assert (plan.tp, plan.pp, plan.dp) == (2, 4, 1)
+
+
+def test_flags_that_are_not_known_are_told_and_others_sorted_by_what_they_are_about() -> None:
+    found = read("megatron", run_sh=MEGATRON + "--log-interval 5 --save here --frobnicate 3")
+    assert found.unknown == ("--frobnicate 3",)
+    assert found.without_effect["logs"] == ("--log-interval",) and found.without_effect["checkpoints"] == ("--save",)
+
+
+def test_what_a_job_can_not_say_is_told() -> None:
+    found = read("megatron", run_sh=MEGATRON + "--lr-decay-iters 5 --lr-decay-style cosine --decoupled-lr 1.0")
+    assert any("until step 5 there, and until the last of 10 here" in line for line in found.lost)
+    assert any(line.startswith("--decoupled-lr 1.0") for line in found.lost)
+
+
+def test_assumptions_are_told() -> None:
+    found = read("megatron", run_sh="N=${GPUS:-8}\n" + MEGATRON.replace("node 8", "node $N"))
+    assert "nobody set these, so their defaults hold: GPUS=8" in found.assumed
+    assert any("1,024" in line or "padded" in line for line in found.assumed) or found.job.model.vocab == 1024
+    assert any("own default" in line for line in found.assumed)
+
+
+def test_degrees_that_leave_no_replica_show_their_arithmetic() -> None:
+    (fault,) = faults("megatron", run_sh=MEGATRON + "--tensor-model-parallel-size 3")
+    assert "8 / 3 = 2.67" in fault and "--devices" in fault
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("--micro-batch-size x", "--micro-batch-size x: it should be a number"),
+        ("--position-embedding-type mrope", "--position-embedding-type mrope can't be said here; use one of"),
+        ("--recompute-granularity some", "--recompute-granularity some can't be said here"),
+        ("--num-experts 4 --moe-layer-freq ([2]*3)", "--moe-layer-freq ([2]*3) is neither a number nor a list"),
+        ("--cp-comm-type a2a+p2p", "--cp-comm-type a2a+p2p can't be said here"),
+    ],
+)
+def test_a_value_that_is_wrong_is_a_fault_with_its_flag(given: str, name: str) -> None:
+    quoted = given.replace("(", "'(").replace(")", ")'")
+    assert any(fault.startswith(name) for fault in faults("megatron", run_sh=MEGATRON + quoted))
+
+
+def test_a_script_without_training_says_so() -> None:
+    (fault,) = faults("megatron", run_sh="echo hello\npython other.py --lr 3")
+    assert fault.startswith("no command in it trains a model here")
+
+
+def test_each_system_asks_for_devices_where_nothing_says_them() -> None:
+    own = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})
+    assert "--devices" in faults("deepspeed", ds_json=own, config_json=json.dumps(LLAMA))[0]
+    titan = '[model]\nname = "llama3"\nflavor = "8B"\n'
+    assert "--devices" in faults("torchtitan", job_toml=titan)[0]
+    assert read("torchtitan", devices=8, job_toml=titan).job.plan.zero == 3
+
+
+def test_a_model_that_nothing_names_is_asked_for() -> None:
+    own = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})
+    assert "config.json" in faults("deepspeed", devices=8, ds_json=own)[0]
+    assert read("deepspeed", "model.name=llama3-8b", devices=8, ds_json=own).job.model.layers == 32
+    assert "model.name" in faults("torchtitan", devices=8, job_toml='[model]\nflavor = "9T"\n')[0]
+
+
+def test_references_of_hydra_are_followed() -> None:
+    text = (
+        "trainer: {devices: 8, num_nodes: 1, max_steps: 10}\nmodel:\n  num_layers: 4\n  hidden_size: 64\n"
+        "  num_attention_heads: 4\n  ffn_hidden_size: ${multiply:4, ${.hidden_size}}\n  encoder_seq_length: 32\n"
+        "  max_position_embeddings: ${.encoder_seq_length}\n  micro_batch_size: 1\n  global_batch_size: 8\n"
+        "  tokenizer: {library: megatron, type: GPT2BPETokenizer}\n  tensor_model_parallel_size: ${oc.env:TP}\n"
+    )
+    assert any("model.tensor_model_parallel_size" in fault for fault in faults("nemo", conf_yaml=text))
+    found = read("nemo", conf_yaml=text.replace("${oc.env:TP}", "2"))
+    assert found.job.model.ffn == 256 and found.job.plan.tp == 2
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1", "a: *b", "x" * 300_000, "a: !!python/object/apply:os.system [id]"])
+def test_yaml_of_strangers_is_one_fault(text: str) -> None:
+    assert len(faults("nemo", conf_yaml=text)) == 1
