@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import shardwright.cli.main
+from brought_folder import bring_chats, bring_model
 from experts_run import write_run
 from ranks import PATIENCE_S
 from shardwright.config import catalog
-from shardwright.train.checkpoint.kept import make_whole
-from shardwright.train.checkpoint.manifest import Manifest
-from shardwright.train.checkpoint.storage import open_storage
+from shardwright.train.build import job_mesh
+from train.test_released_models import job_of, trained_and_saved
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,10 +51,8 @@ def shortened(command: str, folder: Path) -> list[str]:
     if command.startswith("shardwright experts "):
         write_run(folder)
         command = command.replace("runs/quickstart-moe", str(folder))
-    if command.startswith("shardwright checkpoint "):
-        manifest = Manifest(step=3, samples=96, optimizer_steps=3, job={}, state={}, files=())
-        make_whole(open_storage(str(folder / "checkpoints")), manifest, [])
-        command = command.replace("runs/quickstart", str(folder))
+    if "docs/finetune.toml" in command or "./Qwen3-0.6B" in command or "./tuned" in command:
+        return brought(command, folder)
     if command.startswith("shardwright calibrate "):
         command = command.replace("here.toml", str(folder / "here.toml")) + " --quick"
     if "--html" in command:
@@ -61,6 +60,23 @@ def shortened(command: str, folder: Path) -> list[str]:
     if re.match(r"(shardwright|torchrun .* -m shardwright) (train|verify) ", command):
         command += f" {extra}"
     return shlex.split(command)
+
+
+def brought(command: str, folder: Path) -> list[str]:
+    """The command with a small model in the place of what it names, and a job that is smaller too."""
+    model = bring_model(folder / "Qwen3-0.6B")
+    if "docs/finetune.toml" in command:
+        bring_chats(folder / "chats.jsonl")
+        (folder / "finetune.toml").write_text((ROOT / "docs" / "finetune.toml").read_text("utf-8"))
+        command = command.replace("docs/finetune.toml", str(folder / "finetune.toml"))
+        command += f" {SHORT} --set model.sequence=64 --set data.workers=1 --set run.folder={shlex.quote(str(folder))}"
+    if "runs/finetune" in command:
+        job = job_of(model)
+        trained_and_saved(job_mesh(job, 0, torch.device("cpu")), job, folder / "run")
+        command = command.replace("runs/finetune", str(folder / "run")).replace("./tuned", str(folder / "tuned"))
+    if "generate" in command:
+        command += " --tokens 2"
+    return shlex.split(command.replace("./Qwen3-0.6B", str(model)).replace("./tuned", str(model)))
 
 
 def of(program: str) -> list[str]:

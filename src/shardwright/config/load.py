@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,16 +183,28 @@ def _read_toml(job: str) -> dict[str, Any]:
         given = fields.get(section)
         if isinstance(given, dict) and field in given:
             given[field] = catalog.found_from(path, given[field])
-    _find_model(path, fields.get("model"))
+    _find_beside(path, fields.get("model"), ("name", "weights"), names_config)
+    data = fields.get("data")
+    sources = data.get("sources") if isinstance(data, dict) else None
+    for read in (data, *(sources if isinstance(sources, list) else ())):
+        _find_beside(path, read, ("path", "tokenizer", "chat_template"), _is_there)
     return {"name": path.stem} | fields
 
 
-def _find_model(job: Path, model: Any) -> None:
-    """Look for the folder of a model beside the job's file, as other files are looked for."""
-    for field in ("name", "weights") if isinstance(model, dict) else ():
-        name = model.get(field)
-        if isinstance(name, str) and names_config(beside := str((job.parent / name).absolute())):
-            model[field] = beside
+def _find_beside(job: Path, section: Any, named: Sequence[str], is_there: Callable[[str], bool]) -> None:
+    """Look for what fields name beside the job's file first, as other files are looked for."""
+    for field in named if isinstance(section, dict) else ():
+        name = section.get(field)
+        if isinstance(name, str) and name and is_there(beside := str((job.parent / name).absolute())):
+            section[field] = beside
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is a file or folder of that name."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _take_tokenizer(fields: dict[str, Any]) -> None:
