@@ -2,13 +2,15 @@
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.report.beside_text import Beside, beside, beside_text
 from shardwright.report.estimate_text import estimate_dict, estimate_text
+
+if TYPE_CHECKING:  # the account of memory takes no numpy, and prices do
+    from shardwright.report.beside_text import Beside
 
 
 @dataclass(frozen=True, repr=False)
@@ -16,7 +18,7 @@ class Estimated(Shown):
     """A job's prediction. `beside` has it with all other software of the catalog, where that was asked for."""
 
     job: JobSpec
-    beside: tuple[Beside, ...] = ()
+    beside: "tuple[Beside, ...]" = ()
 
     @cached_property
     def _values(self) -> dict[str, Any]:
@@ -58,8 +60,11 @@ class Estimated(Shown):
 
     @property
     def text(self) -> str:
-        both = [estimate_text(self.job), *([beside_text(list(self.beside))] if self.beside else [])]
-        return "\n\n".join(both)
+        if not self.beside:
+            return estimate_text(self.job)
+        from shardwright.report.beside_text import beside_text
+
+        return f"{estimate_text(self.job)}\n\n{beside_text(list(self.beside))}"
 
     def to_dict(self) -> dict[str, Any]:
         more = {"beside": [asdict(row) for row in self.beside]} if self.beside else {}
@@ -77,6 +82,8 @@ def estimated(subject: str, job: JobSpec, with_others: bool = False) -> Estimate
     if job.cluster.device == "unknown":
         fault = "cluster.device is unknown, so no software has a price; set it to a device of the catalog"
         raise PlanError(subject, [fault])
+    from shardwright.report.beside_text import beside
+
     try:
         return Estimated(job, tuple(beside(job)))
     except KeyError as error:
