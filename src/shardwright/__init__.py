@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from shardwright.api.loaded_job import load as load
     from shardwright.config.base import PlanError as PlanError
     from shardwright.config.base import RunError as RunError
+    from shardwright.train.own_module.shard import shard as shard
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Job": "shardwright.api.loaded_job",
     "load": "shardwright.api.loaded_job",
+    "shard": "shardwright.train.own_module.shard",
     "PlanError": "shardwright.config.base",
     "RunError": "shardwright.config.base",
 }
-__all__ = ["Job", "PlanError", "RunError", "load"]
+__all__ = ["Job", "PlanError", "RunError", "load", "shard"]
 
 
 def __getattr__(name: str) -> Any:

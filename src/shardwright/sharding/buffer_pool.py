@@ -51,6 +51,12 @@ class BufferPool(Generic[Memory]):
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)
             return Loan(num_bytes, self._make(num_bytes))
 
+    def count(self, num_bytes: int) -> None:
+        """Count so many more bytes, or fewer, that are held elsewhere, for as long as what is lent here."""
+        with self._lock:
+            self.held_bytes += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+
     def give_back(self, buffer: Loan[Memory]) -> None:
         """Return what was lent. Nobody may look at it any more."""
         with self._lock:

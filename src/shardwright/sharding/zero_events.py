@@ -64,6 +64,7 @@ class UnitEvents(ABC, Generic[Memory]):
     def __init__(self, sizes: UnitSizes, pool: BufferPool[Memory]) -> None:
         self.sizes = sizes
         self._pool = pool
+        self._value_pool = pool  # what gathered values are borrowed from
         self.holds = 0  # how many stages want the values kept
         self.num_missing = 0  # parameters whose gradient of the running backward has not arrived
         self._values: Loan[Memory] | None = None  # gathered, or on their way
@@ -114,7 +115,7 @@ class UnitEvents(ABC, Generic[Memory]):
     def start_gather(self) -> None:
         """Begin to gather the values, if they are sharded and neither here nor on their way."""
         if self.sizes.zero == 3 and self._values is None:
-            self._values = self._pool.borrow(self.sizes.size * self.sizes.compute_bytes)
+            self._values = self._value_pool.borrow(self.sizes.size * self.sizes.compute_bytes)
             self._is_gathering = True
             self._start_gather(self._values)
 
@@ -129,7 +130,7 @@ class UnitEvents(ABC, Generic[Memory]):
         if self._values is not None and not self.holds:
             self.finish_gather()
             self._drop_values()
-            self._pool.give_back(self._values)
+            self._value_pool.give_back(self._values)
             self._values = None
 
     def open(self) -> None:

@@ -1,0 +1,63 @@
+"""A unit of a module that is not ours: its gathered values always lie in one storage.
+
+The layers here ask for a parameter's values again in the backward. Autograd does not: what it has saved of a weight,
+transposed say, is a view of the storage that the weight had in the forward. So the values come back to that storage,
+which has memory while they are here and none while they are not (Zhao et al. 2023, arXiv 2304.11277, section 4.1).
+A parameter whose values are not here shows NaN: whoever reads it, outside of its own module, does not go on unnoticed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
+from shardwright.parallel.zero.tensor_pool import TensorPool
+from shardwright.sharding.buffer_pool import BufferPool, Loan
+
+
+class OneStorage(BufferPool[Tensor]):
+    """A pool of a single buffer, which has memory only while it is lent. What it holds is counted by another one."""
+
+    def __init__(self, device: torch.device, counting: TensorPool) -> None:
+        super().__init__(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device))
+        self._counting = counting
+        self._loan: Loan[Tensor] | None = None
+
+    def borrow(self, num_bytes: int) -> Loan[Tensor]:
+        """The buffer, whose values are whatever was there."""
+        self._counting.count(num_bytes)
+        if self._loan is None:
+            self._loan = Loan(num_bytes, self._make(num_bytes))
+        self._loan.memory.untyped_storage().resize_(num_bytes)
+        return self._loan
+
+    def give_back(self, buffer: Loan[Tensor]) -> None:
+        """Let its memory go. Views of it stay, and may be looked at once it is lent again."""
+        buffer.memory.untyped_storage().resize_(0)
+        self._counting.count(-buffer.num_bytes)
+
+
+class ModuleUnit(FlatUnit):
+    """The flat buffers of some parameters of a module."""
+
+    def __init__(
+        self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: TensorPool, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(parameters, sharding, pool, *args, **kwargs)
+        self._value_pool = OneStorage(parameters[0].device, pool)
+
+    @property
+    def are_values_here(self) -> bool:
+        """Whether the parameters show their values."""
+        return self._shown is not None
+
+    def _show(self) -> None:
+        if self._shown is not None:
+            super()._show()
+            return
+        nothing = torch.full((), float("nan"), dtype=self.value_shard.dtype, device=self.parameters[0].device)
+        for parameter in self.parameters:
+            parameter.data = nothing.expand(parameter.shape)
