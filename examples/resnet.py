@@ -36,9 +36,7 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """Three groups of blocks, each with half the resolution of the one before, and a classifier."""
 
-    def __init__(
-        self, width: int = 8, depth: int = 2, classes: int = 4, norm: type[nn.Module] = nn.BatchNorm2d
-    ) -> None:
+    def __init__(self, width: int = 8, depth: int = 2, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), norm(width), nn.ReLU(inplace=True))
         widths = [width, width, 2 * width, 4 * width]

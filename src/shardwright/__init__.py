@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwright.config.base import PlanError as PlanError
     from shardwright.config.base import RunError as RunError
     from shardwright.train.own_module.shard import shard as shard
+    from shardwright.train.own_module.sharded_module import ShardedModule as ShardedModule
 
 __version__ = "0.1.0"
 
@@ -25,10 +26,11 @@ _HOMES = {
     "Job": "shardwright.api.loaded_job",
     "load": "shardwright.api.loaded_job",
     "shard": "shardwright.train.own_module.shard",
+    "ShardedModule": "shardwright.train.own_module.sharded_module",
     "PlanError": "shardwright.config.base",
     "RunError": "shardwright.config.base",
 }
-__all__ = ["Job", "PlanError", "RunError", "load", "shard"]
+__all__ = ["Job", "PlanError", "RunError", "ShardedModule", "load", "shard"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ Which gradient comes last is not known beforehand: some parameters may not be us
 its first gradient arrives, and ends where autograd says so. Then what has not been reduced is.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -37,14 +38,14 @@ class ModuleStage(ShardedStage):
         self._num_passes = 0
         self._is_in_pass = False
         self._is_going_back: set[str] = set()  # regions that are in their backward
-        self._has_no_way_back: set[str] = set()  # whose inputs have no gradient
+        self._num_calls: Counter[str] = Counter()  # of regions, whose backwards are to come
         self._seen: list[str] | None = []  # regions in the order of the first forward, until it is over
 
     def begin(self) -> None:
         """Begin a step: there are no gradients yet. Values that a forward without a backward has left go."""
         self._num_passes, self._is_in_pass = 0, False
         self._is_going_back.clear()
-        self._has_no_way_back.clear()
+        self._num_calls.clear()
         self._release_all()
         self.zero()
 
@@ -59,6 +60,11 @@ class ModuleStage(ShardedStage):
             self._seen.append(region)
         self.begin_forward(region)
 
+    def expect_backward(self, region: str) -> None:
+        """A backward of a module's call will tell when it is over."""
+        if not self._is_in_pass:
+            self._num_calls[region] += 1
+
     def leave_forward(self, region: str, has_backward: bool) -> None:
         """A module's forward is over."""
         if self._is_in_pass:
@@ -68,6 +74,7 @@ class ModuleStage(ShardedStage):
             self.end_forward(region, has_backward)
         if region == ROOT and self._seen is not None:
             self._regions = [*self._seen, *(name for name in self._regions if name not in self._seen)]
+            self._prompt = list(dict.fromkeys(u for name in reversed(self._regions) for u in self._units_in[name]))
             self._seen = None
 
     # The backward.
@@ -80,14 +87,14 @@ class ModuleStage(ShardedStage):
             self.begin_backward(region)
 
     def leave_backward(self, region: str) -> None:
-        """The gradients of a module's inputs are there."""
+        """The gradients of a module's inputs are there. Those of its parameters are too, if it was called no more."""
         self._is_going_back.discard(region)
-        if region != ROOT:  # which others may lie in
-            self.end_backward(region)
-
-    def without_way_back(self, region: str) -> None:
-        """No input of a module has a gradient: it is over when those of its parameters are there."""
-        self._has_no_way_back.add(region)
+        self.end_backward(region)
+        self._num_calls[region] -= 1
+        if not self._num_calls[region]:
+            for unit in self._units_in[region]:
+                unit.num_missing = 1
+                self.gradient_arrived(unit)
 
     def open(self, parameter: PlacedParameter) -> None:
         """Give a parameter's gradient its memory."""
@@ -103,13 +110,13 @@ class ModuleStage(ShardedStage):
         super().open(parameter)
 
     def arrived(self, parameter: PlacedParameter) -> None:
-        """A parameter's gradient was added to."""
-        super().arrived(parameter)
-        if self._has_no_way_back and (unit := self.unit_of(parameter)).sizes.zero == 3 and unit.num_missing <= 0:
-            for region in [name for name in self._has_no_way_back if unit in self._units_in[name]]:
-                if region != ROOT and all(other.num_missing <= 0 for other in self._units_in[region]):
-                    self._has_no_way_back.discard(region)
-                    self.leave_backward(region)
+        """A parameter's gradient was added to.
+
+        Where values are gathered, ranks must begin gathers and reductions in one order, and which parameters a module
+        uses may differ from rank to rank: there a unit is complete when its module's backward is over.
+        """
+        if self.unit_of(parameter).sizes.zero < 3:
+            super().arrived(parameter)
 
     def _begin_pass(self) -> None:
         if self._is_in_pass:
@@ -129,7 +136,7 @@ class ModuleStage(ShardedStage):
         self._is_in_pass = False
         self.reduce()
         self._is_going_back.clear()
-        self._has_no_way_back.clear()
+        self._num_calls.clear()
         self._release_all()
 
     def finish(self) -> None:
@@ -170,9 +177,9 @@ def gather_around(module: nn.Module, region: str, stage: ModuleStage) -> None:
 def mark_way_back(inputs: Any, stage: ModuleStage, region: str) -> Any:
     """The inputs of a module, by way of which its backward tells that it is over."""
     found = [x for x in tensors_in(inputs) if x.requires_grad]
-    if not found:
-        stage.without_way_back(region)
+    if not found:  # it is over when the whole backward is
         return inputs
+    stage.expect_backward(region)
     marked = iter(_WayBack.apply(partial(stage.leave_backward, region), *found))
     return map_tensors(lambda x: next(marked) if x.requires_grad else x, inputs)
 

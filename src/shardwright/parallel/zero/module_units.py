@@ -57,15 +57,13 @@ def module_units(module: nn.Module, named: Sequence[str] | None = None) -> Modul
         for name, unit in module.named_modules()
         if name in chosen and any(p in names for p in unit.parameters())
     }
-    owners: dict[nn.Parameter, str] = {}
-    for name, unit in units.items():  # an inner one comes behind the one around it
-        for parameter in unit.parameters():
-            before = owners.get(parameter)
-            shares = before is not None and not name.startswith(f"{before}.")
-            owners[parameter] = ROOT if shares else name
+    around: dict[nn.Parameter, list[str]] = {}  # the units around all uses of a parameter, the inner ones first
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        here = sorted((name for name in units if path.startswith(f"{name}.")), key=len, reverse=True)
+        around[parameter] = [name for name in around.get(parameter, here) if name in here]
     regions: dict[str, list[nn.Parameter]] = {ROOT: []} | {name: [] for name in units}
     for parameter in names:
-        regions[owners.get(parameter, ROOT)].append(parameter)
+        regions[next(iter(around[parameter]), ROOT)].append(parameter)
     exact = {p for part in module.modules() if isinstance(part, _EXACT) for p in part.parameters(recurse=False)}
     return ModuleUnits(units, regions, names, frozenset(exact & set(names)))
 
