@@ -6,7 +6,7 @@
     print(job.plan())
     print(job.estimate())
 
-What a name stands for is imported when it is first used; only `shard` and `Job.train` need torch.
+What a name stands for is imported when it is first used; only `shard`, `memory_of` and `Job.train` need torch.
 """
 
 from importlib import import_module
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwright.api.loaded_job import Job as Job
     from shardwright.api.loaded_job import load as load
+    from shardwright.api.memory_of import ModuleMemory as ModuleMemory
+    from shardwright.api.memory_of import memory_of as memory_of
     from shardwright.config.base import PlanError as PlanError
     from shardwright.config.base import RunError as RunError
     from shardwright.train.own_module.shard import shard as shard
@@ -25,12 +27,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "Job": "shardwright.api.loaded_job",
     "load": "shardwright.api.loaded_job",
+    "memory_of": "shardwright.api.memory_of",
     "shard": "shardwright.train.own_module.shard",
+    "ModuleMemory": "shardwright.api.memory_of",
     "ShardedModule": "shardwright.train.own_module.sharded_module",
     "PlanError": "shardwright.config.base",
     "RunError": "shardwright.config.base",
 }
-__all__ = ["Job", "PlanError", "RunError", "ShardedModule", "load", "shard"]
+__all__ = ["Job", "ModuleMemory", "PlanError", "RunError", "ShardedModule", "load", "memory_of", "shard"]
 
 
 def __getattr__(name: str) -> Any:

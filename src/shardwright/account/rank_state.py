@@ -54,6 +54,11 @@ class UnitState:
     by_matrix: bool = False
     update: UnitUpdate | None = None
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its values are float32, whatever the rest is computed in."""
+        return self.places[0].is_exact
+
 
 @dataclass(frozen=True)
 class StageState:

@@ -73,6 +73,10 @@ class UnitEvents(ABC, Generic[Memory]):
         self._reducing: list[Loan[Memory]] | None = None  # what the reduction under way has borrowed
         self._has_sum = False  # whether the shard has a sum of this step already
 
+    def borrow_values_from(self, pool: BufferPool[Memory]) -> None:
+        """Have gathered values lie in buffers of another pool."""
+        self._value_pool = pool
+
     # What the events do.
 
     @abstractmethod

@@ -10,34 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.tensor_pool import TensorPool
-from shardwright.sharding.buffer_pool import BufferPool, Loan
-
-
-class OneStorage(BufferPool[Tensor]):
-    """A pool of a single buffer, which has memory only while it is lent. What it holds is counted by another one."""
-
-    def __init__(self, device: torch.device, counting: TensorPool) -> None:
-        super().__init__(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device))
-        self._counting = counting
-        self._loan: Loan[Tensor] | None = None
-
-    def borrow(self, num_bytes: int) -> Loan[Tensor]:
-        """The buffer, whose values are whatever was there."""
-        self._counting.count(num_bytes)
-        if self._loan is None:
-            self._loan = Loan(num_bytes, self._make(num_bytes))
-        self._loan.memory.untyped_storage().resize_(num_bytes)
-        return self._loan
-
-    def give_back(self, buffer: Loan[Tensor]) -> None:
-        """Let its memory go. Views of it stay, and may be looked at once it is lent again."""
-        buffer.memory.untyped_storage().resize_(0)
-        self._counting.count(-buffer.num_bytes)
+from shardwright.sharding.buffer_pool import OneBuffer
 
 
 class ModuleUnit(FlatUnit):
@@ -47,7 +24,12 @@ class ModuleUnit(FlatUnit):
         self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: TensorPool, *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(parameters, sharding, pool, *args, **kwargs)
-        self._value_pool = OneStorage(parameters[0].device, pool)
+        device = parameters[0].device
+        own = OneBuffer(
+            lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device),
+            lambda memory, num_bytes: memory.untyped_storage().resize_(num_bytes), counting=pool,
+        )  # fmt: skip
+        self.borrow_values_from(own)
 
     @property
     def are_values_here(self) -> bool:

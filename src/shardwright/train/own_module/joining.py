@@ -36,7 +36,7 @@ def joined_mesh(job: JobSpec, device: torch.device, timeout_s: float) -> Mesh:
     try:
         mesh, watch = join_others(
             seat, device, timeout_s, shape.describe, partial(make_mesh, job.plan, seat.rank, device, timeout_s),
-            on_timeout=lambda sentence: give_up(Failure(seat.rank, "timeout", sentence.replace("run.timeout_s", "timeout_s")), _tell),
+            on_timeout=partial(_end, seat.rank),
         )  # fmt: skip
     except NotMetError as error:
         raise RunError(str(error)) from None
@@ -46,6 +46,10 @@ def joined_mesh(job: JobSpec, device: torch.device, timeout_s: float) -> Mesh:
 
 def _has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def _end(rank: int, sentence: str) -> None:
+    give_up(Failure(rank, "timeout", sentence.replace("run.timeout_s", "timeout_s")), _tell)
 
 
 def _tell(failure: Failure) -> None:
