@@ -130,8 +130,9 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (tmp_path / "timeline.html").exists()
 
 
-def test_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "python.md").read_text("utf-8")
+@pytest.mark.parametrize("document", ["python", "own-modules"])
+def test_the_document_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / f"{document}.md").read_text("utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 3
-    run_cells([block for block in blocks if "torchrun" not in block and ".train(" not in block], tmp_path, monkeypatch)
+    assert len(blocks) >= 2
+    run_cells(blocks, tmp_path, monkeypatch)
