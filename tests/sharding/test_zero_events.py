@@ -224,7 +224,7 @@ def test_every_step(
     ("events", "player"),
     [
         (UnitEvents, FlatUnit),
-        (UnitEvents, zero_replay._SizedUnit),
+        (UnitEvents, zero_replay.SizedUnit),
         (StageEvents, ShardedStage),
         (StageEvents, zero_replay._SizedStage),
     ],

@@ -21,7 +21,7 @@ import shardwright as sw
 from own_modules import MODULES, Tricky, batch_number, example, resnet_loss, trained_in_turn
 from ranks import PATIENCE_S, RankFailedError, run_ranks
 from shardwright.config.optimizer import OptimizerSpec
-from shardwright.parallel.zero.module_units import module_units
+from shardwright.parallel.zero.module_units import compiled_faults, module_units
 
 ADAMW = {"name": "adamw", "learning_rate": 1e-2, "clip_grad_norm": 0.0}
 SGD = {"name": "sgd", "learning_rate": 1e-1, "clip_grad_norm": 0.0, "weight_decay": 0.0, "momentum": 0.0}
@@ -237,6 +237,11 @@ def test_units_are_the_modules_of_repeated_containers() -> None:
     shared = {tricky.names[p] for p in tricky.regions[""]}
     assert {"layers.0.right.weight", "layers.1.left.weight", "bias"} <= shared
     assert "layers.0.frozen" not in tricky.names.values()
+    tricky_net = Tricky()
+    for compiled in (tricky_net.layers[1], tricky_net.layers[2].left):
+        compiled._compiled_call_impl = compiled.forward  # as compile() leaves it, without loading a compiler
+    (fault,) = compiled_faults(module_units(tricky_net), tricky_net)
+    assert fault.startswith("layers.1 is compiled")
     plain = module_units(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))))
     assert list(plain.units) == []
     deep = module_units(nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Bilinear(2, 2, 2)]))

@@ -119,6 +119,17 @@ def parameter_faults(module: nn.Module) -> list[str]:
     return faults
 
 
+def compiled_faults(units: ModuleUnits, module: nn.Module) -> list[str]:
+    """What can't be gathered around: units that are compiled, or lie in what is. A compiled program has no hooks."""
+    return [
+        f"{name or 'the module'} is compiled, and the values of {', '.join(around[:3])} are gathered around calls that "
+        "Python makes; compile what lies inside of units, or use plan.zero = 2"
+        for name, part in module.named_modules()
+        if (getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule")
+        and (around := [unit for unit in units.units if f"{unit}.".startswith(f"{name}." if name else "")])
+    ]
+
+
 Placed = dict[nn.Parameter, PlacedParameter]  # by the parameter that was there before
 
 

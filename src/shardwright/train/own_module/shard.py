@@ -8,7 +8,8 @@ from torch import nn
 
 from shardwright.config.base import PlanError
 from shardwright.config.plan import PlanSpec
-from shardwright.parallel.zero.module_units import module_units, parameter_faults, unit_faults
+from shardwright.parallel.zero.module_units import compiled_faults, module_units, parameter_faults, unit_faults
+from shardwright.sharding.groups import zero_stage
 from shardwright.train.own_module.joining import joined_mesh, num_ranks
 from shardwright.train.own_module.module_job import SUBJECT, module_job
 from shardwright.train.own_module.sharded_module import ShardedModule
@@ -36,9 +37,12 @@ def shard(
         job = module_job(plan, optimizer, precision, num_ranks())
     except PlanError as error:
         raise PlanError(SUBJECT, error.faults + faults) from None
-    if faults:
+    found = module_units(module, units) if not faults else None
+    if found is not None and zero_stage(job.plan) == 3:
+        faults += compiled_faults(found, module)
+    if faults or found is None:
         raise PlanError(SUBJECT, faults)
     device = next(parameter.device for parameter in module.parameters())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return ShardedModule(module, module_units(module, units), job, joined_mesh(job, device, timeout_s), accumulate)
+    return ShardedModule(module, found, job, joined_mesh(job, device, timeout_s), accumulate)
