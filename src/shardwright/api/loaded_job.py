@@ -74,7 +74,7 @@ class Job(AskedJob):
     def estimate(self, *, beside: bool = False) -> Estimated:
         """Memory by rank, and where the device is known whether it fits, time, MFU and money: the command `estimate`.
 
-        >>> found = load("tiny-llama", devices=8, device="h100-sxm").estimate()
+        >>> found = load("tiny-llama", "plan.tp=2", devices=8, device="h100-sxm").estimate()
         >>> found.fits, found.parameters
         (True, 803968)
         """
@@ -86,7 +86,8 @@ class Job(AskedJob):
     ) -> "Plans":  # fmt: skip
         """The best plans for the job's model, batch and cluster: the command `plan`, with its options.
 
-        >>> found = load("tiny-llama", devices=8, device="h100-sxm").plan(keep=["plan.tp=2"])
+        >>> kept = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]
+        >>> found = load("tiny-llama", devices=8, device="h100-sxm").plan(keep=kept)
         >>> found.recommended.spec.plan.tp
         2
         """
