@@ -268,9 +268,17 @@ class StageEvents(Generic[Unit]):
 
     def gradient_arrived(self, unit: Unit) -> None:
         """A gradient was added to. If it was the last of its unit, the unit is reduced."""
-        if not self.is_armed:
-            return
-        unit.num_missing -= 1
+        if self.is_armed:
+            unit.num_missing -= 1
+            self._start_complete()
+
+    def unit_completed(self, unit: Unit) -> None:
+        """A unit gets no more gradients in this backward, whether all of its parameters have one or not."""
+        if self.is_armed:
+            unit.num_missing = 0
+            self._start_complete()
+
+    def _start_complete(self) -> None:
         # Always in the order of the list: replicas must issue the same reductions in the same order.
         while self._next < len(self._due) and self._due[self._next].num_missing <= 0:
             self._start_next()

@@ -93,8 +93,7 @@ class ModuleStage(ShardedStage):
         self._num_calls[region] -= 1
         if not self._num_calls[region]:
             for unit in self._units_in[region]:
-                unit.num_missing = 1
-                self.gradient_arrived(unit)
+                self.unit_completed(unit)
 
     def open(self, parameter: PlacedParameter) -> None:
         """Give a parameter's gradient its memory."""
