@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import shardwright as sw
@@ -333,6 +335,8 @@ def other_passes(rank: int, world: int) -> list[float]:
     net, loss = MODULES["tricky"]()
     plain = copy.deepcopy(net)
     model = sw.shard(net, {"zero": 3}, optimizer=SGD)
+    with torch.inference_mode():
+        assert torch.equal(loss(model, 3), loss(plain, 3))
     with torch.no_grad():
         assert torch.equal(loss(model, 0), loss(plain, 0))
     model.eval()
@@ -376,6 +380,60 @@ class Outside(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers[2](self.layers[1](x @ self.layers[0].weight))
+
+
+@st.composite
+def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
+    """Containers within each other, of layers that may be used at several places."""
+    layers = draw(st.just([nn.Linear(2, 2), nn.Linear(2, 2), nn.LayerNorm(2), nn.ReLU()]))
+
+    def made(depth: int) -> nn.Module:
+        if not depth or draw(st.integers(0, 3)) == 0:
+            fresh = draw(st.booleans())
+            return draw(st.sampled_from([nn.Linear(2, 2), nn.ReLU(), nn.LayerNorm(2)] if fresh else layers))
+        kind = draw(st.sampled_from([nn.ModuleList, lambda of: nn.Sequential(*of)]))
+        return kind([made(depth - 1) for _ in range(draw(st.integers(1, 3)))])
+
+    return nn.ModuleDict({"first": made(depth), "second": made(depth)})
+
+
+@given(module=modules())
+@settings(max_examples=60, deadline=None)
+def test_every_parameter_is_in_one_unit_that_is_around_all_its_uses(module: nn.Module) -> None:
+    found = module_units(module)
+    held = [parameter for of in found.regions.values() for parameter in of]
+    assert len(held) == len(set(held)) and set(held) == {p for p in module.parameters() if p.requires_grad}
+    uses = list(module.named_parameters(remove_duplicate=False))
+    for region, parameters in found.regions.items():
+        for parameter in parameters:
+            paths = [path for path, used in uses if used is parameter]
+            assert not region or all(path.startswith(f"{region}.") for path in paths)
+
+
+class Numbers(nn.Module):
+    """Buffers of many kinds, of which one is not kept."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.full((3,), first)))
+        self.register_buffer("mask", torch.tensor([True, False, first > 1]))
+        self.register_buffer("count", torch.tensor(int(first)))
+        self.register_buffer("table", torch.full((4,), first), persistent=False)
+
+
+def buffers(rank: int, world: int, folder: str) -> bool:
+    model = sw.shard(Numbers(1.0 + rank), {"zero": 3}, optimizer=SGD)
+    model.save(folder)
+    return all(torch.equal(a, b) for a, b in zip(model.module.buffers(), Numbers(1.0).buffers(), strict=True))
+
+
+def test_buffers_of_all_kinds_are_those_of_rank_0_and_are_saved(tmp_path: Path) -> None:
+    assert all(run_ranks(2, in_group, 2, buffers, str(tmp_path)))
+    model = sw.shard(Numbers(5.0), optimizer=SGD)
+    model.load(tmp_path)
+    assert torch.equal(model.module.turns, Numbers(1.0).turns) and torch.equal(model.module.mask, Numbers(1.0).mask)
+    assert model.module.count == 1 and model.module.table[0] == 5.0
 
 
 def test_other_passes() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
@@ -25,9 +26,13 @@ class ModuleUnit(FlatUnit):
     ) -> None:
         super().__init__(parameters, sharding, pool, *args, **kwargs)
         device = parameters[0].device
+
+        def make(num_bytes: int) -> Tensor:
+            with torch.inference_mode(False):  # where the first pass is one of inference, others are not
+                return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
         own = OneBuffer(
-            lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device),
-            lambda memory, num_bytes: memory.untyped_storage().resize_(num_bytes), counting=pool,
+            make, lambda memory, num_bytes: memory.untyped_storage().resize_(num_bytes), counting=pool,
         )  # fmt: skip
         self.borrow_values_from(own)
 
@@ -40,6 +45,10 @@ class ModuleUnit(FlatUnit):
         if self._shown is not None:
             super()._show()
             return
-        nothing = torch.full((), float("nan"), dtype=self.value_shard.dtype, device=self.parameters[0].device)
+        with torch.inference_mode(False):
+            nothing = self._nothing()
         for parameter in self.parameters:
             parameter.data = nothing.expand(parameter.shape)
+
+    def _nothing(self) -> Tensor:
+        return torch.full((), float("nan"), dtype=self.value_shard.dtype, device=self.parameters[0].device)

@@ -57,8 +57,10 @@ class ModuleReplica:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The module's buffers as they are now."""
-        return dict(self.module.named_buffers())
+        """The module's buffers as they are now, but for those that its own state leaves out. Complex ones as pairs."""
+        kept = self.module.state_dict().keys()
+        named = {name: values for name, values in self.module.named_buffers() if name in kept}
+        return {name: torch.view_as_real(of) if of.is_complex() else of for name, of in named.items()}
 
     def routers(self, stage: int) -> Mapping[int, RouterState]:
         """A module of the user's own has none that are known."""
@@ -109,9 +111,10 @@ class ShardedModule(nn.Module):
         """Begin as rank 0 does: replicas may have drawn other numbers. Moves a broadcast of each tensor."""
         with torch.no_grad():
             for tensor in [*module.parameters(), *module.buffers()]:
-                if tensor.numel():
-                    whole = tensor.detach().contiguous()
-                    tensor.copy_(broadcast(whole, world, 0)) if world.size > 1 else None
+                if tensor.numel() and world.size > 1:
+                    whole = tensor.detach().clone(memory_format=torch.contiguous_format)
+                    broadcast(whole.view(-1).view(torch.uint8), world, 0)  # bytes: whatever numbers they are
+                    tensor.copy_(whole)
 
     # A step.
 
