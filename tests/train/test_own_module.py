@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,30 @@ def equal_to_one(rank: int, world: int) -> dict[str, float]:
     named = trained("encoder", {"zero": 3}, rank, world, units=["layers.1", "head"])
     found["encoder, units named"] = differences(named, expected)
     return found
+
+
+def whole_batch(rank: int, world: int) -> float:
+    """How far two ranks, each with half of a batch, are from one process with all of it."""
+    of = example("resnet")
+    torch.manual_seed(0)
+    net = of.ResNet(width=4, depth=1, norm=partial(nn.GroupNorm, 2))
+    plain, images = copy.deepcopy(net), of.drawn_images(8, torch.Generator().manual_seed(5))
+    model = sw.shard(net, {"zero": 3}, optimizer=SGD)
+    for _ in range(3):
+        mine = [part[4 * rank : 4 * rank + 4] for part in images]
+        model.backward(nn.functional.cross_entropy(model(mine[0]), mine[1]))
+        model.step()
+        plain.zero_grad()
+        nn.functional.cross_entropy(plain(images[0]), images[1]).backward()
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter -= SGD["learning_rate"] * parameter.grad
+    return differences(model, plain)
+
+
+def test_halves_of_a_batch_are_the_whole() -> None:
+    """Without statistics of a batch only the order of its sums differs: rounding of numbers below 1."""
+    assert max(run_ranks(2, in_group, 2, whole_batch)) < 1e-6
 
 
 def test_two_ranks_are_one() -> None:
