@@ -1,3 +1,48 @@
-"""Shardwright trains large models on clusters, and says beforehand what will happen."""
+"""Shardwright trains large models on clusters, and says beforehand what will happen.
+
+    import shardwright as sw
+
+    job = sw.load("llama3-8b", devices=64, device="h100-sxm")
+    print(job.plan())
+    print(job.estimate())
+
+What a name stands for is imported when it is first used; only `shard`, `memory_of` and `Job.train` need torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwright.api.loaded_job import Job as Job
+    from shardwright.api.loaded_job import load as load
+    from shardwright.api.memory_of import ModuleMemory as ModuleMemory
+    from shardwright.api.memory_of import memory_of as memory_of
+    from shardwright.config.base import PlanError as PlanError
+    from shardwright.config.base import RunError as RunError
+    from shardwright.train.own_module.shard import shard as shard
+    from shardwright.train.own_module.sharded_module import ShardedModule as ShardedModule
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Job": "shardwright.api.loaded_job",
+    "load": "shardwright.api.loaded_job",
+    "memory_of": "shardwright.api.memory_of",
+    "shard": "shardwright.train.own_module.shard",
+    "ModuleMemory": "shardwright.api.memory_of",
+    "ShardedModule": "shardwright.train.own_module.sharded_module",
+    "PlanError": "shardwright.config.base",
+    "RunError": "shardwright.config.base",
+}
+__all__ = ["Job", "ModuleMemory", "PlanError", "RunError", "ShardedModule", "load", "memory_of", "shard"]
+
+
+def __getattr__(name: str) -> Any:
+    """What a name of the package stands for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

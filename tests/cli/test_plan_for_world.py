@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.api.plan_for_world import for_world
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.plan_for_world import for_world
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job

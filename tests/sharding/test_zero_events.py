@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.account import zero_replay
+from shardwright.account import module_account, zero_replay
 from shardwright.parallel.zero.flat_unit import FlatUnit
+from shardwright.parallel.zero.module_stage import ModuleStage
+from shardwright.parallel.zero.module_unit import ModuleUnit
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.zero_events import MOST_REDUCING, Reductions, StageEvents, UnitEvents, UnitSizes
@@ -252,9 +254,12 @@ def test_every_step(
     ("events", "player"),
     [
         (UnitEvents, FlatUnit),
-        (UnitEvents, zero_replay._SizedUnit),
+        (UnitEvents, zero_replay.SizedUnit),
         (StageEvents, ShardedStage),
         (StageEvents, zero_replay._SizedStage),
+        (UnitEvents, ModuleUnit),
+        (StageEvents, ModuleStage),
+        (StageEvents, module_account._SizedModule),
     ],
 )
 def test_players_decide_nothing(events: type, player: type) -> None:

@@ -17,7 +17,6 @@ from shardwright.schedule.job_program import job_program, undrained_steps
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import num_hosted
-from shardwright.sharding.factored_sums import FactoredSums
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.optimizer_state import moment_bytes
 
@@ -34,31 +33,37 @@ def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMem
 def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> RankMemory:
     """The account of one rank that runs its list of `program`."""
     held = rank_state(job, program, pp_rank, tp_index)
-    compute, gradient = job.precision.compute_bytes, job.precision.gradient_bytes
     versions = stashed_versions(program)[pp_rank]
-    parameters = gradients = optimizer = host = 0
-    gradients += gradient * sum(stage.own_gradient for stage in held.values())
-    updates = [group.update for stage in held.values() for group in stage.updates]
-    optimizer += sum(update.state_bytes for update in updates if isinstance(update, FactoredSums))
-    for unit in (unit for stage in held.values() for unit in stage.units):
-        zero, whole, shard = unit.replicas.zero, unit.layout.size, unit.layout.shard_size
-        values = versions * compute * (shard if zero == 3 else whole)
-        is_hosted = zero == 3 and job.plan.offload_parameters
-        on_device, on_host = _optimizer_bytes(job, unit)
-        parameters += 0 if is_hosted else values
-        gradients += gradient * (shard if zero >= 2 else whole)
-        optimizer += on_device
-        host += on_host + (values if is_hosted else 0)
+    own_gradient = job.precision.gradient_bytes * sum(stage.own_gradient for stage in held.values())
+    units = [unit_memory(job, unit, versions) for stage in held.values() for unit in stage.units]
+    factors = sum(group.state_bytes for stage in held.values() for group in stage.updates)
     activations, working = activation_bytes(job, program, pp_rank, tp_index)
     buffers = replay(job, program, pp_rank, held).buffers_bytes + kept_bytes(job, held)
     return RankMemory(
-        parameters_bytes=parameters,
-        gradients_bytes=gradients,
-        optimizer_bytes=optimizer,
+        parameters_bytes=sum(unit.parameters_bytes for unit in units),
+        gradients_bytes=own_gradient + sum(unit.gradients_bytes for unit in units),
+        optimizer_bytes=factors + sum(unit.optimizer_bytes for unit in units),
         activations_bytes=activations,
         buffers_bytes=buffers,
         working_bytes=working,
-        host_bytes=host,
+        host_bytes=sum(unit.host_bytes for unit in units),
+    )
+
+
+def unit_memory(job: JobSpec, unit: UnitState, versions: int = 1) -> RankMemory:
+    """What a rank holds of one unit from step to step, with so many versions of its values."""
+    zero, whole, shard = unit.replicas.zero, unit.layout.size, unit.layout.shard_size
+    compute = _FLOAT if unit.is_exact else job.precision.compute_bytes
+    values = versions * compute * (shard if zero == 3 else whole)
+    is_hosted = zero == 3 and job.plan.offload_parameters
+    on_device, on_host = _optimizer_bytes(job, unit)
+    return RankMemory(
+        parameters_bytes=0 if is_hosted else values,
+        gradients_bytes=job.precision.gradient_bytes * (shard if zero >= 2 else whole),
+        optimizer_bytes=on_device,
+        activations_bytes=0,
+        buffers_bytes=0,
+        host_bytes=on_host + (values if is_hosted else 0),
     )
 
 
@@ -70,7 +75,7 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     """
     hosted = num_hosted(job.plan.offload_optimizer, unit.layout.shard_size)
     rest = unit.layout.shard_size - hosted
-    is_exact = job.precision.compute == "float32"
+    is_exact = unit.is_exact or job.precision.compute == "float32"
     # On a CPU host and device are one memory, and what is offloaded is copied all the same.
     values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not job.runs_on_cpu
     has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}

@@ -53,6 +53,11 @@ class UnitState:
     replicas: Replicas
     by_matrix: bool = False
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its values are float32, whatever the rest is computed in."""
+        return self.places[0].is_exact
+
 
 @dataclass(frozen=True)
 class StageState:

@@ -41,7 +41,7 @@ class Replayed:
     buffers_bytes: int
 
 
-class _Counts:
+class MovedCounts:
     """What was moved, and how much memory there was at most: borrowed, for collectives and for messages."""
 
     def __init__(self, job: JobSpec) -> None:
@@ -69,16 +69,16 @@ class _Counts:
         self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + self.staged_bytes + messages)
 
 
-class _SizedUnit(UnitEvents[None]):
+class SizedUnit(UnitEvents[None]):
     """A unit whose events count what they move, and note the memory that there is."""
 
-    def __init__(self, state: UnitState, counts: _Counts) -> None:
+    def __init__(self, state: UnitState, counts: MovedCounts) -> None:
         precision, layout = counts.job.precision, state.layout
         sizes = UnitSizes(
             zero=state.replicas.zero,
             size=layout.size,
             shard_size=layout.shard_size,
-            compute_bytes=precision.compute_bytes,
+            compute_bytes=4 if state.is_exact else precision.compute_bytes,
             gradient_bytes=precision.gradient_bytes,
             reduce_bytes=precision.reduce_bytes,
             num_parameters=len(state.places),
@@ -138,11 +138,11 @@ class _SizedUnit(UnitEvents[None]):
     def _end_update(self) -> None: ...
 
 
-class _SizedStage(StageEvents[_SizedUnit]):
+class _SizedStage(StageEvents[SizedUnit]):
     """A stage whose forwards and backwards are events alone."""
 
     def __init__(
-        self, state: StageState, units: dict[UnitKey, _SizedUnit], reductions: Reductions, counts: _Counts
+        self, state: StageState, units: dict[UnitKey, SizedUnit], reductions: Reductions, counts: MovedCounts
     ) -> None:
         mine = {number: units[state.stage, number] for number in range(len(state.units))}
         super().__init__(
@@ -230,9 +230,9 @@ def _moved_by_update(state: StageState, group: UpdateGroup) -> list[tuple[str, i
 
 class _Replay:
     def __init__(self, job: JobSpec, held: dict[int, StageState]) -> None:
-        self.counts = _Counts(job)
+        self.counts = MovedCounts(job)
         units = {
-            (number, n): _SizedUnit(unit, self.counts)
+            (number, n): SizedUnit(unit, self.counts)
             for number, stage in held.items()
             for n, unit in enumerate(stage.units)
         }

@@ -121,21 +121,17 @@ def simulate(
     if execute and (devices or device or devices_per_node):
         raise click.UsageError("--execute runs on this machine; leave --devices, --device and --devices-per-node out")
     spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, asked, output["as_json"])
-    from shardwright.report.timeline.schedule_command import Output, show_executed, show_job
+    from shardwright.report.timeline.job_study import study_job
+    from shardwright.report.timeline.schedule_command import Output, show_job
 
-    if not execute:
+    if execute:
+        from shardwright.api.executing import run_and_study
+
+        found = run_and_study(spec)
+    else:
         expect_many_actions()
-        show_job(spec, communication, steps, Output(**output))
-        return
-    from shardwright.train.launch.fork_server import start_server_early
-
-    start_server_early(spec.run.device)
-    from shardwright.measure.step_time import compare_step_time
-    from shardwright.train.launch.scratch_folder import scratch_folder
-
-    with scratch_folder() as folder:
-        found = compare_step_time(spec, folder)
-    show_executed(spec, found.costs, found.executed(), found.executed_s, Output(**output))
+        found = study_job(spec, communication, steps)
+    show_job(found, Output(**output))
 
 
 COMMANDS = (schedule, simulate)

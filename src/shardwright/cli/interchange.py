@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.checked_job import JobToPlan, load, planned
+from shardwright.cli.checked_job import load
 from shardwright.cli.job_options import (
     JobCommand,
     PredictCommand,
@@ -19,6 +19,7 @@ from shardwright.cli.job_options import (
 )
 
 if TYPE_CHECKING:
+    from shardwright.api.asked_job import JobToPlan
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
     from shardwright.config.other_systems.systems import System
@@ -43,11 +44,12 @@ def import_job(
     Nothing of them is run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a
     job can't say and what is not known is told on standard error.
     """
+    from shardwright.api.asked_job import planned
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.job_toml import job_toml, write_toml
 
     found = _imported(system, files, overrides, asked_cluster(asked))
-    planned(found.job.name, found.job)
+    planned(f"job {found.job.name}", found.job)
     if as_json:
         click.echo(json.dumps(imported_dict(found)))
     elif toml is None:
@@ -117,9 +119,10 @@ def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[s
     return [f"the nearest plan that {system.title} has: {set_line(job, near)}"]
 
 
-def load_from(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> JobToPlan:
+def load_from(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> "JobToPlan":
     """A job of another system to find better plans for. What was assumed goes to standard error."""
     from shardwright.account.budget import meet_budget
+    from shardwright.api.asked_job import JobToPlan
     from shardwright.config.base import PlanError
     from shardwright.report.imported_text import imported_notes
     from shardwright.schedule.job_program import plan_faults

@@ -2,10 +2,9 @@
 
 import json
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,10 +21,6 @@ from shardwright.cli.job_options import (
     json_option,
 )
 
-if TYPE_CHECKING:
-    from shardwright.config.job import JobSpec
-    from shardwright.report.beside_text import Beside
-
 
 @click.command(cls=PredictCommand)
 @job_options
@@ -37,31 +32,10 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, beside: bool, 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
     spec = load_predicted(job, overrides, asked_cluster(asked), as_json)
-    from shardwright.report.estimate_text import estimate_dict, estimate_text
+    from shardwright.api.estimated import estimated
 
-    if not beside:
-        click.echo(json.dumps(estimate_dict(spec)) if as_json else estimate_text(spec))
-        return
-    from shardwright.report.beside_text import beside_text
-
-    rows = _beside(job, spec)
-    if as_json:
-        click.echo(json.dumps(estimate_dict(spec) | {"beside": [asdict(row) for row in rows]}))
-    else:
-        click.echo(f"{estimate_text(spec)}\n\n{beside_text(rows)}")
-
-
-def _beside(job: str, spec: "JobSpec") -> "list[Beside]":
-    from shardwright.config.base import PlanError
-    from shardwright.report.beside_text import beside
-
-    if spec.cluster.device == "unknown":
-        fault = "cluster.device is unknown, so no software has a price; set it to a device of the catalog"
-        raise PlanError(f"job {job}", [fault])
-    try:
-        return beside(spec)
-    except KeyError as error:
-        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    found = estimated(f"job {job}", spec, with_others=beside)
+    click.echo(json.dumps(found.to_dict()) if as_json else str(found))
 
 
 @click.command(cls=PredictCommand)
@@ -199,44 +173,27 @@ def plan(
     JOB may be a model too, with --devices and --device. Every legal plan is considered; recommended is the simplest of
     those that can't be told apart from the fastest. JOB's own plan, if it has one, is compared with what is found.
     """
-    from shardwright.config.base import PlanError
-    from shardwright.config.software import software_of
-    from shardwright.cost.calibration import shipped
-    from shardwright.planner.advice.advice import explained
-    from shardwright.planner.advice.recommendation import plans_of
-    from shardwright.planner.search.constraints import constraints_of
-    from shardwright.planner.search.objectives import NAMES, Objective
+    from shardwright.api.found_plans import Wanted, found_plans
     from shardwright.report.job_toml import write_toml
-    from shardwright.report.plans_text import plans_text
-    from shardwright.report.recommendation_text import plan_dicts, recommendation_text
 
     expect_many_actions()
-    constraints = constraints_of(keep, between, float8)
-    wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
+    wanted = Wanted(top, keep, between, float8, objective, as_software, tokens, days)
+    wanted.constraints()  # known before the job is read
     if system:
         given = load_from(system, (job, *beside), overrides, asked_cluster(asked))
-        constraints = held_to(system, constraints)
     else:
         given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
-    spec = given.job
-    if as_software:
-        constraints = constraints.as_software(software_of(spec.cluster.software))
-    try:
-        advice = plans_of(spec, constraints, shipped(), wanted, num_shown=top)
-        if not as_json:
-            advice = explained(advice, given.own, constraints, constants=shipped(), own_faults=given.own_faults)
-    except KeyError as error:
-        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    found = found_plans(f"job {job}", given, wanted, partial(held_to, system) if system else None)
+    advice = found.advice if as_json else found.explained
     told = changes(system, given.own, advice, as_json) if system and given.own and not given.own_faults else ""
     if as_json:
-        plans = plan_dicts(advice)
-        click.echo(json.dumps({"as_given": told or None, "plans": plans} if system else plans))
+        click.echo(json.dumps({"as_given": told or None, "plans": found.dicts()} if system else found.dicts()))
     else:
-        click.echo("\n\n".join(filter(None, (str(told), recommendation_text(advice), plans_text(advice)))))
-    if advice.recommendation is None:
+        click.echo("\n\n".join(filter(None, (str(told), str(found)))))
+    if found.best is None:
         sys.exit(1)
     if toml:
-        write_toml(toml, advice.recommendation.plan.job)
+        write_toml(toml, found.best)
         click.echo(f"the job with the recommended plan is in {toml}", err=True)
 
 

@@ -1,8 +1,9 @@
 """From a TOML file or a catalog name, and `--set` overrides, to a checked JobSpec."""
 
+import copy
 import json
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,22 @@ def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
     return spec
 
 
-def read_job(job: str, overrides: list[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
-    """What the file and the catalog say, on the cluster that is asked for, under the overrides. Raises PlanError."""
-    subject = f"job {job}"
-    is_model = job not in catalog.names("jobs") and (job in catalog.names("models") or names_config(job))
-    fields = _job_of_model(job) if is_model else _read_fields(job, subject)
+def subject_of(job: str | Mapping[str, Any]) -> str:
+    """What a message about a job is about: its file, its name, or what its fields call it."""
+    return f"job {job if isinstance(job, str) else job.get('name', JobSpec.model_fields['name'].default)}"
+
+
+def read_job(job: str | Mapping[str, Any], overrides: list[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
+    """What the file and the catalog say, or the fields themselves, on the cluster that is asked for, under the
+    overrides. Raises PlanError."""
+    subject = subject_of(job)
+    is_model = isinstance(job, str) and (
+        job not in catalog.names("jobs") and (job in catalog.names("models") or names_config(job))
+    )
+    if isinstance(job, str):
+        fields = _job_of_model(job) if is_model else _read_fields(job, subject)
+    else:
+        fields = copy.deepcopy(dict(job))
     faults = _ask(fields, asked)
     faults += [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)

@@ -31,18 +31,20 @@ def unit_groups(
     """The parameters of each unit of a stage, first to last.
 
     Experts' parameters have units of their own, for their replicas are others; and so have those that are updated by
-    whole matrices, for what is remembered of them is other, and the ranks work on them together. By region where values
+    whole matrices, for what is remembered of them is other, and the ranks work on them together; and those that are
+    computed with in float32, whatever the rest is computed in. By region where values
     are gathered layer by layer (ZeRO-3). Else neighbours together until there are `most_elements`; `late` ones, whose
     gradients are complete last, by themselves.
     """
     by_themselves = [[p] for p in late if not is_gathered(place_of(p))]
     apart = {p for group in by_themselves for p in group}
 
-    def kind_of(parameter: T) -> tuple[bool, bool]:
-        return place_of(parameter).is_expert, is_by_matrix(place_of(parameter))
+    def kind_of(parameter: T) -> tuple[bool, bool, bool]:
+        place = place_of(parameter)
+        return place.is_expert, is_by_matrix(place), place.is_exact
 
     groups: list[list[T]] = []
-    for of in product((False, True), repeat=2):
+    for of in product((False, True), repeat=3):
         kind = [[p for p in held if kind_of(p) == of and p not in apart] for held in regions.values()]
         held = [p for region in kind for p in region]
         if held and is_gathered(place_of(held[0])):

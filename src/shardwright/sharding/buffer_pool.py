@@ -51,8 +51,42 @@ class BufferPool(Generic[Memory]):
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)
             return Loan(num_bytes, self._make(num_bytes))
 
+    def count(self, num_bytes: int) -> None:
+        """Count so many more bytes, or fewer, that are held elsewhere, for as long as what is lent here."""
+        with self._lock:
+            self.held_bytes += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+
     def give_back(self, buffer: Loan[Memory]) -> None:
         """Return what was lent. Nobody may look at it any more."""
         with self._lock:
             self._free.append(buffer)
             self._free.sort(key=lambda free: free.num_bytes)
+
+
+class OneBuffer(BufferPool[Memory]):
+    """A pool of a single buffer, which has memory only while it is lent, and is the same one each time. What it holds
+    is counted by another pool."""
+
+    def __init__(
+        self, make: Callable[[int], Memory], resize: Callable[[Memory, int], None], counting: BufferPool[Memory]
+    ) -> None:
+        """`resize` gives a buffer memory of so many bytes, or none."""
+        super().__init__(make)
+        self._resize = resize
+        self._counting = counting
+        self._loan: Loan[Memory] | None = None
+
+    def borrow(self, num_bytes: int) -> Loan[Memory]:
+        """The buffer, whose values are whatever was there."""
+        self._counting.count(num_bytes)
+        if self._loan is None:
+            self._loan = Loan(num_bytes, self._make(num_bytes))
+        else:
+            self._resize(self._loan.memory, num_bytes)
+        return self._loan
+
+    def give_back(self, buffer: Loan[Memory]) -> None:
+        """Let its memory go. Views of it stay, and may be looked at once it is lent again."""
+        self._resize(buffer.memory, 0)
+        self._counting.count(-buffer.num_bytes)

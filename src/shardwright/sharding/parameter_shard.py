@@ -26,6 +26,7 @@ class ParameterShard:
     is_expert: bool = False
     num_parts: int = 1  # that the axes cut the tensor into, of unequal sizes where it has to be
     is_tied: bool = False  # the same tensor has another use, on the first or the last stage
+    is_exact: bool = False  # computed with in float32, whatever the rest is computed in
 
     @property
     def shape(self) -> tuple[int, ...]:

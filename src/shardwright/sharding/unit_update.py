@@ -44,6 +44,11 @@ class UpdateGroup:
         """Memory that it needs while it goes on."""
         return self.update.scratch_bytes if self.update is not None else 0
 
+    @property
+    def state_bytes(self) -> int:
+        """What it remembers beside what each element does."""
+        return self.update.state_bytes if isinstance(self.update, FactoredSums) else 0
+
 
 @dataclass(frozen=True)
 class Updates:

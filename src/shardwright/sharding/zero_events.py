@@ -63,6 +63,7 @@ class UnitEvents(ABC, Generic[Memory]):
     def __init__(self, sizes: UnitSizes, pool: BufferPool[Memory]) -> None:
         self.sizes = sizes
         self.pool = pool
+        self._value_pool = pool  # what gathered values are borrowed from
         self.holds = 0  # how many stages want the values kept
         self.num_missing = 0  # parameters whose gradient of the running backward has not arrived
         self._values: Loan[Memory] | None = None  # gathered, or on their way
@@ -71,6 +72,10 @@ class UnitEvents(ABC, Generic[Memory]):
         self._reducing: list[Loan[Memory]] | None = None  # what the reduction under way has borrowed
         self._has_sum = False  # whether the shard has a sum of this step already
         self._exact: Loan[Memory] | None = None  # float32 gradients of the update under way, if they are in others
+
+    def borrow_values_from(self, pool: BufferPool[Memory]) -> None:
+        """Have gathered values lie in buffers of another pool."""
+        self._value_pool = pool
 
     # What the events do.
 
@@ -118,7 +123,7 @@ class UnitEvents(ABC, Generic[Memory]):
     def start_gather(self) -> None:
         """Begin to gather the values, if they are sharded and neither here nor on their way."""
         if self.sizes.zero == 3 and self._values is None:
-            self._values = self.pool.borrow(self.sizes.size * self.sizes.compute_bytes)
+            self._values = self._value_pool.borrow(self.sizes.size * self.sizes.compute_bytes)
             self._is_gathering = True
             self._start_gather(self._values)
 
@@ -133,7 +138,7 @@ class UnitEvents(ABC, Generic[Memory]):
         if self._values is not None and not self.holds:
             self.finish_gather()
             self._drop_values()
-            self.pool.give_back(self._values)
+            self._value_pool.give_back(self._values)
             self._values = None
 
     def open(self) -> None:
@@ -274,9 +279,17 @@ class StageEvents(ABC, Generic[Unit]):
 
     def gradient_arrived(self, unit: Unit) -> None:
         """A gradient was added to. If it was the last of its unit, the unit is reduced."""
-        if not self.is_armed:
-            return
-        unit.num_missing -= 1
+        if self.is_armed:
+            unit.num_missing -= 1
+            self._start_complete()
+
+    def unit_completed(self, unit: Unit) -> None:
+        """A unit gets no more gradients in this backward, whether all of its parameters have one or not."""
+        if self.is_armed:
+            unit.num_missing = 0
+            self._start_complete()
+
+    def _start_complete(self) -> None:
         # Always in the order of the list: replicas must issue the same reductions in the same order.
         while self._next < len(self._due) and self._due[self._next].num_missing <= 0:
             self._start_next()

@@ -1,6 +1,6 @@
 """From a plan to what one rank runs: its stages, their gradients, the programs and the optimizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.model.moe_block import Experts
+from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_reduce_max
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
@@ -91,6 +92,10 @@ class Replica:
     def float8_states(self) -> list[Float8Linear]:
         """What all linear layers with fp8 products remember."""
         return [state for layers in self.float8 for state in layers.states]
+
+    def routers(self, stage: int) -> Mapping[int, RouterState]:
+        """What the routers of a stage remember, by layer."""
+        return self.stages[stage].routers()
 
     def memory(self) -> RankMemory:
         """What this rank has allocated, by kind, after the first update; activations are not in it."""

@@ -65,9 +65,9 @@ class PlacedParameter(nn.Parameter):
     def _add(self, gradient: Tensor) -> None:
         into = self._open()
         if self.has_gradient:
-            into.add_(gradient.view_as(into))
+            into.add_(gradient.reshape(into.shape))
         else:
-            into.copy_(gradient.view_as(into))
+            into.copy_(gradient.reshape(into.shape))
         self._added()
 
     def add_product(self, dy_TN: Tensor, x_TH: Tensor, kind: str, is_last: bool = True) -> None:

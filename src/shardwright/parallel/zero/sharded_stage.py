@@ -5,6 +5,7 @@ gathered layer by layer, each region has them when its forward and its backward 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,8 @@ StepsOf = Callable[[UnitUpdate | None, FlatUnit], MatrixSteps | None]
 class ShardedStage(StageEvents[FlatUnit]):
     """The parameters, gradients and optimizer state of one stage of the model."""
 
+    unit_type = FlatUnit  # what it makes its units of
+
     def __init__(
         self,
         regions: Mapping[str, Sequence[PlacedParameter]],
@@ -50,7 +53,8 @@ class ShardedStage(StageEvents[FlatUnit]):
         """
 
         def sharding_of(place: ParameterShard) -> Sharding:
-            return expert_sharding if place.is_expert and expert_sharding is not None else sharding
+            shared = expert_sharding if place.is_expert and expert_sharding is not None else sharding
+            return replace(shared, compute=torch.float32) if place.is_exact else shared
 
         most = bucket_elements(bucket_mib, sharding.compute.itemsize)
         groups = unit_groups(
@@ -58,7 +62,7 @@ class ShardedStage(StageEvents[FlatUnit]):
             is_by_matrix=updates.is_by_matrix,
         )  # fmt: skip
         units = [
-            FlatUnit(
+            self.unit_type(
                 group, sharding_of(group[0].place), pool, initial, make_compressor=make_compressor, updates=updates
             )
             for group in groups

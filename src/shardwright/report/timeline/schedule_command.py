@@ -6,7 +6,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,18 @@ import click
 
 from shardwright.config import catalog, largest
 from shardwright.config.base import PlanError, faults_in
-from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.units import counted
 from shardwright.report.output import write_output
 from shardwright.report.text_columns import aligned
-from shardwright.report.timeline.job_costs import drawn_costs
+from shardwright.report.timeline.job_study import JobStudy, cost_faults
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
 from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, comparison
-from shardwright.report.timeline.study import Streams, Study, drawn_steps, number, study, study_schedule
+from shardwright.report.timeline.study import Study, drawn_steps, number, study_schedule
 from shardwright.report.timeline.terminal import draw, palette_of
 from shardwright.report.timeline.trace import trace
-from shardwright.schedule.job_program import job_order, job_program
 from shardwright.schedule.registry import GENERATORS, PipelineShape, size_faults
-from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
 
 
@@ -150,59 +146,49 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
         _show(one, request.note, output, as_full_dict(one))
 
 
-def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> None:
+def show_job(one: JobStudy, output: Output) -> None:
     """The command `simulate`. PlanError for what is wrong."""
-    faults = cost_faults("--communication", latency)
-    faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
-    shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
-    if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
-        raise PlanError(f"job {job.name}", faults)
-    plan, drawn = job.plan, drawn_costs(job, latency)
-    devices = f"tp {plan.tp}" if plan.cp == 1 else f"cp {plan.cp} x tp {plan.tp}"
-    which = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
-    streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
-    result = study(plan.schedule, job_program(job), drawn.costs, num_steps, streams)
-    found = {"job": job.name} | as_full_dict(result) | {"unit": drawn.unit, "step_s": drawn.step_s}
-    _show(result, which + drawn.note, output, found, before=f"{job.name}, ", is_seconds=drawn.is_seconds)
-
-
-def show_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float, output: Output) -> None:
-    """The command `simulate --execute`: the step as simulated from measured costs, and as it ran, side by side.
-
-    `times` are of a step that was run on this machine, and `executed_s` is the median of several.
-    """
-    simulated = study(job.plan.schedule, job_program(job), costs, 1)
-    simulated_s = simulated.timeline.makespan
-    error = simulated_s / executed_s - 1.0
-    verdict = f"simulated {simulated_s:.4f} s, executed {executed_s:.4f} s (median), error {error:+.1%}"
-    note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
-    ran = replace(simulated, name=f"{simulated.name}, as it ran", times=times)
-    sections = [
-        section_of(simulated, verdict),
-        replace(section_of(ran, "The last of the steps that were run."), figures=()),
-    ]
-    title = f"{job.name}: simulated and executed"
-    if faults := _drawing_faults(output, [ran]):
+    if faults := _drawing_faults(output, [one.drawn]):
         raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: timeline_page(title, sections, note))
-    _write(output.svg, "--svg", lambda: picture(ran.timeline, ran.name))
-    _write(output.trace, "--trace", lambda: _trace_text(ran, title, is_seconds=True))
-    if output.as_json:
-        values = {"job": job.name, "simulated_s": simulated_s, "executed_s": executed_s, "error": error}
-        click.echo(json.dumps(values | {"idle": as_full_dict(simulated)["idle"]}))
-        return
-    click.echo(f"{job.name}, {simulated.heading}\n{note}\n\nsimulated\n{_drawing(simulated, output)}\n")
-    click.echo(f"executed\n{_drawing(ran, output)}\n\n{verdict}")
+    _write(output.html, "--html", lambda: job_page(one))
+    _write(output.svg, "--svg", lambda: job_picture(one))
+    _write(output.trace, "--trace", lambda: job_trace(one))
+    click.echo(json.dumps(one.values) if output.as_json else job_text(one, output))
 
 
-def _show(
-    one: Study, note: str, output: Output, as_json: dict[str, Any], before: str = "", is_seconds: bool = False
-) -> None:
-    _write_files(one, note, output, before + one.heading, is_seconds=is_seconds)
+def job_text(one: JobStudy, output: Output = Output()) -> str:
+    """A job's timeline for the terminal."""
+    simulated = one.simulated
+    if one.ran is None:
+        return f"{one.title}\n{textwrap.fill(one.note, 110)}\n\n{_text(simulated, output)}"
+    drawings = _drawing(simulated, output), _drawing(one.ran, output)
+    return (
+        f"{one.job.name}, {simulated.heading}\n{one.note}\n\nsimulated\n{drawings[0]}\n\n"
+        f"executed\n{drawings[1]}\n\n{one.verdict}"
+    )
+
+
+def job_page(one: JobStudy) -> str:
+    """A job's timeline as a page of HTML."""
+    return timeline_page(one.title, one.sections(), one.note)
+
+
+def job_picture(one: JobStudy) -> str:
+    """A job's timeline as SVG."""
+    return picture(one.drawn.timeline, one.drawn.name)
+
+
+def job_trace(one: JobStudy) -> str:
+    """A job's timeline as a trace for Perfetto."""
+    return _trace_text(one.drawn, one.title, one.is_seconds)
+
+
+def _show(one: Study, note: str, output: Output, as_json: dict[str, Any]) -> None:
+    _write_files(one, note, output, one.heading)
     if output.as_json:
         click.echo(json.dumps(as_json))
     else:
-        click.echo(f"{before}{one.heading}\n{textwrap.fill(note, 110)}\n\n{_text(one, output)}")
+        click.echo(f"{one.heading}\n{textwrap.fill(note, 110)}\n\n{_text(one, output)}")
 
 
 def _text(one: Study, output: Output) -> str:
@@ -244,13 +230,6 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
         click.echo("\n".join(["", *left_out] if not output.as_json else left_out), err=output.as_json)
 
 
-def cost_faults(option: str, cost: float) -> list[str]:
-    """Why an option is no time of an action."""
-    if cost == 0 or largest.LEAST_COST <= cost <= largest.COST:
-        return []
-    return [f"{option} is {cost:g}, and it must be 0, or from {largest.LEAST_COST:g} to {largest.COST:g}; use 1, say"]
-
-
 def _chooses(name: str) -> bool:
     """Whether the number of stages on a rank is the user's to choose."""
     return STAGES_PER_RANK.get(name, 1) == 0
@@ -276,15 +255,15 @@ def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
     ]
 
 
-def _write_files(one: Study, note: str, output: Output, title: str, is_seconds: bool = False) -> None:
+def _write_files(one: Study, note: str, output: Output, title: str) -> None:
     if faults := _drawing_faults(output, [one]):
         raise PlanError("output", faults)
     _write(output.html, "--html", lambda: timeline_page(title, [section_of(one)], note))
     _write(output.svg, "--svg", lambda: picture(one.timeline, one.name))
-    _write(output.trace, "--trace", lambda: _trace_text(one, title, is_seconds))
+    _write(output.trace, "--trace", lambda: _trace_text(one, title))
 
 
-def _trace_text(one: Study, title: str, is_seconds: bool) -> str:
+def _trace_text(one: Study, title: str, is_seconds: bool = False) -> str:
     found = trace(one.timeline, title, microseconds=1e6, unit="s") if is_seconds else trace(one.timeline, title)
     return json.dumps(found) + "\n"
 

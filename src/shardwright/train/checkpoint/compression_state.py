@@ -22,9 +22,9 @@ from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.sharding.row_boxes import RowBox, cut_rows
-from shardwright.train.build import Replica
 from shardwright.train.checkpoint.box_reader import WantedBox
 from shardwright.train.checkpoint.box_writer import HeldBox
+from shardwright.train.checkpoint.holds_state import HoldsState
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.gradient_norm import is_first_of_line
 
@@ -34,7 +34,7 @@ _KINDS: tuple[ErrorKind, ...] = ("lost", "served")
 _MOST_ELEMENTS = 8 * MIB
 
 
-def held_compression(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
+def held_compression(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
     """Copies, in host memory, of what this rank writes of it."""
     for unit, compressor in _compressed_units(replica):
         for parameter, span in _error_spans(unit, compressor):
@@ -55,7 +55,7 @@ def held_compression(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
                     yield HeldBox(_query_name(parameter), full_shape, box, query_MR.cpu().clone())
 
 
-def wanted_compression(replica: Replica, shapes: Shapes, scaled_by: float) -> list[WantedBox]:
+def wanted_compression(replica: HoldsState, shapes: Shapes, scaled_by: float) -> list[WantedBox]:
     """What this rank needs of a checkpoint that has tensors of these shapes, with what puts it in its place.
 
     Gradients are `scaled_by` so much more than they were. Errors of parameters that are not compressed any more are
@@ -74,7 +74,7 @@ def wanted_compression(replica: Replica, shapes: Shapes, scaled_by: float) -> li
     return boxes
 
 
-def _compressed_units(replica: Replica) -> Iterator[tuple[FlatUnit, Compressor]]:
+def _compressed_units(replica: HoldsState) -> Iterator[tuple[FlatUnit, Compressor]]:
     for shards in replica.shards.values():
         yield from ((unit, unit.compressor) for unit in shards.units if unit.compressor is not None)
 

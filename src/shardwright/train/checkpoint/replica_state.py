@@ -33,10 +33,10 @@ from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.optimizer_state import FACTORS, states_of
 from shardwright.sharding.row_boxes import cut_rows, shape_of_box
 from shardwright.sharding.stage_parameters import model_parameters
-from shardwright.train.build import Replica
 from shardwright.train.checkpoint.box_reader import WantedBox
 from shardwright.train.checkpoint.box_writer import HeldBox
 from shardwright.train.checkpoint.compression_state import held_compression, wanted_compression
+from shardwright.train.checkpoint.holds_state import HoldsState
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.gradient_norm import is_first_of_line
 
@@ -66,7 +66,7 @@ class _HeldRows:
         return rows_of(self.parameter.shape)[1]
 
 
-def held_boxes(replica: Replica, mesh: Mesh) -> list[HeldBox]:
+def held_boxes(replica: HoldsState, mesh: Mesh) -> list[HeldBox]:
     """Copies, in host memory, of what this rank writes. On CUDA they are there once the stream has come so far."""
     boxes = [box for held in _written_rows(replica, mesh) for box in _boxes_of(held)]
     boxes += _written_factors(replica, mesh)
@@ -95,7 +95,7 @@ def _boxes_of(held: _HeldRows) -> Iterator[HeldBox]:
 
 
 def wanted_boxes(
-    replica: Replica, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, scaled_by: float = 1.0,
+    replica: HoldsState, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, scaled_by: float = 1.0,
     optimizer_anew: bool = False,
 ) -> list[WantedBox]:  # fmt: skip
     """What this rank needs of a checkpoint that has tensors of these shapes, with what puts it in its place.
@@ -130,7 +130,7 @@ def has_optimizer(job: JobSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     )
 
 
-def take_up(replica: Replica, optimizer_steps: int) -> None:
+def take_up(replica: HoldsState, optimizer_steps: int) -> None:
     """All that was wanted of a checkpoint is there: go on with it. Moves all-gathers of the values in ZeRO 1 and 2."""
     for shards in replica.shards.values():
         for unit in shards.units:
@@ -140,12 +140,12 @@ def take_up(replica: Replica, optimizer_steps: int) -> None:
         state.weight_changed()
 
 
-def optimizer_steps(replica: Replica) -> int:
+def optimizer_steps(replica: HoldsState) -> int:
     """Steps that the optimizer has done: the same for all parameters between two steps of a run."""
     return max(unit.masters.num_steps() for shards in replica.shards.values() for unit in shards.units)
 
 
-def _rows_here(replica: Replica) -> Iterator[_HeldRows]:
+def _rows_here(replica: HoldsState) -> Iterator[_HeldRows]:
     """All rows of parameters that lie in this rank's shards."""
     for shards in replica.shards.values():
         for unit in shards.units:
@@ -155,7 +155,7 @@ def _rows_here(replica: Replica) -> Iterator[_HeldRows]:
                     yield _HeldRows(unit, parameter, first, end, start)
 
 
-def _written_rows(replica: Replica, mesh: Mesh) -> Iterator[_HeldRows]:
+def _written_rows(replica: HoldsState, mesh: Mesh) -> Iterator[_HeldRows]:
     """The rows that this rank writes: its part of those that it and its replicas hold alike."""
     for held in _rows_here(replica):
         sharding, parameter = held.unit.sharding, held.parameter
@@ -187,7 +187,7 @@ def _wanted_rows(held: _HeldRows, state: str) -> Iterator[WantedBox]:
 # Adafactor's factors, whole on every rank that shares a unit.
 
 
-def _factors(replica: Replica) -> Iterator[tuple[FlatUnit, Adafactor, FactorBox]]:
+def _factors(replica: HoldsState) -> Iterator[tuple[FlatUnit, Adafactor, FactorBox]]:
     for shards in replica.shards.values():
         for unit in shards.units:
             if isinstance(unit.masters.steps, Adafactor):
@@ -201,7 +201,7 @@ def _factor_values(adafactor: Adafactor, unit: FlatUnit, of: FactorBox) -> Tenso
     return values[slice(*of.within)].view(shape_of_box(of.box))
 
 
-def _written_factors(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
+def _written_factors(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
     """The factors that this rank writes: it is the first of those that hold them."""
     for unit, adafactor, of in _factors(replica):
         sharding, cut = unit.sharding, mesh.expert_tp if of.place.is_expert else mesh.tp
@@ -226,10 +226,10 @@ def _speaks_for(shards: ShardedStage, mesh: Mesh) -> bool:
     return sharding.shards.index == sharding.copies.index == mesh.tp.index == 0
 
 
-def _routers(replica: Replica, stage: int) -> dict[str, Tensor]:
+def _routers(replica: HoldsState, stage: int) -> dict[str, Tensor]:
     return {
         f"router.{layer}.{name}": values
-        for layer, state in replica.stages[stage].routers().items()
+        for layer, state in replica.routers(stage).items()
         for name, values in state.state_dict().items()
         if values.numel()
     }
@@ -265,7 +265,7 @@ def _set(into: Tensor, values: Tensor) -> None:
 
 
 def _wanted_small(
-    replica: Replica, stage: int, shards: ShardedStage, shapes: Mapping[str, tuple[int, ...]]
+    replica: HoldsState, stage: int, shards: ShardedStage, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[WantedBox]:
     boxes = [
         WantedBox(name, tuple(values.shape), tuple((0, size) for size in values.shape), partial(_set, values))

@@ -78,24 +78,10 @@ def run_rank(
         _check_world(seat, job)
         room = room_bytes(device, seat.local_world)
         if seat.world > 1:
-            attempt = ""
-            if not seat.store_is_up:
-                _join(seat, job, device, attempt)
-            elif seat.store_is_used:
-                used = _store(seat, job.run.timeout_s, attempt)
-                attempt = attempt_name(used, seat.rank, seat.world, job.run.timeout_s, shape.describe)
-            watch = Watch(
-                _store(seat, STORE_S, attempt),
-                seat.rank,
-                job.run.timeout_s,
-                shape.describe,
-                on_timeout=lambda message: _give_up(Failure(seat.rank, "timeout", message), tell),
-            )
-            watch.start()
-            with watch.waiting("joining the others", tuple(rank for rank in range(seat.world) if rank != seat.rank)):
-                if seat.store_is_up:
-                    _join(seat, job, device, attempt)
-                mesh = job_mesh(job, seat.rank, device, watch)
+            mesh, watch = join_others(
+                seat, device, job.run.timeout_s, shape.describe, lambda watch: job_mesh(job, seat.rank, device, watch),
+                on_timeout=lambda message: give_up(Failure(seat.rank, "timeout", message), tell),
+            )  # fmt: skip
         else:
             mesh = job_mesh(job, seat.rank, device, None)
         result = work(job, mesh, folder)
@@ -124,10 +110,29 @@ def run_rank(
                 time.sleep(4.0)
             reason = str(error).partition("\n")[0]
             failure = Failure(seat.rank, "lost", f"lost its connection ({reason}); {watch.silent_ranks(seat.world)}")
-        _give_up(failure, tell)
+        give_up(failure, tell)
 
 
-def _give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
+def join_others(
+    seat: RankEnvironment, device: torch.device, timeout_s: float, describe: Callable[[int], str],
+    make: Callable[[Watch], Mesh], on_timeout: Callable[[str], None],
+) -> tuple[Mesh, Watch]:  # fmt: skip
+    """Enter the process group of all ranks and `make` the mesh, watched from the first moment. Raises NotMetError."""
+    attempt = ""
+    if not seat.store_is_up:
+        _join(seat, timeout_s, device, attempt)
+    elif seat.store_is_used:
+        used = _store(seat, timeout_s, attempt)
+        attempt = attempt_name(used, seat.rank, seat.world, timeout_s, describe)
+    watch = Watch(_store(seat, STORE_S, attempt), seat.rank, timeout_s, describe, on_timeout=on_timeout)
+    watch.start()
+    with watch.waiting("joining the others", tuple(rank for rank in range(seat.world) if rank != seat.rank)):
+        if seat.store_is_up:
+            _join(seat, timeout_s, device, attempt)
+        return make(watch), watch
+
+
+def give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
     """End the process at once: other threads may be stuck in a collective that will never return."""
     tell(failure)
     sys.stdout.flush()
@@ -162,9 +167,9 @@ def _check_world(seat: RankEnvironment, job: JobSpec) -> None:
         raise PlanError("launch", [f"{were_started}, and {needed}"])
 
 
-def _join(seat: RankEnvironment, job: JobSpec, device: torch.device, attempt: str) -> None:
+def _join(seat: RankEnvironment, timeout_s: float, device: torch.device, attempt: str) -> None:
     """Enter the process group of all ranks. Where their store is not up yet, the first of them hosts it."""
-    bound_s = 2 * job.run.timeout_s + 10  # the watch speaks first
+    bound_s = 2 * timeout_s + 10  # the watch speaks first
     store = _store(seat, bound_s, attempt) if seat.store_is_up else None
     where: dict[str, Any] = {"store": store, "rank": seat.rank, "world_size": seat.world} if store else {}
     backend = "nccl" if device.type == "cuda" else "gloo"

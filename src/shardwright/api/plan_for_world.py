@@ -3,7 +3,7 @@
 import itertools
 from typing import TYPE_CHECKING
 
-from shardwright.cli.checked_job import planned
+from shardwright.api.asked_job import planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ def for_world(spec: "JobSpec", world: int) -> "tuple[JobSpec, str]":
     instead = f"{ranks}, and the plan is for {spec.plan.world}"
     for number, fallback in enumerate(spec.plan.fallback):
         if fallback.world == world:
-            found = planned(spec.name, spec.model_copy(update={"plan": spec.plan.fallback_plan(number)}))
+            found = planned(f"job {spec.name}", spec.model_copy(update={"plan": spec.plan.fallback_plan(number)}))
             return found, f"{instead}: this is plan.fallback[{number}], {plan_words(found.plan)}"
     recommended = _recommended(spec, world)
     if recommended is not None:
@@ -70,7 +70,7 @@ def _to_paste(spec: "JobSpec", world: int) -> str:
         job = spec.model_copy(update={"plan": plan})
         try:
             if not faults_on_any_cluster(job):
-                planned(spec.name, job)
+                planned(f"job {spec.name}", job)
                 return f", or write in [plan]: {_as_toml(spec.plan.fallback, plan)}"
         except PlanError:
             continue

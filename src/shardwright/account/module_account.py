@@ -1,0 +1,131 @@
+"""The memory account of a module of the user's own: state by unit, and what ZeRO borrows in a step.
+
+State is exact to the byte. What is borrowed is replayed from the events of ZeRO (sharding/zero_events.py), of a module
+whose regions are computed one after the other, each once. Activations can't be known without a run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.account.job_memory import unit_memory
+from shardwright.account.rank_state import UnitState, replicas_of
+from shardwright.account.zero_replay import MovedCounts, SizedUnit
+from shardwright.config.job import JobSpec
+from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_groups, unit_layout
+from shardwright.sharding.buffer_pool import Loan, OneBuffer
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.unit_update import UpdateGroup, Updates
+from shardwright.sharding.zero_events import Reductions, StageEvents
+
+
+@dataclass(frozen=True)
+class UnitAccount:
+    """What a rank holds of a unit: the names of its parameters, how many elements these have, and its memory."""
+
+    names: tuple[str, ...]
+    num_elements: int
+    memory: RankMemory
+
+
+@dataclass(frozen=True)
+class ModuleAccount:
+    """What a rank holds of a module, by unit; `factors_bytes` is what the optimizer remembers beside what each element
+    does, and `buffers_bytes` the most that is borrowed in a step."""
+
+    units: tuple[UnitAccount, ...]
+    factors_bytes: int
+    buffers_bytes: int
+
+    @property
+    def memory(self) -> RankMemory:
+        """All of it; activations are not in it."""
+        held = [unit.memory for unit in self.units]
+        return RankMemory(
+            parameters_bytes=sum(of.parameters_bytes for of in held),
+            gradients_bytes=sum(of.gradients_bytes for of in held),
+            optimizer_bytes=self.factors_bytes + sum(of.optimizer_bytes for of in held),
+            activations_bytes=0,
+            buffers_bytes=self.buffers_bytes,
+            host_bytes=sum(of.host_bytes for of in held),
+        )
+
+
+def module_account(job: JobSpec, regions: Mapping[str, Sequence[ParameterShard]]) -> ModuleAccount:
+    """The account of a module whose regions have these parameters, in the order in which they are computed; the first
+    one lies around all others."""
+    sharing = replicas_of(job.plan)
+    most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
+    updates, units = Updates(job), []
+    for group in unit_groups(
+        regions, [], lambda place: sharing.zero == 3, most, lambda place: place, is_by_matrix=updates.is_by_matrix
+    ):
+        places = tuple(in_unit_order(group, lambda place: place))
+        layout, by_matrix = unit_layout(places, sharing.num_shards), updates.is_by_matrix(places[0])
+        units.append(UnitState(places, layout, False, sharing, by_matrix=by_matrix))
+    groups = updates.groups([(unit.places, unit.layout) for unit in units])
+    counts = MovedCounts(job)
+    module = _SizedModule(units, regions, groups, counts)
+    before = -1
+    while before < counts.pool.peak_bytes:  # a step begins with the buffers that the one before left
+        before = counts.pool.peak_bytes
+        module.step()
+    accounts = tuple(
+        UnitAccount(
+            tuple(place.name for place in unit.places), sum(place.num_elements for place in unit.places),
+            unit_memory(job, unit),
+        )
+        for unit in units
+    )  # fmt: skip
+    return ModuleAccount(accounts, sum(group.state_bytes for group in groups), counts.pool.peak_bytes)
+
+
+class _SizedModule(StageEvents[SizedUnit]):
+    """A module whose passes are events alone, as parallel/zero/module_stage.py has them."""
+
+    def __init__(
+        self, states: Sequence[UnitState], regions: Mapping[str, Sequence[ParameterShard]],
+        groups: Sequence[UpdateGroup], counts: MovedCounts,
+    ) -> None:  # fmt: skip
+        units = [SizedUnit(state, counts) for state in states]
+        for unit in units:
+            unit.borrow_values_from(OneBuffer(lambda _: None, lambda _, __: None, counting=counts.pool))
+        unit_of = {place: unit for state, unit in zip(states, units, strict=True) for place in state.places}
+        self._names = list(regions)
+        super().__init__(
+            units, late=(), reductions=Reductions(),
+            units_in={name: list(dict.fromkeys(unit_of[place] for place in held)) for name, held in regions.items()},
+            is_shared=any(state.replicas.num_ranks * state.replicas.num_copies > 1 for state in states),
+            groups=[(group.units, group.scratch_bytes) for group in groups],
+        )  # fmt: skip
+
+    def _make_steps(self, number: int, scratch: Loan[None]) -> None: ...
+
+    def step(self) -> None:
+        """A forward, a backward and an update."""
+        root, *inner = self._names
+        self.begin_forward(root)
+        for name in inner:
+            self.begin_forward(name)
+            self.end_forward(name, has_backward=True)
+        self.arm(is_last=True, is_split=False)
+        self.begin_backward(root)
+        for unit in self._units_in[root]:  # some of what it has is used last, and so has its gradient first
+            unit.open()
+        for name in reversed(inner):
+            self.begin_backward(name)
+            self._arrive(name)
+            self.end_backward(name)
+        self._arrive(root)
+        self.reduce()
+        for unit in self.units:
+            unit.release()
+        self.wait()
+        self.update(1.0, 0.0)
+        self.zero()
+
+    def _arrive(self, name: str) -> None:
+        for unit in self._units_in[name]:
+            for _ in range(unit.sizes.num_parameters):
+                unit.open()
+                self.gradient_arrived(unit)

@@ -1,0 +1,122 @@
+"""A job as it was asked for, read and checked for what is to be done with it: predicted, run, or planned."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shardwright.account.budget import meet_budget
+from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
+from shardwright.config.base import PlanError
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.load import JobFields, job_to_plan, make_job, read_job, subject_of
+from shardwright.schedule.job_program import plan_faults
+
+
+@dataclass(frozen=True)
+class JobToPlan:
+    """A job to find a plan for, checked but for its own plan: `own` has that, if it has one, and `own_faults` what is
+    wrong with it."""
+
+    job: JobSpec
+    own: JobSpec | None = None
+    own_faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AskedJob:
+    """A job as it was asked for.
+
+    `job` is a TOML file, a name of the catalog, a config.json or a folder with one, or the fields themselves;
+    `overrides` are "section.field=value" strings, as --set has them, and `cluster` takes the place of the job's.
+    """
+
+    job: str | Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
+    cluster: AskedCluster = NOTHING_ASKED
+
+    @property
+    def subject(self) -> str:
+        """What a message about it is about."""
+        return subject_of(self.job)
+
+    @cached_property
+    def read(self) -> JobFields:
+        """What file and catalog say, under the overrides. Raises PlanError with every fault."""
+        return read_job(self.job, list(self.overrides), self.cluster)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What nobody stated, in words."""
+        return (self.read.filled_in,) if self.read.filled_in else ()
+
+    def as_planned(self) -> JobSpec:
+        """The job under its own plan. Raises PlanError with every fault."""
+        return planned(self.subject, make_job(self.read.fields, self.subject))
+
+    def to_run(self) -> JobSpec:
+        """The job under its own plan, with the plans that it falls back to checked too. Raises PlanError."""
+        spec = self.as_planned()
+        faults = []
+        for number in range(len(spec.plan.fallback)):
+            try:
+                planned(self.subject, spec.model_copy(update={"plan": spec.plan.fallback_plan(number)}))
+            except PlanError as error:
+                faults += [f"plan.fallback[{number}]: {fault}" for fault in error.faults]
+        if faults:
+            raise PlanError(self.subject, faults)
+        return spec
+
+    def to_predict(self) -> tuple[JobSpec, tuple[str, ...]]:
+        """The job under its own plan, and of a model without one under the best on its cluster; and in words what
+        nobody stated. Raises PlanError."""
+        return self._predicted
+
+    @cached_property
+    def _predicted(self) -> tuple[JobSpec, tuple[str, ...]]:
+        if not self.read.is_model or self.read.fields.get("plan"):
+            return self.as_planned(), self.notes
+        found, note = _under_best_plan(self.subject, job_to_plan(self.read.fields, self.subject))
+        return found, (*self.notes, note)
+
+    def to_plan(self) -> JobToPlan:
+        """The job to find a plan for. Its own may be one that its cluster does not allow. Raises PlanError."""
+        spec = job_to_plan(self.read.fields, self.subject)
+        if not self.read.fields.get("plan"):
+            return JobToPlan(spec)
+        faults = job_faults(spec) or plan_faults(spec)
+        if not faults:
+            try:
+                spec = meet_budget(spec)
+            except PlanError as error:
+                faults = error.faults
+        if faults:
+            return JobToPlan(spec.model_copy(update={"plan": spec.plan.unsearched()}), spec, tuple(faults))
+        return JobToPlan(spec, spec)
+
+
+def planned(subject: str, spec: JobSpec) -> JobSpec:
+    """The job with its plan checked too. Raises PlanError."""
+    if faults := plan_faults(spec):
+        raise PlanError(subject, faults)
+    return meet_budget(spec)
+
+
+def _under_best_plan(subject: str, spec: JobSpec) -> tuple[JobSpec, str]:
+    """The job under the plan that is recommended, and a sentence that says so."""
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.advice.recommendation import plans_of
+    from shardwright.planner.search.constraints import Constraints
+    from shardwright.report.plans_text import plan_words
+
+    try:
+        found = plans_of(spec, Constraints(), shipped()).recommendation
+    except KeyError as error:
+        raise PlanError(subject, [str(error.args[0])]) from None
+    if found is None:
+        name = subject.removeprefix("job ")
+        fault = f"no plan of {name} fits on {spec.cluster.num_devices:,} {spec.cluster.device}; use more --devices"
+        raise PlanError(subject, [fault])
+    best = found.plan.job
+    return best, f"the plan is what `plan` recommends: {plan_words(best.plan)}; set plan.tp and others for your own"

@@ -1,0 +1,16 @@
+"""A job's step, run on this machine and held against its simulation from measured costs."""
+
+from shardwright.config.job import JobSpec
+from shardwright.report.timeline.job_study import JobStudy, study_executed
+from shardwright.train.launch.fork_server import start_server_early
+
+
+def run_and_study(job: JobSpec) -> JobStudy:
+    """Measure the stages on this machine, simulate with that, run some steps. Raises PlanError, RunError."""
+    start_server_early(job.run.device)
+    from shardwright.measure.step_time import compare_step_time
+    from shardwright.train.launch.scratch_folder import scratch_folder
+
+    with scratch_folder() as folder:
+        found = compare_step_time(job, folder)
+    return study_executed(job, found.costs, found.executed(), found.executed_s)

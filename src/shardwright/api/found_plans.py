@@ -1,0 +1,104 @@
+"""What `plan` finds: the best plans of a job, why they are, and the one to take."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shardwright.api.asked_job import JobToPlan
+from shardwright.api.shown import Shown, flat
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
+from shardwright.cost.calibration import shipped
+from shardwright.planner.advice.advice import Advice, explained
+from shardwright.planner.advice.recommendation import plans_of
+from shardwright.planner.search.constraints import Constraints, constraints_of
+from shardwright.planner.search.objectives import NAMES, Objective
+from shardwright.report.plans_text import plans_text
+from shardwright.report.recommendation_text import plan_dicts, recommendation_text
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of a search, as the options of `plan` have it."""
+
+    top: int = 10
+    keep: Sequence[str] = ()
+    between: Sequence[str] = ()
+    float8: str = "none"
+    objective: str = "time"
+    as_software: bool = False
+    tokens: float = 0.0
+    days: float = 0.0
+
+    def constraints(self) -> Constraints:
+        """What the search may not choose. Raises PlanError."""
+        return constraints_of(self.keep, self.between, self.float8)
+
+
+@dataclass(frozen=True, repr=False)
+class FoundPlans(Shown):
+    """The best plans for a job's model, batch and cluster. Why they are is found out when it is asked for."""
+
+    subject: str
+    given: JobToPlan
+    advice: Advice
+    constraints: Constraints
+
+    @property
+    def best(self) -> JobSpec | None:
+        """The job under the plan to take; None where no plan fits."""
+        of = self.advice.recommendation
+        return None if of is None else of.plan.job
+
+    @cached_property
+    def explained(self) -> Advice:
+        """The plans with what is said of them. Raises PlanError."""
+        try:
+            return explained(
+                self.advice, self.given.own, self.constraints, constants=shipped(), own_faults=self.given.own_faults
+            )
+        except KeyError as error:
+            raise PlanError(self.subject, [str(error.args[0])]) from None
+
+    @property
+    def text(self) -> str:
+        told = self.explained
+        return "\n\n".join(filter(None, (recommendation_text(told), plans_text(told))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plans as `plan --json` has them, in a list called "plans"."""
+        return {"plans": self.dicts()}
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """The plans that were found, fastest first."""
+        return plan_dicts(self.advice)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each plan; names within a section are joined by a dot, as in plan.tp."""
+        return [flat(plan) for plan in self.dicts()]
+
+
+def found_plans(
+    subject: str, given: JobToPlan, wanted: Wanted, within: Callable[[Constraints], Constraints] | None = None
+) -> FoundPlans:
+    """Search for a job's best plans, `within` further constraints. Raises PlanError."""
+    faults = []
+    if wanted.objective not in NAMES:
+        faults.append(f"objective {wanted.objective!r} is none; use {', '.join(NAMES)}")
+    if wanted.top < 1:
+        faults.append(f"top is {wanted.top}, and it is how many plans are shown; use 1 or more")
+    if faults:
+        raise PlanError(subject, faults)
+    constraints = wanted.constraints()
+    if within is not None:
+        constraints = within(constraints)
+    if wanted.as_software:
+        constraints = constraints.as_software(software_of(given.job.cluster.software))
+    objective = Objective(NAMES[NAMES.index(wanted.objective)], wanted.tokens, wanted.days)
+    try:
+        advice = plans_of(given.job, constraints, shipped(), objective, num_shown=wanted.top)
+    except KeyError as error:
+        raise PlanError(subject, [str(error.args[0])]) from None
+    return FoundPlans(subject, given, advice, constraints)

@@ -1,0 +1,84 @@
+"""What a module of the user's own will hold on a rank, before anything is sharded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from shardwright.account.module_account import ModuleAccount, module_account
+from shardwright.api.shown import Shown
+from shardwright.config.base import PlanError
+from shardwright.config.plan import PlanSpec
+from shardwright.config.units import counted, memory_text
+from shardwright.parallel.zero.module_units import module_units, unit_faults
+from shardwright.report.text_columns import aligned
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.train.own_module.module_job import SUBJECT, module_job
+
+_KINDS = ("parameters", "gradients", "optimizer", "host")
+
+
+@dataclass(frozen=True, repr=False)
+class ModuleMemory(Shown):
+    """A rank's part of a module, by unit. Parameters, gradients and optimizer state are exact; buffers are the most
+    that is borrowed in a step. Activations are not in it: they can't be known without a run."""
+
+    account: ModuleAccount
+    num_ranks: int
+    buffer_bytes: int  # of the module's own buffers, such as running statistics, which every rank has
+
+    @property
+    def memory(self) -> RankMemory:
+        """All of it."""
+        return self.account.memory
+
+    @property
+    def text(self) -> str:
+        rows = [["unit", "elements", *_KINDS]]
+        for row in self.rows():
+            rows.append([row["unit"], f"{row['elements']:,}", *(memory_text(row[f"{kind}_bytes"]) for kind in _KINDS)])
+        whole = f"One of {counted(self.num_ranks, 'rank')} will hold {self.memory}; activations are not in it."
+        own = f" The module's own buffers are {memory_text(self.buffer_bytes)}." if self.buffer_bytes else ""
+        return f"{whole}{own}\n\n{aligned(rows)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "num_ranks": self.num_ranks, **self.memory.as_dict(), "module_buffer_bytes": self.buffer_bytes,
+            "units": self.rows(),
+        }  # fmt: skip
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The state of each unit: its first and last parameter, and bytes by kind."""
+        return [
+            {
+                "unit": unit.names[0] if len(unit.names) == 1 else f"{unit.names[0]} to {unit.names[-1]}",
+                "elements": unit.num_elements,
+                **{name: of for name, of in asdict(unit.memory).items() if name.removesuffix("_bytes") in _KINDS},
+            }
+            for unit in self.account.units
+        ]
+
+
+def memory_of(
+    module: nn.Module, plan: Mapping[str, Any] | PlanSpec | None = None, *,
+    optimizer: Mapping[str, Any] | None = None, precision: Mapping[str, Any] | None = None,
+    units: Sequence[str] | None = None,
+) -> ModuleMemory:  # fmt: skip
+    """What a rank will hold of a module under `shard(module, plan, ...)`. The module is left as it is, and may be on
+    the device meta, without values. Raises PlanError with every fault.
+
+    >>> from torch import nn
+    >>> found = memory_of(nn.Linear(8, 8, bias=False), {"dp": 4, "zero": 3})
+    >>> found.memory.parameters_bytes, found.memory.optimizer_bytes
+    (64, 128)
+    """
+    if faults := unit_faults(module, units):
+        raise PlanError(SUBJECT, faults)
+    fields = plan.model_dump() if isinstance(plan, PlanSpec) else dict(plan or {})
+    dp = fields.get("dp", 1)
+    job = module_job(plan, optimizer, precision, dp if isinstance(dp, int) else 1)
+    found = module_units(module, units)
+    regions = {name: [found.place(parameter) for parameter in held] for name, held in found.regions.items()}
+    own = sum(buffer.nbytes for buffer in module.buffers())
+    return ModuleMemory(module_account(job, regions), job.plan.dp, own)

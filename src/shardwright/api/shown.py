@@ -1,0 +1,67 @@
+"""What a result shows of itself: text in a terminal, a dictionary as --json has it, and a frame of pandas."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardwright.config.base import RunError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Shown(ABC):
+    """A result that prints as its command does, and can be turned into data."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The result for reading, as the command prints it."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The result as the command's --json prints it. Bytes, seconds, US dollars; None is unknown."""
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `frame`, each a dictionary of plain values by column."""
+
+    def frame(self) -> "DataFrame":
+        """The result's table as a DataFrame. RunError where pandas is missing."""
+        return frame_of(self.rows())
+
+    @cached_property
+    def _shown(self) -> str:
+        return self.text
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def __repr__(self) -> str:
+        """What a notebook and the prompt of Python show: the text."""
+        return self._shown
+
+
+def frame_of(rows: list[dict[str, Any]]) -> "DataFrame":
+    """Rows as a DataFrame. RunError where pandas is missing."""
+    try:
+        import pandas
+    except ImportError:
+        raise RunError(
+            "frame() needs pandas, which is not installed: `pip install pandas`; rows() gives the same as a list of "
+            "dictionaries"
+        ) from None
+    return pandas.DataFrame(rows)
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested values in one dictionary, whose names are joined by dots.
+
+    >>> flat({"plan": {"tp": 2, "layout": []}, "step_s": 1.5})
+    {'plan.tp': 2, 'plan.layout': [], 'step_s': 1.5}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return found

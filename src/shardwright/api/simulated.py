@@ -1,0 +1,67 @@
+"""What `simulate` finds: the timeline of a step, as text, picture, page, trace and rows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwright.api.shown import Shown
+from shardwright.report.output import write_output
+from shardwright.report.timeline.job_study import JobStudy
+from shardwright.report.timeline.schedule_command import Output, job_page, job_picture, job_text, job_trace
+
+
+@dataclass(frozen=True, repr=False)
+class Simulated(Shown):
+    """The timeline of a step of a job; in a notebook, a picture of it."""
+
+    study: JobStudy
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of the whole step, the update with it; None where they are not known."""
+        found: float | None = self.study.values.get("executed_s", self.study.values.get("step_s"))
+        return found
+
+    @property
+    def bubble(self) -> float:
+        """Idle time of a rank in one step, as a share of the step."""
+        return float(self.study.simulated.bubbles.bubble_fraction)
+
+    @property
+    def text(self) -> str:
+        return job_text(self.study, Output(no_colour=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.study.values
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every computation, message and collective of the timeline: rank, step, what it is, what it occupies, when."""
+        return [
+            {
+                "rank": rank, "step": span.step, "action": str(span.action.kind), "stage": span.action.stage,
+                "microbatch": span.action.microbatch, "on": str(span.resource), "start": float(span.start),
+                "end": float(span.end),
+            }
+            for rank, row in enumerate(self.study.drawn.timeline.ranks)
+            for span in row.spans
+        ]  # fmt: skip
+
+    def svg(self) -> str:
+        """The timeline as a picture."""
+        return job_picture(self.study)
+
+    def html(self) -> str:
+        """The timeline as a page to zoom and pan, which needs no network."""
+        return job_page(self.study)
+
+    def trace(self) -> str:
+        """The timeline as a trace for Perfetto."""
+        return job_trace(self.study)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page (.html), the picture (.svg) or the trace (.json). Raises PlanError."""
+        made = {".svg": self.svg, ".json": self.trace}.get(Path(path).suffix, self.html)
+        write_output(Path(path), made(), "save")
+
+    def _repr_html_(self) -> str:
+        return self.svg()

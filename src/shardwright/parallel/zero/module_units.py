@@ -1,0 +1,156 @@
+"""Which submodules of a module are units, and the places of its parameters.
+
+Units are the children of repeated containers: of each ModuleList, and of each Sequential whose children with
+parameters are all of one class. Where such a child is such a container itself, its children are. So the blocks of a
+ResNet are units, and the layers of an encoder. What lies in none is the root's, and so is a parameter that two units
+share. Or the user names the units.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.config.catalog import nearest
+from shardwright.parallel.tensor.initial_values import Initial
+from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
+from shardwright.parallel.zero.module_stage import ROOT
+from shardwright.sharding.parameter_shard import ParameterShard
+
+# Norms divide by what they measure, and are exact whatever the rest is computed in, as autocast has them.
+_EXACT = (
+    nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModuleUnits:
+    """The units of a module by name, and of each region the parameters that are trained: those of units, and the
+    root's, which come first."""
+
+    units: Mapping[str, nn.Module]
+    regions: Mapping[str, Sequence[nn.Parameter]]
+    names: Mapping[nn.Parameter, str]  # each parameter's, the first where it has several
+    exact: frozenset[nn.Parameter]
+
+    def place(self, parameter: nn.Parameter) -> ParameterShard:
+        """Where a parameter lies: it is whole on every rank, or in shards. Matrices decay, as what is drawn at random
+        does in our models."""
+        shape = tuple(parameter.shape)
+        init = "normal" if parameter.dim() > 1 else "zeros"
+        return ParameterShard(
+            shape, tuple((0, size) for size in shape), init, name=self.names[parameter],
+            is_exact=parameter in self.exact,
+        )  # fmt: skip
+
+
+def module_units(module: nn.Module, named: Sequence[str] | None = None) -> ModuleUnits:
+    """The units of a module, by the rule or as they are named."""
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.numel():
+            names[parameter] = name
+    chosen = set(named) if named is not None else {name for name, _ in _repeated(module, "")}
+    units = {
+        name: unit
+        for name, unit in module.named_modules()
+        if name in chosen and any(p in names for p in unit.parameters())
+    }
+    around: dict[nn.Parameter, list[str]] = {}  # the units around all uses of a parameter, the inner ones first
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        here = sorted((name for name in units if path.startswith(f"{name}.")), key=len, reverse=True)
+        around[parameter] = [name for name in around.get(parameter, here) if name in here]
+    regions: dict[str, list[nn.Parameter]] = {ROOT: []} | {name: [] for name in units}
+    for parameter in names:
+        regions[next(iter(around[parameter]), ROOT)].append(parameter)
+    exact = {p for part in module.modules() if isinstance(part, _EXACT) for p in part.parameters(recurse=False)}
+    return ModuleUnits(units, regions, names, frozenset(exact & set(names)))
+
+
+def _repeated(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    for key, child in module.named_children():
+        name = f"{path}.{key}" if path else key
+        if _is_repeated(module) and not _is_repeated(child):
+            if any(True for _ in child.parameters()):
+                yield name, child
+        else:
+            yield from _repeated(child, name)
+
+
+def _is_repeated(module: nn.Module) -> bool:
+    if isinstance(module, nn.ModuleList):
+        return True
+    kinds = {type(child) for child in module.children() if any(True for _ in child.parameters())}
+    return isinstance(module, nn.Sequential) and len(kinds) == 1
+
+
+def unit_faults(module: nn.Module, named: Sequence[str] | None) -> list[str]:
+    """What is wrong with the names of units."""
+    known = dict(module.named_modules())
+    return [
+        f"units has {name!r}, and the module has no such submodule"
+        + (f"; did you mean {' or '.join(near)}?" if (near := nearest(name, sorted(known), most=3)) else "")
+        for name in named or ()
+        if name not in known or not name
+    ]
+
+
+def parameter_faults(module: nn.Module) -> list[str]:
+    """What a module may not have."""
+    faults, devices = [], set()
+    for name, parameter in module.named_parameters():
+        devices.add(str(parameter.device))
+        if isinstance(parameter, PlacedParameter):
+            faults.append(f"{name} is sharded already; give shard() the module itself, once")
+        elif parameter.is_meta:
+            faults.append(f"{name} has no values (device meta); build the module with values on a device")
+        elif parameter.requires_grad and parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            faults.append(f"{name} is of {parameter.dtype}, and what is trained is float32, bfloat16 or float16")
+    faults += [
+        f"{name} is an Embedding with sparse gradients, and these are summed dense; make it with sparse=False"
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+    ]
+    if len(devices) > 1:
+        faults.append(f"its parameters lie on {' and '.join(sorted(devices))}; move the module to one device")
+    if not any(parameter.requires_grad and parameter.numel() for parameter in module.parameters()):
+        faults.append("it has no parameter that requires a gradient")
+    return faults
+
+
+def compiled_faults(units: ModuleUnits, module: nn.Module) -> list[str]:
+    """What can't be gathered around: units that are compiled, or lie in what is. A compiled program has no hooks."""
+    return [
+        f"{name or 'the module'} is compiled, and the values of {', '.join(around[:3])} are gathered around calls that "
+        "Python makes; compile what lies inside of units, or use plan.zero = 2"
+        for name, part in module.named_modules()
+        if (getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule")
+        and (around := [unit for unit in units.units if f"{unit}.".startswith(f"{name}." if name else "")])
+    ]
+
+
+Placed = dict[nn.Parameter, PlacedParameter]  # by the parameter that was there before
+
+
+def place_parameters(module: nn.Module, units: ModuleUnits, compute: torch.dtype) -> Placed:
+    """Put a parameter with a place where each one was that is trained, wherever it is used. They have no memory yet."""
+    placed: Placed = {}
+    for parameter in units.names:
+        place = units.place(parameter)
+        dtype = torch.float32 if place.is_exact else compute
+        placed[parameter] = PlacedParameter(no_memory(place.shape, parameter.device, dtype), place)
+    for part in module.modules():
+        for key, old in list(part._parameters.items()):
+            if old is not None and old in placed:
+                setattr(part, key, placed[old])  # which recurrent layers notice
+    return placed
+
+
+def values_of(values: Mapping[str, Tensor]) -> Initial:
+    """Initial values that are given, by name."""
+
+    def write(place: ParameterShard, start: int, out: Tensor) -> None:
+        out.copy_(values[place.name].reshape(-1)[start : start + out.numel()])
+
+    return write

@@ -1,0 +1,90 @@
+"""The timeline of a step of a job: as simulated, and as it ran where it was run on this machine."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.report.timeline.job_costs import drawn_costs
+from shardwright.report.timeline.page import Section, section_of
+from shardwright.report.timeline.schedule_figures import as_full_dict
+from shardwright.report.timeline.study import Streams, Study, drawn_steps, study
+from shardwright.schedule.job_program import job_order, job_program
+from shardwright.schedule.registry import PipelineShape, size_faults
+from shardwright.schedule.timing import Costs, Times
+
+
+@dataclass(frozen=True)
+class JobStudy:
+    """A job's simulated timeline, with what to say of it; `ran` is the step as it was run, and `verdict` how far off
+    the simulation was."""
+
+    job: JobSpec
+    simulated: Study
+    note: str
+    values: dict[str, Any]
+    is_seconds: bool
+    ran: Study | None = None
+    verdict: str = ""
+
+    @property
+    def drawn(self) -> Study:
+        """The timeline of pictures and traces: the step that was run, if one was."""
+        return self.ran or self.simulated
+
+    @property
+    def title(self) -> str:
+        """What it is of."""
+        if self.ran is not None:
+            return f"{self.job.name}: simulated and executed"
+        return f"{self.job.name}, {self.simulated.heading}"
+
+    def sections(self) -> list[Section]:
+        """The timelines of a page."""
+        if self.ran is None:
+            return [section_of(self.simulated)]
+        last = section_of(self.ran, "The last of the steps that were run.")
+        return [section_of(self.simulated, self.verdict), replace(last, figures=())]
+
+
+def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
+    """Simulate steps of a job. Raises PlanError for what is wrong."""
+    faults = cost_faults("--communication", latency)
+    faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
+    shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
+    if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
+        raise PlanError(f"job {job.name}", faults)
+    plan, drawn = job.plan, drawn_costs(job, latency)
+    devices = f"tp {plan.tp}" if plan.cp == 1 else f"cp {plan.cp} x tp {plan.tp}"
+    which = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
+    streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
+    result = study(plan.schedule, job_program(job), drawn.costs, num_steps, streams)
+    values = {"job": job.name} | as_full_dict(result) | {"unit": drawn.unit, "step_s": drawn.step_s}
+    return JobStudy(job, result, which + drawn.note, values, drawn.is_seconds)
+
+
+def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) -> JobStudy:
+    """A step as simulated from measured costs, and as it ran.
+
+    `times` are of a step that was run on this machine, and `executed_s` is the median of several.
+    """
+    simulated = study(job.plan.schedule, job_program(job), costs, 1)
+    simulated_s = simulated.timeline.makespan
+    error = simulated_s / executed_s - 1.0
+    values = {"job": job.name, "simulated_s": simulated_s, "executed_s": executed_s, "error": error}
+    note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
+    return JobStudy(
+        job, simulated, note,
+        values | {"idle": as_full_dict(simulated)["idle"]}, is_seconds=True,
+        ran=replace(simulated, name=f"{simulated.name}, as it ran", times=times),
+        verdict=f"simulated {simulated_s:.4f} s, executed {executed_s:.4f} s (median), error {error:+.1%}",
+    )  # fmt: skip
+
+
+def cost_faults(option: str, cost: float) -> list[str]:
+    """Why an option is no time of an action."""
+    if cost == 0 or largest.LEAST_COST <= cost <= largest.COST:
+        return []
+    return [f"{option} is {cost:g}, and it must be 0, or from {largest.LEAST_COST:g} to {largest.COST:g}; use 1, say"]

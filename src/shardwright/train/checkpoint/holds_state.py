@@ -1,0 +1,21 @@
+"""What checkpoints ask of who holds a model's state on a rank: the replica of a job, or a module of the user's own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from shardwright.model.router_state import RouterState
+from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.precision.float8_linear import Float8Linear
+
+
+class HoldsState(Protocol):
+    """What one rank holds of a model, ours or a module of the user's own."""
+
+    @property
+    def shards(self) -> dict[int, ShardedStage]: ...
+    @property
+    def tied(self) -> TiedEmbedding: ...
+    @property
+    def float8_states(self) -> Sequence[Float8Linear]: ...
+    def routers(self, stage: int) -> Mapping[int, RouterState]: ...

@@ -1,0 +1,1 @@
+"""A module that is not ours, under data parallel and ZeRO."""

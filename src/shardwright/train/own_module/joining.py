@@ -1,0 +1,56 @@
+"""The other ranks of a script of the user's own: joined as torchrun's environment says, and watched."""
+
+import atexit
+import sys
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from shardwright.config.base import RunError
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.sharding.mesh import MeshShape
+from shardwright.train.launch.meeting import NotMetError
+from shardwright.train.launch.rank_environment import RankEnvironment
+from shardwright.train.launch.rank_life import Failure, give_up, join_others
+
+
+def num_ranks() -> int:
+    """Ranks that there are: of the process group, if there is one, else of torchrun; 1 without either."""
+    if _has_group():
+        return dist.get_world_size()
+    seat = RankEnvironment.from_environment()
+    return 1 if seat is None else seat.world
+
+
+def joined_mesh(job: JobSpec, device: torch.device, timeout_s: float) -> Mesh:
+    """The process groups of the plan. Where the script has made no group of all ranks, it is made here, with a watch
+    that ends a rank which waits longer than `timeout_s` and says for whom. Raises RunError."""
+    if _has_group():
+        return make_mesh(job.plan, dist.get_rank(), device, timeout_s)
+    seat = RankEnvironment.from_environment()
+    if seat is None or seat.world == 1:
+        return make_mesh(job.plan, 0, device, timeout_s)
+    shape = MeshShape.of(job.plan)
+    try:
+        mesh, watch = join_others(
+            seat, device, timeout_s, shape.describe, partial(make_mesh, job.plan, seat.rank, device, timeout_s),
+            on_timeout=partial(_end, seat.rank),
+        )  # fmt: skip
+    except NotMetError as error:
+        raise RunError(str(error)) from None
+    atexit.register(watch.stop)
+    return mesh
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _end(rank: int, sentence: str) -> None:
+    give_up(Failure(rank, "timeout", sentence.replace("run.timeout_s", "timeout_s")), _tell)
+
+
+def _tell(failure: Failure) -> None:
+    print(failure.message, file=sys.stderr, flush=True)

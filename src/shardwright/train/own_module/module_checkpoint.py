@@ -1,0 +1,96 @@
+"""Checkpoints of a module of the user's own, in the format of all others (train/checkpoint/manifest.py)."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from shardwright.config.base import PlanError, RunError
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.collectives import all_reduce_max
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.checkpoint.box_reader import WantedBox, full_shapes, load_boxes
+from shardwright.train.checkpoint.box_writer import HeldBox, save_boxes
+from shardwright.train.checkpoint.kept import indices_of, make_whole, manifest_of, steps_kept
+from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, folder_name, index_file
+from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps, take_up, wanted_boxes
+from shardwright.train.checkpoint.storage import open_storage
+
+if TYPE_CHECKING:
+    from shardwright.train.own_module.sharded_module import ModuleReplica
+
+_BUFFER = "buffer."
+
+
+def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str, step: int) -> None:
+    """Write this rank's boxes, and on rank 0 the manifest once all have. Buffers are rank 0's. Raises RunError."""
+    storage, error = open_storage(folder), ""
+    boxes = held_boxes(replica, mesh)
+    if mesh.rank == 0:
+        boxes += [_whole_box(f"{_BUFFER}{name}", values) for name, values in replica.buffers.items()]
+    try:
+        save_boxes(boxes, storage, folder_name(step), mesh.rank)
+    except OSError as fault:
+        error = str(fault)
+    _agree(error, mesh, f"the checkpoint of step {step} could not be written")
+    if mesh.rank == 0:
+        manifest = Manifest(
+            step=step, samples=0, optimizer_steps=optimizer_steps(replica), job=job.model_dump(mode="json"), state={},
+            files=(),
+        )  # fmt: skip
+        try:
+            make_whole(storage, manifest, [index_file(rank) for rank in range(mesh.world.size)])
+        except (OSError, BrokenCheckpointError) as fault:
+            error = str(fault)
+    _agree(error, mesh, f"the checkpoint of step {step} could not be made whole")
+
+
+def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str) -> int:
+    """Take up the newest whole checkpoint of a folder. Returns its step. Raises PlanError, RunError."""
+    storage = open_storage(folder)
+    steps = steps_kept(storage)
+    if not steps:
+        raise PlanError("load", [f"{folder} has no checkpoint; name the folder that save() was given"])
+    error, manifest = "", None
+    try:
+        manifest = manifest_of(storage, steps[0])
+        indices = indices_of(storage, manifest)
+        shapes = dict(full_shapes(indices))
+        boxes = wanted_boxes(replica, shapes, weights_alone=False, optimizer_anew=not manifest.optimizer_steps)
+        boxes += _wanted_buffers(replica.buffers, shapes)
+        load_boxes(boxes, storage, folder_name(manifest.step), indices)
+    except (OSError, BrokenCheckpointError) as fault:
+        error = str(fault)
+    _agree(error, mesh, f"{storage.root}/{folder_name(steps[0])} can't be taken up")
+    assert manifest is not None
+    take_up(replica, manifest.optimizer_steps)
+    return manifest.step
+
+
+def _whole_box(name: str, values: Tensor) -> HeldBox:
+    kept = values.detach().cpu().clone().contiguous()
+    return HeldBox(name, tuple(kept.shape), tuple((0, size) for size in kept.shape), kept)
+
+
+def _wanted_buffers(buffers: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[WantedBox]:
+    if missing := [name for name in buffers if f"{_BUFFER}{name}" not in shapes]:
+        raise BrokenCheckpointError(f"it has no buffer {missing[0]}")
+    return [
+        WantedBox(
+            f"{_BUFFER}{name}", tuple(values.shape), tuple((0, size) for size in values.shape), partial(_set, values)
+        )
+        for name, values in buffers.items()
+    ]
+
+
+def _set(into: Tensor, values: Tensor) -> None:
+    into.copy_(values)
+
+
+def _agree(error: str, mesh: Mesh, what: str) -> None:
+    """RunError on all ranks where something went wrong on one. Moves a small all-reduce over the world."""
+    failed = torch.tensor([float(bool(error))], device=mesh.device)
+    if mesh.numbers(all_reduce_max(failed, mesh.world))[0]:
+        raise RunError(f"{what}: {error or 'another rank says why'}")

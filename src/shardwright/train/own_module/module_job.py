@@ -1,0 +1,70 @@
+"""What is asked for a module of the user's own, checked: the plan, the optimizer and the numbers, as a job has them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import PlanSpec
+from shardwright.config.units import counted
+
+SUBJECT = "shard"
+# Fields of a plan that say how replicas share a model's state. All others cut a model whose insides are known.
+FIELDS = (
+    "dp", "zero", "zero_ranks", "offload_optimizer", "offload_parameters", "bucket_mib", "compress", "compress_rank",
+    "compress_share", "compress_least",
+)  # fmt: skip
+_CUTS = {"tp": "matrices", "pp": "layers", "cp": "sequences", "ep": "experts"}
+_OPTIMIZERS = ("adamw", "adam", "sgd", "lion")  # others look at matrices, and have to know which these are
+
+Asked = Mapping[str, Any]
+
+
+def module_job(
+    plan: "Asked | PlanSpec | None", optimizer: Asked | None, precision: Asked | None, world: int
+) -> JobSpec:
+    """A job with what is asked for; its model stands for none. Raises PlanError with every fault.
+
+    The learning rate is constant and without warm-up where `optimizer` does not say another schedule.
+    """
+    fields = plan.model_dump(exclude_defaults=True) if isinstance(plan, PlanSpec) else dict(plan or {})
+    faults = [
+        f"plan.{axis} {fields[axis]} cuts the {what} of a model, and those of a module of your own are not known; use "
+        f"data parallel and ZeRO: plan.{axis} = 1"
+        for axis, what in _CUTS.items()
+        if fields.get(axis, 1) != 1
+    ]
+    default = PlanSpec().model_dump()
+    others = [name for name in fields if name in default and name not in (*FIELDS, *_CUTS)]
+    faults += [
+        f"plan.{name} is {fields[name]!r}, and says nothing of a module of your own; leave it out"
+        for name in others
+        if fields[name] != default[name]
+    ]
+    kept = {name: value for name, value in fields.items() if name not in (*_CUTS, *others)}
+    dp = kept.setdefault("dp", world)
+    rates = {"schedule": "constant", "warmup_steps": 0} if "steps" not in (optimizer or {}) else {}
+    whole = {
+        "plan": kept, "optimizer": rates | dict(optimizer or {}), "precision": dict(precision or {}),
+        "batch": {"global_batch_size": dp if isinstance(dp, int) and dp > 0 else 1},
+    }  # fmt: skip
+    try:
+        job = make_job(whole, SUBJECT)
+    except PlanError as error:
+        raise PlanError(SUBJECT, faults + error.faults) from None
+    if job.plan.world != world:
+        were = f"{counted(world, 'rank')} {'was' if world == 1 else 'were'} started"
+        faults.append(f"plan.dp is {job.plan.dp}, and {were}; leave plan.dp out, or start {job.plan.dp} with torchrun")
+    if job.optimizer.name not in _OPTIMIZERS:
+        faults.append(
+            f"optimizer.name {job.optimizer.name!r} updates whole matrices, and which those of a module of your own "
+            f"are is not known; use {', '.join(_OPTIMIZERS)}"
+        )
+    if job.precision.compute == "fp16":
+        faults.append("precision.compute 'fp16' needs a scaled loss; use 'bf16', which needs none, or 'float32'")
+    if job.precision.float8 != "none":
+        faults.append(f"precision.float8 {job.precision.float8!r} is of our linear layers; leave it out")
+    if faults:
+        raise PlanError(SUBJECT, faults)
+    return job

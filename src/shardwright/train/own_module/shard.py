@@ -1,0 +1,48 @@
+"""From a module and a plan to a sharded module."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.config.base import PlanError
+from shardwright.config.plan import PlanSpec
+from shardwright.parallel.zero.module_units import compiled_faults, module_units, parameter_faults, unit_faults
+from shardwright.sharding.groups import zero_stage
+from shardwright.train.own_module.joining import joined_mesh, num_ranks
+from shardwright.train.own_module.module_job import SUBJECT, module_job
+from shardwright.train.own_module.sharded_module import ShardedModule
+
+
+def shard(
+    module: nn.Module, plan: Mapping[str, Any] | PlanSpec | None = None, *,
+    optimizer: Mapping[str, Any] | None = None, precision: Mapping[str, Any] | None = None,
+    units: Sequence[str] | None = None, accumulate: int = 1, timeout_s: float = 120.0,
+) -> ShardedModule:  # fmt: skip
+    """Put a module of your own under data parallel and ZeRO. Every rank calls this.
+
+    `plan`, `optimizer` and `precision` have fields as a job has them; plan.dp is the number of ranks that there are. A
+    step is `accumulate` backwards. With ZeRO 3 `units` are the names of the submodules whose parameters are gathered
+    together; without, these are the modules of repeated containers. Without a process group it is made, as torchrun's
+    environment says; a rank that waits longer than `timeout_s` for others ends, and says for whom. The module's
+    parameters are replaced in place, and begin with the values that they have on rank 0.
+
+    Raises PlanError with every fault.
+    """
+    faults = [*parameter_faults(module), *unit_faults(module, units)]
+    if accumulate < 1:
+        faults.append(f"accumulate is {accumulate}, and it is how many backwards a step has; use 1 or more")
+    try:
+        job = module_job(plan, optimizer, precision, num_ranks())
+    except PlanError as error:
+        raise PlanError(SUBJECT, error.faults + faults) from None
+    found = module_units(module, units) if not faults else None
+    if found is not None and zero_stage(job.plan) == 3:
+        faults += compiled_faults(found, module)
+    if faults or found is None:
+        raise PlanError(SUBJECT, faults)
+    device = next(parameter.device for parameter in module.parameters())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return ShardedModule(module, found, job, joined_mesh(job, device, timeout_s), accumulate)

@@ -1,0 +1,252 @@
+"""A module under data parallel and ZeRO: called as before, and stepped here."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.config.base import PlanError, RunError
+from shardwright.config.job import JobSpec
+from shardwright.model.router_state import RouterState
+from shardwright.parallel.comm.collectives import Axis, all_reduce, broadcast
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.optimizers.elementwise import make_optimizer
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.parallel.zero.flat_unit import Sharding
+from shardwright.parallel.zero.held_memory import measured_memory
+from shardwright.parallel.zero.module_stage import ROOT, ModuleStage, gather_around, map_tensors, watch_gradient
+from shardwright.parallel.zero.module_units import ModuleUnits, place_parameters, values_of
+from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tensor_pool import tensor_pool
+from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.precision.float8_linear import Float8Linear
+from shardwright.sharding.flat_buffer import rows_of
+from shardwright.sharding.groups import zero_stage
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.unit_update import Updates
+from shardwright.sharding.zero_events import Reductions
+from shardwright.train.build import NUMBERS
+from shardwright.train.gradient_norm import GradientNorm
+from shardwright.train.learning_rate import learning_rate
+from shardwright.train.own_module.module_checkpoint import load_module, save_module
+
+
+@dataclass(frozen=True)
+class ModuleStep:
+    """What a step did: its number, from 1, the norm of the gradient before it was clipped, and the learning rate."""
+
+    number: int
+    grad_norm: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class ModuleReplica:
+    """What one rank holds of a module, as checkpoints and accounts of memory ask for it."""
+
+    shards: dict[int, ShardedStage]
+    tied: TiedEmbedding
+    module: nn.Module
+    float8_states: tuple[Float8Linear, ...] = ()
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The module's buffers as they are now, but for those that its own state leaves out. Complex ones as pairs."""
+        kept = self.module.state_dict().keys()
+        named = {name: values for name, values in self.module.named_buffers() if name in kept}
+        return {name: torch.view_as_real(of) if of.is_complex() else of for name, of in named.items()}
+
+    def routers(self, stage: int) -> Mapping[int, RouterState]:
+        """A module of the user's own has none that are known."""
+        return {}
+
+
+class ShardedModule(nn.Module):
+    """A module whose replicas share its state.
+
+    In a step: call it, `backward` the loss (or call the loss's own), as often as `accumulate` says, and `step`. The
+    gradient is the mean over replicas and passes. Buffers, such as running statistics, are each rank's own.
+    """
+
+    def __init__(self, module: nn.Module, units: ModuleUnits, job: JobSpec, mesh: Mesh, accumulate: int) -> None:
+        super().__init__()
+        self._from_rank_0(module, mesh.world)
+        values = {name: parameter.detach() for parameter, name in units.names.items()}
+        self.module = module
+        self.job, self.mesh, self.num_steps = job, mesh, 0
+        compute = NUMBERS[job.precision.compute]
+        placed = place_parameters(module, units, compute)
+        self._pool = tensor_pool(mesh.device)
+        sharding = Sharding(
+            zero_stage(job.plan), *mesh.replicas.sharing(0, 1), mesh.tp, compute=compute,
+            gradients=NUMBERS[job.precision.gradient_number], reduce=NUMBERS[job.precision.reduce_number],
+            host_share=job.plan.offload_optimizer, host_values=job.plan.offload_parameters,
+        )  # fmt: skip
+        self._stage = ModuleStage(
+            {name: [placed[p] for p in held] for name, held in units.regions.items()}, [], sharding, self._pool,
+            bucket_mib=job.plan.bucket_mib, initial=values_of(values), reductions=Reductions(),
+            make_compressor=make_compressor(job.plan), updates=Updates(job),
+        )  # fmt: skip
+        self._stage.passes_of_step = accumulate
+        self._stage.make_optimizers(partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments]))
+        self._placed: dict[str, PlacedParameter] = {of.place.name: of for of in placed.values()}
+        self._is_sharded = sharding.zero == 3
+        for name, unit in units.units.items() if self._is_sharded else ():
+            gather_around(unit, name, self._stage)
+        shards: dict[int, ShardedStage] = {0: self._stage}
+        self._norm = GradientNorm({0: (self._stage, list(self._placed.values()))}, [len(self._placed)], mesh)
+        tied = TiedEmbedding(None, None, mesh.ends)
+        self.replica = ModuleReplica(shards, tied, module)
+        self._autocast = compute if compute != torch.float32 else None
+        self._stage.begin()
+
+    @staticmethod
+    def _from_rank_0(module: nn.Module, world: Axis) -> None:
+        """Begin as rank 0 does: replicas may have drawn other numbers. Moves a broadcast of each tensor."""
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                if tensor.numel() and world.size > 1:
+                    whole = tensor.detach().clone(memory_format=torch.contiguous_format)
+                    broadcast(whole.view(-1).view(torch.uint8), world, 0)  # bytes: whatever numbers they are
+                    tensor.copy_(whole)
+
+    # A step.
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes; with 16-bit parameters under autocast, and floats of the output in float32."""
+        if self._is_sharded:
+            self._stage.enter_forward(ROOT)
+        with self._numbers():
+            output = self.module(*args, **kwargs)
+        if self._autocast is not None:
+            output = map_tensors(lambda x: x.float() if x.is_floating_point() else x, output)
+        if self._is_sharded:
+            then = partial(self._stage.enter_backward, ROOT)
+            has_backward = torch.is_grad_enabled() and watch_gradient(output, then)
+            self._stage.leave_forward(ROOT, has_backward)
+        return output
+
+    def _numbers(self) -> Any:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self.mesh.device.type, dtype=self._autocast)
+
+    def backward(self, loss: Tensor) -> None:
+        """The loss's own backward: gradients are added up, and reduced while it runs."""
+        loss.backward()
+
+    def step(self) -> ModuleStep:
+        """Sum the gradients over the replicas, clip them, and update. Every rank calls this. Raises RunError."""
+        stage, optimizer = self._stage, self.job.optimizer
+        if self.mesh.watch is not None:
+            self.mesh.watch.step(self.num_steps + 1)
+        stage.finish()
+        mean = 1.0 / (self.mesh.world.size * stage.passes_of_step)
+        norm = self._norm() * mean
+        if norm != norm or norm == float("inf"):
+            raise RunError(
+                f"the norm of the gradient of step {self.num_steps + 1} is {norm}: some loss or input is not finite, "
+                "the learning rate is too high, or a parameter was read outside of its module while it was sharded"
+            )
+        rate = learning_rate(optimizer, self.num_steps)
+        clip = optimizer.clip_grad_norm
+        clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+        stage.update(clipped * mean, rate)
+        stage.begin()
+        self.num_steps += 1
+        return ModuleStep(self.num_steps, norm, rate)
+
+    # What it holds.
+
+    @contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        """The module with all its values, in the numbers that it computes with, to read while this lasts on every
+        rank."""
+        self._stage.gather()
+        self._stage.finish_gather()
+        try:
+            yield self.module
+        finally:
+            self._stage.release()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The whole module's, on every rank: trained parameters in float32 under their own names, all else as it is.
+        Every rank calls this."""
+        assert not (args or kwargs), "the whole module's state is given, and under its own names"
+        found: dict[str, Any] = self.module.state_dict()
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters(remove_duplicate=False):
+                if isinstance(parameter, PlacedParameter):
+                    found[name] = self._whole_weights(parameter)
+        return found
+
+    def _whole_weights(self, parameter: PlacedParameter) -> Tensor:
+        """The float32 weights of a parameter. Moves an all-reduce over the shards."""
+        unit = self._stage.unit_of(parameter)
+        whole = torch.zeros(parameter.shape, dtype=torch.float32, device=self.mesh.device)
+        first, end, start = unit.rows_held(parameter)
+        if first < end:
+            flat = whole.view(-1)
+            size = rows_of(parameter.shape)[1]
+            held = unit.masters.copy_out("weights", start, start + (end - first) * size)
+            flat[first * size : end * size] = held.to(whole.device)
+        if unit.sharding.zero:
+            all_reduce(whole, unit.sharding.shards)
+        return whole
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take up the whole module's values, the same on every rank; the optimizer goes on with what it remembers.
+        Raises PlanError with every fault."""
+        names = self.module.state_dict().keys()
+        faults = [f"it has no {name}" for name in names if name not in state] if strict else []
+        faults += [f"it has {name}, and the module has none" for name in state if strict and name not in names]
+        placed = {
+            name: of
+            for name, of in self.module.named_parameters(remove_duplicate=False)
+            if isinstance(of, PlacedParameter) and name in state
+        }
+        faults += [
+            f"{name} is {list(state[name].shape)} in it, and {list(of.shape)} here"
+            for name, of in placed.items()
+            if state[name].shape != of.shape
+        ]
+        if faults:
+            raise PlanError("load_state_dict", faults)
+        rest = {name: value for name, value in state.items() if name not in placed}
+        self.module.load_state_dict(rest, strict=False)
+        for name, parameter in placed.items():
+            unit = self._stage.unit_of(parameter)
+            first, end, start = unit.rows_held(parameter)
+            size = rows_of(parameter.shape)[1]
+            values = state[name].detach().float().reshape(-1)[first * size : end * size]
+            unit.masters.copy_in("weights", start, values)
+        for unit in self._stage.units:
+            unit.take_up()
+        self._stage.begin()
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint, which any number of ranks goes on from, under any plan. Every rank calls this. Raises
+        RunError."""
+        save_module(self.job, self.replica, self.mesh, str(folder), self.num_steps)
+
+    def load(self, folder: str | Path) -> int:
+        """Go on from the newest whole checkpoint of a folder. Returns the number of steps done. Every rank calls this.
+        Raises PlanError where there is none, or it is of another module."""
+        self.num_steps = load_module(self.job, self.replica, self.mesh, str(folder))
+        self._stage.begin()
+        return self.num_steps
+
+    def memory(self) -> RankMemory:
+        """What this rank holds of the module's state, by kind; activations are not in it."""
+        return measured_memory(self.replica.shards, {}, self.replica.tied, self._pool)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        raise RunError(
+            "a sharded module stays where it is, in the numbers that it has; move or cast it before shard()"
+        )  # fmt: skip

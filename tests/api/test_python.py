@@ -1,0 +1,138 @@
+"""The Python API says what the commands say, without torch, and its notebook and its document run."""
+
+import doctest
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import shardwright as sw
+from shardwright.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+KEPT = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]  # of few plans the best is soon found
+ON_8 = {"devices": 8, "device": "h100-sxm"}
+WITHOUT_TORCH = """
+import sys
+import shardwright as sw
+job = sw.load("tiny-llama", "plan.tp=2", devices=8, device="h100-sxm")
+str(job.estimate()), job.plan(keep=["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]).rows()
+sw.load("quickstart").simulate().rows()
+assert not {"torch", "pandas"} & set(sys.modules), "torch or pandas was imported"
+"""
+
+
+def printed(*words: str) -> str:
+    done = CliRunner().invoke(cli, list(words))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_doctests() -> None:
+    """Examples in docstrings, wherever there are some."""
+    files = [file for file in (ROOT / "src" / "shardwright").rglob("*.py") if ">>> " in file.read_text("utf-8")]
+    assert len(files) >= 2
+    for file in files:
+        name = ".".join(file.relative_to(ROOT / "src").with_suffix("").parts)
+        found = doctest.testmod(importlib.import_module(name))
+        assert found.attempted and not found.failed, name
+
+
+def test_results_print_and_dump_as_the_commands_do() -> None:
+    words = ["tiny-llama", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=1"]
+    job = sw.load("tiny-llama", "plan.zero=1", **ON_8)
+    assert printed("estimate", *words).endswith(f"{job.estimate()}\n")
+    assert json.loads(printed("estimate", *words, "--json")) == job.estimate().to_dict()
+    assert printed("simulate", "quickstart", "--no-colour") == f"{sw.load('quickstart').simulate()}\n"
+    search = [word for kept in KEPT for word in ("--keep", kept)] + ["--top", "3"]
+    found = job.plan(keep=KEPT, top=3)
+    assert json.loads(printed("plan", *words, *search, "--json")) == found.dicts()
+    first = str(found).partition("\n\n")[0]  # what follows says how long the search took
+    assert first.startswith("Recommended: tp 2, pp 1") and first in printed("plan", *words, *search)
+
+
+def test_a_recommended_plan_is_a_job() -> None:
+    job = sw.load("tiny-llama", **ON_8).plan(keep=KEPT).recommended
+    assert (job.spec.plan.tp, job.spec.plan.world) == (2, 8)
+    moved = job.with_(plan={"tp": 1, "dp": 8, "microbatch_size": 1})
+    assert moved.spec.plan.degrees == "dp 8 x tp 1 x pp 1" and job.spec.plan.tp == 2
+    assert sw.load(job.job).spec == job.spec
+
+
+def test_fields_files_and_folders_are_read(tmp_path: Path) -> None:
+    sw.load("quickstart", "plan.tp=1").save(tmp_path / "job.toml")
+    job = sw.load(tmp_path / "job.toml", model={"layers": 6})
+    assert (job.spec.plan.tp, job.spec.model.layers) == (1, 6)
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+              "num_hidden_layers": 2, "vocab_size": 256}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert sw.load(tmp_path, **ON_8).spec.model.hidden == 64
+    fields = {"model": {"name": "tiny-llama"}, "plan": {"dp": 2}, "batch": {"global_batch_size": 4}}
+    assert sw.load(fields).estimate().rows()[0]["pp_rank"] == 0
+    assert fields["model"] == {"name": "tiny-llama"}
+
+
+def test_every_fault_is_told() -> None:
+    with pytest.raises(sw.PlanError, match="2 faults"):
+        sw.load("quickstart", optimizer={"stepz": 1}, model={"heads": "many"})
+    with pytest.raises(sw.PlanError) as of_plan:
+        sw.load("quickstart", "plan.tp=3").estimate()
+    assert "plan.tp 3 does not divide 4 kv heads (4 / 3 = 1.33); use 1, 2 or 4" in of_plan.value.faults
+    with pytest.raises(sw.PlanError, match="a section is a dictionary"):
+        sw.load("quickstart", plan="tp=2")  # type: ignore[arg-type]
+    with pytest.raises(sw.PlanError, match="is a model, and a job is a model on a cluster"):
+        sw.load("llama3-8b")
+    with pytest.raises(sw.PlanError, match="use time, cost"):
+        sw.load("tiny-llama", **ON_8).plan(objective="joy")
+
+
+def test_predicting_needs_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are what pandas is given; without it the error says what to install."""
+    found = sw.load("quickstart").simulate()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(sw.RunError, match="pip install pandas"):
+        found.frame()
+    stand_in: Any = ModuleType("pandas")
+    stand_in.DataFrame = list
+    monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    assert list(found.frame()) == found.rows()
+    computed = [row for row in found.rows() if row["on"] == "compute" and row["rank"] == 0]
+    assert [row["action"] for row in computed].count("F") == 4
+    assert "<svg" in found._repr_html_() and "<html" in found.html()
+
+
+def run_cells(cells: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run cells in order, in one namespace, as a notebook does."""
+    monkeypatch.chdir(folder)
+    namespace: dict[str, Any] = {"__name__": "notebook"}
+    for cell in cells:
+        exec(cell, namespace)
+    return namespace
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells of code are run in order, in this process: the libraries that run notebooks are no dependency."""
+    cells = json.loads((ROOT / "examples" / "tour.ipynb").read_text("utf-8"))["cells"]
+    found = run_cells(["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"], tmp_path, monkeypatch)
+    assert found["run"].steps == 3 and found["run"].last_loss < found["run"].first_loss
+    assert (tmp_path / "timeline.html").exists()
+
+
+@pytest.mark.parametrize("document", ["python", "own-modules"])
+def test_the_document_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / f"{document}.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 2
+    run_cells(blocks, tmp_path, monkeypatch)

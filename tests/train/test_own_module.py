@@ -1,0 +1,466 @@
+"""A module of one's own under data parallel and ZeRO is what one process would have made of it."""
+
+import copy
+import os
+import re
+import socket
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import shardwright as sw
+from own_modules import MODULES, Tricky, batch_number, example, resnet_loss, trained_in_turn
+from ranks import PATIENCE_S, RankFailedError, run_ranks
+from shardwright.config.optimizer import OptimizerSpec
+from shardwright.parallel.zero.module_units import compiled_faults, module_units
+
+ADAMW = {"name": "adamw", "learning_rate": 1e-2, "clip_grad_norm": 0.0}
+SGD = {"name": "sgd", "learning_rate": 1e-1, "clip_grad_norm": 0.0, "weight_decay": 0.0, "momentum": 0.0}
+STEPS = 2
+
+
+def spec_of(optimizer: dict[str, Any]) -> OptimizerSpec:
+    return OptimizerSpec(**optimizer, schedule="constant", warmup_steps=0)
+
+
+def in_group(rank: int, store: str, world: int, work: Any, *args: Any) -> Any:
+    """Do some work on a rank of a process group."""
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=PATIENCE_S)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
+    found = work(rank, world, *args)
+    dist.destroy_process_group()
+    return found
+
+
+def trained(
+    name: str, plan: dict[str, Any], rank: int = 0, world: int = 1, steps: int = STEPS, **options: Any
+) -> sw.ShardedModule:
+    """A module, trained for some steps on a rank's own batches."""
+    net, loss = MODULES[name]()
+    accumulate = options.get("accumulate", 1)
+    with torch.random.fork_rng():
+        if rank:  # replicas begin as rank 0 does, whatever they have drawn
+            for parameter in net.parameters():
+                nn.init.normal_(parameter)
+        model = sw.shard(net, plan, **{"optimizer": ADAMW, **options})
+    for step in range(steps):
+        for number in range(accumulate):
+            model.backward(loss(model, batch_number(world, rank, step * accumulate + number)))
+        model.step()
+    return model
+
+
+def differences(model: sw.ShardedModule, expected: nn.Module) -> float:
+    """The largest between a module and what it should be, buffers included."""
+    found, wanted = model.state_dict(), expected.state_dict()
+    assert found.keys() == wanted.keys()
+    return max(float((found[key] - wanted[key]).abs().max()) for key in wanted)
+
+
+def equal_to_one(rank: int, world: int) -> dict[str, float]:
+    """How far each module and stage of ZeRO is from one process, on two ranks."""
+    found = {}
+    for name in MODULES:
+        expected = trained_in_turn(*MODULES[name](), world, STEPS, spec_of(ADAMW))[rank]
+        for zero in range(4):
+            found[f"{name} {zero}"] = differences(trained(name, {"dp": 2, "zero": zero}, rank, world), expected)
+    expected = trained_in_turn(*MODULES["encoder"](), world, STEPS, spec_of(ADAMW))[rank]
+    for plan in (
+        {"zero": 3, "offload_parameters": True, "offload_optimizer": 1.0},
+        {"zero": 1, "offload_optimizer": 0.5},
+    ):
+        found[f"encoder {plan}"] = differences(trained("encoder", plan, rank, world), expected)
+    named = trained("encoder", {"zero": 3}, rank, world, units=["layers.1", "head"])
+    found["encoder, units named"] = differences(named, expected)
+    return found
+
+
+def whole_batch(rank: int, world: int) -> float:
+    """How far two ranks, each with half of a batch, are from one process with all of it."""
+    of = example("resnet")
+    torch.manual_seed(0)
+    net = of.ResNet(width=4, depth=1, norm=partial(nn.GroupNorm, 2))
+    plain, images = copy.deepcopy(net), of.drawn_images(8, torch.Generator().manual_seed(5))
+    model = sw.shard(net, {"zero": 3}, optimizer=SGD)
+    for _ in range(3):
+        mine = [part[4 * rank : 4 * rank + 4] for part in images]
+        model.backward(nn.functional.cross_entropy(model(mine[0]), mine[1]))
+        model.step()
+        plain.zero_grad()
+        nn.functional.cross_entropy(plain(images[0]), images[1]).backward()
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter -= SGD["learning_rate"] * parameter.grad
+    return differences(model, plain)
+
+
+def test_halves_of_a_batch_are_the_whole() -> None:
+    """Without statistics of a batch only the order of its sums differs: rounding of numbers below 1."""
+    assert max(run_ranks(2, in_group, 2, whole_batch)) < 1e-6
+
+
+def test_two_ranks_are_one() -> None:
+    """Each rank is held against its own replica, which has its own running statistics."""
+    for found in run_ranks(2, in_group, 2, equal_to_one):
+        # The last elements of a tensor, which do not fill a vector, are updated with another rounding.
+        assert {name: of for name, of in found.items() if of > 1e-8} == {}
+        assert len(found) == 4 * len(MODULES) + 3
+
+
+def options_on_ranks(rank: int, world: int) -> dict[str, Any]:
+    """What else there is to choose, on two ranks."""
+    found: dict[str, Any] = {}
+    # Sums of four gradients in another order: as many roundings of steps that are at most the learning rate each.
+    expected = trained_in_turn(*MODULES["tricky"](), world, STEPS, spec_of(SGD), accumulate=2)[rank]
+    for zero in (0, 1, 2, 3):
+        model = trained("tricky", {"zero": zero}, rank, world, optimizer=SGD, accumulate=2)
+        found[f"accumulate {zero}"] = differences(model, expected)
+    # In bf16 stages of ZeRO compute the same numbers, and add up the same gradients.
+    bf16 = [trained("resnet", {"zero": zero}, rank, world, precision={"compute": "bf16"}) for zero in (0, 3)]
+    found["bf16"] = differences(bf16[1], _as_module(bf16[0]))
+    found["bf16 norms"] = bf16[1].module.stem[1].weight.dtype == torch.float32
+    exact = trained_in_turn(*MODULES["resnet"](), world, STEPS, spec_of(ADAMW))[rank]
+    found["bf16 and float32"] = differences(bf16[0], exact)
+    norms = {}
+    for method, zero in product(("none", "bf16", "int8", "powersgd", "topk"), (0, 3)):
+        plan = {"zero": zero, "compress": method} | ({} if method == "none" else {"compress_least": 64})
+        model = trained("encoder", plan, rank, world, steps=1, optimizer=SGD)
+        model.backward(MODULES["encoder"]()[1](model, batch_number(world, rank, 1)))
+        norms[method, zero] = model.step().grad_norm
+        everywhere = [None, None]
+        dist.all_gather_object(everywhere, {key: of.sum().item() for key, of in model.state_dict().items()})
+        found[f"{method} {zero}"] = everywhere[0] == everywhere[1]
+        # Numbers of 8 and 16 bits are near; a low rank and a few elements are parts, and what was left out comes later.
+        share = norms[method, zero] / norms["none", zero]
+        found[f"{method} {zero} norm"] = (
+            abs(share - 1) < 0.02 if method in ("none", "bf16", "int8") else 0.1 < share < 3
+        )
+    clipped = trained("encoder", {"zero": 3}, rank, world, optimizer=ADAMW | {"clip_grad_norm": 1e-3})
+    found["clipped"] = clipped.num_steps
+    return found
+
+
+def _as_module(model: sw.ShardedModule) -> nn.Module:
+    net, _ = MODULES["resnet"]()
+    net.load_state_dict(model.state_dict())
+    return net
+
+
+def test_options() -> None:
+    for found in run_ranks(2, in_group, 2, options_on_ranks):
+        for name in [name for name in found if name.startswith("accumulate")]:
+            assert found.pop(name) < 1e-6, name
+        assert found.pop("bf16") == 0.0
+        # Adam's first steps are as long as the rate, whichever way a gradient near 0 is rounded.
+        assert 0 < found.pop("bf16 and float32") <= 2 * STEPS * 1e-2 + 0.05
+        assert all(found.values()), found
+
+
+def predicted_memory(rank: int, world: int) -> list[tuple[Any, Any]]:
+    """What each module holds on a rank, as predicted and as measured after its first update."""
+    found = []
+    zeros: list[dict[str, Any]] = [{"zero": zero} for zero in range(4)]
+    on_host = {"zero": 3, "offload_optimizer": 0.5, "offload_parameters": True}
+    for name, plan, compute in product(("resnet", "encoder"), [*zeros, on_host], ("float32", "bf16")):
+        asked: dict[str, Any] = {"optimizer": ADAMW, "precision": {"compute": compute}}
+        model = trained(name, {"dp": 2, **plan}, rank, world, **asked)
+        found.append((sw.memory_of(MODULES[name]()[0], {"dp": 2, **plan}, **asked).memory, model.memory()))
+    return found
+
+
+def test_memory_is_as_predicted() -> None:
+    for of_rank in run_ranks(2, in_group, 2, predicted_memory):
+        for predicted, measured in of_rank:
+            assert replace(predicted, buffers_bytes=0) == replace(measured, buffers_bytes=0)
+            # When the root's gradients begin to arrive is not known.
+            assert measured.buffers_bytes <= predicted.buffers_bytes <= 1.25 * measured.buffers_bytes
+
+
+def hybrid_and_saved(rank: int, world: int, folder: str) -> float:
+    """Hybrid sharding on four ranks beside one process; and a checkpoint of it."""
+    expected = trained_in_turn(*MODULES["resnet"](), world, STEPS, spec_of(ADAMW))[rank]
+    model = trained("resnet", {"zero": 3, "zero_ranks": 2}, rank, world)
+    model.save(folder)
+    return differences(model, expected)
+
+
+def test_hybrid_sharding_and_a_checkpoint_on_another_number_of_ranks(tmp_path: Path) -> None:
+    assert max(run_ranks(4, in_group, 4, hybrid_and_saved, str(tmp_path))) < 1e-8
+    one, again = (trained("resnet", {"zero": zero}, steps=0) for zero in (0, 3))
+    assert one.load(tmp_path) == again.load(tmp_path) == STEPS
+    expected = trained_in_turn(*MODULES["resnet"](), 4, STEPS, spec_of(ADAMW))[0]
+    assert differences(one, expected) < 1e-8 and differences(again, expected) < 1e-8
+    loss = MODULES["resnet"]()[1]
+    for model in (one, again):  # and the optimizer goes on with what it remembers
+        model.backward(loss(model, 7))
+        assert model.step().number == STEPS + 1
+    assert differences(one, _as_module(again)) == 0.0
+    with pytest.raises(sw.RunError, match="shape"):
+        sw.shard(example("resnet").ResNet(width=6, depth=1), optimizer=ADAMW).load(tmp_path)
+    with pytest.raises(sw.PlanError, match="has no checkpoint"):
+        one.load(tmp_path / "nothing")
+
+
+def dying(rank: int, world: int) -> None:
+    model = trained("encoder", {"zero": 3}, rank, world)
+    if rank == 1:
+        os._exit(3)
+    loss = MODULES["encoder"]()[1]
+    model.backward(loss(model, 0))
+
+
+def test_a_rank_that_dies_ends_the_others() -> None:
+    start_s = time.monotonic()
+    with pytest.raises(RankFailedError, match=r"exit code 3|Connection|closed"):
+        run_ranks(2, in_group, 2, dying)
+    assert time.monotonic() - start_s < 60
+
+
+def waiting(rank: int, store: str, port: int, told: str) -> None:
+    """Ranks of torchrun, of which one never comes to the step."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if rank == 0:
+        sys.stderr = Path(told).open("w", encoding="utf-8")  # noqa: SIM115 (it ends with the rank)
+    net, loss = MODULES["encoder"]()
+    model = sw.shard(net, {"zero": 2}, optimizer=ADAMW, timeout_s=2.0)
+    model.backward(loss(model, rank))
+    if rank == 1:
+        time.sleep(PATIENCE_S)
+    model.step()
+
+
+def test_who_waited_for_whom_is_told(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(RankFailedError, match="exit code 1"):
+        run_ranks(2, waiting, port, str(tmp_path / "told"))
+    told = (tmp_path / "told").read_text()
+    assert re.search(r"rank 0 .* waited 2 s .* for rank 1 .*raise timeout_s", told, flags=re.DOTALL), told
+
+
+def test_units_are_the_modules_of_repeated_containers() -> None:
+    found = module_units(example("resnet").ResNet(depth=2))
+    assert list(found.units) == [f"groups.{group}.{block}" for group in range(3) for block in range(2)]
+    encoder = module_units(example("encoder").Encoder())
+    assert list(encoder.units) == ["layers.0", "layers.1"]
+    assert [encoder.names[p] for p in encoder.regions[""]] == [
+        "positions", "embedding.weight", "norm.weight", "norm.bias"
+    ]  # fmt: skip
+    tricky = module_units(Tricky())
+    shared = {tricky.names[p] for p in tricky.regions[""]}
+    assert {"layers.0.right.weight", "layers.1.left.weight", "bias"} <= shared
+    assert "layers.0.frozen" not in tricky.names.values()
+    tricky_net = Tricky()
+    for compiled in (tricky_net.layers[1], tricky_net.layers[2].left):
+        compiled._compiled_call_impl = compiled.forward  # as compile() leaves it, without loading a compiler
+    (fault,) = compiled_faults(module_units(tricky_net), tricky_net)
+    assert fault.startswith("layers.1 is compiled")
+    plain = module_units(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))))
+    assert list(plain.units) == []
+    deep = module_units(nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Bilinear(2, 2, 2)]))
+    assert list(deep.units) == ["0.0", "0.1", "1"]
+
+
+class Again(nn.Module):
+    """Layers that are computed again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+        self.outer = nn.ModuleList(nn.Bilinear(6, 6, 6) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        for outer in self.outer:
+            x = checkpoint(outer, x, x, use_reentrant=False)
+
+        def rest(x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+        return checkpoint(rest, x, use_reentrant=False)
+
+
+def test_state_of_the_whole_module_is_taken_up() -> None:
+    net, _ = MODULES["tricky"]()
+    model = trained("tricky", {"zero": 3})
+    other = sw.shard(net, {"zero": 1}, optimizer=ADAMW)
+    other.load_state_dict(model.state_dict())
+    assert differences(other, _loaded(Tricky(), model)) == 0.0
+    state = model.state_dict()
+    state["layers.0.scale"] = torch.ones(3)
+    state.pop("bias")
+    with pytest.raises(sw.PlanError, match="2 faults"):
+        other.load_state_dict(state)
+
+
+def _loaded(net: nn.Module, model: sw.ShardedModule) -> nn.Module:
+    net.load_state_dict(model.state_dict())
+    return net
+
+
+def test_what_is_refused() -> None:
+    def faults(module: nn.Module | None = None, **asked: Any) -> str:
+        with pytest.raises(sw.PlanError) as refused:
+            sw.shard(module or nn.Linear(2, 2), **asked)
+        return str(refused.value)
+
+    told = faults(plan={"tp": 2, "schedule": "gpipe", "zero": 4}, optimizer={"rate": 1.0})
+    assert "3 faults" not in told and "plan.tp 2 cuts the matrices" in told and "plan.schedule" in told
+    assert "plan.zero" in told and "optimizer.rate" in told
+    assert "1 rank was started" in faults(plan={"dp": 2})
+    assert "does not divide" in faults(plan={"zero": 3, "zero_ranks": 2})
+    assert "did you mean 0" not in faults(units=["left"]) and "no such submodule" in faults(units=["left"])
+    assert "updates whole matrices" in faults(optimizer={"name": "muon"})
+    assert "'fp16' needs a scaled loss" in faults(precision={"compute": "fp16"})
+    assert "sparse=False" in faults(nn.Embedding(4, 4, sparse=True))
+    assert "device meta" in faults(nn.Linear(2, 2, device="meta"))
+    assert "no parameter that requires a gradient" in faults(nn.ReLU())
+    assert "accumulate is 0" in faults(accumulate=0)
+    model = sw.shard(nn.Linear(2, 2))
+    assert "sharded already" in faults(model)
+    with pytest.raises(sw.RunError, match="stays where it is"):
+        model.double()
+
+
+def computed_again() -> float:
+    torch.manual_seed(0)
+    net, x = Again(), torch.randn(4, 6)
+    plain = copy.deepcopy(net)
+    model = sw.shard(net, {"zero": 3}, optimizer=SGD)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        plain.zero_grad()
+        plain(x).square().mean().backward()
+        model.step()
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter -= 0.1 * parameter.grad
+    return differences(model, plain)
+
+
+def other_passes(rank: int, world: int) -> list[float]:
+    """Evaluation, two forwards before one backward, activations that are computed again, wrong use."""
+    net, loss = MODULES["tricky"]()
+    plain = copy.deepcopy(net)
+    model = sw.shard(net, {"zero": 3}, optimizer=SGD)
+    with torch.inference_mode():
+        assert torch.equal(loss(model, 3), loss(plain, 3))
+    with torch.no_grad():
+        assert torch.equal(loss(model, 0), loss(plain, 0))
+    model.eval()
+    plain.eval()
+    assert torch.equal(loss(model, 1), loss(plain, 1))  # and no backward follows
+    layer = net.layers[0].left.weight
+    model.backward(loss(model, 2) + loss(model, 4))
+    assert torch.isnan(layer).all() and not torch.isnan(plain.layers[0].left.weight).any()
+    with model.gathered() as whole:
+        assert torch.equal(whole.layers[0].left.weight, plain.layers[0].left.weight)
+    (loss(plain, 2) + loss(plain, 4)).backward()
+    model.step()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter -= 0.1 * parameter.grad if parameter.grad is not None else 0.0
+    return [differences(model, plain), computed_again(), *wrong_use()]
+
+
+def wrong_use() -> list[float]:
+    net, loss = resnet_loss()
+    model = sw.shard(net, {"zero": 3}, optimizer=SGD)
+    with pytest.raises(sw.RunError, match="after 0 backwards"):
+        model.step()
+    model.backward(loss(model, 0))
+    with pytest.raises(sw.RunError, match="backward 2 since the last step"):
+        model.backward(loss(model, 1))
+    outside = sw.shard(Outside(), {"zero": 3}, optimizer=SGD)
+    loss_there = outside(torch.randn(2, 3)).sum()
+    assert torch.isnan(loss_there)
+    with pytest.raises(sw.RunError, match="when its values had been released"):
+        outside.backward(loss_there)
+    return []
+
+
+class Outside(nn.Module):
+    """It uses the weight of a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[2](self.layers[1](x @ self.layers[0].weight))
+
+
+@st.composite
+def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
+    """Containers within each other, of layers that may be used at several places."""
+    layers = draw(st.just([nn.Linear(2, 2), nn.Linear(2, 2), nn.LayerNorm(2), nn.ReLU()]))
+
+    def made(depth: int) -> nn.Module:
+        if not depth or draw(st.integers(0, 3)) == 0:
+            fresh = draw(st.booleans())
+            return draw(st.sampled_from([nn.Linear(2, 2), nn.ReLU(), nn.LayerNorm(2)] if fresh else layers))
+        kind = draw(st.sampled_from([nn.ModuleList, lambda of: nn.Sequential(*of)]))
+        return kind([made(depth - 1) for _ in range(draw(st.integers(1, 3)))])
+
+    return nn.ModuleDict({"first": made(depth), "second": made(depth)})
+
+
+@given(module=modules())
+@settings(max_examples=60, deadline=None)
+def test_every_parameter_is_in_one_unit_that_is_around_all_its_uses(module: nn.Module) -> None:
+    found = module_units(module)
+    held = [parameter for of in found.regions.values() for parameter in of]
+    assert len(held) == len(set(held)) and set(held) == {p for p in module.parameters() if p.requires_grad}
+    uses = list(module.named_parameters(remove_duplicate=False))
+    for region, parameters in found.regions.items():
+        for parameter in parameters:
+            paths = [path for path, used in uses if used is parameter]
+            assert not region or all(path.startswith(f"{region}.") for path in paths)
+
+
+class Numbers(nn.Module):
+    """Buffers of many kinds, of which one is not kept."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.full((3,), first)))
+        self.register_buffer("mask", torch.tensor([True, False, first > 1]))
+        self.register_buffer("count", torch.tensor(int(first)))
+        self.register_buffer("table", torch.full((4,), first), persistent=False)
+
+
+def buffers(rank: int, world: int, folder: str) -> bool:
+    model = sw.shard(Numbers(1.0 + rank), {"zero": 3}, optimizer=SGD)
+    model.save(folder)
+    return all(torch.equal(a, b) for a, b in zip(model.module.buffers(), Numbers(1.0).buffers(), strict=True))
+
+
+def test_buffers_of_all_kinds_are_those_of_rank_0_and_are_saved(tmp_path: Path) -> None:
+    assert all(run_ranks(2, in_group, 2, buffers, str(tmp_path)))
+    model = sw.shard(Numbers(5.0), optimizer=SGD)
+    model.load(tmp_path)
+    assert torch.equal(model.module.turns, Numbers(1.0).turns) and torch.equal(model.module.mask, Numbers(1.0).mask)
+    assert model.module.count == 1 and model.module.table[0] == 5.0
+
+
+def test_other_passes() -> None:
+    for found in run_ranks(2, in_group, 2, other_passes):
+        assert max(found) < 1e-6
