@@ -8,7 +8,7 @@ SEED   ?= 1
 N      ?= 100
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak gpu lint install clean
+.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak gpu interchange lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,11 +47,14 @@ fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N d
 	$(BIN)/python tests/fuzz/collectives.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/resumes.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/inputs.py --seed $(SEED) --count $(N)0
+	$(BIN)/python tests/fuzz/foreign_plans.py --seed $(SEED) --count $(N)
 
-fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files, 20 x N checkpoints and 20 x N data files from strangers (SEED=1 N=100)
+fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files and files of other systems, 20 x N checkpoints, data files and models from strangers (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/strangers.py --kind job --seed $(SEED) --count $(N)00
 	$(BIN)/python tests/fuzz/strangers.py --kind checkpoint --seed $(SEED) --count $$((20 * $(N)))
 	$(BIN)/python tests/fuzz/strangers.py --kind data --seed $(SEED) --count $$((20 * $(N)))
+	$(BIN)/python tests/fuzz/strangers.py --kind model --seed $(SEED) --count $$((20 * $(N)))
+	$(BIN)/python tests/fuzz/strangers.py --kind foreign --seed $(SEED) --count $(N)00
 
 signals: $(VENV)/installed-test  ## N signals at random moments to a run and its ranks (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/signals.py --seed $(SEED) --count $(N)
@@ -63,6 +66,10 @@ kills: $(VENV)/installed-test  ## N runs that are killed, stopped or damaged end
 soak: $(VENV)/installed-test  ## two long runs of two ranks: memory, threads, open files and step time stay as they are
 	$(BIN)/python tests/fuzz/soak.py --job quickstart
 	$(BIN)/python tests/fuzz/soak.py --job quickstart-moe
+
+interchange: $(VENV)/installed-test  ## install DeepSpeed and torchtitan, and have them read what is exported to them
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[interchange]'
+	$(BIN)/python -m pytest -q tests/other_systems/heavier_packages.py
 
 gpu: $(VENV)/installed  ## what one CUDA device shows, in eight minutes at most: runs/gpu/report.md (ARGS="--dry" needs none)
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -211,13 +211,13 @@ def _read_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
     storage = LocalStorage(folder / "checkpoints")
     files = sorted((folder / "checkpoints" / folder_name(1)).glob("*.safetensors"))
     reads = {
-        "files": partial(_read_bytes, files[mesh.rank :: mesh.world.size]),
+        "files": partial(read_bytes, files[mesh.rank :: mesh.world.size]),
         "boxes": partial(_load, replica, storage),
     }
     found: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in files), "files": [], "boxes": []}
     for number in range(rounds + 1):
         for name in list(reads) if number % 2 else list(reads)[::-1]:
-            _forget(files)
+            forget_files(files)
             gc.collect()
             dist.barrier()
             reset_peak()
@@ -231,14 +231,14 @@ def _read_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def _forget(files: list[Path]) -> None:
+def forget_files(files: list[Path]) -> None:
     """Let the kernel drop what it has of the files in memory."""
     for file in files:
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _read_bytes(files: list[Path]) -> None:
+def read_bytes(files: list[Path]) -> None:
     into = memoryview(bytearray(SLAB_BYTES))
     for file in files:
         with file.open("rb", buffering=0) as opened:

@@ -85,7 +85,7 @@ def launched(job: JobSpec, rank: int) -> list[Launched]:
     steps = DrySteps(job, rank, "cuda")
     replica, mesh = steps.replica, steps.mesh
     log = LaunchLog(mesh.turns)
-    start, wait, update = collectives._start, collectives.Pending.wait, Masters.step
+    start, wait, update = collectives._start, collectives.Pending.wait, Masters.begin_step
     numbers: dict[int, tuple[str, int]] = {}
     pending_ones = []  # kept, for their identity
 
@@ -111,7 +111,7 @@ def launched(job: JobSpec, rank: int) -> list[Launched]:
     executor = PipelineExecutor(dict(replica.stages), replica.shards, mesh, streams=log)
     with (
         patch.object(collectives, "_start", noted_start), patch.object(collectives.Pending, "wait", noted_wait),
-        patch.object(Masters, "step", noted_update), patch.object(replica.executor, "run", executor.run),
+        patch.object(Masters, "begin_step", noted_update), patch.object(replica.executor, "run", executor.run),
     ):  # fmt: skip
         train_step(job, replica, mesh, 0, tokens)
     return log.lines

@@ -280,10 +280,10 @@ class PlainDecoder:
         q, k, v = qkv.split((queries, 1, 1), dim=3)
         if spec.qk_norm == "full":
             q, k = (self._norm_of_all(x, f"{name}.{which}_norm") for which, x in (("q", q), ("k", k)))
-        if spec.qk_norm == "head":
-            q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
         if spec.clip_qkv:
             q, k, v = (x.clamp(-spec.clip_qkv, spec.clip_qkv) for x in (q, k, v))
+        if spec.qk_norm == "head":
+            q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
         if is_turned(spec, number):
             q, k = (rotated(spec, x, is_interleaved=False, layer=number) for x in (q, k))
             if spec.qk_norm == "l2":

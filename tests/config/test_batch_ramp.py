@@ -18,6 +18,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.planner.own_plan import estimate
 from shardwright.planner.ramp_time import ramp_extra_s
 from shardwright.report.explain.update_text import update_sentences
+from shardwright.report.prediction_notes import batch_notes
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.build import build
 from shardwright.train.trainer import RunStart, end_of_span, samples_of, train
@@ -160,3 +161,28 @@ def test_what_the_run_takes_is_told_with_it() -> None:
 
 def with_rule(job: JobSpec, rule: str) -> JobSpec:
     return job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"batch_rule": rule})})
+
+
+def test_what_is_told_of_rates() -> None:
+    """Whatever the schedule, and whether the batch grows or not."""
+    job = load_job(
+        "llama3-405b-16k", ["optimizer.learning_rate=1e-3", "optimizer.steps=300", "optimizer.warmup_steps=20"]
+    )
+    for schedule, words in (
+        ("constant", "rises to 0.001 in 20 steps and stays there."),
+        ("cosine", "falls to 0.0001 at the end of 300 steps, as a cosine."),
+        ("linear", "falls to 0.0001 at the end of 300 steps, in proportion."),
+        ("wsd", "stays there until it falls to 0.0001 at the end of 300 steps, within the last 30."),
+        ("inverse-sqrt", "falls with the root of the steps, not below 0.0001."),
+    ):
+        of = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"schedule": schedule})})
+        assert list(update_sentences(of, 1.0))[-1].endswith(words)
+    assert "this does not" in list(update_sentences(with_rule(job, "linear"), 1.0))[-1]
+    assert not batch_notes(job)
+    grows = load_job("llama3-405b-16k", ["batch.ramp.start=256", "batch.ramp.increment=256", "batch.ramp.samples=9999"])
+    assert batch_notes(grows)[0].startswith("the batch grows from 256 to 2,048 sequences over the first ")
+
+
+def test_a_ramp_that_is_half_said() -> None:
+    with pytest.raises(PlanError, match=r"nothing says how: set batch.ramp.increment, which divides 8 - 2 = 6"):
+        make_job({"batch": {"global_batch_size": 8, "ramp": {"start": 2}}})

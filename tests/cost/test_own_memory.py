@@ -8,6 +8,7 @@ import pytest
 from shardwright.account.job_memory import job_memory
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
+from shardwright.config.optimizer import OptimizerSpec
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import rank_memory
@@ -79,3 +80,16 @@ def test_plain_plans_are_the_account(model: str, further: int) -> None:
                 exact,
                 found,
             )
+
+
+@pytest.mark.parametrize("gradients", ["float32", "compute"])
+def test_updates_of_matrices_are_near_the_account(gradients: str) -> None:
+    """Muon borrows for matrices that are exchanged together, of one layer or several."""
+    job = job_of("llama3-8b", 8, 256)
+    precision = job.precision.model_copy(update={"gradients": gradients})
+    job = job.model_copy(update={"optimizer": OptimizerSpec(name="muon"), "precision": precision})
+    for zero, tp, pp in ((1, 8, 1), (1, 1, 4), (2, 2, 2), (3, 8, 1), (3, 1, 1), (0, 8, 4)):
+        update = {"dp": 64 // (tp * pp), "tp": tp, "pp": pp, "zero": zero, "sequence_parallel": tp > 1}
+        plan = job.model_copy(update={"plan": job.plan.model_copy(update=update)})
+        for exact, found in zip(job_memory(plan), rank_memory(run_of(plan), shipped()), strict=True):
+            assert float(found.total) == pytest.approx(exact.total_bytes, rel=0.05), (update, exact, found)

@@ -36,13 +36,14 @@ if __package__ in (None, ""):
 
 from fuzz.hostile import PREPARE, Case
 from fuzz.hostile_checkpoints import RESUME, resume
+from fuzz.hostile_models import LOAD, load
 from fuzz.kinds import KINDS, case_of
 
 CPU_S, MEMORY_BYTES, WALL_S = 20, 1 << 30, 300  # of a machine that may have much else to do
 _TRACEBACK_STATUS = 99
 # Words with which a message shows a way out, one of them in each refusal.
 _WAY_OUT = re.compile(
-    r"\b(?:use|set|name|check|give|write|leave|mend|add|drop|put|save|copy|choose|make|say|shorten|divide|raise|keep|need"
+    r"\b(?:use|set|name|check|give|write|leave|mend|add|drop|put|save|copy|choose|make|say|shorten|fetch|run|divide|raise|keep|need"
     r"|needs|gather|such as|for example|at most|at least|one of|did you mean|there are|should be|Try|Missing|is not)\b"
 )
 
@@ -133,6 +134,8 @@ def _command_status(arguments: list[str]) -> int:
             _prepare(arguments)
         elif arguments[0] == RESUME:
             resume(arguments)
+        elif arguments[0] == LOAD:
+            load(arguments)
         else:
             sys.argv = ["shardwright", *arguments]
             main()

@@ -61,9 +61,11 @@ def one_rank(fields: Fields) -> JobSpec:
     """The draw's model and numbers of training, on one rank in float32, with the optimizer and the schedule that the
     plain implementation has. Raises PlanError if it is refused."""
     plain = {n: dict(fields[n]) for n in ("model", "batch", "optimizer", "run", "data") if n in fields}
-    plain["batch"] = {name: value for name, value in plain["batch"].items() if name != "ramp"}
-    rate = min(plain["optimizer"]["learning_rate"], _LARGEST_RATE)
-    plain["optimizer"] |= {"name": "adamw", "schedule": "cosine", "batch_rule": "none", "learning_rate": rate}
+    if "batch" in plain:
+        plain["batch"].pop("ramp", None)
+    optimizer = plain.setdefault("optimizer", {})
+    optimizer |= {"name": "adamw", "schedule": "cosine", "batch_rule": "none"}
+    optimizer["learning_rate"] = min(optimizer.get("learning_rate", _LARGEST_RATE), _LARGEST_RATE)
     job = accepted(plain | {"plan": {"microbatch_size": fields["plan"].get("microbatch_size", 1)}}).as_one_rank()
     return job.model_copy(update={"precision": PrecisionSpec()})
 

@@ -1,4 +1,5 @@
-"""What comes from strangers: job files, checkpoints, and data, tokenizer and model files, made wrong at random.
+"""What comes from strangers: job files, checkpoints, data, tokenizer and model files, and launch scripts and
+configurations of other systems, made wrong at random.
 
     python tests/fuzz/strangers.py --kind checkpoint --count 2000 --seed 1
     python tests/fuzz/inputs.py --case FILE        # sees a failing case again
@@ -20,11 +21,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: threads 
 
 from fuzz.inputs import load_everything, run_cases
 
-KINDS = {"job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "format", "tokenizer", "entry"]}
+KINDS = {
+    "job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "format", "tokenizer", "entry"],
+    "model": ["config", "weights"], "foreign": ["foreign"],
+}  # fmt: skip
 
 
 def _load_torch() -> None:
-    """What going on from a checkpoint needs, for all children. Nothing is computed: that may start threads."""
+    """What going on from a checkpoint or beginning with released weights needs, for all children. Nothing is computed:
+    that may start threads."""
     import torch.distributed.checkpoint
     import torch.utils.tensorboard
 
@@ -44,7 +49,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print what each case says")
     options = parser.parse_args()
     load_everything()
-    if options.kind == "checkpoint":
+    if options.kind in ("checkpoint", "model"):
         _load_torch()
     numbers = range(options.first, options.first + options.count)
     return run_cases(options.seed, numbers, KINDS[options.kind], options.folder, options.show)

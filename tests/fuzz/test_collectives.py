@@ -23,11 +23,12 @@ def drawn() -> dict[int, JobSpec]:
 
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_the_account_is_what_a_rank_does(part: int) -> None:
+    """On one kind of device each; the fuzzer takes all."""
     found = {
         f"{SEED}:{number} on {device}": more
         for number, job in drawn().items()
         if number % NUM_PARTS == part
-        for device in DEVICES
+        for device in [DEVICES[number // NUM_PARTS % len(DEVICES)]]
         if (more := wrong(job, drawn_rank(number, job), device))
     }
     assert not found

@@ -15,12 +15,12 @@ from ranks import PATIENCE_S
 FUZZER = Path(inputs.__file__)
 
 
-def test_two_hundred_inputs(tmp_path: Path) -> None:
+def test_a_hundred_inputs(tmp_path: Path) -> None:
     """No traceback, hang or contradiction, and no refusal without a way out."""
-    command = [sys.executable, str(FUZZER), "--seed", "14", "--count", "200", "--folder", str(tmp_path)]
+    command = [sys.executable, str(FUZZER), "--seed", "14", "--count", "100", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "200 cases" in done.stdout
+    assert "100 cases" in done.stdout
 
 
 @pytest.mark.parametrize("kind", KINDS)

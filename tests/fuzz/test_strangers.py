@@ -16,7 +16,9 @@ from ranks import PATIENCE_S
 FUZZER = Path(strangers.__file__)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("job", 60), ("checkpoint", 80), ("data", 40)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("job", 60), ("checkpoint", 80), ("data", 40), ("model", 60), ("foreign", 60)]
+)
 def test_some_of_what_strangers_send(kind: str, count: int, tmp_path: Path) -> None:
     command = [sys.executable, str(FUZZER), "--kind", kind, "--seed", "17", "--count", str(count)]
     done = subprocess.run(

@@ -301,7 +301,8 @@ def test_update_of_a_matrix(name: str, compute: str) -> None:
     """Other optimizers, by element; of Muon without its products."""
     side, place = 256, ParameterShard((256, 256), ((0, 256), (0, 256)), "normal", 1.0, "layers.0.mlp.down.weight")
     job = make_job({"optimizer": {"name": name}, "precision": {"compute": compute}})
-    update, line = Updates(job).of_unit([place], unit_layout([place], 1)), axis_of_one()
+    (group,) = Updates(job).groups([([place], unit_layout([place], 1))])
+    update, line = group.update, axis_of_one()
     steps: MatrixSteps | None = None
     if isinstance(update, MatrixExchange):
         steps = Muon(update, line, line, NUMBERS[compute], 0)
@@ -311,10 +312,17 @@ def test_update_of_a_matrix(name: str, compute: str) -> None:
     masters = Masters([ShardPiece(0, side * side, True, on_host=False)], values, torch.device("cpu"))
     by_matrix = Updates(job).is_by_matrix(place)
     masters.make_optimizer(partial(make_optimizer, job.optimizer), by_matrix, steps)
-    gradients, scratch = torch.ones(side * side), torch.empty(update.scratch_bytes if update else 0, dtype=torch.uint8)
-    masters.step(gradients, 0.5, 1e-3, None, scratch)
+    gradients, scratch = torch.ones(side * side), torch.empty(group.scratch_bytes, dtype=torch.uint8)
+
+    def step() -> None:
+        masters.begin_step(gradients, 0.5, 1e-3)
+        if steps is not None:
+            steps([masters], scratch)
+        masters.end_step()
+
+    step()
     with KernelTraffic() as traffic:
-        masters.step(gradients, 0.5, 1e-3, None, scratch)
+        step()
         masters.write_values(values)
         torch.linalg.vector_norm(gradients.view(64, -1), dim=-1, dtype=torch.float32)
     counted = sum(count * k.num_bytes for k, count in traffic.kernels.items()) / side**2

@@ -9,7 +9,7 @@ from shardwright.precision import float8, float8_product
 from shardwright.precision.float8 import E4M3, E5M2, Granularity, quantise
 from shardwright.precision.fused_operator import compiled
 
-SHAPES = [(5, 37), (128, 256), (130, 129), (1, 1)]
+SHAPES = [(5, 37), (130, 129)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -42,6 +42,7 @@ def test_cast_with_given_scales(granularity: Granularity) -> None:
 
 @pytest.mark.parametrize("granularity", ["row", "tile", "block"])
 def test_casts_are_one_graph(granularity: Granularity) -> None:
+    torch.compiler.reset()  # what other tests compiled counts against a limit
     matrix = quantise(torch.ones(128, 256), granularity, E4M3)
     whole = partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=True)
     whole(float8._quantise_at_once)(torch.ones(128, 256), granularity, matrix.values, matrix.scales)

@@ -24,13 +24,13 @@ from shardwright.cli.main import cli, main
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.toml_text import value_text
+from shardwright.config.yaml_text import yaml_text
 from shardwright.report.job_toml import job_toml
 from shardwright.report.launch.kubernetes_manifest import kubernetes_name
 from shardwright.report.launch.launch_options import LaunchOptions, limit_text
 from shardwright.report.launch.save_time import save_time
 from shardwright.report.launch.seats import seats_of
 from shardwright.report.launch.slurm_script import slurm_name
-from shardwright.report.launch.yaml_text import yaml_text
 
 LLAMA = ("llama3-405b-16k", "--set", "checkpoint.every_s=1800")
 TINY = ("quickstart", "--set", "cluster.devices_per_node=4", "--set", "cluster.nodes=2", "--set", "run.device=cpu")

@@ -51,11 +51,22 @@ class Told(UnitEvents[None]):
     def _drop_gradients(self) -> None:
         self._say("close")
 
-    def _update(self, gradients: Loan[None] | None, scratch: Loan[None] | None, factor: float, rate: float) -> None:
+    def _begin_update(self, gradients: Loan[None] | None, factor: float, rate: float) -> None:
         self._say("update" + " cast" * (gradients is not None))
 
+    def _end_update(self) -> None:
+        self._say("updated")
 
-Stage = tuple[StageEvents[Told], list[str], BufferPool[None]]
+
+class ToldStage(StageEvents[Told]):
+    """A stage that writes down when steps of matrices are made, and how much is borrowed by then."""
+
+    def _make_steps(self, number: int, scratch: Loan[None]) -> None:
+        unit = self.units[0]
+        unit.told.append(f"steps {number} with {unit.pool.held_bytes}")
+
+
+Stage = tuple[ToldStage, list[str], BufferPool[None]]
 
 
 def stage_of(zero: int, num_units: int = 3, gradient_bytes: int = 4, reduce_bytes: int = 4) -> Stage:
@@ -65,10 +76,10 @@ def stage_of(zero: int, num_units: int = 3, gradient_bytes: int = 4, reduce_byte
     sizes = UnitSizes(zero, SIZE, SHARD, 2, gradient_bytes, reduce_bytes, num_parameters=2, num_put_off=1)
     units = [Told(str(n), sizes, pool, told) for n in range(num_units)]
     regions = {unit.name: [unit] for unit in units}
-    return StageEvents(units, (), regions, is_shared=True, reductions=Reductions()), told, pool
+    return ToldStage(units, (), regions, is_shared=True, reductions=Reductions()), told, pool
 
 
-def backward(stage: StageEvents[Told], gathers: bool = False) -> None:
+def backward(stage: ToldStage, gathers: bool = False) -> None:
     """A backward through all regions."""
     for unit in reversed(stage.units):
         if gathers:
@@ -105,7 +116,7 @@ def test_stage_3_by_layer() -> None:
     ]  # fmt: skip
     told.clear()
     stage.update(1.0, 0.1)
-    assert told == ["update 0", "update 1", "update 2"]
+    assert told == ["update 0", "updated 0", "update 1", "updated 1", "update 2", "updated 2"]
 
 
 @pytest.mark.parametrize("zero", [1, 2])
@@ -113,7 +124,24 @@ def test_updated_values_are_gathered(zero: int) -> None:
     """The update of one unit hides the gather of the one before."""
     stage, told, _ = stage_of(zero, num_units=2, gradient_bytes=2)
     stage.update(1.0, 0.1)
-    assert told == ["update cast 0", "gather 0", "update cast 1", "gather 1", "gathered 0", "gathered 1"]
+    assert told == [
+        "update cast 0", "updated 0", "gather 0", "update cast 1", "updated 1", "gather 1", "gathered 0", "gathered 1",
+    ]  # fmt: skip
+
+
+def test_units_that_are_updated_together() -> None:
+    """Their gradients in float32 and the memory of their steps are there at once, and given back before others'."""
+    told, pool = list[str](), BufferPool[None](lambda num_bytes: None)
+    units = [Told(str(n), UnitSizes(1, SIZE, SHARD, 2, 2, 2, 1, 1), pool, told) for n in range(3)]
+    stage = ToldStage(units, (), {}, is_shared=True, reductions=Reductions(), groups=[((0, 2), 100), ((1,), 0)])
+    for _ in range(2):
+        told.clear()
+        stage.update(1.0, 0.1)
+        assert told == [
+            "update cast 0", "update cast 2", f"steps 0 with {2 * 4 * SHARD + 100}",
+            "updated 0", "gather 0", "updated 2", "gather 2",
+            "update cast 1", "updated 1", "gather 1", "gathered 0", "gathered 1", "gathered 2",
+        ]  # fmt: skip
 
 
 def test_sums_are_added_aside() -> None:
@@ -141,7 +169,7 @@ def test_stages_of_a_rank_reduce_in_turn() -> None:
         UnitSizes(2, SIZE, SHARD, 2, 4, 4, num_parameters=1, num_put_off=1),
     )
     units = [Told(str(n), sizes, pool, told) for n in range(4)]
-    stages = [StageEvents([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions) for unit in units]
+    stages = [ToldStage([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions) for unit in units]
     for stage in stages:
         stage.arm(is_last=True, is_split=False)
         backward(stage)

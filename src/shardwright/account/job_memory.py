@@ -38,6 +38,8 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
     versions = stashed_versions(program)[pp_rank]
     parameters = gradients = optimizer = host = 0
     gradients += gradient * sum(stage.own_gradient for stage in held.values())
+    updates = [group.update for stage in held.values() for group in stage.updates]
+    optimizer += sum(update.state_bytes for update in updates if isinstance(update, FactoredSums))
     for unit in (unit for stage in held.values() for unit in stage.units):
         zero, whole, shard = unit.replicas.zero, unit.layout.size, unit.layout.shard_size
         values = versions * compute * (shard if zero == 3 else whole)
@@ -73,8 +75,7 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not job.runs_on_cpu
     has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
     moments = moment_bytes(job.optimizer, job.precision, unit.by_matrix)
-    factors = unit.update.state_bytes if isinstance(unit.update, FactoredSums) else 0
-    on_device = rest * (moments + _FLOAT * has_master[False]) + factors
+    on_device = rest * (moments + _FLOAT * has_master[False])
     return on_device, hosted * (moments + _FLOAT + _FLOAT * has_master[True])
 
 

@@ -14,7 +14,7 @@ from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.groups import COPIES, SHARDS, axis_groups, zero_stage
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import last_uses, stage_parameters
-from shardwright.sharding.unit_update import UnitUpdate, Updates
+from shardwright.sharding.unit_update import UpdateGroup, Updates
 
 UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 
@@ -44,15 +44,14 @@ class Replicas:
 
 @dataclass(frozen=True)
 class UnitState:
-    """Parameters that are gathered, reduced and updated together, in the order in which they lie in the buffer. What
-    ranks do together in the update is its `update`, `by_matrix` where it looks at whole matrices."""
+    """Parameters that are gathered, reduced and updated together, in the order in which they lie in the buffer. They
+    are updated `by_matrix`, or each element by itself."""
 
     places: tuple[ParameterShard, ...]
     layout: FlatLayout
     is_late: bool
     replicas: Replicas
     by_matrix: bool = False
-    update: UnitUpdate | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class StageState:
 
     `regions` lists the places of each region in the order of the layers, `units_in` the units whose values it needs;
     `own_gradient` elements are those of the last stage's use of the table, where the table is on the same rank.
-    `further` are the regions of further tokens. Parameters that `added_before` names get a part of their gradient in a
-    region before those that the region lists.
+    `updates` are the units that are updated together. `further` are the regions of further tokens. Parameters that
+    `added_before` names get a part of their gradient in a region before those that the region lists.
     """
 
     stage: int
@@ -70,6 +69,7 @@ class StageState:
     regions: dict[str, tuple[ParameterShard, ...]]
     units_in: dict[str, tuple[UnitKey, ...]]
     own_gradient: int
+    updates: tuple[UpdateGroup, ...] = ()
     further: tuple[str, ...] = ()
     added_before: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -144,8 +144,8 @@ def _stage_state(
     ):
         places, sharing = tuple(in_unit_order(group, lambda place: place)), replicas[group[0].is_expert]
         layout, by_matrix = unit_layout(places, sharing.num_shards), updates.is_by_matrix(places[0])
-        is_late, update = not set(late).isdisjoint(places), updates.of_unit(places, layout)
-        units.append(UnitState(places, layout, is_late, sharing, by_matrix=by_matrix, update=update))
+        is_late = not set(late).isdisjoint(places)
+        units.append(UnitState(places, layout, is_late, sharing, by_matrix=by_matrix))
     number_of = {place.name: n for n, unit in enumerate(units) for place in unit.places}
     return StageState(
         stage=stage,
@@ -156,6 +156,7 @@ def _stage_state(
             for region, places in regions.items()
         },
         own_gradient=own_gradient,
+        updates=tuple(updates.groups([(unit.places, unit.layout) for unit in units])),
         further=further,
         added_before=_added_before(job, regions, further),
     )

@@ -8,7 +8,6 @@ where two passes run side by side (DualPipe), which of them borrows first. They 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby, pairwise
 
 from shardwright.account.rank_state import StageState, UnitKey, UnitState
@@ -21,7 +20,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.compression import reduced_bucket, scattered_bucket
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.unit_update import COLLECTIVES
+from shardwright.sharding.unit_update import COLLECTIVES, UpdateGroup
 from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents, UnitSizes
 
 
@@ -84,7 +83,6 @@ class _SizedUnit(UnitEvents[None]):
             reduce_bytes=precision.reduce_bytes,
             num_parameters=len(state.places),
             num_put_off=sum(place.is_put_off for place in state.places),
-            scratch_bytes=state.update.scratch_bytes if state.update is not None else 0,
         )
         super().__init__(sizes, counts.pool)
         self._state, self._counts = state, counts
@@ -133,23 +131,19 @@ class _SizedUnit(UnitEvents[None]):
 
     def _drop_gradients(self) -> None: ...
 
-    def _update(self, gradients: Loan[None] | None, scratch: Loan[None] | None, factor: float, rate: float) -> None:
+    def _begin_update(self, gradients: Loan[None] | None, factor: float, rate: float) -> None:
         self.version += 1
         self._counts.note()
-        for along, num_bytes in self._moved_by_update:
-            kind, axis = COLLECTIVES[self._counts.job.optimizer.name], self._state.replicas.shards_axis
-            self._counts.move(kind, axis if along == "shards" else along, num_bytes)
 
-    @cached_property
-    def _moved_by_update(self) -> list[tuple[str, int]]:
-        update, replicas = self._state.update, self._state.replicas
-        return [] if update is None else list(update.sent_bytes(replicas.index, replicas.cut_index))
+    def _end_update(self) -> None: ...
 
 
 class _SizedStage(StageEvents[_SizedUnit]):
     """A stage whose forwards and backwards are events alone."""
 
-    def __init__(self, state: StageState, units: dict[UnitKey, _SizedUnit], reductions: Reductions) -> None:
+    def __init__(
+        self, state: StageState, units: dict[UnitKey, _SizedUnit], reductions: Reductions, counts: _Counts
+    ) -> None:
         mine = {number: units[state.stage, number] for number in range(len(state.units))}
         super().__init__(
             list(mine.values()),
@@ -157,7 +151,10 @@ class _SizedStage(StageEvents[_SizedUnit]):
             units_in={region: [units[key] for key in keys] for region, keys in state.units_in.items()},
             is_shared=any(unit.replicas.num_ranks > 1 or unit.replicas.num_copies > 1 for unit in state.units),
             reductions=reductions,
+            groups=[(group.units, group.scratch_bytes) for group in state.updates],
         )
+        self._moved_by_update = [_moved_by_update(state, group) for group in state.updates]
+        self._counts = counts
         # Passes over thousands of microbatches ask the same of their stage: what that is, once for all.
         self._gathered = [region for region in state.regions if self.is_gathered(region)]
         self._lends = any(unit.replicas.zero >= 2 for unit in state.units)
@@ -180,6 +177,11 @@ class _SizedStage(StageEvents[_SizedUnit]):
             }
             for kind in self._arrivals
         }
+
+    def _make_steps(self, number: int, scratch: Loan[None]) -> None:
+        self._counts.note()
+        for axis, num_bytes in self._moved_by_update[number]:
+            self._counts.move(COLLECTIVES[self._counts.job.optimizer.name], axis, num_bytes)
 
     def casts(self, keeps_graph: bool) -> Iterator[str]:
         """The layers whose values are others than they were in the pass before, as the next pass begins; of further
@@ -219,6 +221,13 @@ class _SizedStage(StageEvents[_SizedUnit]):
                 self.end_backward(region)
 
 
+def _moved_by_update(state: StageState, group: UpdateGroup) -> list[tuple[str, int]]:
+    """The collectives of an update, by axis and bytes."""
+    replicas = state.units[group.units[0]].replicas
+    moved = group.update.sent_bytes(replicas.index, replicas.cut_index) if group.update is not None else ()
+    return [(replicas.shards_axis if along == "shards" else along, num_bytes) for along, num_bytes in moved]
+
+
 class _Replay:
     def __init__(self, job: JobSpec, held: dict[int, StageState]) -> None:
         self.counts = _Counts(job)
@@ -228,7 +237,7 @@ class _Replay:
             for n, unit in enumerate(stage.units)
         }
         reductions = Reductions()
-        self._stages = {number: _SizedStage(stage, units, reductions) for number, stage in held.items()}
+        self._stages = {number: _SizedStage(stage, units, reductions, self.counts) for number, stage in held.items()}
 
     def run(self, program: Program, row: tuple[Action, ...]) -> None:
         """Carry out one rank's list."""

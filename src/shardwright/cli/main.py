@@ -17,8 +17,9 @@ import click
 from shardwright import __version__
 from shardwright.cli import calibrate, draw, predict
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.export_weights import export
+from shardwright.cli.export_weights import convert, export
 from shardwright.cli.generating import generate
+from shardwright.cli.interchange import export_job, import_job
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
@@ -110,7 +111,18 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
 
 
 checkpoint.add_command(export)
-for command in (train, generate, launch, checkpoint, *draw.COMMANDS, *predict.COMMANDS, *calibrate.COMMANDS):
+for command in (
+    train,
+    generate,
+    convert,
+    launch,
+    checkpoint,
+    import_job,
+    export_job,
+    *draw.COMMANDS,
+    *predict.COMMANDS,
+    *calibrate.COMMANDS,
+):
     cli.add_command(command)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli.checked_job import load, load_predicted, load_to_plan, load_to_run
+from shardwright.cli.interchange import NAMES, changes, held_to, load_from
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
@@ -180,10 +181,18 @@ def layout(
     "--tokens", type=float, default=0.0, help="Tokens of the run whose days and money are told.  [default: 1e12]"
 )
 @click.option("--days", type=float, default=0.0, help="Days within which --tokens have to be trained on.")
+@click.option(
+    "--from",
+    "system",
+    type=click.Choice(NAMES),
+    help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
+)
+@click.option("--with", "beside", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
 @file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
-    float8: str, objective: str, as_software: bool, tokens: float, days: float, toml: Path | None, **asked: Any,
+    float8: str, objective: str, as_software: bool, tokens: float, days: float, system: str | None,
+    beside: tuple[str, ...], toml: Path | None, **asked: Any,
 ) -> None:  # fmt: skip
     """Find the best plans for JOB's model, batch and cluster, say why they are, and recommend one.
 
@@ -204,7 +213,11 @@ def plan(
     expect_many_actions()
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
-    given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
+    if system:
+        given = load_from(system, (job, *beside), overrides, asked_cluster(asked))
+        constraints = held_to(system, constraints)
+    else:
+        given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
     spec = given.job
     if as_software:
         constraints = constraints.as_software(software_of(spec.cluster.software))
@@ -214,10 +227,12 @@ def plan(
             advice = explained(advice, given.own, constraints, constants=shipped(), own_faults=given.own_faults)
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    told = changes(system, given.own, advice, as_json) if system and given.own and not given.own_faults else ""
     if as_json:
-        click.echo(json.dumps(plan_dicts(advice)))
+        plans = plan_dicts(advice)
+        click.echo(json.dumps({"as_given": told or None, "plans": plans} if system else plans))
     else:
-        click.echo("\n\n".join(filter(None, (recommendation_text(advice), plans_text(advice)))))
+        click.echo("\n\n".join(filter(None, (str(told), recommendation_text(advice), plans_text(advice)))))
     if advice.recommendation is None:
         sys.exit(1)
     if toml:

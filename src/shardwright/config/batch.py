@@ -102,6 +102,12 @@ class BatchSpec(Spec):
                 "grows; use a smaller one, or 0 for none"
             ]
         grown = full - ramp.start
+        if ramp.increment == 0 and ramp.samples == 0:
+            return [
+                f"batch.ramp.start {ramp.start} says that the batch grows, and nothing says how: set "
+                f"batch.ramp.increment, which divides {full} - {ramp.start} = {grown}, and batch.ramp.samples, "
+                "the sequences that are trained on meanwhile; or leave all three out"
+            ]
         if ramp.increment == 0 or grown % ramp.increment:
             near = next(n for n in range(max(1, min(ramp.increment, grown)), 0, -1) if grown % n == 0)
             return [

@@ -72,7 +72,7 @@ def read_job(job: str, overrides: list[str], asked: AskedCluster = NOTHING_ASKED
         raise PlanError(subject, faults + validate_fields(fields)[1])
     said = _fit_warmup(fields, overrides)
     found = _filled_in(fields, subject) if is_model else JobFields(fields)
-    return replace(found, filled_in=", ".join(filter(None, (found.filled_in, said))))
+    return replace(found, filled_in="; ".join(filter(None, (found.filled_in, said))))
 
 
 def _fit_warmup(fields: dict[str, Any], overrides: list[str]) -> str:

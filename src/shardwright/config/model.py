@@ -95,7 +95,9 @@ class ModelSpec(Spec):
     )
     sinks: bool = Field(False, description="A learned score for each head in the sum of its softmax, without a value.")
     clip_qkv: PositiveOr0 = Field(
-        0.0, description="Queries, keys and values are at most this, and at least minus this; 0 means any."
+        0.0,
+        description="Queries, keys and values are at most this, and at least minus this, behind a norm of all heads "
+        "and before one of each; 0 means any.",
     )
     temperature_tuning: TemperatureSpec = Field(
         TemperatureSpec(), description="Scores that grow with the position, in layers that turn nothing."

@@ -57,6 +57,11 @@ class OptimizerSpec(Spec):
     epsilon: Divisor = Field(1e-8, description="Added to the root of the second moment, with AdamW and adam.")
     clip_grad_norm: PositiveOr0 = Field(1.0, description="Largest global gradient norm; 0 means no clipping.")
 
+    @property
+    def decay_steps(self) -> int:
+        """Steps in which the rate of wsd falls, at least one."""
+        return max(1, round(self.decay_share * self.steps))
+
     @model_validator(mode="before")
     @classmethod
     def _fit_warmup(cls, fields: Any) -> Any:

@@ -15,13 +15,14 @@ from shardwright.cost.calibration import Rates
 from shardwright.cost.collective_time import all_to_all_s
 from shardwright.cost.group_links import Groups
 from shardwright.sharding.groups import SHARDS, layout
-from shardwright.sharding.matrix_exchange import orthogonal_flops
+from shardwright.sharding.matrix_exchange import MATRICES_EACH, orthogonal_flops
 from shardwright.sharding.optimizer_state import moments_of
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import PipelineRanks
 
 _LIKE_ADAMW = ("adamw", "adam")
+_FLOAT = 4  # bytes of a gradient that an update begins with
 _NARROW, _OF_NARROW = 2, 9.0  # bytes of an element on its way, for which `other_updates` are, and how often it moves
 
 
@@ -91,10 +92,13 @@ def itemsize_of(cut: PlanGrid) -> int:
 
 @dataclass(frozen=True)
 class _Work:
-    """FLOPs of making the matrices of a layer orthogonal: all of them, and the largest."""
+    """FLOPs of making the matrices of a layer orthogonal: all of them, and the largest; and how many matrices there
+    are, and of the largest."""
 
     total: int = 0
     largest: int = 0
+    number: int = 0
+    num_largest: int = 0
 
     @classmethod
     def of(cls, matrices: tuple[Matrix, ...], steps: int) -> "_Work":
@@ -106,7 +110,8 @@ class _Work:
             if (rows := matrix.columns * share // sum(matrix.widths or (1,))) > 1
             for _ in range(max(1, matrix.experts))
         ]
-        return cls(sum(flops), max(flops, default=0))
+        largest = max(flops, default=0)
+        return cls(sum(flops), largest, len(flops), flops.count(largest))
 
 
 def layer_work(shape: ModelShape, kind: str, steps: int) -> tuple[_Work, _Work]:
@@ -117,40 +122,57 @@ def layer_work(shape: ModelShape, kind: str, steps: int) -> tuple[_Work, _Work]:
 
 
 def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, updated: Updated) -> Numbers:
-    """Seconds in which Muon makes matrices orthogonal, of the rank of a unit that has most to do, and in which they
-    travel to their owners and back."""
+    """Seconds in which Muon makes matrices orthogonal, of the rank that has most to do, and in which they travel to
+    their owners and back."""
     cut = run.cut
     if cut.optimizer.name != "muon":
         return 0.0
+    of_kinds = [layer_work(run.shape, kind, cut.optimizer.newton_schulz_steps) for kind, _ in ranks.kinds]
     seconds: Numbers = 0.0
-    for (kind, _), layers in zip(ranks.kinds, ranks.layers, strict=True):
-        of_kind = layer_work(run.shape, kind, cut.optimizer.newton_schulz_steps)
-        for work, shard, num_cut, spread in (
-            (of_kind[0], groups.shard, cut.tp, 1), (of_kind[1], groups.expert_shard, cut.expert_tp, cut.ep),
-        ):  # fmt: skip
-            owners = np.where(cut.zero > 0, shard.size, 1) * num_cut
-            # A rank has at least one whole matrix of a unit, where several share it.
-            flops = np.maximum(work.total / spread / owners, work.largest * _units_by_layer(run, ranks))
-            seconds = seconds + layers * np.where(owners > 1, flops, work.total / spread) / rates.flops
-    units = np.maximum(1.0, _units_by_layer(run, ranks) * sum(ranks.layers))
-    size = updated.itemsize * updated.by_matrix / units
+    most: Numbers = 0.0  # exchanges, of what all tokens use or of experts
+    for works, shard, num_cut, spread in (
+        ([of[0] for of in of_kinds], groups.shard, cut.tp, 1),
+        ([of[1] for of in of_kinds], groups.expert_shard, cut.expert_tp, cut.ep),
+    ):
+        owners = np.where(cut.zero > 0, shard.size, 1) * num_cut
+        total, number, num_largest = (
+            sum(layers * getattr(of, name) for layers, of in zip(ranks.layers, works, strict=True)) / spread
+            for name in ("total", "number", "num_largest")
+        )
+        exchanges = _exchanges(run, ranks, number, owners)
+        # One of the owners has the largest matrices that are left when all others have as many, of each exchange.
+        most_of_largest = np.ceil(num_largest / np.maximum(1.0, exchanges) / owners) * exchanges
+        flops = np.maximum(total / owners, max(work.largest for work in works) * most_of_largest)
+        seconds = seconds + np.where(owners > 1, flops, total) / rates.flops
+        most = np.maximum(most, exchanges)
+    size = updated.itemsize * updated.by_matrix / np.maximum(1.0, most)
     for group, is_there in ((groups.shard, (cut.zero > 0) & (groups.shard.size > 1)), (groups.tp, cut.tp > 1)):
-        seconds = seconds + 2 * units * np.where(is_there, all_to_all_s(rates, group, size), 0.0)
+        seconds = seconds + 2 * most * np.where(is_there, all_to_all_s(rates, group, size), 0.0)
     return seconds
 
 
 def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
-    """Bytes that Muon borrows for the update of a unit: rows on their way, and a matrix that is made orthogonal."""
+    """Bytes that Muon borrows for units that it updates together: rows on their way, a matrix that is made orthogonal,
+    and gradients in float32 where they are in other numbers."""
     cut, shape = run.cut, run.shape
     if cut.optimizer.name != "muon":
         return 0.0
-    matrices = shape.matrices(ranks.kinds[-1][0])
+    kind = ranks.kinds[-1][0]
+    matrices, layers = shape.matrices(kind), np.maximum(1, sum(ranks.layers))
     largest = max(matrix.num_elements // max(1, matrix.experts) // len(matrix.widths or (1,)) for matrix in matrices)
-    by_layer = np.maximum(1e-9, _units_by_layer(run, ranks))
-    unit = _layer_elements(run, ranks) * np.minimum(1 / by_layer, sum(ranks.layers))
     shards = np.where(cut.zero > 0, layout(cut, SHARDS[False]).size, 1)
+    common, experts = layer_work(shape, kind, 1)
+    number = layers * (common.number + experts.number / cut.ep)
+    rows = _layer_elements(run, ranks) * layers / _exchanges(run, ranks, number, shards * cut.tp) / shards
     ways = 1 + 1.0 * (shards > 1) + 2.0 * (cut.tp > 1)
-    return itemsize_of(cut) * (ways * unit / shards + 4 * largest)
+    of_gradients = _FLOAT * (cut.gradient_bytes not in (0, _FLOAT))
+    return itemsize_of(cut) * (ways * rows + 4 * largest) + of_gradients * rows
+
+
+def _exchanges(run: Run, ranks: PipelineRanks, number: Numbers, owners: Numbers) -> Numbers:
+    """How many exchanges a rank's `number` of matrices are updated in, each of whole units; 0 if it has none."""
+    units = np.maximum(1.0, np.ceil(_units_by_layer(run, ranks) * sum(ranks.layers)))
+    return np.where(number > 0, np.clip(np.round(number / (MATRICES_EACH * owners)), 1.0, units), 0.0)
 
 
 def _layer_elements(run: Run, ranks: PipelineRanks) -> Numbers:

@@ -13,7 +13,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.units import counted, memory_text
 from shardwright.report.fit_verdict import Fit, device_entry, device_room_bytes, fit_of, verdict_text
 from shardwright.report.nearest_text import nearest_plans, nearest_text
-from shardwright.report.prediction_notes import job_notes
+from shardwright.report.prediction_notes import batch_notes, job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters, stage_parameters
@@ -50,7 +50,7 @@ def estimate_dict(job: JobSpec) -> dict[str, Any]:
         "host_memory_bytes": host_memory_bytes(job.cluster),
         "fits": fit.fits if fit else None,
         "nearest": [] if isinstance(priced, str) else nearest_plans(job, bool(fit and fit.fits), priced),
-        "notes": job_notes(job),
+        "notes": [*job_notes(job), *batch_notes(job)],
         **_takes_dict(job, priced),
     }
 
@@ -104,7 +104,7 @@ def estimate_text(job: JobSpec) -> str:
         "parameters of the rank's stages."
     )
     takes = _takes_text(job, priced)
-    notes = [textwrap.fill(f"Note: {note}.", 110) for note in job_notes(job)]
+    notes = [textwrap.fill(f"Note: {note}.", 110) for note in (*job_notes(job), *batch_notes(job))]
     verdict = [verdict_text(job, fit := fit_of(job, memory, priced)), *_nearest(job, fit, priced)]
     return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), *verdict, takes, *notes])
 

@@ -8,6 +8,7 @@ import math
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.units import counted
 from shardwright.config.usual_links import usual_link_notes
 from shardwright.sharding.stage_parameters import model_parameters
 
@@ -19,6 +20,17 @@ def job_notes(job: JobSpec) -> list[str]:
     """Sentences: told numbers that contradict the others, each with its arithmetic and what would give them."""
     links = usual_link_notes(job.cluster, job.plan.world)
     return [*_parameter_notes(job.model), *_sequence_notes(job.model), *_device_notes(job), *links]
+
+
+def batch_notes(job: JobSpec) -> list[str]:
+    """A sentence on steps whose batch has not grown yet."""
+    batch = job.batch
+    if not batch.grows:
+        return []
+    return [
+        f"the batch grows from {batch.ramp.start:,} to {batch.global_batch_size:,} sequences over the first "
+        f"{counted(batch.num_growing, 'step')}; a step is told of the full one, and a run with what smaller ones take"
+    ]
 
 
 def _parameter_notes(model: ModelSpec) -> list[str]:

@@ -1,10 +1,14 @@
 """Who makes a whole matrix orthogonal, and what travels to it and back: Muon under ZeRO and tensor parallel.
 
-Newton-Schulz needs a whole matrix, and takes some 30 h FLOPs an element of an h x h one: for h = 4,096 as many as five
-tokens' worth of training by every rank that does it. So each matrix of a unit has one owner, by its cost the one with
-least to do so far; ranks send it their rows, and it sends back the rows of what it made. Each element goes there and
-back once along the line of ZeRO's shards, and once more along the line of tensor parallel where that cuts the matrix.
-To gather all matrices on all ranks would move as much, and every rank would do the work of all.
+Newton-Schulz needs a whole matrix, and takes some 30 h FLOPs an element of an h x h one: for h = 4,096 as many as
+training on 20,000 tokens. So each matrix has one owner, by its cost the one with least to do so far; ranks send it
+their rows, and it sends back the rows of what it made. Each element goes there and back once along the line of ZeRO's
+shards, and once more along the line of tensor parallel where that cuts the matrix. To gather all matrices on all ranks
+would move as much, and every rank would do the work of all.
+
+A unit may have fewer matrices than there are ranks. So neighbouring units are exchanged together, as many as have about
+three matrices for each rank that may own one (`exchanged_together`): enough to share the work out evenly, and as little
+memory as some matrices take on each rank.
 
     shards    rows of a rank's shard         ->  the part of each matrix that the owner's place on the tp line has
     tp        parts of whole matrices        ->  whole matrices, on their owners
@@ -17,13 +21,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
+from itertools import accumulate, groupby
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.update_matrices import Range, UpdateMatrix, elements_within, update_matrices
 
+MATRICES_EACH = 3  # about, for each rank that may own one, of those that are exchanged together
 _ALIGNED = 64  # elements: where pieces of memory begin
+
+PlacedUnit = tuple[Sequence[ParameterShard], FlatLayout]
 
 EVERY = -1  # index on the tp line of an owner, where each rank of it has the whole matrix
 
@@ -41,10 +49,11 @@ def aligned_to(num_elements: int) -> int:
 
 @dataclass(frozen=True)
 class PlacedMatrix:
-    """A matrix of a unit: where its parameter begins in the buffer, and who owns it, by place among the shards and on
-    the tp line."""
+    """A matrix of one of some units: where its parameter begins in the buffer of that, and who owns it, by place among
+    the shards and on the tp line."""
 
     matrix: UpdateMatrix
+    unit: int
     offset: int
     shard: int
     cut_index: int
@@ -52,27 +61,26 @@ class PlacedMatrix:
 
 @dataclass(frozen=True)
 class MatrixExchange:
-    """The matrices of a unit, and the ranks that share them: `num_shards` of ZeRO, `num_cut` of tensor parallel.
-    `itemsize` is bytes of an element that travels, which is computed with."""
+    """The matrices of units, with the sizes of their shards, and the ranks that share them: `num_shards` of ZeRO,
+    `num_cut` of tensor parallel. `itemsize` is bytes of an element that travels, which is computed with."""
 
     matrices: tuple[PlacedMatrix, ...]
-    shard_size: int
+    shard_sizes: tuple[int, ...]
     num_shards: int
     num_cut: int
     itemsize: int
 
     @classmethod
-    def of(
-        cls, shape: ModelShape, places: Sequence[ParameterShard], layout: FlatLayout, num_cut: int, itemsize: int
-    ) -> "MatrixExchange":
-        """The exchange of a unit of these parameters, which lie in its buffer so."""
-        num_shards = layout.num_shards
+    def of(cls, shape: ModelShape, units: Sequence[PlacedUnit], num_cut: int, itemsize: int) -> "MatrixExchange":
+        """The exchange of units of these parameters, which lie in their buffers so."""
+        num_shards = units[0][1].num_shards
         found = [
-            (matrix, offset)
+            (matrix, unit, offset)
+            for unit, (places, layout) in enumerate(units)
             for place, offset in zip(places, layout.offsets, strict=True)
             for matrix in update_matrices(shape, place)
         ]
-        costs = [orthogonal_flops(matrix.full_rows, matrix.full_columns, 1) for matrix, _ in found]
+        costs = [orthogonal_flops(matrix.full_rows, matrix.full_columns, 1) for matrix, _, _ in found]
         # The shard with least to do, and there the rank of the tp line.
         shards, work = [(0, shard) for shard in range(num_shards)], [[0] * num_cut for _ in range(num_shards)]
         owners: dict[int, tuple[int, int]] = {}
@@ -85,14 +93,15 @@ class MatrixExchange:
                 mine[rank] += costs[number] * (index in (EVERY, rank))
             heappush(shards, (sum(mine), shard))
         matrices = tuple(PlacedMatrix(*found[number], *owners[number]) for number in range(len(found)))
-        return cls(matrices, layout.shard_size, num_shards, num_cut, itemsize)
+        return cls(matrices, tuple(layout.shard_size for _, layout in units), num_shards, num_cut, itemsize)
 
     # Along the shards.
 
     def held(self, shard: int, placed: PlacedMatrix) -> list[Range]:
         """The ranges of a shard's elements that a matrix has there, counted from where the shard begins."""
-        start = shard * self.shard_size - placed.offset
-        return elements_within(placed.matrix, start, start + self.shard_size)
+        size = self.shard_sizes[placed.unit]
+        start = shard * size - placed.offset
+        return elements_within(placed.matrix, start, start + size)
 
     def num_held(self, shard: int, placed: PlacedMatrix) -> int:
         """Elements that a shard has of a matrix."""
@@ -154,7 +163,7 @@ class MatrixExchange:
         sides = [sorted((placed.matrix.full_rows, placed.matrix.full_columns)) for placed in self.matrices]
         work = max(2 * short * long + 2 * short * short for short, long in sides)
         return (
-            aligned_to(self.shard_size), aligned_to(arrived) * (self.num_shards > 1),
+            aligned_to(sum(self.shard_sizes)), aligned_to(arrived) * (self.num_shards > 1),
             aligned_to(arrived) * self.crosses, aligned_to(whole) * self.crosses, work,
         )  # fmt: skip
 
@@ -162,3 +171,14 @@ class MatrixExchange:
     def scratch_bytes(self) -> int:
         """Bytes of all that memory."""
         return self.itemsize * sum(self.regions)
+
+
+def exchanged_together(num_matrices: Sequence[int], num_owners: int) -> list[list[int]]:
+    """Which units, of which each has so many matrices, are exchanged together: neighbours, about as many matrices as
+    are enough, and about as many each time."""
+    total = sum(num_matrices)
+    times = max(1, round(total / (MATRICES_EACH * num_owners)))
+    ends = accumulate(num_matrices)
+    # By where the middle of a unit lies.
+    parts = [(2 * end - own) * times // (2 * total) for own, end in zip(num_matrices, ends, strict=True)]
+    return [list(of) for _, of in groupby(range(len(parts)), key=lambda unit: parts[unit])]

@@ -1,4 +1,4 @@
-"""How a unit's parameters are updated where the update looks at whole matrices: what that moves and takes."""
+"""How units are updated where the update looks at whole matrices: which together, what that moves and takes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.precision import PrecisionSpec
 from shardwright.sharding.factored_sums import FactoredSums
-from shardwright.sharding.flat_buffer import FlatLayout
-from shardwright.sharding.matrix_exchange import MatrixExchange
+from shardwright.sharding.matrix_exchange import MatrixExchange, PlacedUnit, exchanged_together
 from shardwright.sharding.optimizer_state import is_by_matrix
 from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.update_matrices import update_matrices
 
 # The collectives of an update by optimizer, as the ledger names them.
 COLLECTIVES = {"muon": "all_to_all_v", "adafactor": "all_reduce"}
 
 
 class UnitUpdate(Protocol):
-    """What ranks that share a unit do together in its update."""
+    """What ranks that share units do together in their update."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -32,6 +32,20 @@ class UnitUpdate(Protocol):
 
 
 @dataclass(frozen=True)
+class UpdateGroup:
+    """Units that are updated together, by their numbers in the stage; with what their ranks do together in that, if
+    each element is not updated by itself."""
+
+    units: tuple[int, ...]
+    update: UnitUpdate | None = None
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that it needs while it goes on."""
+        return self.update.scratch_bytes if self.update is not None else 0
+
+
+@dataclass(frozen=True)
 class Updates:
     """How a job updates parameters, by the unit."""
 
@@ -41,15 +55,34 @@ class Updates:
         """Whether the update of a parameter looks at whole matrices."""
         return is_by_matrix(self.job.optimizer, place.name, place.full_shape)
 
-    def of_unit(self, places: Sequence[ParameterShard], layout: FlatLayout) -> UnitUpdate | None:
-        """The update of parameters that lie in one buffer; None where each element is updated by itself."""
-        job, by_matrix = self.job, self.is_by_matrix(places[0])
-        num_cut = job.plan.expert_tp_size if places[0].is_expert else job.plan.tp
-        if job.optimizer.name == "adafactor":
-            return FactoredSums.of(shape_of(job.model), places, layout, num_cut, has_factors=by_matrix)
-        if by_matrix:
-            return MatrixExchange.of(shape_of(job.model), places, layout, num_cut, exchanged_bytes(job.precision))
-        return None
+    def groups(self, units: Sequence[PlacedUnit]) -> list[UpdateGroup]:
+        """Which units of a stage, given by their parameters and how these lie in a buffer, are updated together."""
+        if self.job.optimizer.name == "adafactor":
+            return [UpdateGroup((number,), self._factored(unit)) for number, unit in enumerate(units)]
+        found = [group for is_expert in (False, True) for group in self._exchanged(units, is_expert)]
+        together = {number for group in found for number in group.units}
+        found += [UpdateGroup((number,)) for number in range(len(units)) if number not in together]
+        return sorted(found, key=lambda group: group.units)
+
+    def _exchanged(self, units: Sequence[PlacedUnit], is_expert: bool) -> Iterator[UpdateGroup]:
+        """The groups of units of matrices, of experts or of all else."""
+        shape, num_cut = shape_of(self.job.model), self._num_cut(is_expert)
+        firsts = [places[0] for places, _ in units]
+        mine = [n for n, place in enumerate(firsts) if self.is_by_matrix(place) and place.is_expert == is_expert]
+        num_matrices = [sum(len(update_matrices(shape, place)) for place in units[number][0]) for number in mine]
+        num_shards = units[mine[0]][1].num_shards if mine else 1
+        for group in exchanged_together(num_matrices, num_shards * num_cut):
+            numbers = tuple(mine[i] for i in group)
+            of = [units[number] for number in numbers]
+            yield UpdateGroup(numbers, MatrixExchange.of(shape, of, num_cut, exchanged_bytes(self.job.precision)))
+
+    def _factored(self, unit: PlacedUnit) -> FactoredSums:
+        places, layout = unit
+        num_cut = self._num_cut(places[0].is_expert)
+        return FactoredSums.of(shape_of(self.job.model), places, layout, num_cut, self.is_by_matrix(places[0]))
+
+    def _num_cut(self, is_expert: bool) -> int:
+        return self.job.plan.expert_tp_size if is_expert else self.job.plan.tp
 
 
 def exchanged_bytes(precision: PrecisionSpec) -> int:

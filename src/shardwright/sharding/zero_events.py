@@ -45,7 +45,7 @@ Memory = TypeVar("Memory")
 class UnitSizes:
     """How much a unit is: its stage of ZeRO, elements of its whole buffer and of one shard, padding included, bytes of
     an element of its values, of a gradient that is added up and of one on its way, how many parameters it has, and how
-    many of these get their gradient in W where a backward is split; and memory that its update borrows."""
+    many of these get their gradient in W where a backward is split."""
 
     zero: int
     size: int
@@ -55,7 +55,6 @@ class UnitSizes:
     reduce_bytes: int
     num_parameters: int
     num_put_off: int
-    scratch_bytes: int = 0
 
 
 class UnitEvents(ABC, Generic[Memory]):
@@ -63,7 +62,7 @@ class UnitEvents(ABC, Generic[Memory]):
 
     def __init__(self, sizes: UnitSizes, pool: BufferPool[Memory]) -> None:
         self.sizes = sizes
-        self._pool = pool
+        self.pool = pool
         self.holds = 0  # how many stages want the values kept
         self.num_missing = 0  # parameters whose gradient of the running backward has not arrived
         self._values: Loan[Memory] | None = None  # gathered, or on their way
@@ -71,6 +70,7 @@ class UnitEvents(ABC, Generic[Memory]):
         self._gradients: Loan[Memory] | None = None  # whole ones, where shards are kept
         self._reducing: list[Loan[Memory]] | None = None  # what the reduction under way has borrowed
         self._has_sum = False  # whether the shard has a sum of this step already
+        self._exact: Loan[Memory] | None = None  # float32 gradients of the update under way, if they are in others
 
     # What the events do.
 
@@ -105,16 +105,20 @@ class UnitEvents(ABC, Generic[Memory]):
         """The whole gradients go."""
 
     @abstractmethod
-    def _update(self, gradients: Loan[Memory] | None, scratch: Loan[Memory] | None, factor: float, rate: float) -> None:
-        """Step with the summed gradients times `factor`; in float32 in `gradients` where they are in other numbers, and
-        with `scratch` where the update looks at whole matrices (sharding/unit_update.py)."""
+    def _begin_update(self, gradients: Loan[Memory] | None, factor: float, rate: float) -> None:
+        """Do with each element what its update begins with, with the summed gradients times `factor`; in float32 in
+        `gradients` where they are in other numbers."""
+
+    @abstractmethod
+    def _end_update(self) -> None:
+        """End the update, where ranks have made steps of whole matrices meanwhile (sharding/unit_update.py)."""
 
     # When they happen.
 
     def start_gather(self) -> None:
         """Begin to gather the values, if they are sharded and neither here nor on their way."""
         if self.sizes.zero == 3 and self._values is None:
-            self._values = self._pool.borrow(self.sizes.size * self.sizes.compute_bytes)
+            self._values = self.pool.borrow(self.sizes.size * self.sizes.compute_bytes)
             self._is_gathering = True
             self._start_gather(self._values)
 
@@ -129,7 +133,7 @@ class UnitEvents(ABC, Generic[Memory]):
         if self._values is not None and not self.holds:
             self.finish_gather()
             self._drop_values()
-            self._pool.give_back(self._values)
+            self.pool.give_back(self._values)
             self._values = None
 
     def open(self) -> None:
@@ -137,7 +141,7 @@ class UnitEvents(ABC, Generic[Memory]):
         if self.sizes.zero >= 2:
             self.finish_reduce()
             if self._gradients is None:
-                self._gradients = self._pool.borrow(self.sizes.size * self.sizes.gradient_bytes)
+                self._gradients = self.pool.borrow(self.sizes.size * self.sizes.gradient_bytes)
                 self._open_gradients(self._gradients)
 
     def start_reduce(self) -> None:
@@ -148,8 +152,8 @@ class UnitEvents(ABC, Generic[Memory]):
         assert sizes.zero >= 2 or not self._has_sum, "a second reduction in place would count the first sum again"
         is_cast = sizes.reduce_bytes != sizes.gradient_bytes
         is_aside = sizes.zero > 0 and (is_cast or self._has_sum)
-        cast = self._pool.borrow(sizes.size * sizes.reduce_bytes) if is_cast else None
-        aside = self._pool.borrow(sizes.shard_size * sizes.reduce_bytes) if is_aside else None
+        cast = self.pool.borrow(sizes.size * sizes.reduce_bytes) if is_cast else None
+        aside = self.pool.borrow(sizes.shard_size * sizes.reduce_bytes) if is_aside else None
         self._reducing = [buffer for buffer in (aside, cast) if buffer is not None]
         self._start_reduce(cast, aside)
 
@@ -160,10 +164,10 @@ class UnitEvents(ABC, Generic[Memory]):
         borrowed, self._reducing = self._reducing, None
         self._finish_reduce(self._has_sum)
         for buffer in borrowed:
-            self._pool.give_back(buffer)
+            self.pool.give_back(buffer)
         if self._gradients is not None:
             self._drop_gradients()
-            self._pool.give_back(self._gradients)
+            self.pool.give_back(self._gradients)
             self._gradients = None
         self._has_sum = True
 
@@ -171,15 +175,18 @@ class UnitEvents(ABC, Generic[Memory]):
         """Begin a step: there are no gradients yet."""
         self._has_sum = False
 
-    def update(self, factor: float, rate: float) -> None:
-        """Step with the summed gradients times `factor`, and begin to gather what the other replicas updated."""
+    def begin_update(self, factor: float, rate: float) -> None:
+        """Begin to step with the summed gradients times `factor`."""
         is_cast = self.sizes.gradient_bytes != _MASTER_BYTES
-        borrowed = self._pool.borrow(self.sizes.shard_size * _MASTER_BYTES) if is_cast else None
-        scratch = self._pool.borrow(self.sizes.scratch_bytes) if self.sizes.scratch_bytes else None
-        self._update(borrowed, scratch, factor, rate)
-        for buffer in (borrowed, scratch):
-            if buffer is not None:
-                self._pool.give_back(buffer)
+        self._exact = self.pool.borrow(self.sizes.shard_size * _MASTER_BYTES) if is_cast else None
+        self._begin_update(self._exact, factor, rate)
+
+    def end_update(self) -> None:
+        """End the step, and begin to gather what the other replicas updated."""
+        self._end_update()
+        if self._exact is not None:
+            self.pool.give_back(self._exact)
+            self._exact = None
         if self.sizes.zero in (1, 2):
             self._is_gathering = True
             self._start_gather(None)
@@ -207,7 +214,7 @@ class Reductions:
 Unit = TypeVar("Unit", bound=UnitEvents)  # type: ignore[type-arg]
 
 
-class StageEvents(Generic[Unit]):
+class StageEvents(ABC, Generic[Unit]):
     """When the units of one stage move.
 
     In a step: `zero`, backwards, each with `arm` before it if its gradients are then to be reduced and `reduce` after
@@ -221,13 +228,17 @@ class StageEvents(Generic[Unit]):
         units_in: Mapping[str, Sequence[Unit]],
         is_shared: bool,
         reductions: Reductions,
+        groups: Sequence[tuple[Sequence[int], int]] | None = None,
     ) -> None:
         """`units_in` are the units whose values each region needs, in the order in which regions are computed.
 
         `late` units have gradients that are complete only when another stage's are. `is_shared` says whether any other
-        rank sums gradients with this one, and `reductions` are those that this rank has under way.
+        rank sums gradients with this one, and `reductions` are those that this rank has under way. Units that are
+        updated together are `groups` of their numbers, with the memory that this takes; each by itself, if left out.
         """
         self.units = list(units)
+        each = [([number], 0) for number in range(len(self.units))]
+        self._groups = [([self.units[number] for number in of], size) for of, size in groups or each]
         self._late = [unit for unit in units if unit in late]
         self._prompt = [unit for unit in reversed(units) if unit not in late]
         self._due = self._prompt  # those of the next reduction
@@ -298,10 +309,21 @@ class StageEvents(Generic[Unit]):
 
     def update(self, factor: float, rate: float) -> None:
         """Step with the summed gradients times `factor`; the update of one unit hides the gather of the one before."""
-        for unit in self.units:
-            unit.update(factor, rate)
+        for number, (units, scratch_bytes) in enumerate(self._groups):
+            for unit in units:
+                unit.begin_update(factor, rate)
+            if scratch_bytes:
+                scratch = units[0].pool.borrow(scratch_bytes)
+                self._make_steps(number, scratch)
+                units[0].pool.give_back(scratch)
+            for unit in units:
+                unit.end_update()
         for unit in self.units:
             unit.finish_gather()
+
+    @abstractmethod
+    def _make_steps(self, number: int, scratch: Loan[Any]) -> None:
+        """Make steps of the matrices of a group, with other ranks (sharding/unit_update.py)."""
 
     # Values.
 

@@ -22,14 +22,9 @@ def _share_of_peak(spec: OptimizerSpec, step: int) -> float:
         return max(floor, math.sqrt(max(1, spec.warmup_steps) / (step + 1)))
     first, shape = spec.warmup_steps, str(spec.schedule)
     if shape == "wsd":  # Hu et al. 2024 (arXiv 2404.06395, section 4.2)
-        first, shape = max(first, spec.steps - decay_steps(spec)), str(spec.decay_shape)
+        first, shape = max(first, spec.steps - spec.decay_steps), str(spec.decay_shape)
     done = min(1.0, max(0.0, (step - first) / max(1, spec.steps - first)))
     return floor + (1.0 - floor) * _left(shape, done)
-
-
-def decay_steps(spec: OptimizerSpec) -> int:
-    """Steps in which the rate of wsd falls, at least one."""
-    return max(1, round(spec.decay_share * spec.steps))
 
 
 def _left(shape: str, done: float) -> float:

@@ -55,7 +55,7 @@ def read_model(name: str) -> Fields:
     keys = read_keys(path)
     fields, faults = fields_of(keys)
     if faults:
-        raise PlanError(f"{path} ({family_of(keys) or 'no family'})", faults)
+        raise PlanError(f"{path} ({shortened(family_of(keys)) or 'no family'})", faults)
     return {"name": _called(path)} | fields
 
 
@@ -124,5 +124,5 @@ def _unknown(family: str) -> str:
     if not family:
         return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
     near = nearest(family, sorted(FAMILIES))
-    hint = f"did you mean {' or '.join(near)}?" if near else f"these can be: {', '.join(sorted(FAMILIES))}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"such as {', '.join(sorted(FAMILIES))}"
     return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"

@@ -1,19 +1,25 @@
 """Which layers attend within a window and which know no positions, from lists of layers to the rule behind them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.hugging_face.decoder_fields import Fields
 from shardwright.config.hugging_face.reading import Reading
 
-_FULL = "full_attention"
-_WITHIN = {"sliding_attention": False, "chunked_attention": True}  # whether windows are chunks
+_FULL, _SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_WITHIN = {_SLIDING: False, CHUNKED: True}  # whether windows are chunks
 
 
-def window(r: Reading, size: int, layers: int, usual: Sequence[str] = ()) -> Fields:
-    """Fields of [model.window], of a window of `size` tokens, where layer_types or else `usual` say which layers have
-    it: every one where both say nothing."""
-    kinds = r.words("layer_types") or list(usual) or ["sliding_attention"] * layers
+def window(
+    r: Reading, size: int, layers: int, is_full: Callable[[int], bool] = lambda layer: False, kind: str = _SLIDING
+) -> Fields:
+    """Fields of [model.window], of a window of `size` tokens, where layer_types says which layers have it: else all
+    but those of which `is_full` is true, of some `kind`. More layers than a model may have are told later, and not
+    looked at here."""
+    if layers > largest.LAYERS:
+        return {}
+    kinds = r.words("layer_types") or [_FULL if is_full(layer) else kind for layer in range(layers)]
     if unknown := sorted({kind for kind in kinds if kind not in (_FULL, *_WITHIN)}):
         r.fault(
             f"layer_types has {shortened(unknown[0])}, which can't be expressed; layers attend to all, or in windows"
@@ -42,10 +48,8 @@ def _rule(within: Sequence[bool]) -> Fields | None:
     first = within.index(True)
     if all(within[first:]) and not any(within[:first]):
         return {"first_full": first} if first else {}
-    for every in range(2, layers + 1):
-        if list(within) == [(layer + 1) % every != 0 for layer in range(layers)]:
-            return {"full_every": every}
-    return None
+    every = within.index(False) + 1
+    return {"full_every": every} if list(within) == [(layer + 1) % every != 0 for layer in range(layers)] else None
 
 
 def without_positions(r: Reading, layers: int, usual_every: int) -> Fields:

@@ -56,8 +56,7 @@ def qwen_windows(r: Reading, layers: int) -> Fields:
     if not r.flag("use_sliding_window"):
         r.ignore("sliding_window", "layer_types")
         return {}
-    usual = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
-    return window(r, r.count("sliding_window"), layers, usual)
+    return window(r, r.count("sliding_window"), layers, lambda layer: layer < first)
 
 
 def gemma(r: Reading) -> Fields:
@@ -79,10 +78,9 @@ def gemma2(r: Reading, usual_pattern: int = 2) -> Fields:
     for theirs, ours in (("attn_logit_softcapping", "attention_softcap"), ("final_logit_softcapping", "logit_softcap")):
         fields[ours] = r.optional_number(theirs)
     layers = fields["layers"]
-    every = r.count("sliding_window_pattern", usual_pattern)
+    every = max(1, r.count("sliding_window_pattern", usual_pattern))
     r.ignore("_sliding_window_pattern", "cache_implementation")
-    usual = ["sliding_attention" if (layer + 1) % max(1, every) else "full_attention" for layer in range(layers)]
-    return fields | window(r, r.count("sliding_window"), layers, usual)
+    return fields | window(r, r.count("sliding_window"), layers, lambda layer: (layer + 1) % every == 0)
 
 
 def gemma3(r: Reading) -> Fields:
@@ -121,8 +119,7 @@ def olmo2(r: Reading) -> Fields:
 def olmo3(r: Reading) -> Fields:
     """OLMo 3: OLMo 2 with windows in three of four layers, whose positions are not stretched."""
     fields, layers = olmo2(r), r.count("num_hidden_layers")
-    usual = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in range(layers)]
-    fields |= window(r, r.count("sliding_window"), layers, usual)
+    fields |= window(r, r.count("sliding_window"), layers, lambda layer: (layer + 1) % 4 == 0)
     if "window" in fields:
         local = local_rotary(r, head_width(fields)).get("rotary_base", fields["rotary_base"])
         fields["window"] |= {"rotary_base": local, "rotary_scaled": False}

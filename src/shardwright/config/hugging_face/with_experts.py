@@ -1,7 +1,8 @@
 """Families with experts. Each function takes the keys of one family and gives fields of [model] and [model.moe]."""
 
+from shardwright.config import largest
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, experts, only_some_layers
-from shardwright.config.hugging_face.layer_kinds import window, without_positions
+from shardwright.config.hugging_face.layer_kinds import CHUNKED, window, without_positions
 from shardwright.config.hugging_face.like_llama import granite_scales, head_width, qwen_windows
 from shardwright.config.hugging_face.reading import Reading
 from shardwright.config.hugging_face.rotary_fields import rotary
@@ -148,15 +149,16 @@ def llama4(r: Reading) -> Fields:
     fields["qk_norm"] = "l2" if r.flag("use_qk_norm", True) else "none"
     fields |= rotary(r, head_width(fields)) | without_positions(r, layers, 4)
     every = fields.get("no_rotary_every", 0)
-    usual = ["full_attention" if every and not (i + 1) % every else "chunked_attention" for i in range(layers)]
-    fields |= window(r, r.count("attention_chunk_size"), layers, usual)
+    fields |= window(
+        r, r.count("attention_chunk_size"), layers, lambda layer: every > 0 and (layer + 1) % every == 0, CHUNKED
+    )
     if r.flag("attn_temperature_tuning", True):
         fields["temperature_tuning"] = {"scale": r.number("attn_scale", 0.1), "floor": r.count("floor_scale", 8192)}
     moe = experts(r, "num_local_experts", width="intermediate_size")
     moe |= {"weigh": "input", "gate": "sigmoid", "normalise": False, "shared_experts": 1}
     step = max(1, r.count("interleave_moe_layer_step", 1))
     listed = r.counts("moe_layers")
-    if listed is not None and listed != list(range(step - 1, layers, step)):
+    if listed is not None and listed != list(range(step - 1, min(layers, largest.LAYERS), step)):
         r.fault("moe_layers and interleave_moe_layer_step name different layers; leave moe_layers out")
     return fields | {"moe": moe | {"every": step}}
 
@@ -171,6 +173,6 @@ def gpt_oss(r: Reading) -> Fields:
     moe = experts(r, "num_local_experts", width="intermediate_size")
     moe |= {"softmax_over": "chosen", "router_bias": True}
     layers = fields["layers"]
-    usual = ["full_attention" if (layer + 1) % 2 == 0 else "sliding_attention" for layer in range(layers)]
-    fields |= rotary(r, head_width(fields)) | window(r, r.count("sliding_window"), layers, usual)
+    windows = window(r, r.count("sliding_window"), layers, lambda layer: (layer + 1) % 2 == 0)
+    fields |= rotary(r, head_width(fields)) | windows
     return fields | {"moe": moe}

@@ -6,13 +6,14 @@ What comes here are gradients; of norms and biases these are already over the ro
 the learning rate says, or as of weights of 0.001.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, all_reduce
 from shardwright.parallel.optimizers.elementwise import LEAST_SQUARE, share_of_newest
+from shardwright.parallel.zero.master_weights import Masters
 from shardwright.sharding.factored_sums import FactoredMatrix, FactoredSums
 
 _LARGEST_STEP, _LEAST_WEIGHTS = 1.0, 1e-3  # root mean squares (sections 6 and 8)
@@ -48,22 +49,23 @@ class Adafactor:
         return list(self._factors or ())
 
     @torch.no_grad()
-    def __call__(self, gradients: Tensor, number: int, squares: Callable[[int, int], Tensor], scratch: Tensor) -> None:
-        """Turn a shard's gradients into its steps, in place.
+    def __call__(self, shards: Sequence[Masters], scratch: Tensor) -> None:
+        """Turn the gradients of the unit's shard into its steps, in place.
 
         Moves two all-reduces over the shards and over tp where it cuts matrices, or one of vectors.
         """
-        sums, num = self.sums, len(self.sums.matrices)
+        (shard,) = shards
+        sums, num, gradients = self.sums, len(self.sums.matrices), shard.turned
         memory = scratch[: sums.scratch_bytes].view(torch.float32).zero_()
         first, of_steps = memory.split([sums.num_rows + sums.num_columns + num, num])
         rows, columns, of_weights = first.split([sums.num_rows, sums.num_columns, num])
         for i, ranges in enumerate(self._held):
             for start, stop in ranges:
-                of_weights[i] += squares(start, stop)
+                of_weights[i] += shard.squares(start, stop)
         if sums.has_factors:
             self._square(gradients, rows, columns)
             self._sum(first, [of_weights], self._crossing(rows, columns))
-            self._divide(gradients, rows, columns, number)
+            self._divide(gradients, rows, columns, shard.num_steps())
         for i, ranges in enumerate(self._held):
             for start, stop in ranges:
                 of_steps[i] += torch.linalg.vector_norm(gradients[start:stop]).square()

@@ -7,7 +7,7 @@ et al.): so both share a learning rate and a weight decay.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, start_all_to_all_v
 from shardwright.parallel.optimizers.newton_schulz import orthogonalise
+from shardwright.parallel.zero.master_weights import Masters
 from shardwright.sharding.matrix_exchange import EVERY, MatrixExchange, PlacedMatrix
 
 _ROOT_MEAN_SQUARE = 0.2
@@ -24,8 +25,10 @@ Piece = tuple[int, int]  # of a region of memory
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a shard, from and to element numbers of it, and where they lie as they travel; `scale` is of steps."""
+    """Rows of the shard of a unit, from and to element numbers of it, and where they lie as they travel; `scale` is of
+    steps."""
 
+    unit: int
     start: int
     stop: int
     at: int
@@ -48,7 +51,7 @@ class _Part:
 
 
 class Muon:
-    """The steps of one unit's matrices, on one rank of those that share them."""
+    """The steps of the matrices of some units, on one rank of those that share them."""
 
     def __init__(self, exchange: MatrixExchange, shards: Axis, cut: Axis, number: torch.dtype, steps: int) -> None:
         """`shards` of ZeRO, and `cut`, the ranks that tensor parallel cuts matrices over; matrices travel and are made
@@ -74,7 +77,7 @@ class Muon:
             for placed in self._exchange.owned_parts(owner):
                 longer = max(placed.matrix.full_rows, placed.matrix.full_columns)
                 for start, stop in self._exchange.held(self._index, placed):
-                    rows.append(_Rows(start, stop, at, _ROOT_MEAN_SQUARE * math.sqrt(longer)))
+                    rows.append(_Rows(placed.unit, start, stop, at, _ROOT_MEAN_SQUARE * math.sqrt(longer)))
                     at += stop - start
             sizes.append(at - before)
         return rows, sizes
@@ -106,15 +109,15 @@ class Muon:
         return [part for part in parts if part.placed.cut_index == EVERY], crossing, sizes
 
     @torch.no_grad()
-    def __call__(self, gradients: Tensor, number: int, squares: Callable[[int, int], Tensor], scratch: Tensor) -> None:
-        """Turn the momentum of a shard into its steps, in place.
+    def __call__(self, shards: Sequence[Masters], scratch: Tensor) -> None:
+        """Turn the momentum of the units' shards into their steps, in place.
 
         Moves two all-to-alls over the shards, and two over tp where that cuts matrices.
         """
         memory = scratch[: self._exchange.scratch_bytes].view(self._number)
         rows, arrived, leaving, whole, work = memory.split(self._exchange.regions)
         for held in self._rows:
-            rows[held.at : held.at + held.stop - held.start].copy_(gradients[held.start : held.stop])
+            rows[held.at : held.at + held.stop - held.start].copy_(shards[held.unit].turned[held.start : held.stop])
         parts = rows
         if self._exchange.num_shards > 1:
             parts = arrived
@@ -127,7 +130,7 @@ class Muon:
             _exchange(rows, self._leave, arrived, self._arrive, self._shards)
         for held in self._rows:
             made = rows[held.at : held.at + held.stop - held.start]
-            gradients[held.start : held.stop].copy_(made).mul_(held.scale)
+            shards[held.unit].turned[held.start : held.stop].copy_(made).mul_(held.scale)
 
     def _cross(self, parts: Tensor, leaving: Tensor, whole: Tensor, work: Tensor) -> None:
         """Parts go to their owners along tp, which make whole matrices of them, and come back."""

@@ -1,4 +1,4 @@
-"""Which steps of whole matrices a unit has, as its optimizer and the ranks that share it say."""
+"""Which steps of whole matrices units have, as their optimizer and the ranks that share them say."""
 
 import torch
 
@@ -10,11 +10,12 @@ from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.master_weights import MatrixSteps
 from shardwright.sharding.factored_sums import FactoredSums
 from shardwright.sharding.matrix_exchange import MatrixExchange
+from shardwright.sharding.unit_update import UnitUpdate
 
 
-def unit_steps(job: JobSpec, mesh: Mesh, unit: FlatUnit) -> MatrixSteps | None:
-    """The steps of one unit on this rank; None where each element is updated by itself."""
-    update, shards = unit.unit_update, unit.sharding.shards
+def unit_steps(job: JobSpec, mesh: Mesh, update: UnitUpdate | None, unit: FlatUnit) -> MatrixSteps | None:
+    """The steps of an update on this rank, of which `unit` is one; None where each element is updated by itself."""
+    shards = unit.sharding.shards
     cut = mesh.expert_tp if unit.parameters[0].place.is_expert else mesh.tp
     if isinstance(update, MatrixExchange):
         number = torch.float32 if update.itemsize == torch.float32.itemsize else torch.bfloat16

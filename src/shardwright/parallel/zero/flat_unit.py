@@ -79,7 +79,6 @@ class FlatUnit(UnitEvents[Tensor]):
         places = [parameter.place for parameter in self.parameters]
         self.layout = unit_layout(places, sharding.num_shards)
         self.by_matrix = updates.is_by_matrix(places[0])
-        self.unit_update = updates.of_unit(places, self.layout)
         sizes = UnitSizes(
             zero=sharding.zero,
             size=self.layout.size,
@@ -89,7 +88,6 @@ class FlatUnit(UnitEvents[Tensor]):
             reduce_bytes=sharding.reduce.itemsize,
             num_parameters=len(self.parameters),
             num_put_off=sum(parameter.place.is_put_off for parameter in self.parameters),
-            scratch_bytes=self.unit_update.scratch_bytes if self.unit_update is not None else 0,
         )
         super().__init__(sizes, pool)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
@@ -384,8 +382,10 @@ class FlatUnit(UnitEvents[Tensor]):
 
     # Update.
 
-    def _update(self, gradients: Loan[Tensor] | None, scratch: Loan[Tensor] | None, factor: float, rate: float) -> None:
+    def _begin_update(self, gradients: Loan[Tensor] | None, factor: float, rate: float) -> None:
         exact = None if gradients is None else lent(gradients, self.layout.shard_size, torch.float32)
-        memory = None if scratch is None else scratch.memory
-        self.masters.step(self.summed_gradients(), factor, rate, exact, memory)
+        self.masters.begin_step(self.summed_gradients(), factor, rate, exact)
+
+    def _end_update(self) -> None:
+        self.masters.end_step()
         self.masters.write_values(self.value_shard)

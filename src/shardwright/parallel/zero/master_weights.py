@@ -12,7 +12,7 @@ wherever it lies, and turns the gradients; these come back to the device, where 
 and the steps go to the weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,12 +32,10 @@ class MakeOptimizer(Protocol):
 
 
 class MatrixSteps(Protocol):
-    """What makes steps of whole matrices: of a shard's gradients, in place, what is taken off the weights, but for the
-    learning rate. `squares(start, stop)` are those of some weights of the shard, added up, on the device."""
+    """What makes steps of whole matrices: of the gradients that shards have turned, in place, what is taken off their
+    weights, but for the learning rate."""
 
-    def __call__(
-        self, gradients: Tensor, number: int, squares: Callable[[int, int], Tensor], scratch: Tensor
-    ) -> None: ...
+    def __call__(self, shards: Sequence["Masters"], scratch: Tensor) -> None: ...
 
     def memory(self) -> list[Tensor]:
         """What it remembers, on the device."""
@@ -84,6 +82,7 @@ class Masters:
         }
         self.optimizer: ElementwiseOptimizer | None = None
         self.steps: MatrixSteps | None = None
+        self.turned = torch.empty(0)  # gradients of the step under way, on the device
 
     def _empty(self, piece: ShardPiece) -> Tensor:
         size = piece.stop - piece.start
@@ -162,11 +161,15 @@ class Masters:
             if same:
                 tensor.data = values[piece.start : piece.stop]
 
-    def step(
-        self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None, scratch: Tensor | None = None
-    ) -> None:
-        """Update with `gradients` times `factor`; where they are not float32, the product is put in `exact`. The
-        gradients may be overwritten. `scratch` is memory for steps of whole matrices."""
+    def step(self, gradients: Tensor, factor: float, rate: float) -> None:
+        """Update this shard by itself, where each element is."""
+        assert self.steps is None
+        self.begin_step(gradients, factor, rate)
+        self.end_step()
+
+    def begin_step(self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None) -> None:
+        """Update with `gradients` times `factor`, or turn them into what steps are made of; where they are not float32,
+        the product is put in `exact`. The gradients may be overwritten."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -177,11 +180,15 @@ class Masters:
         self._hand_out(gradients)
         self.optimizer.step()
         if self.steps is not None:
-            assert scratch is not None
             self._take_back(gradients)
-            self.steps(gradients, self.optimizer.num_steps, self._squares, scratch)
-            self._hand_out(gradients)
+            self.turned = gradients
+
+    def end_step(self) -> None:
+        """Take the steps that were made of what this shard has turned off the weights."""
+        if self.steps is not None:
+            self._hand_out(self.turned)
             self._take_off()
+            self.turned = torch.empty(0)
         for tensor in self.tensors:
             tensor.grad = None
 
@@ -208,7 +215,7 @@ class Masters:
             for tensor in group["params"]:
                 tensor.mul_(1.0 - group["lr"] * group["weight_decay"]).sub_(tensor.grad, alpha=group["lr"])
 
-    def _squares(self, start: int, stop: int) -> Tensor:
+    def squares(self, start: int, stop: int) -> Tensor:
         """The sum of the squares of weights [start, stop), on the device."""
         total = torch.zeros((), device=self._device)
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):

@@ -18,9 +18,13 @@ from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.master_weights import MakeOptimizer, MatrixSteps
 from shardwright.parallel.zero.tensor_pool import TensorPool
 from shardwright.sharding.buckets import bucket_elements, unit_groups
+from shardwright.sharding.buffer_pool import Loan
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.unit_update import OF_ADAMW, Updates
+from shardwright.sharding.unit_update import OF_ADAMW, UnitUpdate, Updates
 from shardwright.sharding.zero_events import Reductions, StageEvents
+
+# Makes the steps of an update, on the ranks that share a unit.
+StepsOf = Callable[[UnitUpdate | None, FlatUnit], MatrixSteps | None]
 
 
 class ShardedStage(StageEvents[FlatUnit]):
@@ -59,6 +63,8 @@ class ShardedStage(StageEvents[FlatUnit]):
             )
             for group in groups
         ]
+        self._updates = updates.groups([([p.place for p in unit.parameters], unit.layout) for unit in units])
+        self._steps: list[MatrixSteps | None] = []
         self._unit_of = {parameter: unit for unit in units for parameter in unit.parameters}
         for parameter in self._unit_of:
             parameter.home = self
@@ -68,6 +74,7 @@ class ShardedStage(StageEvents[FlatUnit]):
             units_in={name: list(dict.fromkeys(self._unit_of[p] for p in held)) for name, held in regions.items()},
             is_shared=any(axis.size > 1 for unit in units for axis in (unit.sharding.shards, unit.sharding.copies)),
             reductions=reductions,
+            groups=[(group.units, group.scratch_bytes) for group in self._updates],
         )
 
     def unit_of(self, parameter: PlacedParameter) -> FlatUnit:
@@ -86,12 +93,17 @@ class ShardedStage(StageEvents[FlatUnit]):
         """A parameter's gradient was added to."""
         self.gradient_arrived(self._unit_of[parameter])
 
-    def make_optimizers(
-        self, make: MakeOptimizer, steps_of: Callable[[FlatUnit], MatrixSteps | None] = lambda unit: None
-    ) -> None:
-        """Give each unit an optimizer of its own, and where its update looks at whole matrices `steps_of` it."""
-        for unit in self.units:
-            unit.masters.make_optimizer(make, unit.by_matrix, steps_of(unit))
+    def make_optimizers(self, make: MakeOptimizer, steps_of: StepsOf = lambda update, unit: None) -> None:
+        """Give each unit an optimizer of its own, and where updates look at whole matrices `steps_of` them."""
+        self._steps = [steps_of(group.update, self.units[group.units[0]]) for group in self._updates]
+        for group, steps in zip(self._updates, self._steps, strict=True):
+            for unit in (self.units[number] for number in group.units):
+                unit.masters.make_optimizer(make, unit.by_matrix, steps)
+
+    def _make_steps(self, number: int, scratch: Loan[Tensor]) -> None:
+        steps = self._steps[number]
+        assert steps is not None
+        steps([self.units[n].masters for n in self._updates[number].units], scratch.memory)
 
     def through(self, region: str, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
         """Compute one region, with its values there when they are needed: now, and in the backward."""

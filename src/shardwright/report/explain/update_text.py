@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 
 from shardwright.config.job import JobSpec
-from shardwright.config.units import seconds_text
+from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.units import counted, seconds_text
 from shardwright.sharding.groups import SHARDS, axis_groups, zero_stage
 
 # As people call them.
@@ -29,12 +30,31 @@ def update_sentences(job: JobSpec, seconds: float) -> Iterator[str]:
         yield "Embeddings, head, norms and biases are AdamW's."
     if job.optimizer.name == "adafactor" and among:
         yield f"Sums of squares by row and by column of each matrix are added up over {among}."
+    yield _rate(job.optimizer)
     yield from _growing(job)
 
 
+def _rate(optimizer: OptimizerSpec) -> str:
+    """The learning rate over a run."""
+    peak, floor = optimizer.learning_rate, optimizer.learning_rate * optimizer.min_learning_rate_ratio
+    falls = f"falls to {floor:.3g} at the end of {counted(optimizer.steps, 'step')}"
+    after = {
+        "constant": "stays there",
+        "linear": f"{falls}, in proportion",
+        "cosine": f"{falls}, as a cosine",
+        "wsd": f"stays there until it {falls}, within the last {optimizer.decay_steps:,}",
+        "inverse-sqrt": f"falls with the root of the steps, not below {floor:.3g}",
+    }[optimizer.schedule]
+    warmup = counted(optimizer.warmup_steps, "step")
+    begins = f"rises to {peak:.3g} in {warmup}" if optimizer.warmup_steps else f"begins at {peak:.3g}"
+    return f"The learning rate {begins} and {after}."
+
+
 def _growing(job: JobSpec) -> Iterator[str]:
-    """How the rate follows a batch that grows, or would follow another."""
+    """How the rate follows a batch that grows."""
     batch, optimizer = job.batch, job.optimizer
+    if not batch.grows and optimizer.batch_rule != "none":
+        yield f"It would follow a batch that grows (optimizer.batch_rule {optimizer.batch_rule!r}), and this does not."
     rule = {
         "none": "does not follow the batch",
         "sqrt": "follows the root of the batch (Malladi et al. 2022, for optimizers like Adam)",
@@ -43,7 +63,7 @@ def _growing(job: JobSpec) -> Iterator[str]:
     if batch.grows:
         yield (
             f"The batch grows from {batch.ramp.start:,} to {batch.global_batch_size:,} sequences over the first "
-            f"{batch.num_growing:,} steps, and this is a step of the full one; the learning rate {rule}"
+            f"{counted(batch.num_growing, 'step')}, and this is a step of the full one; the learning rate {rule}"
             + (f", and is {100 * _rate_share(job):.3g} % of its own at first." if _rate_share(job) < 1 else ".")
         )
 

@@ -10,10 +10,10 @@ import shlex
 from typing import Any
 
 from shardwright.config.base import PlanError
+from shardwright.config.yaml_text import yaml_text
 from shardwright.report.job_toml import job_toml
 from shardwright.report.launch.launch_description import Launch
 from shardwright.report.launch.torchrun_command import torchrun_variables, torchrun_words
-from shardwright.report.launch.yaml_text import yaml_text
 from shardwright.train.launch.preemption import STATUS as PREEMPTED
 
 Fields = dict[str, Any]

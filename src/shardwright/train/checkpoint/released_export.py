@@ -19,8 +19,6 @@ from shardwright.config.hugging_face.config_json import CONFIG, family_of, field
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.model import ModelSpec
-from shardwright.config.units import MIB
-from shardwright.config.user_file import read_file
 from shardwright.sharding.hugging_face.layout import choice_biases, copies, layout_of
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box
@@ -29,16 +27,11 @@ from shardwright.train.checkpoint.box_reader import WantedBox, load_boxes
 from shardwright.train.checkpoint.export import EXPORTED, TORCH, slabs_of, write_values
 from shardwright.train.checkpoint.kept import indices_of
 from shardwright.train.checkpoint.manifest import FileIndex, Manifest, folder_name
+from shardwright.train.checkpoint.released_companions import companions
 from shardwright.train.checkpoint.released_weights import paste_part
 from shardwright.train.checkpoint.safetensors_folder import Files, WrittenTensor, write_safetensors
 from shardwright.train.checkpoint.storage import Storage
 
-# Files of a released model that an export carries along.
-_ALONG = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt",
-)  # fmt: skip
-_MOST_BYTES = 256 * MIB  # of one of them
 # Keys that say how many learned positions there are: a run has those of its samples.
 _TABLE_ROWS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
 
@@ -70,7 +63,8 @@ def export_released(
     ]
     indices = indices_of(storage, manifest)
     write = partial(_write, parts, storage, folder_name(manifest.step), indices)
-    beside = {CONFIG: _json(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[number]})} | _along(model.weights)
+    along = companions(Path(model.weights)) if model.weights else {}
+    beside = {CONFIG: _json(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[number]})} | along
     return write_safetensors(to, tensors, write, file_bytes=file_bytes, overwrite=overwrite, beside=beside)
 
 
@@ -130,13 +124,6 @@ def _write(
             takes = partial(take, tensor, part, box, index == 0, index == len(slabs) - 1)
             wanted.append(WantedBox(part.stored, part.full_shape, box, takes))
     load_boxes(wanted, storage, folder, indices)
-
-
-def _along(weights: str) -> dict[str, bytes]:
-    """Files of the model that the run began with, that programs want beside the weights."""
-    if not weights:
-        return {}
-    return {name: read_file(Path(weights, name), _MOST_BYTES) for name in _ALONG if Path(weights, name).is_file()}
 
 
 def _json(keys: dict[str, Any]) -> bytes:

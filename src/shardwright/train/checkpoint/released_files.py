@@ -8,7 +8,8 @@ what is looked at, and no memory is taken for it.
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from shardwright.train.checkpoint.box_files import DTYPES
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_HEADER, _MOST_INDEX = 100 * MIB, 100 * MIB  # safetensors' own limit of a header
+_READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
@@ -45,13 +47,9 @@ class ReleasedFiles:
         self.folder = folder
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
-        try:
-            for file in _files(folder):
+        with as_fault_of(folder):
+            for file in named_files(folder, ONE_FILE, INDEX):
                 self._add(file)
-        except FileFault as error:
-            raise PlanError(f"weights {folder}", [str(error)]) from None
-        except OSError as error:
-            raise PlanError(f"weights {folder}", [f"{error.filename}: {error.strerror}; check the path"]) from None
 
     @property
     def num_bytes(self) -> int:
@@ -64,7 +62,7 @@ class ReleasedFiles:
         if stored.file not in self._maps:
             with stored.file.open("rb") as file:
                 self._maps[stored.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        dtype = DTYPES[stored.dtype]
+        dtype = _READ_DTYPES[stored.dtype]
         if not math.prod(stored.shape):
             return torch.empty(stored.shape, dtype=dtype)
         flat = torch.frombuffer(
@@ -84,25 +82,35 @@ class ReleasedFiles:
             self.tensors[name] = stored
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files of a folder, as its index names them or the one that there is."""
+@contextmanager
+def as_fault_of(folder: Path) -> Iterator[None]:
+    """Read a folder's files. PlanError in place of what is wrong with one."""
+    try:
+        yield
+    except FileFault as error:
+        raise PlanError(f"weights {folder}", [str(error)]) from None
+    except OSError as error:
+        raise PlanError(f"weights {folder}", [f"{error.filename}: {error.strerror}; check the path"]) from None
+
+
+def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
+    """The files of a folder, as its index names them or the one that there is. Raises FileFault, OSError."""
     if not folder.is_dir():
         raise FileFault(f"{folder} is no folder; name the folder of a model with its .safetensors files")
-    index = folder / INDEX
+    index = folder / index_name
     if not index.exists():
-        if (folder / ONE_FILE).exists():
-            return [folder / ONE_FILE]
+        if (folder / one_file).exists():
+            return [folder / one_file]
         older = next((f.name for f in sorted(folder.iterdir()) if f.suffix in (".bin", ".pt", ".pth")), "")
-        hint = (
-            f"{older} is pickled, which may run a stranger's code; convert it to safetensors" if older else "check it"
-        )
-        raise FileFault(f"{folder} has neither {ONE_FILE} nor {INDEX}; {hint}")
+        pickled = f"{older} is pickled; run shardwright convert {folder} --to OUT, and name that"
+        hint = pickled if older else "check it"
+        raise FileFault(f"{folder} has neither {one_file} nor {index_name}; {hint}")
     try:
         where = json.loads(read_text(index, _MOST_INDEX, "index")).get("weight_map")
     except (ValueError, RecursionError, AttributeError):
         where = None
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-        raise FileFault(f"{index} has no weight_map from names of tensors to files")
+        raise FileFault(f"{index} has no weight_map from names of tensors to files; fetch it again")
     names = sorted(set(where.values()))
     if outside := [name for name in names if Path(name).name != name]:
         raise FileFault(f"{index} names {shortened(outside[0])!r}, which is not a file beside it")
@@ -116,7 +124,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         file.seek(0)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(_MOST_HEADER, size - 8):
-            raise FileFault(f"{path} is no safetensors file: its header would have {length:,} of {size:,} bytes")
+            told = f"its header would have {length:,} of {size:,} bytes"
+            raise FileFault(f"{path} is no safetensors file: {told}; fetch it again")
         text = file.read(length)
     try:
         header = json.loads(text)
@@ -132,11 +141,11 @@ def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: i
     dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise ValueError(name)
-    if dtype not in DTYPES:
+    if dtype not in _READ_DTYPES:
         raise FileFault(
             f"{path.name}: {shortened(name)} is of number type {shortened(str(dtype))}, which is not read here"
         )
-    num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+    num_bytes = math.prod(shape) * _READ_DTYPES[dtype].itemsize
     if stop - start != num_bytes or begin + stop > size:
         raise FileFault(
             f"{path.name}: {shortened(name)} {list(shape)} of {dtype} takes {num_bytes:,} bytes, and has "

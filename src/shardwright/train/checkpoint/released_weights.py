@@ -139,18 +139,21 @@ def _refuse(weights: ReleasedWeights, copied: dict[str, str]) -> None:
     tensors, prefix, faults = weights.files.tensors, weights.prefix, list[str]()
     pieces = [piece for of in weights.layout.values() for piece in of] + list(weights.biases.values())
     wanted = {prefix + piece.name: piece for piece in pieces}
-    if missing := [name for name in wanted if name not in tensors]:
+    packed = [name for name in tensors if name.startswith(prefix) and name.endswith("_blocks")]
+    if packed and (missing := [name for name in wanted if name + "_blocks" in tensors]):
+        faults.append(f"{_some(missing)} are quantised (MXFP4); {_plainly(weights)}")
+    elif missing := [name for name in wanted if name not in tensors]:
         faults.append(f"{len(missing):,} of {len(wanted):,} tensors are missing: {_some(missing)}; {_why(missing)}")
     for name, piece in wanted.items():
         stored = tensors.get(name)
         if stored is not None and not piece.fits(stored.shape):
             faults.append(f"{name} is {list(stored.shape)} and should be {list(piece.shape)} for this model")
         elif stored is not None and not is_floating(stored):
-            faults.append(f"{name} is of {stored.dtype}, a quantised number type; convert it to bf16 first")
+            faults.append(f"{name} is of {stored.dtype}, a quantised number type; {_plainly(weights)}")
     known = {*wanted, *(prefix + name for name in copied)}
     of_decoder = [name for name in tensors if name.startswith(prefix) and name not in known and _is_weight(name)]
     if of_decoder and not prefix:
-        faults.append(f"{len(of_decoder):,} tensors have no place in this model: {_some(of_decoder)}")
+        faults.append(f"{len(of_decoder):,} tensors have no place in this model: {_some(of_decoder)}; check the folder")
     if faults:
         raise PlanError(f"weights {weights.files.folder}", faults)
 
@@ -158,6 +161,10 @@ def _refuse(weights: ReleasedWeights, copied: dict[str, str]) -> None:
 def _is_weight(name: str) -> bool:
     """Whether a tensor is a weight: older files have masks and frequencies too, which follow from the configuration."""
     return not name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "masked_bias"))
+
+
+def _plainly(weights: ReleasedWeights) -> str:
+    return f"run shardwright convert {weights.files.folder} --to OUT, and begin with that"
 
 
 def _some(names: list[str]) -> str:

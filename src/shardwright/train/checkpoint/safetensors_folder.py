@@ -118,7 +118,7 @@ def _refuse(to: Path, is_file: bool, overwrite: bool) -> None:
     """PlanError where something is in the way: all that may be overwritten is what an export wrote."""
     if not os.path.lexists(to):
         return
-    subject = "checkpoint export --to"
+    subject = "--to"
     if to.is_symlink() or to.is_dir() == is_file:
         raise PlanError(subject, [f"{to} is no {'file' if is_file else 'folder'}; name another place"])
     if not is_file and (others := sorted(name for name in os.listdir(to) if not _OURS.fullmatch(name))):

@@ -1,0 +1,120 @@
+"""How fast weights of a Hugging Face folder come into the boxes of a plan, beside the disk's own rate.
+
+    .venv/bin/python benchmarks/weights.py       # about 2 minutes, 2 GB of disk and 5 GB of memory
+
+A Llama of 0.95 billion parameters in bf16, in files of 0.5 GB, goes into the float32 boxes of tp 2 x pp 2, from a cold
+cache: from the first look into the folder to a model that can train. In turn with it the same files are read from the
+first byte to the last, by as many ranks, and nothing else is done. *Memory* is what was resident more than the rank
+holds in the end, at the worst moment.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from alternate import run_ranks
+from checkpoint import forget_files, read_bytes
+from peak_memory import MIB, peak_bytes, reset_peak, resident_bytes
+from safetensors.torch import save_file
+
+from shardwright.config.hugging_face.config_json import read_model
+from shardwright.config.hugging_face.written_config import written_config
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.sharding.hugging_face.layout import layout_of
+from shardwright.train.build import build
+from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
+
+MODEL = {"layers": 16, "hidden": 2048, "heads": 16, "ffn": 5632, "vocab": 32000, "sequence": 16}
+PLAN = {"tp": 2, "pp": 2}
+FILE_BYTES = 500_000_000
+
+
+def main() -> None:
+    """Write a folder, read it in turn both ways, and print a row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=MODEL["layers"])
+    parser.add_argument("--folder", default=None, help="where the files lie; a temporary folder")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=asked.folder) as folder:
+        write_folder(Path(folder, "model"), asked.layers)
+        job = {"model": read_model(f"{folder}/model") | {"sequence": 16, "weights": f"{folder}/model"}, "plan": PLAN}
+        work = partial(_on_a_rank, rounds=asked.rounds, folder=Path(folder))
+        run_ranks(work, job, PLAN["tp"] * PLAN["pp"])
+        _print(json.loads(Path(folder, "found.json").read_text()))
+
+
+def write_folder(folder: Path, layers: int) -> None:
+    """A Llama's folder, of random weights in bf16."""
+    model = make_job({"model": MODEL | {"layers": layers}}).model
+    family, keys = written_config(model)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keys))
+    held: dict[str, torch.Tensor] = {}
+    names: dict[str, str] = {}
+    number = 0
+    pieces = {piece.name: piece.shape for of in layout_of(family, model).values() for piece in of}
+    for name, shape in pieces.items():
+        held[name] = torch.randn(shape, dtype=torch.bfloat16)
+        names[name] = f"model-{number:05d}.safetensors"
+        if sum(tensor.nbytes for tensor in held.values()) > FILE_BYTES or name == list(pieces)[-1]:
+            save_file(held, folder / names[name])
+            held, number = {}, number + 1
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    os.sync()
+
+
+def _on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None:
+    """Read the files and the weights in turn, and leave what was measured in found.json."""
+    files = sorted((folder / "model").glob("*.safetensors"))
+    reads = {"files": partial(read_bytes, files[mesh.rank :: mesh.world.size]), "boxes": partial(_load, job, mesh)}
+    found: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in files), "files": [], "boxes": []}
+    for number in range(rounds + 1):
+        for name in list(reads) if number % 2 else list(reads)[::-1]:
+            forget_files(files)
+            gc.collect()
+            dist.barrier()
+            reset_peak()
+            start_s = time.perf_counter()
+            held = reads[name]()
+            took_s = time.perf_counter() - start_s
+            measured = torch.tensor([took_s, peak_bytes() - resident_bytes()], dtype=torch.float64)
+            del held
+            dist.all_reduce(measured, dist.ReduceOp.MAX)
+            if number:  # a disk may give the first bytes after a rest faster
+                found[name].append(measured.tolist())
+    if mesh.rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+def _load(job: JobSpec, mesh: Mesh) -> Any:
+    """This rank's part of the job, with the weights of the folder."""
+    return build(job, mesh, initial_values(job, released_weights_of(job)))
+
+
+def _print(found: dict[str, Any]) -> None:
+    ratios = [plain[0] / load[0] for plain, load in zip(found["files"], found["boxes"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    plain_s, load_s = (statistics.median(of[0] for of in found[name]) for name in ("files", "boxes"))
+    more_bytes, size = max(of[1] for of in found["boxes"]), found["bytes"] / 1e9
+    print("| bytes | files, GB/s | into tp 2 x pp 2, GB/s | of the files' rate [quartiles] | memory, MiB |")
+    print("|" + " --- |" * 5)
+    print(
+        f"| {size:.2f} GB | {size / plain_s:.2f} | {size / load_s:.2f} | {middle:.2f} [{low:.2f}, {high:.2f}] | "
+        f"{more_bytes / MIB:.0f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The commands that bring jobs in from other training systems, and take them there."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardwright.cli.checked_job import JobToPlan, load, planned
+from shardwright.cli.job_options import (
+    JobCommand,
+    PredictCommand,
+    asked_cluster,
+    cluster_options,
+    file_option,
+    job_options,
+    json_option,
+    set_option,
+)
+
+if TYPE_CHECKING:
+    from shardwright.config.asked_cluster import AskedCluster
+    from shardwright.config.job import JobSpec
+    from shardwright.config.other_systems.systems import System
+    from shardwright.planner.advice.advice import Advice
+    from shardwright.planner.search.constraints import Constraints
+
+NAMES = ("megatron", "torchtitan", "deepspeed", "nemo", "accelerate")
+
+
+@click.command(name="import", cls=PredictCommand)
+@click.argument("system", type=click.Choice(NAMES))
+@click.argument("files", nargs=-1, required=True)
+@set_option
+@cluster_options
+@file_option("--toml", help="Write the job there.  [default: to standard output]")
+@json_option
+def import_job(
+    system: str, files: tuple[str, ...], overrides: tuple[str, ...], toml: Path | None, as_json: bool, **asked: Any
+) -> None:
+    """Make a job of FILES of another training system: a launch script of Megatron-LM, the configuration of another.
+
+    Nothing of them is run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a
+    job can't say and what is not known is told on standard error.
+    """
+    from shardwright.report.imported_text import imported_dict, imported_notes
+    from shardwright.report.job_toml import job_toml, write_toml
+
+    found = _imported(system, files, overrides, asked_cluster(asked))
+    planned(found.job.name, found.job)
+    if as_json:
+        click.echo(json.dumps(imported_dict(found)))
+    elif toml is None:
+        click.echo(job_toml(found.job), nl=False)
+    if toml:
+        write_toml(toml, found.job)
+    if not as_json:
+        click.echo(imported_notes(found), err=True)
+
+
+def _imported(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> Any:
+    from shardwright.config.other_systems.imported import Asked, split_sets
+    from shardwright.config.other_systems.systems import SYSTEMS, read_job_of
+
+    variables, overrides = split_sets(sets)
+    return read_job_of(SYSTEMS[name], files, Asked(variables, overrides, cluster))
+
+
+@click.command(name="export", cls=JobCommand)
+@job_options
+@click.option("--to", "system", required=True, type=click.Choice(NAMES), help="The training system.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write the files there.  [default: to standard output]",
+)
+def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str, out: Path | None) -> None:
+    """Write JOB's plan in the language of another training system; weights are exported by `checkpoint export`.
+
+    A plan that the system does not have is refused, with all that it lacks and the nearest plan that it has.
+    """
+    from shardwright.config.base import PlanError
+    from shardwright.config.other_systems.exported import Lacking, exported
+    from shardwright.config.other_systems.systems import SYSTEMS
+    from shardwright.report.imported_text import exported_notes
+    from shardwright.report.output import write_output
+
+    spec, to = load(job, overrides), SYSTEMS[system]
+    try:
+        found = exported(to, spec)
+    except Lacking as error:
+        raise PlanError(error.subject, [*error.faults, *_nearest(to, spec, error.nearest)]) from None
+    if as_json:
+        click.echo(json.dumps({"files": found.files, "left_out": list(found.left_out)}))
+    if out:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PlanError("output", [f"--out {out} can't be made: {error.strerror}; name another folder"]) from None
+        for name, text in found.files.items():
+            write_output(out / name, text, "--out")
+    elif not as_json:
+        for name, text in found.files.items():
+            click.echo((f"# ---- {name}\n" if len(found.files) > 1 else "") + text, nl=False)
+    if not as_json:
+        click.echo(exported_notes(found, to.title), err=True, nl=bool(found.left_out))
+
+
+def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[str]:
+    """The way out: a plan that the system has."""
+    from shardwright.report.set_line import set_line
+    from shardwright.schedule.job_program import plan_faults
+
+    if near is None or plan_faults(near):
+        return []
+    return [f"the nearest plan that {system.title} has: {set_line(job, near)}"]
+
+
+def load_from(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> JobToPlan:
+    """A job of another system to find better plans for. What was assumed goes to standard error."""
+    from shardwright.account.budget import meet_budget
+    from shardwright.config.base import PlanError
+    from shardwright.report.imported_text import imported_notes
+    from shardwright.schedule.job_program import plan_faults
+
+    found = _imported(name, files, sets, cluster)
+    job = found.job
+    if job.cluster.device == "unknown":
+        fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
+        raise PlanError(f"{name} {files[0]}", [fault])
+    click.echo(imported_notes(found) + "\n", err=True)
+    if faults := plan_faults(job):
+        return JobToPlan(job.model_copy(update={"plan": job.plan.unsearched()}), job, tuple(faults))
+    job = meet_budget(job)
+    return JobToPlan(job, job)
+
+
+def changes(name: str, own: "JobSpec", advice: "Advice", as_json: bool) -> "str | dict[str, Any]":
+    """What the job takes as it stands, and the settings that would make it faster."""
+    from shardwright.config.other_systems.systems import SYSTEMS
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.advice.advice import priced
+    from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
+
+    (alone,) = priced([own], shipped())
+    found = faster_plans(SYSTEMS[name], alone, advice)
+    return changes_dict(alone, found) if as_json else changes_text(SYSTEMS[name], alone, found)
+
+
+def held_to(name: str, constraints: "Constraints") -> "Constraints":
+    """The constraints, less what the system does not have."""
+    from dataclasses import replace
+
+    from shardwright.config.other_systems.systems import SYSTEMS
+
+    return replace(constraints, among={**constraints.among, **SYSTEMS[name].has})

@@ -1,0 +1,257 @@
+"""Accelerate's configuration, with the launch script and the config.json that belong to it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems import deepspeed
+from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.known_settings import subjects
+from shardwright.config.other_systems.plain_data import nested_keys
+from shardwright.config.other_systems.rows import Rule, Table, write_table
+from shardwright.config.other_systems.script_text import nodes_of
+from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.training_arguments import OPTIONS, model_file, read_model, read_parts
+from shardwright.config.yaml_text import yaml_text
+
+_P, _F, _M, _D = (
+    "parallelism_config.parallelism_config_",
+    "fsdp_config.fsdp_",
+    "megatron_lm_config.megatron_lm_",
+    "deepspeed_config.",
+)
+_SHARDED = {"FULL_SHARD": 3, "1": 3, "SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0, "HYBRID_SHARD": 3, "4": 3,
+            "HYBRID_SHARD_ZERO2": 2, "5": 2}  # fmt: skip
+_CP = {"allgather": "all-gather", "alltoall": "ring"}
+
+
+def _kind(theirs: Settings) -> str:
+    return theirs.text("distributed_type", "NO").upper()
+
+
+def _read_degrees(theirs: Settings, ours: Flat) -> None:
+    is_megatron = _kind(theirs) == "MEGATRON_LM"
+    ours["plan.tp"] = theirs.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1)
+    ours["plan.pp"] = theirs.count(_M + "pp_degree", 1) if is_megatron else 1
+    ours["plan.cp"] = theirs.count(_P + "cp_size", 1)
+    ours["plan.cp_method"] = theirs.one_of(_P + "cp_comm_strategy", _CP, "allgather")
+    split = theirs.count(_P + "sp_size", 1)
+    if split > 1:
+        ours |= {"plan.cp": split, "plan.cp_method": "ulysses"}
+    ours["plan.schedule"] = "1f1b"
+    ours["plan.sequence_parallel"] = is_megatron and theirs.flag(_M + "sequence_parallelism") and ours["plan.tp"] > 1
+
+
+def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan = job.plan
+    if _is_megatron(job):
+        theirs |= {_M + "tp_degree": plan.tp, _M + "pp_degree": plan.pp, _M + "num_micro_batches": job.num_microbatches}
+        theirs[_M + "sequence_parallelism"] = plan.sequence_parallel and plan.tp > 1
+        return
+    if plan.tp > 1:
+        theirs[_P + "tp_size"] = plan.tp
+    if plan.cp > 1 and plan.cp_method == "ulysses":
+        theirs |= {_P + "sp_size": plan.cp, _P + "sp_backend": "deepspeed"}
+    elif plan.cp > 1:
+        theirs |= {_P + "cp_size": plan.cp}
+        theirs[_P + "cp_comm_strategy"] = next(word for word, ours in _CP.items() if ours == plan.cp_method)
+
+
+def _is_megatron(job: JobSpec) -> bool:
+    return job.plan.pp > 1 or (job.plan.sequence_parallel and job.plan.tp > 1)
+
+
+def _read_zero(theirs: Settings, ours: Flat) -> None:
+    kind = _kind(theirs)
+    ours["plan.zero"] = 0
+    if kind == "DEEPSPEED":
+        renamed = Settings(_deepspeed_keys(theirs.given))
+        deepspeed.read_zero(renamed, ours)
+        theirs.lost += renamed.lost
+        theirs.faults += renamed.faults
+    elif kind == "MEGATRON_LM":
+        ours["plan.zero"] = int(theirs.flag(_M + "use_distributed_optimizer"))
+    elif kind == "FSDP":
+        _read_fsdp(theirs, ours)
+    elif kind not in ("NO", "MULTI_GPU"):
+        theirs.faults.append(
+            f"distributed_type = {kind[:40]} can't be said here; NO, MULTI_GPU, FSDP, DEEPSPEED and MEGATRON_LM can"
+        )
+
+
+def _read_fsdp(theirs: Settings, ours: Flat) -> None:
+    strategy = theirs.text(_F + "sharding_strategy", "FULL_SHARD").upper()
+    if strategy not in _SHARDED:
+        theirs.faults.append(
+            f"fsdp_config.fsdp_sharding_strategy = {strategy[:40]} can't be said here; use one of {', '.join(_SHARDED)}"
+        )
+    zero = _SHARDED.get(strategy, 3)
+    whole = theirs.text(_F + "reshard_after_forward", "").lower()
+    if theirs.count(_F + "version", 1) == 2 or (
+        whole in ("true", "false") and not theirs.has(_F + "sharding_strategy")
+    ):
+        zero = 2 if whole == "false" else 3
+    if whole.upper() in _SHARDED and not theirs.has(_F + "sharding_strategy"):
+        zero = _SHARDED[whole.upper()]
+    copies = theirs.count(_P + "dp_replicate_size", 1)
+    shards = theirs.count(_P + "dp_shard_size", 0)
+    replicas = ours["plan.dp"] * ours["plan.cp"]
+    ours["plan.zero"] = zero if replicas > 1 and shards * ours["plan.cp"] != 1 else 0
+    nodes = theirs.count("num_machines", 1)
+    if strategy.startswith("HYBRID") and nodes > 1:
+        copies = nodes
+        theirs.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
+    ours["plan.zero_ranks"] = replicas // copies if ours["plan.zero"] and copies > 1 and replicas % copies == 0 else 0
+    if theirs.flag(_F + "offload_params") and ours["plan.zero"]:
+        ours |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": ours["plan.zero"] == 3}
+    if theirs.flag(_F + "activation_checkpointing"):
+        ours["plan.recompute"] = "full"
+
+
+def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan = job.plan
+    if _is_megatron(job):
+        theirs["distributed_type"] = "MEGATRON_LM"
+        theirs[_M + "use_distributed_optimizer"] = plan.zero > 0 and plan.replicas > 1
+        return
+    if plan.zero == 0 and plan.tp == plan.cp == 1:
+        theirs["distributed_type"] = "MULTI_GPU" if plan.dp > 1 else "NO"
+        return
+    theirs |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
+    theirs |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
+    copies = plan.replicas // plan.zero_ranks if plan.zero_ranks else 1
+    copies = plan.dp if plan.zero == 0 else copies
+    if copies > 1 or plan.tp > 1 or plan.cp > 1:
+        theirs |= {_P + "dp_replicate_size": copies, _P + "dp_shard_size": max(1, plan.dp // copies)}
+    if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):
+        theirs[_F + "offload_params"] = True
+
+
+def _read_batch(theirs: Settings, ours: Flat) -> None:
+    renamed = Settings(_deepspeed_keys(theirs.given))
+    deepspeed.read_batch(renamed, ours)
+    for name in ("faults", "notes", "needed"):
+        getattr(theirs, name).extend(getattr(renamed, name))
+    times = "gradient_accumulation_steps"
+    theirs.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
+    theirs.ignore(times, f"--{times}", _D + times)
+
+
+def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings under the names that DeepSpeed has for them."""
+    found = dict(given)
+    names = {
+        "zero_stage": "zero_optimization.stage",
+        "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+        "offload_param_device": "zero_optimization.offload_param.device", "gradient_clipping": "gradient_clipping",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+    }  # fmt: skip
+    found |= {theirs: given[_D + ours] for ours, theirs in names.items() if _D + ours in given}
+    if "--gradient_accumulation_steps" in given:
+        found["gradient_accumulation_steps"] = given["--gradient_accumulation_steps"]
+    elif _M + "num_micro_batches" in given:
+        found["gradient_accumulation_steps"] = given[_M + "num_micro_batches"]
+    return found
+
+
+def _read_numbers(theirs: Settings, ours: Flat) -> None:
+    numbers = {"no": "float32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
+    ours["precision.compute"] = theirs.one_of(("--mixed_precision", "mixed_precision"), numbers, "no")
+    if theirs.flag(("--bf16", "bf16.enabled")) and ours["precision.compute"] == "float32":
+        ours["precision.compute"] = "bf16"
+    if "fp8" in (theirs.given.get("mixed_precision"), theirs.given.get("--mixed_precision")):
+        ours["precision.float8"] = "delayed"
+        theirs.note(
+            "mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)"
+        )
+    ours["precision.gradients"] = "float32"
+
+
+def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs["mixed_precision"] = {"float32": "no"}.get(job.precision.compute, job.precision.compute)
+    theirs |= {f"--{job.precision.compute}": True} if job.precision.compute != "float32" else {}
+
+
+def _read_clip(theirs: Settings, ours: Flat) -> None:
+    names = ("--max_grad_norm", _M + "gradient_clipping", _D + "gradient_clipping", "gradient_clipping")
+    ours["optimizer.clip_grad_norm"] = theirs.number(names, 1.0)
+
+
+def _write_clip(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs["--max_grad_norm"] = job.optimizer.clip_grad_norm
+    theirs |= {_M + "gradient_clipping": job.optimizer.clip_grad_norm} if _is_megatron(job) else {}
+
+
+def _read_recompute(theirs: Settings, ours: Flat) -> None:
+    if theirs.flag(_M + "recompute_activations"):
+        ours["plan.recompute"] = "selective"
+
+
+def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan = job.plan
+    is_attention = (
+        plan.recompute == "selective" and plan.recompute_operators == ["attention"] and plan.recompute_every == 1
+    )
+    theirs |= {_M + "recompute_activations": True} if _is_megatron(job) and is_attention else {}
+
+
+def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs["--per_device_train_batch_size"] = job.plan.microbatch_size
+    theirs["--gradient_accumulation_steps"] = job.num_microbatches
+
+
+TABLE: Table = (
+    Rule((_P + "tp_size",), _read_degrees, _write_degrees),
+    Rule(("--per_device_train_batch_size",), _read_batch, _write_batch),
+    Rule(("distributed_type",), _read_zero, _write_zero),
+    Rule(("mixed_precision",), _read_numbers, _write_numbers),
+    Rule(("--max_grad_norm",), _read_clip, _write_clip),
+    Rule((_M + "recompute_activations",), _read_recompute, _write_recompute),
+    *OPTIONS,
+)
+
+
+def _is_own(data: dict[str, Any]) -> bool:
+    own = {"distributed_type", "compute_environment", "num_processes", "fsdp_config", "parallelism_config"}
+    return bool(own & data.keys()) or deepspeed.is_own(data)
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> Told:
+    """What a configuration says, with a launch script and a config.json. Raises ShellFault."""
+    given, model, command = read_parts(texts, asked, _is_own)
+    notes = list(command.notes) if command else []
+    settings = Settings(dict(given), notes=notes)
+    machines = settings.count(("--num_machines", "num_machines"), 1) or 1
+    processes = settings.count(("--num_processes", "num_processes"), 0)
+    world = asked.cluster.devices or processes
+    if world:
+        settings.given[deepspeed.WORLD] = world
+    fields: Flat = {}
+    read_model(model, asked, settings, fields)
+    for row in TABLE:
+        row.read(settings, fields)
+    settings.ignore(deepspeed.WORLD)
+    settings.note("priced as fsdp-2024 software (--as NAME for another)")
+    told = bool(processes) and not asked.cluster.devices and processes % machines == 0
+    without = subjects(given, "accelerate", "deepspeed", "options")
+    return Told(fields, settings, "fsdp-2024", machines if told else 0, processes // machines if told else 0, without)
+
+
+def settings_of(job: JobSpec) -> dict[str, Any]:
+    """Accelerate's keys of a job, and options of the program."""
+    return write_table(TABLE, job)
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """A launch script, Accelerate's configuration, and the model's, by their names."""
+    flat, (nodes, each) = settings_of(job), nodes_of(job)
+    own = {name: value for name, value in flat.items() if not name.startswith("--")}
+    fixed = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "use_cpu": False}
+    fixed |= {"main_training_function": "main", "rdzv_backend": "static"}
+    own = fixed | {"num_machines": nodes, "num_processes": nodes * each} | own
+    launcher = "accelerate launch --config_file accelerate.yaml"
+    return {
+        "run.sh": deepspeed.launch_text(job, flat, launcher, "Accelerate", []),
+        "accelerate.yaml": yaml_text(nested_keys(own)),
+        "config.json": model_file(job),
+    }

@@ -1,0 +1,240 @@
+"""DeepSpeed's configuration, with the launch script and the config.json that belong to it."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.known_settings import program, subjects
+from shardwright.config.other_systems.plain_data import nested_keys
+from shardwright.config.other_systems.rows import Rule, Table, count, write_table
+from shardwright.config.other_systems.script_text import nodes_of
+from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.training_arguments import (
+    OPTIONS,
+    model_file,
+    option_lines,
+    read_model,
+    read_parts,
+)
+
+WORLD = "world_size"
+_ZERO = "zero_optimization."
+_MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
+_OWN = frozenset((
+    "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
+    "gradient_accumulation_steps", "optimizer", "scheduler", "steps_per_print",
+))  # fmt: skip
+
+
+def read_batch(theirs: Settings, ours: Flat) -> None:
+    """dp, the microbatch and the batch: of their three numbers two make the third."""
+    shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
+    world = theirs.count(WORLD, 0)
+    micro, whole = theirs.count(_MICRO, 0), theirs.count("train_batch_size", 0)
+    times = theirs.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
+    if not micro and whole and times and world:
+        micro = whole // max(1, times * (world // shared))
+    if not micro:
+        micro = 1
+        theirs.note("nothing says how many sequences a device takes at once; 1 is taken (--set plan.microbatch_size=N)")
+    if world and world % shared == 0:
+        dp = world // shared
+    elif whole and times and whole % (micro * times) == 0:
+        dp = whole // (micro * times)
+        theirs.note(f"{dp * shared} GPUs, for a batch of {whole} is {micro} x {times} x {dp} (--devices N for others)")
+    else:
+        dp = 1
+        theirs.faults.append(
+            f"{world} GPUs are not a multiple of {shared} that share a replica; say how many with --devices"
+            if world
+            else "nothing says how many GPUs there are; say it with --devices, such as 8"
+        )
+    ours |= {"plan.dp": dp, "plan.microbatch_size": micro}
+    ours["batch.global_batch_size"] = whole or micro * max(1, times) * dp
+
+
+def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan, size = job.plan, job.batch.global_batch_size
+    theirs |= {"train_batch_size": size, "train_micro_batch_size_per_gpu": plan.microbatch_size}
+    theirs["gradient_accumulation_steps"] = job.num_microbatches
+
+
+def read_zero(theirs: Settings, ours: Flat) -> None:
+    """The stage, what is offloaded, and over how many ranks is sharded."""
+    stage = theirs.count(_ZERO + "stage", 0)
+    if stage > 3:
+        theirs.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
+        stage = 0
+    ours["plan.zero"] = stage
+    if (stage and theirs.text(_ZERO + "offload_optimizer.device", "none") != "none") or theirs.flag(
+        _ZERO + "cpu_offload"
+    ):
+        ours["plan.offload_optimizer"] = theirs.number(_ZERO + "offload_optimizer.ratio", 1.0)
+    if theirs.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
+        ours["plan.offload_parameters"] = True
+    if "nvme" in (
+        theirs.given.get(_ZERO + "offload_optimizer.device"),
+        theirs.given.get(_ZERO + "offload_param.device"),
+    ):
+        theirs.lost.append("what is offloaded to NVMe there is in host memory here")
+    ours["plan.zero_ranks"] = (
+        max(0, theirs.count(_ZERO + "mics_shard_size", 0))
+        if stage == 3 and theirs.has(_ZERO + "mics_shard_size")
+        else 0
+    )
+    theirs.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
+    for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+        if theirs.flag(_ZERO + name):
+            theirs.lost.append(f"{theirs.said(_ZERO + name)}: what travels is not quantised here")
+
+
+def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan = job.plan
+    theirs[_ZERO + "stage"] = plan.zero if plan.replicas > 1 else 0
+    if plan.pp > 1:
+        theirs[_ZERO + "stage"] = min(1, theirs[_ZERO + "stage"])
+    if plan.offload_optimizer and theirs[_ZERO + "stage"]:
+        theirs[_ZERO + "offload_optimizer.device"] = "cpu"
+        if plan.offload_optimizer != 1.0 and theirs[_ZERO + "stage"] == 3:  # a part alone: ZeRO-Offload++
+            theirs[_ZERO + "offload_optimizer.ratio"] = plan.offload_optimizer
+    if plan.offload_parameters and plan.zero == 3:
+        theirs[_ZERO + "offload_param.device"] = "cpu"
+    if plan.zero == 3 and plan.zero_ranks and plan.zero_ranks < plan.replicas:
+        theirs[_ZERO + "mics_shard_size"] = plan.zero_ranks
+
+
+def read_numbers(theirs: Settings, ours: Flat) -> None:
+    """Number types of what is computed and of gradients."""
+    bf16 = theirs.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
+    fp16 = theirs.flag(("fp16.enabled", "--fp16")) and not bf16
+    ours["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
+    numbers = {"fp32": "float32", "float32": "float32", "bf16": "compute", "bfloat16": "compute", "fp16": "compute"}
+    default = "fp32" if not (bf16 or fp16) else "bf16"
+    ours["precision.gradients"] = theirs.one_of("data_types.grad_accum_dtype", numbers, default)
+    travels = theirs.text("communication_data_type", "")
+    if travels in ("fp32", "float32") and ours["precision.gradients"] == "compute":
+        ours["precision.reduce"] = "float32"
+    if fp16:
+        constant = theirs.number("fp16.loss_scale", 0.0)
+        ours["precision.loss_scale"] = constant or 2.0 ** min(63, theirs.count("fp16.initial_scale_power", 16))
+        ours["precision.loss_scale_growth_steps"] = 0 if constant else theirs.count("fp16.loss_scale_window", 1000)
+
+
+def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
+    precision = job.precision
+    for name in ("bf16", "fp16"):
+        if precision.compute == name:
+            theirs |= {f"{name}.enabled": True, f"--{name}": True}
+    if precision.compute != "float32":
+        theirs["data_types.grad_accum_dtype"] = "fp32" if precision.gradient_number == "float32" else precision.compute
+        if precision.reduce_number == "float32" and precision.gradient_number != "float32":
+            theirs["communication_data_type"] = "fp32"
+    if precision.compute == "fp16" and precision.loss_scale:
+        power = precision.loss_scale.hex()
+        if precision.loss_scale_growth_steps and power.startswith("0x1.0000000000000p"):
+            theirs["fp16.initial_scale_power"] = int(power.partition("p")[2])
+            theirs["fp16.loss_scale_window"] = precision.loss_scale_growth_steps
+        elif not precision.loss_scale_growth_steps:
+            theirs["fp16.loss_scale"] = precision.loss_scale
+
+
+def _read_degrees(theirs: Settings, ours: Flat) -> None:
+    """Ulysses' sequence parallelism is context parallelism here."""
+    ours["plan.cp"] = theirs.count(("sequence_parallel_size", "--sequence_parallel_size"), 1)
+    ours["plan.cp_method"] = "ulysses"
+    ours["plan.pp"] = theirs.count("pipeline.stages", 1) or 1
+    ours["plan.schedule"] = "1f1b"
+
+
+def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs |= {"sequence_parallel_size": job.plan.cp} if job.plan.cp > 1 else {}
+    theirs |= {"pipeline.stages": job.plan.pp} if job.plan.pp > 1 else {}
+
+
+def _read_clip(theirs: Settings, ours: Flat) -> None:
+    ours["optimizer.clip_grad_norm"] = theirs.number(("gradient_clipping", "--max_grad_norm"), 1.0)
+
+
+def _write_clip(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs |= {"gradient_clipping": job.optimizer.clip_grad_norm, "--max_grad_norm": job.optimizer.clip_grad_norm}
+
+
+def _write_options(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs |= {
+        "--per_device_train_batch_size": job.plan.microbatch_size,
+        "--gradient_accumulation_steps": job.num_microbatches,
+    }
+
+
+def _nothing(theirs: Settings, ours: Flat) -> None:
+    """Read nothing: it is read elsewhere."""
+
+
+TABLE: Table = (
+    count("tensor_parallel.autotp_size", "plan.tp"),
+    Rule(("sequence_parallel_size", "pipeline.stages"), _read_degrees, _write_degrees),
+    Rule(("train_batch_size",), read_batch, _write_batch),
+    Rule((_ZERO + "stage",), read_zero, _write_zero),
+    Rule(("bf16.enabled", "fp16.enabled"), read_numbers, _write_numbers),
+    Rule(("gradient_clipping",), _read_clip, _write_clip),
+    Rule(("--per_device_train_batch_size",), _nothing, _write_options),
+    *OPTIONS,
+)
+
+
+def is_own(data: dict[str, Any]) -> bool:
+    """Whether keys are of a configuration of DeepSpeed's."""
+    return bool(_OWN & data.keys())
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> Told:
+    """What a configuration says, with a launch script and a config.json. Raises ShellFault."""
+    given, model, command = read_parts(texts, asked, is_own)
+    nodes, each = (command.nodes, command.each) if command and not asked.cluster.devices else (0, 0)
+    world = asked.cluster.devices or nodes * each
+    settings = Settings(given | ({WORLD: world} if world else {}), notes=list(command.notes) if command else [])
+    fields: Flat = {}
+    read_model(model, asked, settings, fields)
+    for row in TABLE:
+        row.read(settings, fields)
+    settings.ignore(WORLD)
+    settings.note(
+        "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
+    )
+    without = subjects(given, "deepspeed", "options")
+    return Told(fields, settings, "fsdp-2024", nodes, each, without)
+
+
+def settings_of(job: JobSpec) -> dict[str, Any]:
+    """DeepSpeed's keys of a job, and options of the program."""
+    return write_table(TABLE, job)
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """A launch script, DeepSpeed's configuration, and the model's, by their names."""
+    flat = settings_of(job)
+    own = nested_keys({name: value for name, value in flat.items() if not name.startswith("--")})
+    return {
+        "run.sh": launch_text(job, flat, "deepspeed", "DeepSpeed", ["--deepspeed ds_config.json"]),
+        "ds_config.json": json.dumps(own, indent=2) + "\n",
+        "config.json": model_file(job),
+    }
+
+
+def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: str, first: list[str]) -> str:
+    """The script that starts the program."""
+    nodes, each = nodes_of(job)
+    how = f"deepspeed --num_nodes {nodes} --num_gpus {each}" if launcher == "deepspeed" else launcher
+    lines = [
+        *first,
+        "--config_name config.json",
+        "--dataset_name wikitext",
+        "--output_dir out",
+        "--do_train",
+        *option_lines(options),
+    ]
+    words = " \\\n".join(f"    {line}" for line in lines)
+    heading = f"#!/bin/bash\n# {' '.join(job.name.split())}, for {system}, written by shardwright.\n"
+    return f"{heading}set -euo pipefail\n\n{how} {program('options')} \\\n{words}\n"

@@ -1,0 +1,86 @@
+"""A job as another system's files, where that system has its plan; else what it lacks, and the nearest plan it has.
+
+What is written is read back before anybody gets it. So a plan is written whole or not at all, and what differs is what
+the system lacks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.base import PlanError, shortened
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.imported import Asked
+from shardwright.config.other_systems.meaning import differences
+from shardwright.config.other_systems.script_text import nodes_of
+from shardwright.config.other_systems.systems import System, job_of_texts
+from shardwright.config.plan import UNSEARCHED
+
+_SECTIONS = ("data", "run", "checkpoint", "health")  # that other systems say in their own way
+_HOW = ("bucket_mib", "loss_chunk_mib", "compress_least", "fallback")  # of [plan], how and when it is done
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Files by their names, and fields of the job that are not in them."""
+
+    files: dict[str, str]
+    left_out: tuple[str, ...]
+
+
+class Lacking(PlanError):  # noqa: N818 (what a plan needs and a system has not)
+    """A plan that a system does not have. `nearest` is the one that it has."""
+
+    def __init__(self, subject: str, faults: list[str], nearest: JobSpec | None) -> None:
+        super().__init__(subject, faults)
+        self.nearest = nearest
+
+
+def exported(system: System, job: JobSpec) -> Exported:
+    """The job in the files of a system. Raises Lacking."""
+    subject = f"job {job.name} for {system.title}"
+    files = system.write(job)
+    try:
+        back = job_of_texts(system, files, asked_of(job), subject).job
+    except PlanError as error:
+        raise Lacking(subject, [f"{system.title} has no such job: {fault}" for fault in error.faults], None) from None
+    found = differences(job, back)
+    if found:
+        raise Lacking(subject, [_lack(system, *one) for one in found], _nearest(job, back, found))
+    return Exported(files, tuple(_left_out(job)))
+
+
+def asked_of(job: JobSpec) -> Asked:
+    """Fields that files leave to the command line: how many devices there are."""
+    nodes, each = nodes_of(job)
+    return Asked(cluster=AskedCluster(nodes * each, "", each))
+
+
+def _lack(system: System, name: str, mine: Any, theirs: Any) -> str:
+    if theirs is None:
+        return f"{name} = {_shown(mine)} can't be said to {system.title}"
+    return f"{name} = {_shown(mine)} can't be said to {system.title}; the nearest is {_shown(theirs)}"
+
+
+def _shown(value: Any) -> str:
+    return shortened(str(value), 80)
+
+
+def _nearest(job: JobSpec, back: JobSpec, found: list[tuple[str, Any, Any]]) -> JobSpec | None:
+    """The job as the system has it, if its model is the same."""
+    if any(name.startswith("model.") for name, _, _ in found):
+        return None
+    plan = back.plan.model_copy(update={name: getattr(job.plan, name) for name in UNSEARCHED if name != "compress"})
+    plan = plan.model_copy(update={"compress_rank": 4, "compress_share": 0.01})
+    near = job.model_copy(
+        update={"plan": plan, "batch": back.batch, "precision": back.precision, "optimizer": back.optimizer}
+    )
+    return None if job_faults(near) else near
+
+
+def _left_out(job: JobSpec) -> list[str]:
+    """Fields that are set and not written."""
+    fields = job.model_dump(exclude_defaults=True)
+    found = [f"{section}.{name}" for section in _SECTIONS for name in fields.get(section, {})]
+    return found + [f"plan.{name}" for name in _HOW if name in fields.get("plan", {})]

@@ -1,0 +1,114 @@
+"""A job made of another system's files: its fields, and all that was assumed, lost or passed over on the way."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import job_of_fields
+from shardwright.config.other_systems.settings import Flat, Settings, nested
+from shardwright.config.other_systems.shell_values import readable, unknown_names
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is said beside the files: variables of scripts, fields of the job (as --set has them), and the cluster."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    cluster: AskedCluster = NOTHING_ASKED
+
+    @property
+    def fields(self) -> Flat:
+        """Names of the fields that are given, which files then need not say."""
+        return {name: text for name, _, text in (one.partition("=") for one in self.overrides)}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What files of a system say: fields of ours, and their settings for what could not be read. `nodes` of `each`
+    devices are those that the launcher starts; 0 is not said. `software` is the entry of the catalog that prices it."""
+
+    fields: Flat
+    settings: Settings
+    software: str
+    nodes: int = 0
+    each: int = 0
+    without_effect: Mapping[str, str] = field(default_factory=dict)  # names of settings, and what they are about
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A job, and what has to be told of it: what was assumed, what has no place in it, what is not known, and the
+    settings that change nothing of a plan, by what they are about."""
+
+    job: JobSpec
+    assumed: tuple[str, ...]
+    lost: tuple[str, ...]
+    unknown: tuple[str, ...]
+    without_effect: Mapping[str, tuple[str, ...]]
+
+
+def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """--set NAME=VALUE for variables of a script, and --set section.field=VALUE for fields of the job."""
+    variables = {
+        name: value for name, equals, value in (one.partition("=") for one in sets) if equals and "." not in name
+    }
+    return variables, tuple(one for one in sets if "." in one.partition("=")[0] or "=" not in one)
+
+
+def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
+    """The job, checked. PlanError lists every fault."""
+    settings = told.settings
+    faults = [*_unknown_faults(settings), *settings.faults]
+    fields = {"name": name} | nested({key: value for key, value in told.fields.items() if value is not None})
+    if faults:
+        raise PlanError(subject, faults)
+    try:
+        fields["cluster"] = _cluster(told, asked, fields)
+    except ValueError as error:
+        raise PlanError(subject, [str(error)]) from None
+    job = job_of_fields(fields, list(asked.overrides), subject)
+    by_subject: dict[str, list[str]] = {}
+    unknown = []
+    for key in settings.unread():
+        if about := told.without_effect.get(key, ""):
+            by_subject.setdefault(about, []).append(readable(settings.shown(key)))
+        else:
+            unknown.append(readable(settings.said(key)))
+    return Imported(
+        job, tuple(map(readable, settings.notes)), tuple(map(readable, settings.lost)), tuple(unknown),
+        {about: tuple(names) for about, names in by_subject.items()},
+    )  # fmt: skip
+
+
+def _unknown_faults(settings: Settings) -> list[str]:
+    """One fault for all settings that matter and depend on what nobody has set."""
+    needing: dict[str, list[str]] = {}
+    for key in settings.needed:
+        for name in unknown_names(str(settings.given.get(key))):
+            needing.setdefault(name, []).append(settings.shown(key))
+    if not needing:
+        return []
+    what = "; ".join(f"{', '.join(keys)} by {name}" for name, keys in needing.items())
+    ways = " ".join(f"--set {name}=VALUE" for name in needing)
+    return [f"the script takes what it needs from its environment ({what}); say it: {ways}"]
+
+
+def _cluster(told: Told, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]:
+    """The cluster that the launcher says, or that is asked for."""
+    found: dict[str, Any] = {"name": "imported", "software": told.software}
+    world = told.nodes * told.each
+    if world:
+        found |= {"devices_per_node": told.each, "nodes": told.nodes}
+    if asked.cluster == NOTHING_ASKED:
+        return found
+    plan = fields["plan"]
+    ranks = 1
+    for axis in ("dp", "tp", "pp", "cp"):
+        ranks *= plan.get(axis, 1)
+    each = asked.cluster.devices_per_node or (told.each if ranks % max(1, told.each) == 0 else 0)
+    whole = AskedCluster(asked.cluster.devices or ranks, asked.cluster.device, each)
+    return {"software": told.software} | whole.over(found)

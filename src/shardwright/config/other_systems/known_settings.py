@@ -1,0 +1,34 @@
+"""What is known of the settings of other systems that say nothing of a plan (known.toml)."""
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+
+@cache
+def _known() -> dict[str, Any]:
+    return tomllib.loads((resources.files(__package__) / "known.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _beginnings(system: str) -> tuple[tuple[str, str], ...]:
+    """Beginnings of names with what they are about, the longest first."""
+    pairs = [(beginning, subject) for subject, names in _known()[system].items() for beginning in names]
+    return tuple(sorted(pairs, key=lambda pair: -len(pair[0])))
+
+
+def subject_of(system: str, name: str) -> str:
+    """What a setting is about that says nothing of the plan; empty where it is not known."""
+    return next((subject for beginning, subject in _beginnings(system) if name.startswith(beginning)), "")
+
+
+def subjects(names: Any, *systems: str) -> dict[str, str]:
+    """Names that say nothing of the plan in one of the systems, with what they are about."""
+    found = {name: next(filter(None, (subject_of(system, name) for system in systems)), "") for name in names}
+    return {name: subject for name, subject in found.items() if subject}
+
+
+def program(system: str) -> str:
+    """The program that launchers start."""
+    return str(_known()["programs"][system])

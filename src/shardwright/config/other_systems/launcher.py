@@ -1,0 +1,87 @@
+"""The command of a launch script that trains, and the ranks that its launcher starts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.other_systems.megatron_flags import settings_of
+from shardwright.config.other_systems.shell_script import Command, Script
+from shardwright.config.other_systems.shell_values import Variables, unknown_names
+from shardwright.config.other_systems.shell_words import ShellFault
+
+_NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
+_EACH = ("nproc-per-node", "num-gpus", "num-gpus-per-node", "ntasks-per-node", "gpus-per-node")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A training command: what stands before and after the program, and the nodes and devices of each; 0 where nothing
+    says."""
+
+    before: dict[str, Any]
+    settings: dict[str, Any]
+    nodes: int
+    each: int
+    program: str = ""
+    written: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def launched(
+    texts: Mapping[str, str], variables: Mapping[str, str], is_training: Callable[[list[str]], bool]
+) -> Launched:
+    """The command of the first script whose words are those of training. Raises ShellFault."""
+    first, *others = texts
+    files = {PurePath(name).name: texts[name] for name in others}
+    script = Script(Variables(dict(variables), frozenset(variables)), files)
+    script.follow(texts[first])
+    found = [command for command in script.commands if is_training(command.words)]
+    if not found:
+        near = "; ".join(script.notes[:3])
+        raise ShellFault(
+            "no command in it trains a model here"
+            + (f" ({near})" if near else "")
+            + "; name the script with the training command first, and those that it sources or starts behind it"
+        )
+    return _of_command(found[-1], script)
+
+
+def _of_command(command: Command, script: Script) -> Launched:
+    words = [word for word in command.words if word]
+    at = next((n for n, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
+    if at < 0:
+        at = next((n for n, word in enumerate(words) if word == "-m" and n + 1 < len(words)), -1) + 1
+    before, settings = settings_of(words[: max(at, 0)]), settings_of(words[at + 1 :])
+    before |= {f"slurm-{name}": value for name, value in script.batch.items()}
+    nodes = _whole(before, [*_NODES, "slurm-nodes"])
+    each = _whole(before, [*_EACH, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
+    if not nodes and each and not any(name in before for name in (*_NODES, "slurm-nodes")):
+        nodes = 1
+    missing = [name for key in (*_NODES, *_EACH) for name in unknown_names(str(before.get(key, "")))]
+    notes = list(script.notes)
+    taken = [f"{name}={shortened(value, 30)}" for name, value in script.variables.defaulted.items()
+             if _matters(name, value) and name not in script.variables.fixed]  # fmt: skip
+    if taken:
+        notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
+    return Launched(before, settings, nodes, each, words[at] if at >= 0 else "", dict(script.written), tuple(notes),
+                    tuple(dict.fromkeys(missing)))  # fmt: skip
+
+
+_OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
+
+
+def _matters(name: str, value: str) -> bool:
+    """Whether a default could be a degree or a size."""
+    return not any(part in name for part in _OF_MEETING) and value.replace(".", "", 1).isdigit() and len(value) < 16
+
+
+def _whole(given: dict[str, Any], names: list[str]) -> int:
+    """The first of several options that is a number; of a range of nodes the upper end."""
+    for name in names:
+        text = str(given.get(name, "")).rpartition(":")[2]
+        if text.isdigit() and len(text) < 9:
+            return int(text)
+    return 0

@@ -1,0 +1,114 @@
+"""Megatron-LM: a launch script to a job, and a job to a launch script."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.known_settings import program, subjects
+from shardwright.config.other_systems.launcher import Launched, launched
+from shardwright.config.other_systems.megatron_experts import EXPERTS, FURTHER
+from shardwright.config.other_systems.megatron_flags import flag_words
+from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
+from shardwright.config.other_systems.megatron_plan import PLAN, WORLD
+from shardwright.config.other_systems.megatron_training import TRAINING
+from shardwright.config.other_systems.rows import write_table
+from shardwright.config.other_systems.script_text import script_text
+from shardwright.config.other_systems.settings import Flat, Settings
+
+_TELLING = {"--num-layers", "--hidden-size", "--num-attention-heads", "--tensor-model-parallel-size",
+            "--micro-batch-size", "--encoder-num-layers"}  # fmt: skip
+
+
+def is_training(words: list[str]) -> bool:
+    """Whether a command trains with Megatron-LM."""
+    return len(_TELLING & {word.partition("=")[0].replace("_", "-") for word in words}) >= 2
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> Told:
+    """What a launch script says; scripts that it sources or starts come behind it. Raises ShellFault."""
+    command = launched(texts, asked.variables, is_training)
+    given = dict(command.settings)
+    world = asked.cluster.devices or command.nodes * command.each
+    settings = Settings(given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes))
+    if not asked.cluster.devices and command.missing:
+        settings.faults.append(_missing(command))
+    fields = fields_of(settings, asked)
+    is_whole = asked.cluster.devices == 0
+    software = software_of_flags(settings)
+    settings.note(f"priced as {software} software, by its flags (--as NAME for another)")
+    return Told(
+        fields, settings, software, command.nodes if is_whole else 0, command.each,
+        subjects(given, "megatron"),
+    )  # fmt: skip
+
+
+def _missing(command: Launched) -> str:
+    ways = " ".join(f"--set {name}=VALUE" for name in command.missing)
+    return f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"
+
+
+def fields_of(settings: Settings, asked: Asked) -> Flat:
+    """Fields of a job of Megatron-LM's flags."""
+    for name in REQUIRED:
+        if not settings.has(name) and not (name == "num-layers" and settings.has("encoder-num-layers")):
+            settings.faults.append(f"--{name} is not said, and a model needs it; add it")
+    ours: Flat = {}
+    for row in SHAPE:
+        row.read(settings, ours)
+    if settings.faults or settings.needed:  # what follows would be of no model
+        return ours
+    tables = [PLAN, MODEL]
+    if settings.has("num-experts") and settings.count("num-experts", 0) > 1:
+        tables.append(EXPERTS)
+    else:
+        settings.ignore(*(name for name in settings.given if name.startswith("moe-")))
+    if settings.count("mtp-num-layers", 0):
+        tables.append(FURTHER)
+    if "model.vocab" in asked.fields:
+        settings.ignore(
+            "vocab-size", "make-vocab-size-divisible-by", "padded-vocab-size", "tokenizer-type", "tokenizer-model"
+        )
+    for row in [row for table in (*tables, TRAINING) for row in table]:
+        if "vocab-size" in getattr(row, "names", ()) and "model.vocab" in asked.fields:
+            continue
+        row.read(settings, ours)
+    return ours
+
+
+def software_of_flags(settings: Settings) -> str:
+    """The generation of software that a command is of: what its flags belong to."""
+    given = settings.given
+    if "deepspeed" in given or "zero-stage" in given:
+        return "megatron-deepspeed"
+    if {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"} & given.keys():
+        return "megatron-2021"
+    return "large-2024" if "overlap-grad-reduce" in given else "megatron-core"
+
+
+def flags(job: JobSpec) -> dict[str, Any]:
+    """Flags of a job."""
+    found: dict[str, Any] = {}
+    for _, table in _sections(job):
+        found |= write_table(table, job)
+    return found | ({"moe-grouped-gemm": True} if job.model.moe.experts else {})
+
+
+def _sections(job: JobSpec) -> list[tuple[str, Any]]:
+    experts = EXPERTS if job.model.moe.experts else ()
+    further = FURTHER if job.model.mtp_layers else ()
+    return [("MODEL", (*SHAPE, *MODEL, *experts, *further)), ("PARALLEL", PLAN), ("TRAINING", TRAINING)]
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """A launch script, by its name."""
+    sections = {name: flag_words(write_table(table, job)) for name, table in _sections(job)}
+    if job.model.moe.experts:
+        sections["MODEL"].append("--moe-grouped-gemm")
+    is_fsdp = any(line.startswith("--use-megatron-fsdp") for line in sections["PARALLEL"])
+    if "--use-distributed-optimizer" in sections["PARALLEL"]:
+        sections["PARALLEL"] += ["--overlap-grad-reduce", "--overlap-param-gather"]
+    sections["DATA"] = ["--mock-data", "--split 99,1,0"]
+    exports = {} if is_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    text = script_text(job, "Megatron-LM", program("megatron"), sections, exports)
+    return {"run.sh": text}

@@ -1,0 +1,37 @@
+"""A command line of flags as settings, and back."""
+
+import shlex
+from typing import Any
+
+
+def settings_of(words: list[str]) -> dict[str, Any]:
+    """The flags of a command with their values: one, several, or True for none. Later ones hold."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            # "--fp8-format hybrid" in one word, as quoted parts of arrays are
+            name, blank, more = name.partition(" ")
+            name = name if name == "DDP-impl" else name.replace("_", "-")
+            found[name] = ([value] if equals else []) + (more.split() if blank else [])
+        elif name:
+            found[name].append(word)
+    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in found.items()}
+
+
+def flag_words(settings: dict[str, Any]) -> list[str]:
+    """Lines of a command: each flag with its values."""
+    lines = []
+    for name, value in settings.items():
+        if value is True:
+            lines.append(f"--{name}")
+        elif value is not False and value is not None:
+            values = value if isinstance(value, list) else [value]
+            lines.append(" ".join([f"--{name}", *(shlex.quote(value_word(one)) for one in values)]))
+    return lines
+
+
+def value_word(value: Any) -> str:
+    """One value as an argument."""
+    return repr(value) if isinstance(value, float) else str(value)

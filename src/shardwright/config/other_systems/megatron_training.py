@@ -1,0 +1,269 @@
+"""Megatron-LM's flags for the batch, the number types, and the optimizer with its learning rate."""
+
+from itertools import pairwise
+from typing import Any
+
+from shardwright.config.batch import BatchSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.megatron_plan import shards_state
+from shardwright.config.other_systems.rows import Rule, Table, number
+from shardwright.config.other_systems.settings import Flat, Settings
+
+_NUMBERS = {"fp32": "float32", "bf16": "bf16"}
+_FLOAT8 = {"delayed": "delayed", "tensorwise": "tensorwise", "blockwise": "blockwise"}
+_STYLES = {
+    "constant": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "inverse-square-root": "inverse-sqrt",
+    "wsd": "wsd",
+}
+_DECAYS = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
+_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon", "dist_muon": "muon"}
+
+
+def _read_batch(theirs: Settings, ours: Flat) -> None:
+    share = ours["plan.dp"] * ours["plan.microbatch_size"]
+    size = theirs.count("global-batch-size", share)
+    ramp = theirs.words("rampup-batch-size")
+    schedule = " ".join(theirs.words("step-batch-size-schedule"))
+    if schedule:
+        ramp, size = _ramp_of(schedule, ours["model.sequence"], theirs, size)
+    ours["batch.global_batch_size"] = size
+    if not ramp:
+        return
+    try:
+        start, increment, samples = (int(one) for one in ramp)
+    except ValueError:
+        theirs.faults.append(f"{theirs.said('rampup-batch-size')}: it should be three whole numbers")
+        return
+    if share and (start % share or increment % share) and size % share == 0:
+        theirs.lost.append(
+            f"the batch grows from {start} by {increment}, which {ours['plan.dp']} replicas x "
+            f"{ours['plan.microbatch_size']} can't share; all steps have the full one here"
+        )
+        return
+    ours |= {"batch.ramp.start": start, "batch.ramp.increment": increment, "batch.ramp.samples": samples}
+
+
+_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def _ramp_of(text: str, sequence: int, theirs: Settings, size: int) -> tuple[list[str], int]:
+    """Equal steps of "tokens:batch tokens:batch ..." as a ramp of ours, and the last batch."""
+    pairs = []
+    for one in text.split()[:1000]:
+        tokens, _, batch = one.partition(":")
+        scale = _SCALES.get(tokens[-1:].upper(), 1.0)
+        number = tokens[:-1] if scale > 1 else tokens
+        if not (number.replace(".", "", 1).isdigit() and batch.isdigit() and len(number) < 20):
+            theirs.faults.append(
+                f"--step-batch-size-schedule {text[:60]}: it should be TOKENS:BATCH with blanks between"
+            )
+            return [], size
+        pairs.append((float(number) * scale, int(batch)))
+    if len(pairs) < 2 or sequence == 0:
+        return [], pairs[0][1] if pairs else size
+    steps = {(round(b[0] - a[0], 3), b[1] - a[1]) for a, b in pairwise(pairs)}
+    if len(steps) > 1 or pairs[0][0] or min(step[1] for step in steps) <= 0:
+        theirs.lost.append(
+            f"--step-batch-size-schedule {text[:60]}: its steps are not equal; all have the last batch here"
+        )
+        return [], pairs[-1][1]
+    ((_, increment),) = steps
+    return [str(pairs[0][1]), str(increment), str(round(pairs[-1][0] / sequence))], pairs[-1][1]
+
+
+def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs["global-batch-size"] = job.batch.global_batch_size
+    ramp = job.batch.ramp
+    if job.batch.grows:
+        theirs["rampup-batch-size"] = [ramp.start, ramp.increment, ramp.samples]
+
+
+def _read_numbers(theirs: Settings, ours: Flat) -> None:
+    bf16, fp16 = theirs.flag("bf16"), theirs.flag("fp16")
+    compute = "bf16" if bf16 else "fp16" if fp16 else "float32"
+    in_16 = theirs.flag("grad-reduce-in-bf16") if bf16 else not theirs.flag("accumulate-allreduce-grads-in-fp32")
+    theirs.ignore("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16")
+    ours |= {"precision.compute": compute, "precision.gradients": "compute" if in_16 and (bf16 or fp16) else "float32"}
+    moments = {theirs.one_of(f"exp-avg{end}-dtype", _NUMBERS, "fp32") for end in ("", "-sq")}
+    ours["precision.moments"] = "bf16" if moments == {"bf16"} else "float32"
+    if len(moments) > 1:
+        theirs.lost.append("--exp-avg-dtype and --exp-avg-sq-dtype differ, and moments are of one type here: float32")
+    if fp16:
+        constant = theirs.number("loss-scale", 0.0)
+        ours["precision.loss_scale"] = constant or theirs.number("initial-loss-scale", 2.0**32)
+        ours["precision.loss_scale_growth_steps"] = 0 if constant else theirs.count("loss-scale-window", 1000)
+    theirs.ignore("loss-scale", "initial-loss-scale", "loss-scale-window")
+
+
+def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
+    precision = job.precision
+    if precision.compute != "float32":
+        theirs[precision.compute] = True
+    if precision.compute == "bf16" and precision.gradient_number == "bf16":
+        theirs["grad-reduce-in-bf16"] = True
+    if precision.compute == "fp16" and precision.gradient_number == "float32":
+        theirs["accumulate-allreduce-grads-in-fp32"] = True
+    if precision.moments == "bf16" and shards_state(job):
+        theirs |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
+    if precision.compute == "fp16" and precision.loss_scale:
+        if precision.loss_scale_growth_steps:
+            theirs |= {
+                "initial-loss-scale": precision.loss_scale,
+                "loss-scale-window": precision.loss_scale_growth_steps,
+            }
+        else:
+            theirs["loss-scale"] = precision.loss_scale
+
+
+def _read_float8(theirs: Settings, ours: Flat) -> None:
+    if not theirs.has("fp8-format", "fp8-hybrid", "fp8-e4m3"):
+        theirs.ignore("fp8-recipe", "fp8-amax-history-len", "no-fp8-wgrad", "disable-fp8-wgrad")
+        return
+    recipe = theirs.one_of("fp8-recipe", _FLOAT8, "delayed")
+    ours |= {
+        "precision.float8": recipe,
+        "precision.float8_weight_gradients": not theirs.flag(("no-fp8-wgrad", "disable-fp8-wgrad")),
+    }
+    history = theirs.count("fp8-amax-history-len", 1)
+    if recipe == "delayed":
+        ours["precision.float8_history"] = history
+
+
+def _write_float8(job: JobSpec, theirs: dict[str, Any]) -> None:
+    precision = job.precision
+    if precision.float8 in _FLOAT8:
+        theirs |= {"fp8-format": "hybrid", "fp8-recipe": precision.float8}
+        theirs |= {} if precision.float8_weight_gradients else {"no-fp8-wgrad": True}
+        theirs |= {"fp8-amax-history-len": precision.float8_history} if precision.float8 == "delayed" else {}
+
+
+def steps_of(batch: BatchSpec, samples: int) -> int:
+    """Steps that take so many sequences, the last one of which may be wanted in part."""
+    low, high = 0, 1
+    while batch.samples_before(high) < samples:
+        high *= 2
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if batch.samples_before(middle) < samples else (low, middle)
+    return low
+
+
+def _batch_of(ours: Flat) -> BatchSpec:
+    """The batch; one that does not grow where what is said of growing is wrong, which the checks will say."""
+    names = ("start", "increment", "samples")
+    ramp = {name: ours[f"batch.ramp.{name}"] for name in names if f"batch.ramp.{name}" in ours}
+    size = max(1, ours["batch.global_batch_size"])
+    try:
+        found = BatchSpec(global_batch_size=size, ramp=ramp)  # type: ignore[arg-type]
+    except ValueError:
+        return BatchSpec()
+    return BatchSpec(global_batch_size=size) if found.faults() else found
+
+
+def _read_length(theirs: Settings, ours: Flat) -> None:
+    """Steps of the run, of its warm-up and of its decay."""
+    batch = _batch_of(ours)
+
+    def steps(name: str, default: int) -> int:
+        samples = theirs.count(f"{name}-samples", 0)
+        return theirs.count(f"{name}-iters", default) or steps_of(batch, min(samples, 1 << 50)) or default
+
+    total = steps("train", 0)
+    if not total:
+        total = 1
+        theirs.note("nothing says how long the run is; one step is taken (--set optimizer.steps=N)")
+    decay = steps("lr-decay", total)
+    share = theirs.number("lr-warmup-fraction", -1.0)
+    warmup = round(share * decay) if share >= 0 else steps("lr-warmup", 0)
+    ours |= {"optimizer.steps": total, "optimizer.warmup_steps": min(warmup, total)}
+    if decay != total and ours["optimizer.schedule"] not in ("constant", "wsd"):
+        theirs.lost.append(f"the learning rate falls until step {decay:,} there, and until the last of {total:,} here")
+    falling = theirs.count("lr-wsd-decay-iters", 0)
+    if samples := min(theirs.count("lr-wsd-decay-samples", 0), 1 << 50):
+        falling = total - steps_of(batch, max(0, batch.samples_before(total) - samples))
+    if ours["optimizer.schedule"] == "wsd" and falling:
+        ours["optimizer.decay_share"] = min(1.0, falling / total)
+
+
+def _write_length(job: JobSpec, theirs: dict[str, Any]) -> None:
+    optimizer, batch = job.optimizer, job.batch
+    ends = {"train": optimizer.steps, "lr-decay": optimizer.steps, "lr-warmup": optimizer.warmup_steps}
+    if optimizer.schedule == "wsd":
+        ends["lr-wsd-decay"] = round(optimizer.decay_share * optimizer.steps)
+    for name, steps in ends.items():
+        if batch.grows:
+            before = optimizer.steps - steps if name == "lr-wsd-decay" else 0
+            theirs[f"{name}-samples"] = batch.samples_before(steps + before) - batch.samples_before(before)
+        else:
+            theirs[f"{name}-iters"] = steps
+
+
+def _read_rate(theirs: Settings, ours: Flat) -> None:
+    rate, least = theirs.number("lr", 0.0), theirs.number("min-lr", 0.0)
+    style = theirs.one_of("lr-decay-style", _STYLES, "linear")
+    ours["optimizer.schedule"] = style
+    if not rate:
+        rate = 1e-4
+        theirs.note("nothing says the learning rate; 1e-4 is taken (--set optimizer.learning_rate=RATE)")
+    ours |= {"optimizer.learning_rate": rate, "optimizer.min_learning_rate_ratio": min(1.0, least / rate)}
+    if style == "wsd":
+        shape = theirs.text("lr-wsd-decay-style", "exponential").lower()
+        ours["optimizer.decay_shape"] = _DECAYS.get(shape, "linear")
+        if shape not in _DECAYS:
+            theirs.lost.append(f"--lr-wsd-decay-style {shape[:60]}: the rate falls linearly here")
+    theirs.lose("lr-warmup-init", "the warm-up begins at 0 here")
+    theirs.lose("decoupled-lr", "embedding and head have the learning rate of all here")
+    theirs.ignore("decoupled-min-lr")
+
+
+def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
+    optimizer = job.optimizer
+    theirs["lr"] = optimizer.learning_rate
+    theirs["min-lr"] = optimizer.learning_rate * optimizer.min_learning_rate_ratio
+    theirs["lr-decay-style"] = next(word for word, ours in _STYLES.items() if ours == optimizer.schedule).replace(
+        "wsd", "WSD"
+    )
+    if optimizer.schedule == "wsd":
+        theirs["lr-wsd-decay-style"] = next(word for word, ours in _DECAYS.items() if ours == optimizer.decay_shape)
+
+
+def _read_optimizer(theirs: Settings, ours: Flat) -> None:
+    name = theirs.one_of("optimizer", _OPTIMIZERS, "adam")
+    ours["optimizer.name"] = name
+    first, second = theirs.number("adam-beta1", 0.9), theirs.number("adam-beta2", 0.999)
+    if name == "lion":
+        first, second = theirs.number("lion-beta1", 0.95), theirs.number("lion-beta2", 0.98)
+    ours |= {"optimizer.beta1": first, "optimizer.beta2": second, "optimizer.epsilon": theirs.number("adam-eps", 1e-8)}
+    ours["optimizer.momentum"] = theirs.number("muon-momentum" if name == "muon" else "sgd-momentum", 0.9)
+    if name == "muon":
+        ours["optimizer.newton_schulz_steps"] = theirs.count("muon-num-ns-steps", 5)
+
+
+def _write_optimizer(job: JobSpec, theirs: dict[str, Any]) -> None:
+    optimizer, name = job.optimizer, job.optimizer.name
+    found = next((word for word, ours in _OPTIMIZERS.items() if ours == name), "adam")
+    theirs["optimizer"] = found
+    if name == "lion":
+        theirs |= {"lion-beta1": optimizer.beta1, "lion-beta2": optimizer.beta2}
+    elif name == "sgd":
+        theirs["sgd-momentum"] = optimizer.momentum
+    else:
+        theirs |= {"adam-beta1": optimizer.beta1, "adam-beta2": optimizer.beta2, "adam-eps": optimizer.epsilon}
+    if name == "muon":
+        theirs |= {"muon-momentum": optimizer.momentum, "muon-num-ns-steps": optimizer.newton_schulz_steps}
+        theirs["muon-nesterov"] = True
+
+
+TRAINING: Table = (
+    Rule(("global-batch-size", "rampup-batch-size"), _read_batch, _write_batch),
+    Rule(("bf16", "fp16"), _read_numbers, _write_numbers),
+    Rule(("fp8-format", "fp8-recipe"), _read_float8, _write_float8),
+    Rule(("optimizer",), _read_optimizer, _write_optimizer),
+    Rule(("lr", "min-lr", "lr-decay-style"), _read_rate, _write_rate),
+    Rule(("train-iters", "lr-decay-iters", "lr-warmup-iters"), _read_length, _write_length),
+    number("weight-decay", "optimizer.weight_decay", 0.01, always=True),
+    number("clip-grad", "optimizer.clip_grad_norm", 1.0),
+)

@@ -1,0 +1,138 @@
+"""Configurations as plain data: YAML, TOML and JSON of strangers, read with limits, their nested keys as settings."""
+
+import json
+import tomllib
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.other_systems.shell_values import mark
+from shardwright.config.other_systems.shell_words import ShellFault
+from shardwright.config.toml_file import TOML_ERRORS, value_faults
+from shardwright.config.units import KIB
+
+_MOST_YAML = 256 * KIB
+
+
+def read_data(name: str, text: str) -> dict[str, Any]:
+    """The keys of a configuration, by the ending of its name. Raises ShellFault."""
+    kind = name.rpartition(".")[2].lower()
+    try:
+        found = {"toml": tomllib.loads, "json": json.loads}.get(kind, _yaml)(text)
+    except ShellFault:
+        raise
+    except TOML_ERRORS as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise ShellFault(f"{name} is not valid {kind.upper()}: {shortened(first, 200)}; mend it") from None
+    if not isinstance(found, dict):
+        raise ShellFault(f"{name} has no keys with values, as a configuration has; check that it is the file")
+    if faults := value_faults(found):
+        raise ShellFault(f"{name}: {faults[0]}")
+    return found
+
+
+def _yaml(text: str) -> Any:
+    if len(text) > _MOST_YAML:
+        raise ShellFault(f"YAML of {len(text):,} characters, and at most {_MOST_YAML:,} are read here; check the file")
+    try:
+        import yaml
+    except ImportError:
+        raise ShellFault("reading YAML takes PyYAML: pip install 'shardwright[yaml]'") from None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f"line {where.line + 1}: " if where else ""
+        what = getattr(error, "problem", None) or type(error).__name__
+        raise ShellFault(f"it is not valid YAML: {line}{shortened(str(what), 200)}; mend it") from None
+
+
+def flat_keys(data: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested keys with points between: {"a": {"b": 1}} is {"a.b": 1}."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict) and value:
+            found |= flat_keys(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def nested_keys(flat: dict[str, Any]) -> dict[str, Any]:
+    """Keys with points between as nested ones."""
+    found: dict[str, Any] = {}
+    for path, value in flat.items():
+        *sections, name = path.split(".")
+        target = found
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return found
+
+
+def resolved(flat: dict[str, Any]) -> dict[str, Any]:
+    """Values with references of Hydra's in them, ${.name} and ${multiply:4, ${.name}}, as what they mean; what is not
+    known is marked."""
+    return {name: _resolve(value, name, flat, 0) for name, value in flat.items()}
+
+
+def _resolve(value: Any, name: str, flat: dict[str, Any], deep: int) -> Any:
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    if deep > 8 or len(value) > 1000:
+        return mark(name)
+    text = value.strip()
+    if not (text.startswith("${") and _closing(text, 2) == len(text) - 1):
+        return value  # text around a reference: a path
+    inner = text[2:-1]
+    function, colon, rest = inner.partition(":")
+    if not colon:
+        return _referred(inner.strip(), name, flat, deep)
+    parts = [_number(_resolve(part.strip(), name, flat, deep + 1)) for part in _split(rest)]
+    numbers = [part for part in parts if part is not None]
+    if len(numbers) < len(parts) or len(numbers) != 2:
+        return mark(name)
+    a, b = numbers
+    known = {"multiply": a * b, "sum": a + b}
+    if b and function in ("divide", "divide_floor", "divide_ceil"):
+        known |= {"divide": a / b, "divide_floor": a // b, "divide_ceil": -(-a // b)}
+    return known.get(function, mark(name))
+
+
+def _referred(path: str, name: str, flat: dict[str, Any], deep: int) -> Any:
+    points = len(path) - len(path.lstrip("."))
+    sections = name.split(".")[: -points or None] if points else []
+    full = ".".join([*sections, path.lstrip(".")])
+    for key in (full, full.removeprefix("training.")):
+        if key in flat and key != name:
+            return _resolve(flat[key], key, flat, deep + 1)
+    return mark(full)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    text = str(value)
+    return int(text) if text.lstrip("-").isdigit() and len(text) < 19 else None
+
+
+def _closing(text: str, at: int) -> int:
+    depth = 1
+    while at < len(text):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return at
+        at += 1
+    return -1
+
+
+def _split(text: str) -> list[str]:
+    """Arguments of a function, at commas that are not in brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts

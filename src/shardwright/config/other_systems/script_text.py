@@ -1,0 +1,47 @@
+"""The text of a launch script that starts a program with torchrun, its arguments in named arrays."""
+
+from collections.abc import Mapping, Sequence
+
+from shardwright.config.job import JobSpec
+from shardwright.config.usual_links import node_devices
+
+_USUAL_NODE = 8
+
+
+def nodes_of(job: JobSpec) -> tuple[int, int]:
+    """Nodes, and devices of each."""
+    world = job.plan.world
+    each = min(world, node_devices(job.cluster) or _USUAL_NODE)
+    while world % each:
+        each -= 1
+    return world // each, each
+
+
+def script_text(
+    job: JobSpec, system: str, program: str, sections: Mapping[str, Sequence[str]], exports: Mapping[str, str],
+    launcher: str = "torchrun",
+) -> str:  # fmt: skip
+    """A script for bash. Its data is made up: what trains is to be put in its place."""
+    nodes, each = nodes_of(job)
+    lines = [
+        "#!/bin/bash",
+        f"# {' '.join(job.name.split())}, for {system}, written by shardwright.",
+        "set -euo pipefail",
+        "",
+        *(f"export {name}={value}" for name, value in exports.items()),
+        f"GPUS_PER_NODE={each}",
+        f"NUM_NODES={nodes}",
+        "NODE_RANK=${NODE_RANK:-0}",
+        "MASTER_ADDR=${MASTER_ADDR:-localhost}",
+        "MASTER_PORT=${MASTER_PORT:-6000}",
+    ]
+    for name, words in sections.items():
+        lines += ["", f"{name}_ARGS=(", *(f"    {word}" for word in words), ")"]
+    arrays = [f'    "${{{name}_ARGS[@]}}"' for name in sections]
+    lines += [
+        "",
+        f"{launcher} --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES --node_rank $NODE_RANK \\",
+        f"    --master_addr $MASTER_ADDR --master_port $MASTER_PORT {program} \\",
+        " \\\n".join(arrays),
+    ]
+    return "\n".join(lines) + "\n"

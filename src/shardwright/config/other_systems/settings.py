@@ -1,0 +1,198 @@
+"""What a launch script or a configuration of another system says, read setting by setting.
+
+A setting that is there and that nobody reads is never passed over: it is told at the end, with the reason where it is
+known to change nothing of the plan.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.other_systems.shell_values import UNKNOWN
+
+Flat = dict[str, Any]  # fields of a job by their whole names: {"plan.tp": 8}
+
+
+@dataclass
+class Settings:
+    """Settings by name. A value is text, as a command line has it, or what a configuration has; True is an option that
+    takes nothing. `prefix` is what stands before names where they are told: "--".
+
+    Each method gives the value of the first of several names of one setting that is there, or the default; a value of
+    the wrong kind is a fault, and the default is given. `notes` are what was assumed, and `lost` what was read and
+    can't be said here.
+    """
+
+    given: dict[str, Any]
+    prefix: str = ""
+    asked: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    needed: list[str] = field(default_factory=list)  # whose values depend on what nobody has set
+
+    def has(self, *names: str) -> bool:
+        """Whether one of the names is there and says something."""
+        self.asked.update(names)
+        return any(self.given.get(name) is not None and self.given[name] is not False for name in names)
+
+    def raw(self, *names: str) -> Any:
+        """The value as it stands; None where nothing is said."""
+        self.asked.update(names)
+        return next((value for name in names if (value := self.given.get(name)) is not None), None)
+
+    def count(self, names: str | Sequence[str], default: int, most: int = 1 << 53) -> int:
+        """A whole number, not negative, and at most so large."""
+        found = self._number(_names(names))
+        if found is None:
+            return default
+        if not float(found).is_integer() or found < 0:
+            self._wrong(_names(names), "a whole number, not negative")
+            return default
+        if found > most:
+            self._wrong(_names(names), f"at most {most:,}")
+            return default
+        return int(found)
+
+    def number(self, names: str | Sequence[str], default: float) -> float:
+        """A finite number."""
+        found = self._number(_names(names))
+        return default if found is None else float(found)
+
+    def flag(self, names: str | Sequence[str], default: bool = False) -> bool:
+        """Whether an option is there, or true."""
+        value = self.raw(*_names(names))
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        if self._is_unknown(value, _names(names)):
+            return default
+        text = str(value).lower()
+        if text in ("true", "1", "yes", "false", "0", "no"):
+            return text in ("true", "1", "yes")
+        self._wrong(_names(names), "true or false")
+        return default
+
+    def text(self, names: str | Sequence[str], default: str = "") -> str:
+        """A word."""
+        value = self.raw(*_names(names))
+        if value is None or isinstance(value, (list, dict)):
+            if value is not None:
+                self._wrong(_names(names), "one word")
+            return default
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def words(self, names: str | Sequence[str]) -> list[str]:
+        """Several words; empty where nothing is said."""
+        value = self.raw(*_names(names))
+        if value is None or value is True:
+            return []
+        return [str(one) for one in value] if isinstance(value, list) else str(value).split()
+
+    def one_of(self, names: str | Sequence[str], words: Mapping[str, Any], default: str) -> Any:
+        """Our value for one of their words."""
+        word = self.text(names, default)
+        if self._is_unknown(word, _names(names)):
+            word = default
+        known = {key.lower(): value for key, value in words.items()}
+        if word.lower() in known:
+            return known[word.lower()]
+        said = ", ".join(words)
+        self.faults.append(f"{self.shown(_names(names)[0])} {shortened(word)} can't be said here; use one of {said}")
+        return known[default.lower()]
+
+    def ignore(self, *names: str) -> None:
+        """Mark settings as read."""
+        self.asked.update(names)
+
+    def note(self, text: str) -> None:
+        """Tell what was assumed."""
+        self.notes.append(text)
+
+    def lose(self, name: str, why: str) -> None:
+        """Tell that a setting, if it is there, is not in the job, and why."""
+        if self.has(name):
+            self.lost.append(f"{self.shown(name)}{self._value_text(name)}: {why}")
+
+    def shown(self, name: str) -> str:
+        """A name as their users write it."""
+        return self.prefix + name
+
+    def said(self, name: str) -> str:
+        """A setting with its value, as their users write it."""
+        return self.shown(name) + self._value_text(name)
+
+    def unread(self) -> list[str]:
+        """Names that nobody asked for and that say something."""
+        return [name for name, value in self.given.items() if name not in self.asked and _says(value)]
+
+    def _value_text(self, name: str) -> str:
+        value = self.given.get(name)
+        if value is True and self.prefix:
+            return ""
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return (" " if self.prefix else " = ") + shortened(text)
+
+    def _number(self, names: tuple[str, ...]) -> float | None:
+        value = self.raw(*names)
+        if value is None:
+            return None
+        if self._is_unknown(value, names):
+            return None
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found: float = value
+        else:
+            try:
+                text = str(value)
+                found = int(text) if text.lstrip("+-").replace("_", "").isdigit() and len(text) < 20 else float(text)
+            except ValueError:
+                self._wrong(names, "a number")
+                return None
+        if not math.isfinite(found):
+            self._wrong(names, "a finite number")
+            return None
+        return found
+
+    def _is_unknown(self, value: Any, names: tuple[str, ...]) -> bool:
+        """Whether a value that matters depends on what nobody has set, which is told then."""
+        if not isinstance(value, (str, list)) or not UNKNOWN.search(str(value)):
+            return False
+        self.needed.append(next(name for name in names if self.given.get(name) is not None))
+        return True
+
+    def _wrong(self, names: tuple[str, ...], wanted: str) -> None:
+        name = next(name for name in names if self.given.get(name) is not None)
+        fault = f"{self.said(name)}: it should be {wanted}"
+        if fault not in self.faults:
+            self.faults.append(fault)
+
+
+def _says(value: Any) -> bool:
+    """Whether a value may mean something: null, false and nothing mean that it is absent."""
+    return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def nested(flat: Flat) -> dict[str, Any]:
+    """Fields of a job, nested as in a file."""
+    found: dict[str, Any] = {}
+    for path, value in flat.items():
+        *sections, name = path.split(".")
+        target = found
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return found
+
+
+def field_of(job: Any, path: str) -> Any:
+    """The value of a field of a job by its whole name."""
+    for name in path.split("."):
+        job = getattr(job, name)
+    return job

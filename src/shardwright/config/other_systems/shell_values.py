@@ -1,0 +1,291 @@
+"""Values of a script's variables, and what its words become with them; nothing is run.
+
+What nobody has set stays a mark with its name in the text (UNKNOWN), so that only a setting that matters and depends on
+it has to be asked for.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from shardwright.config.other_systems.shell_words import ShellFault, ShellReader, Token, WordPiece
+
+Value = str | list[str]
+
+_OPEN, _CLOSE = "\ue000", "\ue001"  # of a mark; private characters, which no script has a use for
+UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+_ODD = re.compile(r"[^A-Za-z0-9_@*#?$!-]+")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
+_MOST_TEXT, _MOST_DEEP = 1 << 20, 12
+
+
+def mark(name: str) -> str:
+    """The text of what is not known. It is one word for every shell that reads it again."""
+    return f"{_OPEN}{_ODD.sub('_', name[:80])}{_CLOSE}"
+
+
+def unknown_names(text: str) -> list[str]:
+    """What a text depends on that is not known."""
+    return [name for name in dict.fromkeys(UNKNOWN.findall(text)) if name]
+
+
+def readable(text: str) -> str:
+    """A text with its marks as a script has them: $NAME."""
+    return UNKNOWN.sub(lambda found: f"${found[1]}", text)
+
+
+@dataclass
+class Variables:
+    """What a script has set. `fixed` were given from outside and stay. `defaulted` are those of ${NAME:-default} that
+    nobody set, with what was taken."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+    defaulted: dict[str, str] = field(default_factory=dict)
+
+    def put(self, name: str, value: Value, appends: bool = False) -> None:
+        """Set one, or add to it."""
+        if name in self.fixed:
+            return
+        old = self.values.get(name)
+        if appends and old is not None:
+            if isinstance(old, list):
+                value = old + (value if isinstance(value, list) else [value])
+            else:
+                value = [old, *value] if isinstance(value, list) else old + value
+        _check(sum(map(len, value)) if isinstance(value, list) else len(value))
+        self.values[name] = value
+
+    def words_of(self, token: Token, deep: int = 0) -> list[str]:
+        """A word with its expansions: cut at blanks where they are not quoted."""
+        words: list[str] = []
+        current: str | None = None
+        for piece in token.pieces:
+            values = self._values(piece, deep)
+            for number, (text, splits) in enumerate(values):
+                if number:
+                    words, current = [*words, *([] if current is None else [current])], None
+                if not splits:
+                    current = (current or "") + text
+                    continue
+                parts = text.split()
+                if text[:1].isspace() and current is not None:
+                    words, current = [*words, current], None
+                for place, part in enumerate(parts):
+                    if place:
+                        words, current = [*words, current or ""], None
+                    current = (current or "") + part
+                if parts and text[-1:].isspace():
+                    words, current = [*words, current or ""], None
+            _check(sum(map(len, words)) + len(current or ""))
+        return words if current is None else [*words, current]
+
+    def text_of(self, token: Token, deep: int = 0) -> str:
+        """A word as one text, as in an assignment."""
+        found = "".join(" ".join(text for text, _ in self._values(piece, deep)) for piece in token.pieces)
+        _check(len(found))
+        return found
+
+    def document_of(self, text: str) -> str:
+        """A here-document with its expansions."""
+        reader = ShellReader('"' + text.replace('"', '\\"') + '"')
+        return self.text_of(Token(1, pieces=tuple(reader._quoted())))
+
+    def _values(self, piece: WordPiece, deep: int) -> list[tuple[str, bool]]:
+        """The texts of a piece, and whether they are cut at blanks; several of an array."""
+        if piece.kind == "text":
+            return [(piece.text, False)]
+        if deep > _MOST_DEEP:
+            raise ShellFault(f"expansions more than {_MOST_DEEP} levels deep; set the variable plainly")
+        if piece.kind == "arithmetic":
+            return [(self.arithmetic(piece.text, deep), False)]
+        if piece.kind == "command":
+            return [(self._command(piece.text), not piece.quoted)]
+        return [(text, not piece.quoted) for text in self._variable(piece.text, piece.quoted, deep)]
+
+    def _command(self, text: str) -> str:
+        """What a command would print: known of echo alone."""
+        return "." if text.strip() == "pwd" else mark(f"({' '.join(text.split())})")
+
+    def _variable(self, text: str, quoted: bool, deep: int) -> list[str]:
+        found = _NAME.match(text)
+        if not found or (text.startswith(("#", "!")) and len(text) > 1):
+            return [mark(f"{{{text}}}")]
+        name, rest = found[0], text[found.end() :]
+        value = self.values.get(name)
+        if rest.startswith("["):
+            index, _, rest = rest[1:].partition("]")
+            value = _element(value, index, quoted)
+        is_empty = value is None or (rest.startswith(":") and value in ("", []))
+        sign, other = (rest[:2], rest[2:]) if rest.startswith(":") else (rest[:1], rest[1:])
+        kind = sign.removeprefix(":")
+        if not rest:
+            return _listed(value if value is not None else mark(name))
+        if kind in ("-", "="):
+            if not is_empty:
+                return _listed(value)
+            default = self._expanded(other, deep)
+            self.defaulted.setdefault(name, readable(default))
+            return [default]
+        if kind == "+":
+            return [""] if is_empty else [self._expanded(other, deep)]
+        if kind == "?":
+            return _listed(mark(name) if is_empty else value)
+        return [mark(f"{{{text}}}")]
+
+    def _expanded(self, text: str, deep: int) -> str:
+        tokens = [token for token in ShellReader(text).read() if not token.operator]
+        return " ".join(self.text_of(token, deep + 1) for token in tokens)
+
+    def arithmetic(self, text: str, deep: int = 0) -> str:
+        """The value of $(( )): a whole number as text; a mark where a name is not known."""
+        plain = "".join(
+            " ".join(one for one, _ in self._values(piece, deep + 1)) if piece else " " for piece in _pieces_of(text)
+        )
+        if names := unknown_names(plain):
+            return mark(names[0])
+        return str(_Sum(plain, self).value())
+
+
+def _pieces_of(text: str) -> Iterator[WordPiece | None]:
+    """The pieces of arithmetic, whose brackets and comparisons are no operators of the shell."""
+    reader = ShellReader(text)
+    while reader.at < len(text):
+        if text[reader.at] in "$`":
+            yield reader._expansion(quoted=True)
+        else:
+            yield WordPiece("text", text[reader.at], True)
+            reader.at += 1
+
+
+def _element(value: Value | None, index: str, quoted: bool) -> Value | None:
+    if value is None:
+        return [] if index in ("@", "*") else None
+    values = [value] if isinstance(value, str) else value
+    if index in ("@", "*"):
+        return " ".join(values) if index == "*" and quoted else values
+    place = int(index) if index.isdigit() and len(index) < 6 else -1
+    return values[place] if 0 <= place < len(values) else None
+
+
+def _listed(value: Value | None) -> list[str]:
+    return list(value) if isinstance(value, list) else [value or ""]
+
+
+def _check(length: int) -> None:
+    if length > _MOST_TEXT:
+        raise ShellFault(f"a word of more than {_MOST_TEXT:,} characters; check that it is the launch script")
+
+
+_SUM = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|\d+|[A-Za-z_]\w*)")
+_BINDS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
+_LARGEST = 1 << 63
+
+
+_APPLIED: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow,
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "%": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq,
+    "!=": operator.ne, "&&": lambda a, b: int(bool(a and b)), "||": lambda a, b: int(bool(a or b)),
+}  # fmt: skip
+
+
+class _Sum:
+    """One arithmetic expression, of whole numbers and names."""
+
+    def __init__(self, text: str, variables: Variables) -> None:
+        self.variables, self.tokens, at = variables, list[str](), 0
+        text = text.strip()
+        while at < len(text):
+            found = _SUM.match(text, at)
+            if not found or len(self.tokens) > 500:
+                raise ShellFault(f"$(( {text[:60]} )) can't be computed; give its value with --set")
+            self.tokens.append(found[1])
+            at = found.end()
+        self.at, self.text = 0, text
+
+    def value(self) -> int:
+        found = self._level(0)
+        if self.at < len(self.tokens):
+            self._fail()
+        return found
+
+    def _fail(self) -> None:
+        raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
+
+    def _take(self) -> str:
+        if self.at >= len(self.tokens):
+            self._fail()
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def _level(self, level: int) -> int:
+        if level == len(_BINDS):
+            return self._atom()
+        found = self._level(level + 1)
+        while self.at < len(self.tokens) and self.tokens[self.at] in _BINDS[level]:
+            sign = self._take()
+            found = self._apply(sign, found, self._level(level + 1))
+        return found
+
+    def _atom(self) -> int:
+        token = self._take()
+        if token == "(":
+            found = self._level(0)
+            if self._take() != ")":
+                self._fail()
+            return found
+        if token in ("-", "+", "!"):
+            value = self._atom()
+            return {"-": -value, "+": value}.get(token, int(not value))
+        if token.isdigit():
+            return int(token) if len(token) < 19 else _LARGEST
+        text = self.variables.values.get(token, "")
+        if not isinstance(text, str) or not text.strip().lstrip("-").isdigit() or len(text) > 19:
+            raise ShellFault(f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE")
+        return int(text)
+
+    def _apply(self, sign: str, a: int, b: int) -> int:
+        if sign in ("/", "%") and b == 0:
+            raise ShellFault(f"$(( {self.text[:60]} )) divides by 0; give its value with --set")
+        if sign == "**" and (b < 0 or b > 63):
+            self._fail()
+        found = int(_APPLIED[sign](a, b))
+        if abs(found) > _LARGEST:
+            self._fail()
+        return found
+
+
+_COMPARED = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
+
+
+def is_true(words: list[str], variables: Variables) -> bool | None:
+    """What `[ ... ]` says; None where that is not known. Files are there, and what nobody set is empty."""
+    if "||" in words or "-o" in words:
+        at = next(n for n, word in enumerate(words) if word in ("||", "-o"))
+        either = (is_true(words[:at], variables), is_true(words[at + 1 :], variables))
+        return True if True in either else None if None in either else False
+    if "&&" in words or "-a" in words:
+        at = next(n for n, word in enumerate(words) if word in ("&&", "-a"))
+        both = (is_true(words[:at], variables), is_true(words[at + 1 :], variables))
+        return False if False in both else None if None in both else True
+    if words[:1] == ["!"]:
+        found = is_true(words[1:], variables)
+        return None if found is None else not found
+    bare = [UNKNOWN.sub("", word) for word in words]
+    if len(words) <= 1:
+        return bool(bare and bare[0])
+    if len(words) == 2:
+        return {"-n": bool(bare[1]), "-z": not bare[1], "-v": words[1] in variables.values}.get(
+            words[0], True if words[0] in ("-f", "-d", "-e", "-s", "-r", "-x") else None
+        )
+    if len(words) != 3 or any(map(unknown_names, (words[0], words[2]))):
+        return None
+    if words[1] in ("=", "==", "!="):
+        return fnmatchcase(words[0], words[2][:200]) == (words[1] != "!=")
+    if words[1] in _COMPARED and all(word.lstrip("-").isdigit() for word in (words[0], words[2])):
+        return bool(_Sum(f"{words[0]} {_COMPARED[words[1]]} {words[2]}", variables).value())
+    return None

@@ -1,0 +1,213 @@
+"""The words of a shell script, as POSIX and bash cut them, without running anything.
+
+A line becomes words and operators. A word is pieces: text as it stands, and expansions (a variable, arithmetic, what a
+command would print), each quoted or not; which values they have is decided later (shell_script.py).
+"""
+
+from dataclasses import dataclass
+
+OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|", "<", ">",
+             "(", ")", "\n")  # fmt: skip
+_ENDS_WORD = " \t\r\n;&|<>()"
+_MOST_WORDS = 100_000
+
+
+class ShellFault(ValueError):  # noqa: N818 (a fault in the words of PlanError)
+    """What of a script can't be read, in one sentence with its line."""
+
+
+@dataclass(frozen=True)
+class WordPiece:
+    """A part of a word: text, or an expansion: `kind` is text, variable, arithmetic or command."""
+
+    kind: str
+    text: str
+    quoted: bool
+
+
+@dataclass(frozen=True)
+class Token:
+    """A word of pieces, or an operator. `document` is the text of a here-document, whose words are expanded where its
+    end is not quoted."""
+
+    line: int
+    operator: str = ""
+    pieces: tuple[WordPiece, ...] = ()
+    document: str | None = None
+    expands: bool = False
+
+    @property
+    def plain(self) -> str:
+        """The word where it is text alone and nothing of it is quoted, as keywords are."""
+        is_plain = all(piece.kind == "text" and not piece.quoted for piece in self.pieces)
+        return "".join(piece.text for piece in self.pieces) if is_plain else ""
+
+
+class ShellReader:
+    """A reader of one script, or of a string within it."""
+
+    def __init__(self, text: str, line: int = 1) -> None:
+        self.text, self.at, self.line = text, 0, line
+        self.tokens: list[Token] = []
+        self._documents: list[tuple[int, bool, bool]] = []  # tokens that a document follows, tabs cut, end awaited
+
+    def read(self) -> list[Token]:
+        """All words and operators. Raises ShellFault."""
+        while self.at < len(self.text):
+            if len(self.tokens) > _MOST_WORDS:
+                raise ShellFault(f"line {self.line}: more than {_MOST_WORDS:,} words; check the file")
+            self._next()
+        self._read_documents()
+        return self.tokens
+
+    def _next(self) -> None:
+        char = self.text[self.at]
+        if char in " \t\r":
+            self.at += 1
+        elif self.text.startswith("\\\n", self.at) or self.text.startswith("\\\r\n", self.at):
+            self.at = self.text.index("\n", self.at) + 1
+            self.line += 1
+        elif char == "#":
+            self.at = _end(self.text, self.at)
+        else:
+            found = next((one for one in OPERATORS if self.text.startswith(one, self.at)), "")
+            if found:
+                self._operator(found)
+            else:
+                self._word()
+
+    def _operator(self, found: str) -> None:
+        if found == "((" and not self._begins_command():
+            found = "("
+        self.at += len(found)
+        if found == "((":
+            end = self.text.find("))", self.at)
+            end = len(self.text) if end < 0 else end
+            self.tokens.append(Token(self.line, pieces=(WordPiece("arithmetic", self.text[self.at : end], True),)))
+            self.at = end + 2
+            return
+        self.tokens.append(Token(self.line, operator=found))
+        if found == "\n":
+            self.line += 1
+            self._read_documents()
+
+    def _begins_command(self) -> bool:
+        return not self.tokens or self.tokens[-1].operator in ("\n", ";", "&&", "||", "|")
+
+    def _word(self) -> None:
+        line, pieces = self.line, list[WordPiece]()
+        while self.at < len(self.text) and self.text[self.at] not in _ENDS_WORD:
+            pieces += self._piece()
+        self.tokens.append(Token(line, pieces=tuple(pieces)))
+        before = self.tokens[-2].operator if len(self.tokens) > 1 else ""
+        if before in ("<<", "<<-"):
+            self._documents.append((len(self.tokens) - 1, before == "<<-", any(piece.quoted for piece in pieces)))
+
+    def _piece(self) -> list[WordPiece]:
+        char = self.text[self.at]
+        if char == "\\":
+            pair = self.text[self.at + 1 : self.at + 2]
+            self.at += 2
+            if pair == "\n":
+                self.line += 1
+                return []
+            return [WordPiece("text", pair, True)]
+        if char == "'":
+            return [WordPiece("text", self._until("'"), True)]
+        if char == '"':
+            return self._quoted()
+        if char == "$" and self.text.startswith("$'", self.at):
+            self.at += 1
+            return [WordPiece("text", self._until("'"), True)]
+        if char in "$`":
+            return [self._expansion(quoted=False)]
+        begin = self.at
+        while self.at < len(self.text) and self.text[self.at] not in _ENDS_WORD + "\\'\"$`":
+            self.at += 1
+        return [WordPiece("text", self.text[begin : self.at], False)]
+
+    def _until(self, mark: str) -> str:
+        end = self.text.find(mark, self.at + 1)
+        if end < 0:
+            raise ShellFault(f"line {self.line}: a quote {mark} is not closed; check it")
+        found = self.text[self.at + 1 : end]
+        self.line += found.count("\n")
+        self.at = end + 1
+        return found
+
+    def _quoted(self) -> list[WordPiece]:
+        begin, pieces, text = self.line, [WordPiece("text", "", True)], ""
+        self.at += 1
+        while self.at < len(self.text) and self.text[self.at] != '"':
+            char = self.text[self.at]
+            if char == "\\" and self.text[self.at + 1 : self.at + 2] in ("\n", '"', "\\", "$", "`"):
+                text += "" if self.text[self.at + 1] == "\n" else self.text[self.at + 1]
+                self.line += self.text[self.at + 1] == "\n"
+                self.at += 2
+            elif char in "$`":
+                pieces += [WordPiece("text", text, True), self._expansion(quoted=True)]
+                text = ""
+            else:
+                self.line += char == "\n"
+                text += char
+                self.at += 1
+        if self.at >= len(self.text):
+            raise ShellFault(f'line {begin}: a quote " is not closed; check it')
+        self.at += 1
+        return [*pieces, WordPiece("text", text, True)]
+
+    def _expansion(self, quoted: bool) -> WordPiece:
+        text, at = self.text, self.at
+        if text[at] == "`":
+            return WordPiece("command", self._until("`"), quoted)
+        for opening, closing, kind in (("$((", "))", "arithmetic"), ("$(", ")", "command"), ("${", "}", "variable")):
+            if text.startswith(opening, at):
+                return WordPiece(kind, self._bracketed(opening, closing), quoted)
+        end = at + 1
+        if text[end : end + 1].isdigit() or text[end : end + 1] in tuple("@*#?$!-"):
+            end += 1
+        else:
+            while end < len(text) and (text[end].isalnum() or text[end] == "_") and text[end].isascii():
+                end += 1
+        self.at = end
+        return WordPiece("variable", text[at + 1 : end], quoted) if end > at + 1 else WordPiece("text", "$", quoted)
+
+    def _bracketed(self, opening: str, closing: str) -> str:
+        """What stands within brackets, which may have others of their kind in them."""
+        begin, depth = self.at + len(opening), 1
+        first, last = opening[-1], closing[-1]
+        self.at = begin
+        if closing == "))":
+            depth = 2
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if char == "\\":
+                self.at += 1
+            depth += (char == first) - (char == last)
+            self.line += char == "\n"
+            self.at += 1
+            if depth == 0:
+                return self.text[begin : self.at - len(closing)]
+        raise ShellFault(f"line {self.line}: {opening} is not closed; check it")
+
+    def _read_documents(self) -> None:
+        for place, cuts_tabs, is_quoted in self._documents:
+            token = self.tokens[place]
+            mark = "".join(piece.text for piece in token.pieces)
+            lines = []
+            while self.at < len(self.text):
+                end = _end(self.text, self.at)
+                line = self.text[self.at : end]
+                self.at, self.line = min(end + 1, len(self.text)), self.line + 1
+                if (line.lstrip("\t") if cuts_tabs else line).rstrip("\r") == mark:
+                    break
+                lines.append(line)
+            self.tokens[place] = Token(
+                token.line, pieces=token.pieces, document="\n".join(lines), expands=not is_quoted
+            )
+        self._documents = []
+
+
+def _end(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end

@@ -1,0 +1,100 @@
+"""The systems whose jobs are read and written, by the names that commands take."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwright.config.base import PlanError, printable
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan
+from shardwright.config.other_systems.imported import Asked, Imported, Told, imported
+from shardwright.config.other_systems.shell_words import ShellFault
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
+
+_MOST_BYTES = MIB
+_MOST_FILES = 16
+
+
+@dataclass(frozen=True)
+class System:
+    """One system: how its files are read and written, and a job's settings as its users say them. `prefix` stands
+    before the names of settings."""
+
+    name: str
+    title: str
+    reads: str
+    prefix: str
+    read: Callable[[Mapping[str, str], Asked], Told]
+    write: Callable[[JobSpec], dict[str, str]]
+    settings: Callable[[JobSpec], dict[str, Any]]
+    has: Mapping[str, tuple[Any, ...]]  # values of fields of the plan that a search may take
+
+
+_MEGATRON_HAS = {"schedule": ("1f1b", "interleaved-1f1b"), "zero": (0, 1), "offload_activations": (False,)}
+_TITAN_HAS = {
+    "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"), "zero": (0, 2, 3),
+    "offload_activations": (False,),
+}  # fmt: skip
+_PLAIN = {"schedule": ("1f1b",), "offload_activations": (False,), "sequence_parallel": (False,)}
+
+SYSTEMS = {
+    one.name: one
+    for one in (
+        System("megatron", "Megatron-LM", "a launch script, and those that it sources", "--", megatron.read,
+               megatron.write, megatron.flags, _MEGATRON_HAS),
+        System("nemo", "NeMo", "a YAML configuration of megatron_gpt_pretraining", "", nemo.read, nemo.write,
+               nemo.settings_of, _MEGATRON_HAS),
+        System("torchtitan", "torchtitan", "a TOML file", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
+               _TITAN_HAS),
+        System("deepspeed", "DeepSpeed", "ds_config.json with config.json, and a launch script", "", deepspeed.read,
+               deepspeed.write, deepspeed.settings_of, _PLAIN),
+        System("accelerate", "Accelerate", "its YAML with config.json, and a launch script", "", accelerate.read,
+               accelerate.write, accelerate.settings_of, _PLAIN),
+    )
+}  # fmt: skip
+
+
+def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Imported:
+    """The job that files of a system describe. PlanError lists every fault."""
+    subject = f"{system.title}, {' '.join(paths)}"
+    if len(paths) > _MOST_FILES:
+        raise PlanError(
+            subject, [f"{len(paths)} files; name at most {_MOST_FILES}, the one that starts training first"]
+        )
+    texts: dict[str, str] = {}
+    faults = []
+    for path in paths:
+        try:
+            texts[path] = _text_of(Path(path))
+        except FileFault as error:
+            faults.append(str(error))
+        except OSError as error:
+            faults.append(f"{path} can't be read: {error.strerror}; check the path")
+    if faults:
+        raise PlanError(subject, faults)
+    return job_of_texts(system, texts, asked, subject)
+
+
+def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
+    """The job of texts by their names. PlanError lists every fault."""
+    try:
+        told = system.read(texts, asked)
+    except (ShellFault, RecursionError) as error:
+        raise PlanError(subject, [printable(str(error))]) from None
+    told.settings.note(f"what nothing says has {system.title}'s own default")
+    return imported(told, asked, subject, _name_of(next(iter(texts))))
+
+
+def _text_of(path: Path) -> str:
+    if path.is_dir():
+        path = path / "config.json"
+    return read_text(path, _MOST_BYTES, "launch script or configuration")
+
+
+def _name_of(path: str) -> str:
+    """A name for the job: the file's."""
+    stem = Path(path).absolute().stem
+    kept = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(".-")
+    return kept[:100] or "job"

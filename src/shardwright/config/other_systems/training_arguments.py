@@ -1,0 +1,223 @@
+"""What DeepSpeed and Accelerate leave to the program that they start: the options of transformers' TrainingArguments,
+and the model in its config.json. Keys are as command lines have them: "--learning_rate"."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.hugging_face.config_json import fields_of
+from shardwright.config.hugging_face.written_config import written_config
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.imported import Asked
+from shardwright.config.other_systems.launcher import Launched, launched
+from shardwright.config.other_systems.megatron_flags import flag_words
+from shardwright.config.other_systems.plain_data import flat_keys, read_data
+from shardwright.config.other_systems.rows import Rule, Table, number
+from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.shell_words import ShellFault
+
+_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant",
+              "cosine_with_min_lr": "cosine", "inverse_sqrt": "inverse-sqrt", "warmup_stable_decay": "wsd"}  # fmt: skip
+_OPTIMIZERS = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_apex_fused": "adamw",
+    "adafactor": "adafactor", "sgd": "sgd", "lion_32bit": "lion",
+}  # fmt: skip
+_SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length")
+
+
+def is_training(words: list[str]) -> bool:
+    """Whether a command starts training with DeepSpeed, Accelerate, or options that transformers reads."""
+    names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
+    program = any(word.endswith(".py") for word in words)
+    telling = {"deepspeed", "deepspeed_config", "per_device_train_batch_size", "config_file", "learning_rate"}
+    return program and (bool(names & telling) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
+
+
+def read_parts(
+    texts: Mapping[str, str], asked: Asked, is_own: Any
+) -> tuple[dict[str, Any], dict[str, Any] | None, Launched | None]:
+    """Settings of all files, keys of a config.json, and the command of a launch script, if there is one. `is_own` says
+    whether keys are of the system's own configuration. Raises ShellFault."""
+    given: dict[str, Any] = {}
+    model: dict[str, Any] | None = None
+    command: Launched | None = None
+    scripts = {name: text for name, text in texts.items() if not name.lower().endswith((".json", ".yaml", ".yml"))}
+    scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
+    if scripts:
+        command = launched(scripts, asked.variables, is_training)
+        for flags in (command.before, command.settings):
+            given |= {
+                f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
+            }
+    written = command.written if command else {}
+    for name, text in {**{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
+                       **{name: text for name, text in texts.items() if name not in scripts}}.items():  # fmt: skip
+        data = read_data(name if name.endswith((".json", ".yaml", ".yml")) else f"{name}.json", text)
+        if "model_type" in data or "text_config" in data:
+            model = data
+        elif is_own(data):
+            given |= flat_keys(data)
+        elif "per_device_train_batch_size" in data or "learning_rate" in data:
+            given |= {f"--{key}": value for key, value in data.items()}
+        else:
+            raise ShellFault(
+                f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
+            )
+    return {key: value for key, value in given.items() if value != "auto"}, model, command
+
+
+def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, ours: Flat) -> None:
+    """Fields of the model of a config.json, and its sequences."""
+    if model is None:
+        if not any(name in asked.fields for name in ("model.name", "model.weights", "model.layers")):
+            settings.faults.append(
+                "nothing says what the model is; name its config.json as a further file, or --set "
+                "model.name=NAME of the catalog"
+            )
+        return
+    fields, faults = fields_of(model)
+    settings.faults += [f"config.json: {fault}" for fault in faults]
+    coefficient = model.get("router_aux_loss_coef")
+    if (
+        "moe" in fields
+        and model.get("output_router_logits") is True
+        and isinstance(coefficient, (int, float))
+        and coefficient > 0
+    ):
+        fields["moe"] |= {"aux_loss": "switch", "aux_coefficient": float(coefficient)}
+    ours |= {f"model.{name}": value for name, value in fields.items()}
+
+
+def _read_sequence(theirs: Settings, ours: Flat) -> None:
+    tokens = theirs.count(_SEQUENCE, 0)
+    if tokens:
+        ours["model.sequence"] = tokens
+    elif "model.sequence" in ours:
+        theirs.note(
+            f"nothing says how long samples are; {ours['model.sequence']:,} tokens are taken (--set model.sequence=N)"
+        )
+
+
+def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs["--block_size"] = job.model.sequence
+
+
+def _read_rate(theirs: Settings, ours: Flat) -> None:
+    steps = theirs.count(("--max_steps", "--max_train_steps", "scheduler.params.total_num_steps"), 0)
+    if not steps:
+        steps = 1000
+        theirs.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
+    kind = theirs.one_of("--lr_scheduler_type", _SCHEDULES, "linear")
+    more = theirs.raw("--lr_scheduler_kwargs")
+    try:
+        extra = more if isinstance(more, dict) else json.loads(str(more)) if more else {}
+    except ValueError:
+        extra = {}
+        theirs.faults.append(f"{theirs.said('--lr_scheduler_kwargs')}: it should be JSON")
+    extra = extra if isinstance(extra, dict) else {}
+    own = theirs.text("scheduler.type")
+    kind = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}.get(own, kind)
+    ratio = theirs.number("--warmup_ratio", 0.0)
+    warmup = theirs.count(
+        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"), round(ratio * steps)
+    )
+    ours |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
+    least = extra.get("min_lr_rate", extra.get("min_lr_ratio", theirs.number("scheduler.params.cos_min_ratio", 0.0)))
+    ours["optimizer.min_learning_rate_ratio"] = least if isinstance(least, (int, float)) else 0.0
+    if kind == "wsd":
+        falling = extra.get("num_decay_steps", max(1, steps // 10))
+        ours["optimizer.decay_share"] = min(1.0, falling / steps) if isinstance(falling, int) and falling > 0 else 0.1
+        shape = str(extra.get("decay_type", "cosine"))
+        ours["optimizer.decay_shape"] = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}.get(shape, "linear")
+    theirs.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
+
+
+def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
+    optimizer = job.optimizer
+    theirs |= {"--max_steps": optimizer.steps, "--warmup_steps": optimizer.warmup_steps}
+    least = optimizer.min_learning_rate_ratio
+    names = {"constant": "constant_with_warmup", "inverse-sqrt": "inverse_sqrt", "wsd": "warmup_stable_decay"}
+    name = names.get(optimizer.schedule, optimizer.schedule)
+    if name == "cosine" and least:
+        name = "cosine_with_min_lr"
+        theirs["--lr_scheduler_kwargs"] = json.dumps({"min_lr_rate": least})
+    if name == "warmup_stable_decay":
+        shape = {"sqrt": "1-sqrt"}.get(optimizer.decay_shape, optimizer.decay_shape)
+        falling = max(1, round(optimizer.decay_share * optimizer.steps))
+        theirs["--lr_scheduler_kwargs"] = json.dumps(
+            {"num_decay_steps": falling, "decay_type": shape, "min_lr_ratio": least}
+        )
+    theirs["--lr_scheduler_type"] = name
+
+
+def _read_optimizer(theirs: Settings, ours: Flat) -> None:
+    own = theirs.text("optimizer.type").lower()
+    ours["optimizer.name"] = theirs.one_of("--optim", _OPTIMIZERS, "adamw_torch")
+    if own:
+        names = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
+        if own not in names:
+            theirs.faults.append(f"optimizer.type = {own[:40]} can't be said here; use one of {', '.join(names)}")
+        ours["optimizer.name"] = names.get(own, "adamw")
+        if own == "adam" and theirs.flag("optimizer.params.adam_w_mode", True) is False:
+            ours["optimizer.name"] = "adam"
+    betas = theirs.raw("optimizer.params.betas")
+    pair = (
+        betas
+        if isinstance(betas, list) and len(betas) == 2 and all(type(one) in (int, float) for one in betas)
+        else (0.9, 0.999)
+    )
+    ours |= {
+        "optimizer.beta1": theirs.number("--adam_beta1", float(pair[0])),
+        "optimizer.beta2": theirs.number("--adam_beta2", float(pair[1])),
+    }
+    ours["optimizer.epsilon"] = theirs.number(("--adam_epsilon", "optimizer.params.eps"), 1e-8)
+    ours["optimizer.momentum"] = theirs.number("optimizer.params.momentum", 0.0)
+
+
+def _write_optimizer(job: JobSpec, theirs: dict[str, Any]) -> None:
+    optimizer = job.optimizer
+    theirs["--optim"] = next((word for word, ours in _OPTIMIZERS.items() if ours == optimizer.name), "adamw_torch")
+    if optimizer.name not in ("sgd", "adafactor"):
+        theirs |= {
+            "--adam_beta1": optimizer.beta1,
+            "--adam_beta2": optimizer.beta2,
+            "--adam_epsilon": optimizer.epsilon,
+        }
+
+
+def _read_recompute(theirs: Settings, ours: Flat) -> None:
+    if theirs.flag("--gradient_checkpointing"):
+        ours["plan.recompute"] = "full"
+
+
+def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
+    if job.plan.recompute == "full" and job.plan.recompute_every == 1:
+        theirs["--gradient_checkpointing"] = True
+
+
+OPTIONS: Table = (
+    Rule(("--block_size",), _read_sequence, _write_sequence),
+    Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
+    Rule(("--optim",), _read_optimizer, _write_optimizer),
+    number(
+        "--learning_rate optimizer.params.lr scheduler.params.warmup_max_lr",
+        "optimizer.learning_rate",
+        5e-5,
+        always=True,
+    ),
+    number("--weight_decay optimizer.params.weight_decay", "optimizer.weight_decay", 0.0, always=True),
+    Rule(("--max_steps", "--lr_scheduler_type"), _read_rate, _write_rate),
+)
+
+
+def model_file(job: JobSpec) -> str:
+    """The config.json of a job's model. PlanError if no family has it."""
+    keys = written_config(job.model)[1]
+    if job.model.moe.aux_loss == "switch" and job.model.moe.aux_scope == "microbatch":
+        keys |= {"output_router_logits": True, "router_aux_loss_coef": job.model.moe.aux_coefficient}
+    return json.dumps(keys, indent=2) + "\n"
+
+
+def option_lines(options: dict[str, Any]) -> list[str]:
+    """Options as lines of a command."""
+    return flag_words({name.removeprefix("--"): value for name, value in options.items() if name.startswith("--")})

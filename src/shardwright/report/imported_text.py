@@ -1,0 +1,51 @@
+"""What is told of a job that was made of another system's files, and of one that was written for it."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from shardwright.config.other_systems.exported import Exported
+from shardwright.config.other_systems.imported import Imported
+
+_SHOWN = 6  # names of settings on a subject
+
+
+def imported_notes(found: Imported) -> str:
+    """Everything that is not as the files have it, or that they don't say."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Imported) -> Iterator[str]:
+    for heading, lines in (
+        ("Assumed:", found.assumed),
+        ("Said there, and not in the job:", found.lost),
+        ("Not known here, and not in the job:", found.unknown),
+    ):
+        if lines:
+            yield heading
+            yield from (textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="    ") for line in lines)
+    if found.without_effect:
+        yield "Not read, for it does not change the plan:"
+        for about, names in found.without_effect.items():
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            text = f"{about}: {', '.join(names[:_SHOWN])}{more}"
+            yield textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def imported_dict(found: Imported) -> dict[str, Any]:
+    """For `--json`."""
+    return {
+        "job": found.job.model_dump(exclude_defaults=True, mode="json"),
+        "assumed": list(found.assumed),
+        "lost": list(found.lost),
+        "unknown": list(found.unknown),
+        "without_effect": {about: list(names) for about, names in found.without_effect.items()},
+    }
+
+
+def exported_notes(found: Exported, title: str) -> str:
+    """What of the job is not in the files."""
+    if not found.left_out:
+        return ""
+    text = f"Left out, for {title} says it in its own way: {', '.join(found.left_out)}."
+    return textwrap.fill(text, 110, break_on_hyphens=False)

@@ -1,0 +1,65 @@
+"""What Muon's update is said to take, beside what the owners of matrices have to do."""
+
+from collections import Counter
+
+import pytest
+
+from shardwright.account.rank_state import rank_state
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job
+from shardwright.cost import data_parallel, update_time
+from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.matrix_exchange import EVERY, MatrixExchange, orthogonal_flops
+from shardwright.simulate.closed_form import step_time
+
+
+def job_of(model: str, **plan: int) -> JobSpec:
+    """Muon on GPUs, in a pipeline of one stage."""
+    fields = {"dp": 8, "tp": 1, "pp": 1, "zero": 1} | plan
+    sets = [f"plan.{field}={value}" for field, value in fields.items()]
+    world = fields["dp"] * fields["tp"]
+    return load_job(
+        "llama3-405b-8k",
+        [
+            f"model.name={model}", "cluster.name=h100-node", f"cluster.nodes={-(-world // 8)}", *sets,
+            "optimizer.name=muon", f"plan.sequence_parallel={str(fields['tp'] > 1).lower()}", "plan.virtual_stages=1",
+            "batch.global_batch_size=256", "plan.schedule=1f1b", "plan.layout=[]", "cluster.software=shardwright",
+        ],
+    )  # fmt: skip
+
+
+def most_flops(job: JobSpec) -> float:
+    """FLOPs of all exchanges, each of its owner that has most to do."""
+    total = 0.0
+    for group in rank_state(job, job_program(job), 0)[0].updates:
+        if isinstance(group.update, MatrixExchange):
+            work: Counter[tuple[int, int]] = Counter()
+            for of in group.update.matrices:
+                for index in range(group.update.num_cut) if of.cut_index == EVERY else [of.cut_index]:
+                    cost = orthogonal_flops(of.matrix.full_rows, of.matrix.full_columns, 5)
+                    work[of.shard, index] += cost
+            total += max(work.values())
+    return total
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("llama3-8b", {"dp": 8}),
+        ("llama3-8b", {"dp": 64}),
+        ("llama3-8b", {"dp": 8, "tp": 8, "zero": 2}),
+        ("llama3-8b", {"dp": 16, "zero": 3}),
+        ("mixtral-8x7b", {"dp": 32, "zero": 3, "ep": 8}),
+    ],
+)
+def test_the_owner_with_most_to_do(model: str, plan: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a share of what a rank does without ZeRO, which is all."""
+    monkeypatch.setattr(data_parallel, "elementwise_s", lambda *_: 0.0)
+    monkeypatch.setattr(update_time, "all_to_all_s", lambda *_: 0.0)
+    alone, job = job_of(model, zero=0), job_of(model, **plan)
+    told = float(step_time(run_of(job), shipped()).optimizer / step_time(run_of(alone), shipped()).optimizer)
+    exact = most_flops(job) / most_flops(alone)
+    assert told == pytest.approx(exact, rel=0.3)
+    assert told >= 0.99 / job.plan.world

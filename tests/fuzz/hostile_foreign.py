@@ -1,0 +1,141 @@
+"""Cases of launch scripts and configurations of other systems that are wrong, or meant to do harm."""
+
+import json
+from functools import lru_cache
+from pathlib import PurePath
+from random import Random
+from typing import Any
+
+from fuzz import mutations as mutate
+from fuzz.hostile import Case
+from other_systems.public_jobs import files_of, public_jobs
+from shardwright.config.load import load_job
+from shardwright.config.other_systems.exported import exported
+from shardwright.config.other_systems.plain_data import read_data
+from shardwright.config.other_systems.systems import SYSTEMS
+from shardwright.config.yaml_text import yaml_text
+
+_LLAMA = ("cluster.name=mine", "cluster.device=h100-sxm", "cluster.devices_per_node=8", "cluster.nodes=1", "plan.dp=8",
+          "model.name=llama3-8b", "model.sequence=4096", "precision.compute=bf16", "plan.zero=3",
+          "plan.tp=1", "plan.pp=1")  # fmt: skip
+# What in a shell script could go on for ever, grow without end, or lead elsewhere.
+_BOMBS = (
+    "A=x\n" + "A=$A$A\n" * 60,
+    "A='A'\nB=${A:-${A:-${A:-$A}}}\n",
+    "N=$((9**9**9**9))\n",
+    "N=$((2 ** 62 * 4))\n",
+    "N=$((1/0))\n",
+    "N=$(( " + "(" * 3000 + "1" + ")" * 3000 + " ))\n",
+    "while true; do :; done\n",
+    "for i in 1 2 3; do eval $i; done\n",
+    ". run.sh\n",
+    "source ./run.sh\n",
+    "bash run.sh\n",
+    "sbatch <<EOF\nbash run.sh\nEOF\n",
+    "X='eval $X'\neval $X\n",
+    "cat <<EOT > f\nnever ends",
+    "if [ 1 ]; then\n" * 200,
+    "case x in\n",
+    "( " * 500,
+    "{ " * 500,
+    "A=( 1 2 3\n",
+    "A=(",
+    "echo '",
+    'echo "',
+    "${",
+    "$((",
+    "$(",
+    "`",
+    "f() { f; }\nf\n",
+    "A[999999999]=1\n",
+    'B="${A[99999999999999999999]}"\n',
+    "exit 1\n",
+    "unset TP\n",
+    "set -e\n",
+    "rm -rf /\n",
+    "--num-layers",
+    "\\",
+    "\x00",
+    "\r\n",
+    "<<<<<<",
+    ">&>&>&",
+    "A=${B:=${C:=${D:?no}}}\n",
+    "A=(" + "word " * 60_000 + ")\n",
+    'bash -c "bash -c \'bash -c \\"torchrun a.py --num-layers 1 --hidden-size 2\\"\'"\n',
+)
+_WORDS = ("--tensor-model-parallel-size", "--unknown-flag", "$TP", "${N:-8}", "$((2*4))", "'", "\\")
+_ARGUMENTS = (
+    ["--devices", "64", "--device", "h100-sxm"], ["--devices", "7"], ["--device", "nope"], ["--set", "TP=4"],
+    ["--set", "plan.tp=3"], ["--set", "model.vocab=1000"], ["--set", "=4"], ["--set", "A"],
+    ["--devices-per-node", "3"], [],
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _bases() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Files of every system that are right."""
+    found = [(job["system"], tuple(files_of(job).items())) for job in public_jobs().values()]
+    job = load_job("quickstart", list(_LLAMA))
+    return (*found, *((name, tuple(exported(system, job).files.items())) for name, system in SYSTEMS.items()))
+
+
+def foreign_case(random: Random) -> Case:
+    """Files of another system with keys, values, words or bytes that are wrong."""
+    system, files = random.choice(_bases())
+    if random.random() < 0.05:
+        system = random.choice(list(SYSTEMS))
+    case = Case("foreign", ["import", system, *(name for name, _ in files), "--json"])
+    case.arguments += random.choice(_ARGUMENTS)
+    wrong = random.choice(files)[0]
+    for name, text in files:
+        raw = text.encode()
+        if name == wrong:
+            raw = _mangled(random, name, text)
+        case.put(name, raw)
+    if random.random() < 0.02:
+        case.special["odd.sh"] = random.choice(["fifo", "sparse", "-> /dev/zero", "-> ."])
+        case.arguments.append("odd.sh")
+    return case
+
+
+def _mangled(random: Random, name: str, text: str) -> bytes:
+    if random.random() < 0.3:
+        return mutate.broken(random, text.encode())
+    if PurePath(name).suffix == ".sh":
+        return _mangled_script(random, text).encode("utf-8", "surrogatepass")
+    data: Any = mutate.fields(random, read_data(name, text), ["tp", "stage", "model", "trainer"])
+    if not isinstance(data, dict):
+        return json.dumps(data).encode()
+    kind = PurePath(name).suffix
+    written = {".toml": mutate.toml, ".json": json.dumps}.get(kind, _yaml)(data)
+    return written.encode("utf-8", "surrogatepass")
+
+
+def _yaml(data: Any) -> str:
+    try:
+        return yaml_text(data)
+    except (ValueError, TypeError, AttributeError):
+        return json.dumps(data)
+
+
+def _mangled_script(random: Random, text: str) -> str:
+    kind = random.randrange(4)
+    lines = text.splitlines(keepends=True)
+    if kind == 0:
+        at = random.randrange(len(lines) + 1)
+        return "".join([*lines[:at], random.choice(_BOMBS), *lines[at:]])
+    words = text.split(" ")
+    for _ in range(random.choice([1, 1, 2, 5])):
+        at = random.randrange(len(words))
+        if kind == 1:
+            words[at] = str(mutate.value(random, 8))[:2000]
+        elif kind == 2:
+            words.insert(
+                at,
+                random.choice(
+                    ["--tensor-model-parallel-size", "--unknown-flag", "$TP", "${N:-8}", "$((2*4))", "'", "\\"]
+                ),
+            )
+        else:
+            del words[at]
+    return " ".join(words)

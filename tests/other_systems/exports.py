@@ -1,0 +1,26 @@
+"""What jobs are written as, taken apart as a launcher would: the words behind the program."""
+
+from functools import cache
+
+from other_systems.drawn_jobs import jobs_of
+from shardwright.config.other_systems.exported import exported
+from shardwright.config.other_systems.shell_script import Script
+from shardwright.config.other_systems.shell_values import Variables
+from shardwright.config.other_systems.systems import SYSTEMS
+
+NUM_EXPORTS = 30
+
+
+@cache
+def exports(name: str) -> list[dict[str, str]]:
+    """Files of 30 different plans."""
+    return [exported(SYSTEMS[name], job).files for job in jobs_of(SYSTEMS[name], seed=5, count=NUM_EXPORTS)]
+
+
+def arguments_of(script: str) -> list[str]:
+    """The arguments of the program that a script starts."""
+    followed = Script(Variables())
+    followed.follow(script)
+    words = followed.commands[-1].words
+    at = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    return words[at + 1 :]
