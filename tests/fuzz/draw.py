@@ -43,7 +43,7 @@ def draw(seed: int, number: int) -> Fields:
     if plan["schedule"].startswith("pipedream"):
         fields["optimizer"]["clip_grad_norm"] = 0.0
     if rng.random() < 0.25:
-        fields["data"] = {"separate_documents": True}
+        fields["data"] = {"separate_documents": True} | _sources(random.Random(fields["run"]["seed"]))
     if plan.get("dispatch") == "node-aware" or rng.random() < 0.2:
         world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
         here = rng.choice([n for n in (1, 2, 4, 8) if world % n == 0])
@@ -183,6 +183,14 @@ def _order(rng: random.Random) -> str:
     """Axes in any order, and now and then one that is refused; some are left out."""
     axes = list(rng.choice(ORDERS).axes) if rng.random() < 0.97 else rng.sample(AXES, len(AXES))
     return "-".join(axes if rng.random() < 0.8 else [axis for axis in axes if axis not in rng.sample(AXES, 2)])
+
+
+def _sources(rng: random.Random) -> Fields:
+    """What data say of themselves: tokens are made up here, and bear the marks of chats."""
+    chats = {"path": "chats.parquet", "chats": True, "weight": rng.choice([1.0, 0.3, 1e-9])}
+    text = {"path": "text", "split": rng.choice(["train", "all"]), "end_of_document": 0, "weight": 0.7}
+    told: Fields = {"answers_only": False, "chat_template": "t.jinja", "cache": "cache", "workers": 3}
+    return rng.choice([{}, {"chats": True}, {"sources": [chats, text], "cache": "cache"}, told | {"sources": [chats]}])
 
 
 def _degrees(rng: random.Random) -> Fields:

@@ -157,7 +157,8 @@ def _chats(random: Random) -> tuple[dict[str, bytes], dict[str, Any]]:
 
     rows: list[Any] = [random.choice(_CHATS) for _ in range(random.choice([1, 3, 12]))]
     if random.random() < 0.5:
-        rows = mutate.fields(random, rows, _NAMES)
+        made = mutate.fields(random, rows, _NAMES)
+        rows = made if isinstance(made, list) else [made]
     contents, ending = "\n".join(json.dumps(row) for row in rows).encode("utf-8", "replace"), "jsonl"
     if random.random() < 0.3:
         sink = io.BytesIO()

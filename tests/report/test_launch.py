@@ -291,6 +291,19 @@ def test_containers_of_pyxis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert f"--container-workdir='{here}'" in script
 
 
+def test_containers_see_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sources = '[{path = "/data/web/*.parquet", weight = 0.7}, {path = "/chats/a.jsonl", chats = true}]'
+    data = (f"data.sources={sources}", "data.separate_documents=true", "data.cache=/shared/tokens")
+    told = [word for one in (*data, 'data.chat_template="/templates/t.jinja"') for word in ("--set", one)]
+    script = written(*TINY, *told, "--slurm", "--image", "us/it:1")
+    (mounts,) = re.findall(r"--container-mounts=(\S+)", script)
+    named = {mount.partition(":")[0] for mount in mounts.split(",")}
+    assert named >= {"/data", "/chats", "/shared/tokens", "/templates"}
+    notes = described(*TINY, *told, "--kubernetes", "--image", "us/it:1")["notes"]
+    assert any("/data/web/*.parquet, /chats/a.jsonl and data.chat_template" in note for note in notes)
+
+
 SCRIPTS = [
     (*TINY, "--slurm"), (*TINY, *SAVING, "--slurm", "--image", "a#b:1"), (*LLAMA, "--slurm", "--time", "60"),
     (*RACK, "--slurm"), (*TINY, "--set", "data.path=it's $HOME `id`", "--slurm"), (*LLAMA, "--torchrun"),

@@ -17,6 +17,7 @@ from shardwright.config.base import PlanError, RunError
 from shardwright.config.data import DataSpec
 from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
+from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.data import encoding_process
 from shardwright.train.data.chat_rows import Chat, chat_of
 from shardwright.train.data.chat_template import ChatTemplate, LateError
@@ -237,7 +238,7 @@ def test_chats_from_files_to_samples(folder: Path, tmp_path: Path) -> None:
     assert np.array_equal(*found)
     everything = prepared(tmp_path / "a.jsonl", tmp_path, tokenizer=str(mine), sequence=96, answers_only=False)
     whole = everything.train_samples().batch(0, len(samples))
-    learned = [np.count_nonzero((rows >= 0) & (rows < 1 << 40)) for rows in (found[0], whole)]
+    learned = [np.count_nonzero((rows >= 0) & (rows < UNCOUNTED)) for rows in (found[0], whole)]
     assert 0 < learned[0] < learned[1]
     held = prepared(tmp_path / "a.jsonl", tmp_path, tokenizer=str(mine), sequence=96, validation_share=0.001)
     assert held.split == "tail"
@@ -276,6 +277,20 @@ def faults_of(template: str, tmp_path: Path, chats: list[Any], folder: Path, **f
 def test_templates_of_strangers(folder: Path, tmp_path: Path, template: str, said: str) -> None:
     (fault,) = faults_of(template, tmp_path, [TALK[:2]], folder)
     assert said in fault
+
+
+def test_where_no_answer_can_be_told_all_can_be_learned(folder: Path, tmp_path: Path) -> None:
+    template = "no answer in it, but text that is long enough"
+    assert len(faults_of(template, tmp_path, [TALK], folder)) == 1
+    found = prepared(
+        tmp_path / "a.jsonl",
+        tmp_path,
+        tokenizer=str(folder),
+        chat_template=str(tmp_path / "t.jinja"),
+        answers_only=False,
+    )
+    row = found.train_samples().batch(0, 1)[0]
+    assert ((row >= 0) & (row < UNCOUNTED)).sum() == found.num_train_tokens - 1
 
 
 def test_a_template_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:

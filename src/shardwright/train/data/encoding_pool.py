@@ -23,7 +23,7 @@ _MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encodin
 
 def encoders(setup: EncodingSetup, tokenizer: Tokenizer, num_bytes: int) -> "EncodingPool | HereAndNow":
     """What encodes so many bytes of files: processes, as many as data.workers says, where that pays."""
-    workers = setup.data.workers or len(os.sched_getaffinity(0))
+    workers = setup.data.workers or _num_cores()
     if setup.data.chats or (workers > 1 and num_bytes >= _PAYS_BYTES):
         return EncodingPool(setup, max(1, min(workers, num_bytes // _PAYS_BYTES + 1)))
     return HereAndNow(HereEncoder(tokenizer, None))
@@ -31,6 +31,11 @@ def encoders(setup: EncodingSetup, tokenizer: Tokenizer, num_bytes: int) -> "Enc
 
 # To start a process takes some tenths of a second, in which one encodes about so much.
 _PAYS_BYTES = 4 << 20
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class HereAndNow:

@@ -48,7 +48,7 @@ def chosen_paths(root: Path, paths: Sequence[Path], data: DataSpec, faults: list
 
 def _saved_files(folder: Path, paths: Sequence[Path], faults: list[str]) -> list[Path]:
     """The files of a data set that `datasets` saved in a folder: those that its state.json names, and no caches."""
-    here = [path for path in paths if path.parent == folder and path.name != _STATE]
+    here = [path for path in paths if path.parent == folder]
     if not any(path.suffix == ".arrow" for path in here):
         return here
     state = folder / _STATE

@@ -87,12 +87,22 @@ def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, s
     else:
         summary = tokenize(files, EncodingSetup(data, template), tokenizer, Cache(folder, key, say))
         sides = cached_spans(summary, folder, key)
+    if data.answers_only and summary.num_answers and summary.num_lost == summary.num_answers:
+        raise PlanError("data", [_all_lost(summary.num_lost)])
     if summary.num_lost and data.answers_only:
         notes.append(
             f"{summary.num_lost:,} of {summary.num_answers:,} answers of {data.path} have no loss: the chat template "
             "shows these turns otherwise once later ones are there"
         )
     return replace(_split(summary, sides, data, model, seed), notes=tuple(notes))
+
+
+def _all_lost(number: int) -> str:
+    return (
+        f"none of {number:,} answers can be told from what stands before it: the chat template shows a chat otherwise "
+        "once an answer is added; name one in data.chat_template that marks answers by {% generation %}, or set "
+        "data.answers_only to false"
+    )
 
 
 def _faults_of_chats(files: Sequence[SourceFile], data: DataSpec) -> list[str]:

@@ -133,8 +133,6 @@ def _make(
         writer.flush()
         if fault := writer.dropped.fault(data.tokenizer):
             raise PlanError("data", [fault])
-        if writer.num_answers and writer.num_lost == writer.num_answers:
-            raise PlanError("data", [_all_lost(writer.num_lost)])
         numbers = (writer.num_tokens[0], writer.num_tokens[1])
         summary = make_summary(id_dtype(tokenizer).str, writer.num_documents, numbers, writer.counts)
         summary = replace(
@@ -143,14 +141,6 @@ def _make(
         )  # fmt: skip
         _write_summary(create, folder / f"{key}.json", summary)
     return summary
-
-
-def _all_lost(number: int) -> str:
-    return (
-        f"none of {number:,} answers can be told from what stands before it: the chat template shows a chat otherwise "
-        "once an answer is added; name one in data.chat_template that marks answers by {% generation %}, or set "
-        "data.answers_only to false"
-    )
 
 
 def cached_spans(summary: Summary, folder: Path, key: str) -> Sides:
