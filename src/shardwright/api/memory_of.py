@@ -79,6 +79,7 @@ def memory_of(
     dp = fields.get("dp", 1)
     job = module_job(plan, optimizer, precision, dp if isinstance(dp, int) else 1)
     found = module_units(module, units)
-    regions = {name: [found.place(parameter) for parameter in held] for name, held in found.regions.items()}
+    in_16_bits = job.precision.compute != "float32"
+    regions = {name: [found.place(of, in_16_bits) for of in held] for name, held in found.regions.items()}
     own = sum(buffer.nbytes for buffer in module.buffers())
     return ModuleMemory(module_account(job, regions), job.plan.dp, own)

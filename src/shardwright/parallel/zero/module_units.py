@@ -34,14 +34,14 @@ class ModuleUnits:
     names: Mapping[nn.Parameter, str]  # each parameter's, the first where it has several
     exact: frozenset[nn.Parameter]
 
-    def place(self, parameter: nn.Parameter) -> ParameterShard:
+    def place(self, parameter: nn.Parameter, in_16_bits: bool) -> ParameterShard:
         """Where a parameter lies: it is whole on every rank, or in shards. Matrices decay, as what is drawn at random
-        does in our models."""
+        does in our models; norms are exact where the rest is computed `in_16_bits`."""
         shape = tuple(parameter.shape)
         init = "normal" if parameter.dim() > 1 else "zeros"
         return ParameterShard(
             shape, tuple((0, size) for size in shape), init, name=self.names[parameter],
-            is_exact=parameter in self.exact,
+            is_exact=in_16_bits and parameter in self.exact,
         )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def place_parameters(module: nn.Module, units: ModuleUnits, compute: torch.dtype
     """Put a parameter with a place where each one was that is trained, wherever it is used. They have no memory yet."""
     placed: Placed = {}
     for parameter in units.names:
-        place = units.place(parameter)
+        place = units.place(parameter, in_16_bits=compute != torch.float32)
         dtype = torch.float32 if place.is_exact else compute
         placed[parameter] = PlacedParameter(no_memory(place.shape, parameter.device, dtype), place)
     for part in module.modules():
