@@ -50,11 +50,9 @@ def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
         return
     if plan.tp > 1:
         theirs[_P + "tp_size"] = plan.tp
-    if plan.cp > 1 and plan.cp_method == "ulysses":
-        theirs |= {_P + "sp_size": plan.cp, _P + "sp_backend": "deepspeed"}
-    elif plan.cp > 1:
+    if plan.cp > 1:
         theirs |= {_P + "cp_size": plan.cp}
-        theirs[_P + "cp_comm_strategy"] = next(word for word, ours in _CP.items() if ours == plan.cp_method)
+        theirs[_P + "cp_comm_strategy"] = "alltoall" if plan.cp_method == "ring" else "allgather"
 
 
 def _is_megatron(job: JobSpec) -> bool:
@@ -120,7 +118,7 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
     theirs |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
     copies = plan.replicas // plan.zero_ranks if plan.zero_ranks else 1
-    copies = plan.dp if plan.zero == 0 else copies
+    copies = 1 if plan.dp == copies else copies  # with tp or cp something has to be sharded
     if copies > 1 or plan.tp > 1 or plan.cp > 1:
         theirs |= {_P + "dp_replicate_size": copies, _P + "dp_shard_size": max(1, plan.dp // copies)}
     if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):

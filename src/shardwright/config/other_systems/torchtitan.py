@@ -54,10 +54,12 @@ def _read_degrees(theirs: Settings, ours: Flat) -> None:
 
 def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
     plan = job.plan
-    if plan.zero == 0 and plan.cp == 1:
+    if plan.zero == 0 and plan.cp == 1 and (plan.dp == 1 or plan.tp == plan.pp == 1):  # its DDP stands alone
         theirs |= {_P + "data_parallel_replicate_degree": plan.dp, _P + "data_parallel_shard_degree": 1}
         return
     shards = (plan.zero_ranks or plan.replicas) // plan.cp or 1
+    if shards * plan.cp == 1 and plan.tp * plan.pp > 1:
+        shards = plan.dp
     theirs |= {_P + "data_parallel_replicate_degree": plan.dp // shards, _P + "data_parallel_shard_degree": shards}
     theirs[_P + "fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
 
@@ -252,7 +254,8 @@ def _read_experts(theirs: Settings, ours: Flat) -> None:
 
 
 def _write_experts(job: JobSpec, theirs: dict[str, Any]) -> None:
-    if job.model.moe.experts:
+    shards = theirs[_P + "data_parallel_shard_degree"] * job.plan.cp * job.plan.tp
+    if job.model.moe.experts and shards % (job.plan.ep * job.plan.expert_tp_size) == 0:  # within what is sharded
         theirs |= {
             _P + "expert_parallel_degree": job.plan.ep,
             _P + "expert_tensor_parallel_degree": job.plan.expert_tp_size,
