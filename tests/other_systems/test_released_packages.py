@@ -152,7 +152,7 @@ def test_megatron_core_takes_every_export(monkeypatch: pytest.MonkeyPatch) -> No
         shape = fields_for(kind, flags)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = kind(**shape | {"pipeline_dtype": torch.float32, "moe_grouped_gemm": False})
+            made = kind(**shape | {"pipeline_dtype": torch.float32})
             optimizer = OptimizerConfig(**fields_for(OptimizerConfig, flags))
         sharded = DistributedDataParallelConfig(**fields_for(DistributedDataParallelConfig, flags))
         assert made.tensor_model_parallel_size == int(flags["tensor-model-parallel-size"])

@@ -208,7 +208,8 @@ def _read_biases(theirs: Settings, ours: Flat) -> None:
 
 
 def _write_biases(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs |= {} if job.model.bias else {"disable-bias-linear": True}
+    has_bias = job.model.bias and not (job.model.moe.experts and job.plan.expert_tp_size > 1)  # or it is refused
+    theirs |= {} if has_bias else {"disable-bias-linear": True}
     theirs |= {"add-qkv-bias": True} if job.model.qkv_bias else {}
 
 

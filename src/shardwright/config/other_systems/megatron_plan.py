@@ -289,7 +289,9 @@ def _modules_of(policy: frozenset[str], job: JobSpec) -> list[str]:
         modules += ["mlp"] * dense + ["moe"] * (moe.experts > 0)
     elif "activation" in policy and moe.experts:
         modules.append("moe_act")
-    return modules
+    # Norms and activations are made again from what they gave, which delayed scales do not allow.
+    is_refused = job.precision.float8 == "delayed" and {"layernorm", "moe_act"} & {*modules}
+    return [] if is_refused else modules
 
 
 def _read_sequence(theirs: Settings, ours: Flat) -> None:
