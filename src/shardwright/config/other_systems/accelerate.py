@@ -118,7 +118,7 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
     theirs |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
     copies = plan.replicas // plan.zero_ranks if plan.zero_ranks else 1
-    copies = 1 if plan.dp == copies else copies  # with tp or cp something has to be sharded
+    copies = 1 if plan.dp // copies <= 1 else copies  # with tp or cp something has to be sharded
     if copies > 1 or plan.tp > 1 or plan.cp > 1:
         theirs |= {_P + "dp_replicate_size": copies, _P + "dp_shard_size": max(1, plan.dp // copies)}
     if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):

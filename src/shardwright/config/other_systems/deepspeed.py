@@ -79,11 +79,8 @@ def read_zero(theirs: Settings, ours: Flat) -> None:
         theirs.given.get(_ZERO + "offload_param.device"),
     ):
         theirs.lost.append("what is offloaded to NVMe there is in host memory here")
-    ours["plan.zero_ranks"] = (
-        max(0, theirs.count(_ZERO + "mics_shard_size", 0))
-        if stage == 3 and theirs.has(_ZERO + "mics_shard_size")
-        else 0
-    )
+    if stage == 3 and theirs.has(_ZERO + "mics_shard_size"):  # which releases had until 2026
+        ours["plan.zero_ranks"] = theirs.count(_ZERO + "mics_shard_size", 0)
     theirs.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
         if theirs.flag(_ZERO + name):
@@ -101,8 +98,6 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
             theirs[_ZERO + "offload_optimizer.ratio"] = plan.offload_optimizer
     if plan.offload_parameters and plan.zero == 3:
         theirs[_ZERO + "offload_param.device"] = "cpu"
-    if plan.zero == 3 and plan.zero_ranks and plan.zero_ranks < plan.replicas:
-        theirs[_ZERO + "mics_shard_size"] = plan.zero_ranks
 
 
 def read_numbers(theirs: Settings, ours: Flat) -> None:
