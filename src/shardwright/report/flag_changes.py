@@ -76,7 +76,7 @@ def changes_text(system: System, own: PricedPlan, found: list[Faster]) -> str:
 def _as_it_stands(system: System, own: PricedPlan) -> str:
     """What the job costs, and where its time goes."""
     step, memory = seconds_text(float(own.time.total)), memory_text(int(own.memory.process))
-    text = f"As it stands, {system.title} takes {step} for a step, MFU {float(own.time.mfu):.1%}, at {memory} of a "
+    text = f"As it stands, {system.title} takes {step} for a step (as {own.job.cluster.software}), MFU {float(own.time.mfu):.1%}, at {memory} of a "
     text += f"device's memory{'' if own.fits else ', which does not fit'}"
     if own.money.usd:
         text += f", and ${own.money.usd * _TOKENS / own.job.tokens_per_step:,.0f} for 1e12 tokens"
@@ -110,14 +110,14 @@ def _times(times: float) -> str:
 def _line(prefix: str, change: SettingChange) -> str:
     name = f"{prefix}{change.name}"
     if change.before is None:
-        return f"+ {name}{_after(change.after, prefix)}"
+        return f"+ {name}{_after(name, change.after)}"
     if change.after is None:
-        return f"- {name}{_after(change.before, prefix)}"
+        return f"- {name}{_after(name, change.before)}"
     return f"  {name} {_value(change.before)} -> {_value(change.after)}"
 
 
-def _after(value: Any, prefix: str) -> str:
-    return "" if value is True and prefix else f" {_value(value)}"
+def _after(name: str, value: Any) -> str:
+    return "" if value is True and name.startswith("--") else f" {_value(value)}"
 
 
 def _value(value: Any) -> str:
