@@ -76,7 +76,8 @@ def changes_text(system: System, own: PricedPlan, found: list[Faster]) -> str:
 def _as_it_stands(system: System, own: PricedPlan) -> str:
     """What the job costs, and where its time goes."""
     step, memory = seconds_text(float(own.time.total)), memory_text(int(own.memory.process))
-    text = f"As it stands, {system.title} takes {step} for a step (as {own.job.cluster.software}), MFU {float(own.time.mfu):.1%}, at {memory} of a "
+    software, mfu = own.job.cluster.software, float(own.time.mfu)
+    text = f"As it stands, {system.title} takes {step} for a step (as {software}), MFU {mfu:.1%}, at {memory} of a "
     text += f"device's memory{'' if own.fits else ', which does not fit'}"
     if own.money.usd:
         text += f", and ${own.money.usd * _TOKENS / own.job.tokens_per_step:,.0f} for 1e12 tokens"
