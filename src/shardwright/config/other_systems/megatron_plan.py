@@ -119,7 +119,8 @@ def _read_context(theirs: Settings, ours: Flat) -> None:
         theirs.faults.append(
             f"{theirs.said('cp-comm-type')} can't be said here; one of {', '.join(_CP)} for all layers can"
         )
-    ours["plan.cp_method"] = _CP.get(words[0], "ring")
+    is_split = theirs.has("ds-sequence-parallel-size")  # of Megatron-DeepSpeed: Ulysses
+    ours["plan.cp_method"] = "ulysses" if is_split else _CP.get(words[0], "ring")
 
 
 def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -305,7 +306,7 @@ def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
 PLAN: Table = (
     count("tensor-model-parallel-size model-parallel-size", "plan.tp", always=True, most=largest.RANKS),
     count("pipeline-model-parallel-size", "plan.pp", always=True, most=largest.PIPELINE_RANKS),
-    count("context-parallel-size", "plan.cp", most=largest.RANKS),
+    count("context-parallel-size ds-sequence-parallel-size", "plan.cp", most=largest.RANKS),
     Rule((WORLD,), _read_dp, lambda job, theirs: None),
     Rule((*_VIRTUAL, _LAYOUT), _read_pipeline, _write_pipeline),
     Rule(("cp-comm-type",), _read_context, _write_context),
