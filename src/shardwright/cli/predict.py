@@ -214,10 +214,10 @@ def plan(
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
     if system:
-        given = load_from(system, (job, *beside), overrides, asked_cluster(asked))
+        given, names = load_from(system, (job, *beside), overrides, asked_cluster(asked))
         constraints = held_to(system, constraints)
     else:
-        given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
+        given, names = load_to_plan(job, overrides, asked_cluster(asked), as_json), frozenset[str]()
     spec = given.job
     if as_software:
         constraints = constraints.as_software(software_of(spec.cluster.software))
@@ -227,7 +227,7 @@ def plan(
             advice = explained(advice, given.own, constraints, constants=shipped(), own_faults=given.own_faults)
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
-    told = changes(system, given.own, advice, as_json) if system and given.own and not given.own_faults else ""
+    told = changes(system, given.own, names, advice, as_json) if system and given.own and not given.own_faults else ""
     if as_json:
         plans = plan_dicts(advice)
         click.echo(json.dumps({"as_given": told or None, "plans": plans} if system else plans))

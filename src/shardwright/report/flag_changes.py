@@ -61,15 +61,15 @@ def faster_plans(system: System, own: PricedPlan, advice: Advice) -> list[Faster
     return found
 
 
-def changes_text(system: System, own: PricedPlan, found: list[Faster]) -> str:
-    """What the job takes, and what would be faster, for reading."""
+def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: list[Faster]) -> str:
+    """What the job takes, and what would be faster, for reading. `names` are those of the settings that it has."""
     lines = [textwrap.fill(_as_it_stands(system, own), 110)]
     if not found:
         return f"{lines[0]}\nNo plan that {system.title} has and that was found is faster."
     for number, one in enumerate(found, 1):
         step, memory = seconds_text(float(one.priced.time.total)), memory_text(int(one.priced.memory.process))
         lines += ["", f"{number}. {_times(one.times)}: {step} for a step at {memory}; change"]
-        lines += [f"     {_line(system.prefix, change)}" for change in one.changes]
+        lines += [f"     {_line(system.prefix, change)}{_said(change, names)}" for change in one.changes]
     return "\n".join(lines)
 
 
@@ -115,6 +115,11 @@ def _line(prefix: str, change: SettingChange) -> str:
     if change.after is None:
         return f"- {name}{_after(name, change.before)}"
     return f"  {name} {_value(change.before)} -> {_value(change.after)}"
+
+
+def _said(change: SettingChange, names: frozenset[str]) -> str:
+    """A remark on a setting that is there by an older name, or as a default."""
+    return "" if change.before is None or change.name in names else "  (by another name there, or a default)"
 
 
 def _after(name: str, value: Any) -> str:
