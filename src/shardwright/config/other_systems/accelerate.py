@@ -73,7 +73,7 @@ def _read_zero(theirs: Settings, ours: Flat) -> None:
         _read_fsdp(theirs, ours)
     elif kind not in ("NO", "MULTI_GPU"):
         theirs.faults.append(
-            f"distributed_type = {kind[:40]} can't be said here; NO, MULTI_GPU, FSDP, DEEPSPEED and MEGATRON_LM can"
+            f"distributed_type = {kind[:40]} can't be said here; use one of NO, MULTI_GPU, FSDP, DEEPSPEED, MEGATRON_LM"
         )
 
 

@@ -106,7 +106,9 @@ def _read_activation(theirs: Settings, ours: Flat) -> None:
     if quick:
         kind, gated = ("clamped-silu" if clamp == 7.0 and offset == 1.0 else "quick-gelu"), True
     elif clamp or offset:
-        theirs.faults.append(f"{theirs.said('activation-func-clamp-value')} can't be said here without --quick-geglu")
+        theirs.faults.append(
+            f"{theirs.said('activation-func-clamp-value')} can't be said here; use --quick-geglu with it"
+        )
     ours |= {"model.activation": kind, "model.gated_mlp": gated}
 
 
@@ -190,7 +192,7 @@ def _read_window(theirs: Settings, ours: Flat) -> None:
     if not text:
         return
     if not left.isdigit() or not every.isdigit():
-        theirs.faults.append(f"{theirs.said('window-size')}, every {every}: it can't be said here")
+        theirs.faults.append(f"{theirs.said('window-size')}, every {every}: it can't be said here; use LEFT,0")
         return
     ours |= {"model.window.size": int(left) + 1, "model.window.full_every": int(every)}
 

@@ -117,7 +117,7 @@ def _read_context(theirs: Settings, ours: Flat) -> None:
     words = theirs.words("cp-comm-type") or ["p2p"]
     if set(words) - set(_CP) or len(set(words)) > 1:
         theirs.faults.append(
-            f"{theirs.said('cp-comm-type')} can't be said here; one of {', '.join(_CP)} for all layers can"
+            f"{theirs.said('cp-comm-type')} can't be said here; use one of {', '.join(_CP)} for all layers"
         )
     is_split = theirs.has("ds-sequence-parallel-size")  # of Megatron-DeepSpeed: Ulysses
     ours["plan.cp_method"] = "ulysses" if is_split else _CP.get(words[0], "ring")
@@ -222,7 +222,7 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
     elif granularity == "full":
         _read_full(method, number, theirs, ours)
     elif granularity:
-        theirs.faults.append(f"--recompute-granularity {granularity} can't be said here; full and selective can")
+        theirs.faults.append(f"--recompute-granularity {granularity} can't be said here; use full or selective")
 
 
 def _read_modules(modules: list[str], theirs: Settings, ours: Flat) -> None:
