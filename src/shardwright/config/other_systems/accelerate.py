@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import deepspeed
 from shardwright.config.other_systems.imported import Asked, Told
@@ -31,9 +32,9 @@ def _kind(theirs: Settings) -> str:
 
 def _read_degrees(theirs: Settings, ours: Flat) -> None:
     is_megatron = _kind(theirs) == "MEGATRON_LM"
-    ours["plan.tp"] = theirs.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1)
-    ours["plan.pp"] = theirs.count(_M + "pp_degree", 1) if is_megatron else 1
-    ours["plan.cp"] = theirs.count(_P + "cp_size", 1)
+    ours["plan.tp"] = theirs.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1, largest.RANKS, 1)
+    ours["plan.pp"] = theirs.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
+    ours["plan.cp"] = theirs.count(_P + "cp_size", 1, largest.RANKS, 1)
     ours["plan.cp_method"] = theirs.one_of(_P + "cp_comm_strategy", _CP, "allgather")
     split = theirs.count(_P + "sp_size", 1)
     if split > 1:
@@ -91,7 +92,7 @@ def _read_fsdp(theirs: Settings, ours: Flat) -> None:
         zero = 2 if whole == "false" else 3
     if whole.upper() in _SHARDED and not theirs.has(_F + "sharding_strategy"):
         zero = _SHARDED[whole.upper()]
-    copies = theirs.count(_P + "dp_replicate_size", 1)
+    copies = theirs.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
     shards = theirs.count(_P + "dp_shard_size", 0)
     replicas = ours["plan.dp"] * ours["plan.cp"]
     ours["plan.zero"] = zero if replicas > 1 and shards * ours["plan.cp"] != 1 else 0

@@ -5,7 +5,7 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.rows import Rule, Table, count
+from shardwright.config.other_systems.rows import Rule, Table, degree
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.plan import even_stages, layer_policies
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE
@@ -304,13 +304,13 @@ def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 PLAN: Table = (
-    count("tensor-model-parallel-size model-parallel-size", "plan.tp", always=True, most=largest.RANKS),
-    count("pipeline-model-parallel-size", "plan.pp", always=True, most=largest.PIPELINE_RANKS),
-    count("context-parallel-size ds-sequence-parallel-size", "plan.cp", most=largest.RANKS),
+    degree("tensor-model-parallel-size model-parallel-size", "plan.tp", largest.RANKS, always=True),
+    degree("pipeline-model-parallel-size", "plan.pp", largest.PIPELINE_RANKS, always=True),
+    degree("context-parallel-size ds-sequence-parallel-size", "plan.cp", largest.RANKS),
     Rule((WORLD,), _read_dp, lambda job, theirs: None),
     Rule((*_VIRTUAL, _LAYOUT), _read_pipeline, _write_pipeline),
     Rule(("cp-comm-type",), _read_context, _write_context),
-    count("expert-model-parallel-size", "plan.ep"),
+    degree("expert-model-parallel-size", "plan.ep", largest.RANKS),
     Rule(("expert-tensor-parallel-size",), _read_expert_tp, _write_expert_tp),
     Rule(("sequence-parallel",), _read_sequence, _write_sequence),
     Rule(("use-distributed-optimizer", *_FSDP), _read_zero, _write_zero),
@@ -318,5 +318,5 @@ PLAN: Table = (
     Rule(("optimizer-cpu-offload",), _read_offload, _write_offload),
     Rule(("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"),
          _read_recompute, _write_recompute),
-    count("micro-batch-size batch-size", "plan.microbatch_size", 1, always=True),
+    degree("micro-batch-size batch-size", "plan.microbatch_size", largest.BATCH, always=True),
 )  # fmt: skip

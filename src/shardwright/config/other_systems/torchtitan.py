@@ -8,7 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data
-from shardwright.config.other_systems.rows import Rule, Table, count, number, word, write_table
+from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields
 from shardwright.config.plan import STAGES_PER_RANK, even_stages
@@ -283,9 +283,9 @@ def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 TABLE: Table = (
-    count(_old("tensor_parallel_degree"), "plan.tp", always=True, most=largest.RANKS),
-    count(_old("pipeline_parallel_degree"), "plan.pp", always=True, most=largest.PIPELINE_RANKS),
-    count(_old("context_parallel_degree"), "plan.cp", most=largest.RANKS),
+    degree(_old("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
+    degree(_old("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
+    degree(_old("context_parallel_degree"), "plan.cp", largest.RANKS),
     Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
     Rule((), _read_sequence, _nothing),
