@@ -19,7 +19,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from other_systems.drawn_jobs import jobs_of
-from other_systems.exports import NUM_EXPORTS, exports
+from other_systems.exports import NUM_EXPORTS
 from shardwright.config.other_systems.exported import exported
 from shardwright.config.other_systems.systems import SYSTEMS
 
@@ -85,15 +85,25 @@ def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torchtitan_takes_every_export(tmp_path: Path) -> None:
     import torchtitan
     from torchtitan.config import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
 
     models = Path(str(torchtitan.__file__)).parent / "models"
-    for number, files in enumerate(exports("torchtitan")):
+    for number, job in enumerate(jobs_of(SYSTEMS["torchtitan"], seed=5, count=NUM_EXPORTS)):
+        files = exported(SYSTEMS["torchtitan"], job).files
         path = tmp_path / f"{number}.toml"
         path.write_text(files["job.toml"])
         own = tomllib.loads(files["job.toml"])
         read = ConfigManager().parse_args(["--job.config_file", str(path)])
         assert read.parallelism.tensor_parallel_degree == own["parallelism"]["tensor_parallel_degree"]
         assert read.training.global_batch_size == own["training"]["global_batch_size"]
+        of = read.parallelism
+        dims = ParallelDims(
+            dp_replicate=of.data_parallel_replicate_degree, dp_shard=of.data_parallel_shard_degree,
+            cp=of.context_parallel_degree, tp=of.tensor_parallel_degree, pp=of.pipeline_parallel_degree,
+            ep=of.expert_parallel_degree, etp=of.expert_tensor_parallel_degree, world_size=job.plan.world,
+        )  # fmt: skip
+        assert dims.dp_replicate * dims.dp_shard == job.plan.dp
+        assert dims.dp_shard * dims.cp * dims.tp % (dims.ep * dims.etp) == 0 or dims.ep == 1
         name, flavor = own["model"]["name"], own["model"]["flavor"]
         if name != "llama2":  # which releases had until 2024
             assert f'"{flavor}": ' in (models / name / "__init__.py").read_text(encoding="utf-8")

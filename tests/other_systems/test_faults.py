@@ -99,6 +99,13 @@ def test_a_model_that_nothing_names_is_asked_for() -> None:
     assert "model.name" in faults("torchtitan", devices=8, job_toml='[model]\nflavor = "9T"\n')[0]
 
 
+def test_tokens_and_ulysses_of_megatron_deepspeed_are_read() -> None:
+    script = MEGATRON.replace("--train-iters 10", "--train-tokens 25600 --lr-warmup-tokens 512")
+    job = read("megatron", run_sh=script + " --ds-sequence-parallel-size 2").job
+    assert (job.optimizer.steps, job.optimizer.warmup_steps) == (100, 2)
+    assert (job.plan.cp, job.plan.cp_method, job.plan.dp) == (2, "ulysses", 4)
+
+
 def test_references_of_hydra_are_followed() -> None:
     text = (
         "trainer: {devices: 8, num_nodes: 1, max_steps: 10}\nmodel:\n  num_layers: 4\n  hidden_size: 64\n"

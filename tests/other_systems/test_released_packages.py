@@ -15,6 +15,7 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+from accelerate.parallelism_config import ParallelismConfig
 from transformers import AutoConfig, HfArgumentParser, TrainingArguments
 
 from other_systems.exports import NUM_EXPORTS, arguments_of, exports
@@ -151,7 +152,7 @@ def test_megatron_core_takes_every_export(monkeypatch: pytest.MonkeyPatch) -> No
         shape = fields_for(kind, flags)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = kind(**shape | {"pipeline_dtype": torch.float32, "moe_grouped_gemm": False})
+            made = kind(**shape | {"pipeline_dtype": torch.float32})
             optimizer = OptimizerConfig(**fields_for(OptimizerConfig, flags))
         sharded = DistributedDataParallelConfig(**fields_for(DistributedDataParallelConfig, flags))
         assert made.tensor_model_parallel_size == int(flags["tensor-model-parallel-size"])
@@ -175,6 +176,8 @@ def test_accelerate_and_transformers_take_every_export(tmp_path: Path) -> None:
         config = load_config_from_file(str(folder / "accelerate.yaml"))
         kinds.add(str(config.distributed_type))
         taken = {name for name in ("fsdp", "parallelism") for name in getattr(config, f"{name}_config")}
+        sizes = {name.removeprefix("parallelism_config_"): value for name, value in config.parallelism_config.items()}
+        ParallelismConfig(**{name: value for name, value in sizes.items() if name.endswith("_size")})
         options = set(launch_command_parser()._option_string_actions)
         assert {f"--{name}" for name in taken} <= options
         check_options(files["run.sh"], folder)

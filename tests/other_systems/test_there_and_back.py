@@ -43,7 +43,7 @@ def nearest_of(name: str, job: JobSpec) -> JobSpec | None:
 @pytest.mark.parametrize("name", list(SYSTEMS))
 def test_what_a_system_lacks_is_refused_with_the_nearest_plan_that_it_has(name: str) -> None:
     system, refused = SYSTEMS[name], 0
-    for number in range(40):
+    for number in range(16):
         job = drawn_job(9, number, "llama3-8b")
         if job is None:
             continue
@@ -51,7 +51,7 @@ def test_what_a_system_lacks_is_refused_with_the_nearest_plan_that_it_has(name: 
         if near is not None:
             refused += 1
             exported(system, near)
-    assert refused >= 5
+    assert refused >= 2
 
 
 def test_a_lack_is_told_by_its_field() -> None:
@@ -72,9 +72,9 @@ def test_what_is_left_out_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["megatron", "nemo", "torchtitan"])
-def test_uneven_stages_are_written(name: str) -> None:
-    sets = ["plan.schedule=1f1b", "plan.virtual_stages=1", "plan.pp=4", "plan.tp=8", "plan.dp=2", "plan.zero=0"]
+@pytest.mark.parametrize(("name", "zero"), [("megatron", 0), ("nemo", 1), ("torchtitan", 2)])
+def test_uneven_stages_are_written(name: str, zero: int) -> None:
+    sets = ["plan.schedule=1f1b", "plan.virtual_stages=1", "plan.pp=4", "plan.tp=8", "plan.dp=2", f"plan.zero={zero}"]
     sets += ["plan.layout=[31, 33, 33, 29]", "cluster.devices_per_node=8", "cluster.nodes=8", "precision.float8=none"]
     sets += ["batch.global_batch_size=64", "cluster.name=mine"]
     job = load_job("llama3-405b-8k", sets)

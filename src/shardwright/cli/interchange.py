@@ -119,8 +119,11 @@ def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[s
     return [f"the nearest plan that {system.title} has: {set_line(job, near)}"]
 
 
-def load_from(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> "JobToPlan":
-    """A job of another system to find better plans for. What was assumed goes to standard error."""
+def load_from(
+    name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster"
+) -> "tuple[JobToPlan, frozenset[str]]":
+    """A job of another system to find better plans for, and the names of its settings. What was assumed goes to
+    standard error."""
     from shardwright.account.budget import meet_budget
     from shardwright.api.asked_job import JobToPlan
     from shardwright.config.base import PlanError
@@ -134,12 +137,14 @@ def load_from(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster:
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(found) + "\n", err=True)
     if faults := plan_faults(job):
-        return JobToPlan(job.model_copy(update={"plan": job.plan.unsearched()}), job, tuple(faults))
+        return JobToPlan(job.model_copy(update={"plan": job.plan.unsearched()}), job, tuple(faults)), found.names
     job = meet_budget(job)
-    return JobToPlan(job, job)
+    return JobToPlan(job, job), found.names
 
 
-def changes(name: str, own: "JobSpec", advice: "Advice", as_json: bool) -> "str | dict[str, Any]":
+def changes(
+    name: str, own: "JobSpec", names: frozenset[str], advice: "Advice", as_json: bool
+) -> "str | dict[str, Any]":
     """What the job takes as it stands, and the settings that would make it faster."""
     from shardwright.config.other_systems.systems import SYSTEMS
     from shardwright.cost.calibration import shipped
@@ -148,7 +153,7 @@ def changes(name: str, own: "JobSpec", advice: "Advice", as_json: bool) -> "str 
 
     (alone,) = priced([own], shipped())
     found = faster_plans(SYSTEMS[name], alone, advice)
-    return changes_dict(alone, found) if as_json else changes_text(SYSTEMS[name], alone, found)
+    return changes_dict(alone, found) if as_json else changes_text(SYSTEMS[name], alone, names, found)
 
 
 def held_to(name: str, constraints: "Constraints") -> "Constraints":

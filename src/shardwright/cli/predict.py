@@ -180,12 +180,12 @@ def plan(
     wanted = Wanted(top, keep, between, float8, objective, as_software, tokens, days)
     wanted.constraints()  # known before the job is read
     if system:
-        given = load_from(system, (job, *beside), overrides, asked_cluster(asked))
+        given, names = load_from(system, (job, *beside), overrides, asked_cluster(asked))
     else:
-        given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
+        given, names = load_to_plan(job, overrides, asked_cluster(asked), as_json), frozenset[str]()
     found = found_plans(f"job {job}", given, wanted, partial(held_to, system) if system else None)
     advice = found.advice if as_json else found.explained
-    told = changes(system, given.own, advice, as_json) if system and given.own and not given.own_faults else ""
+    told = changes(system, given.own, names, advice, as_json) if system and given.own and not given.own_faults else ""
     if as_json:
         click.echo(json.dumps({"as_given": told or None, "plans": found.dicts()} if system else found.dicts()))
     else:

@@ -216,6 +216,11 @@ class FallbackSpec(Spec):
         return self.dp * self.cp
 
     @property
+    def shard_copies(self) -> int:
+        """Copies of a set of shards over the replicas: 1 unless sharding is hybrid."""
+        return self.replicas // self.zero_ranks if 0 < self.zero_ranks < self.replicas else 1
+
+    @property
     def expert_tp_size(self) -> int:
         """Ranks that share each expert's matrices, with the default filled in."""
         return self.expert_tp or self.tp

@@ -61,22 +61,23 @@ def faster_plans(system: System, own: PricedPlan, advice: Advice) -> list[Faster
     return found
 
 
-def changes_text(system: System, own: PricedPlan, found: list[Faster]) -> str:
-    """What the job takes, and what would be faster, for reading."""
+def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: list[Faster]) -> str:
+    """What the job takes, and what would be faster, for reading. `names` are those of the settings that it has."""
     lines = [textwrap.fill(_as_it_stands(system, own), 110)]
     if not found:
         return f"{lines[0]}\nNo plan that {system.title} has and that was found is faster."
     for number, one in enumerate(found, 1):
         step, memory = seconds_text(float(one.priced.time.total)), memory_text(int(one.priced.memory.process))
         lines += ["", f"{number}. {_times(one.times)}: {step} for a step at {memory}; change"]
-        lines += [f"     {_line(system.prefix, change)}" for change in one.changes]
+        lines += [f"     {_line(system.prefix, change)}{_said(change, names)}" for change in one.changes]
     return "\n".join(lines)
 
 
 def _as_it_stands(system: System, own: PricedPlan) -> str:
     """What the job costs, and where its time goes."""
     step, memory = seconds_text(float(own.time.total)), memory_text(int(own.memory.process))
-    text = f"As it stands, {system.title} takes {step} for a step, MFU {float(own.time.mfu):.1%}, at {memory} of a "
+    software, mfu = own.job.cluster.software, float(own.time.mfu)
+    text = f"As it stands, {system.title} takes {step} for a step (as {software}), MFU {mfu:.1%}, at {memory} of a "
     text += f"device's memory{'' if own.fits else ', which does not fit'}"
     if own.money.usd:
         text += f", and ${own.money.usd * _TOKENS / own.job.tokens_per_step:,.0f} for 1e12 tokens"
@@ -110,14 +111,19 @@ def _times(times: float) -> str:
 def _line(prefix: str, change: SettingChange) -> str:
     name = f"{prefix}{change.name}"
     if change.before is None:
-        return f"+ {name}{_after(change.after, prefix)}"
+        return f"+ {name}{_after(name, change.after)}"
     if change.after is None:
-        return f"- {name}{_after(change.before, prefix)}"
+        return f"- {name}{_after(name, change.before)}"
     return f"  {name} {_value(change.before)} -> {_value(change.after)}"
 
 
-def _after(value: Any, prefix: str) -> str:
-    return "" if value is True and prefix else f" {_value(value)}"
+def _said(change: SettingChange, names: frozenset[str]) -> str:
+    """A remark on a setting that is there by an older name, or as a default."""
+    return "" if change.before is None or change.name in names else "  (by another name there, or a default)"
+
+
+def _after(name: str, value: Any) -> str:
+    return "" if value is True and name.startswith("--") else f" {_value(value)}"
 
 
 def _value(value: Any) -> str:

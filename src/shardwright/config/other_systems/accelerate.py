@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import deepspeed
 from shardwright.config.other_systems.imported import Asked, Told
@@ -31,9 +32,9 @@ def _kind(theirs: Settings) -> str:
 
 def _read_degrees(theirs: Settings, ours: Flat) -> None:
     is_megatron = _kind(theirs) == "MEGATRON_LM"
-    ours["plan.tp"] = theirs.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1)
-    ours["plan.pp"] = theirs.count(_M + "pp_degree", 1) if is_megatron else 1
-    ours["plan.cp"] = theirs.count(_P + "cp_size", 1)
+    ours["plan.tp"] = theirs.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1, largest.RANKS, 1)
+    ours["plan.pp"] = theirs.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
+    ours["plan.cp"] = theirs.count(_P + "cp_size", 1, largest.RANKS, 1)
     ours["plan.cp_method"] = theirs.one_of(_P + "cp_comm_strategy", _CP, "allgather")
     split = theirs.count(_P + "sp_size", 1)
     if split > 1:
@@ -50,11 +51,9 @@ def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
         return
     if plan.tp > 1:
         theirs[_P + "tp_size"] = plan.tp
-    if plan.cp > 1 and plan.cp_method == "ulysses":
-        theirs |= {_P + "sp_size": plan.cp, _P + "sp_backend": "deepspeed"}
-    elif plan.cp > 1:
+    if plan.cp > 1:
         theirs |= {_P + "cp_size": plan.cp}
-        theirs[_P + "cp_comm_strategy"] = next(word for word, ours in _CP.items() if ours == plan.cp_method)
+        theirs[_P + "cp_comm_strategy"] = "alltoall" if plan.cp_method == "ring" else "allgather"
 
 
 def _is_megatron(job: JobSpec) -> bool:
@@ -75,7 +74,7 @@ def _read_zero(theirs: Settings, ours: Flat) -> None:
         _read_fsdp(theirs, ours)
     elif kind not in ("NO", "MULTI_GPU"):
         theirs.faults.append(
-            f"distributed_type = {kind[:40]} can't be said here; NO, MULTI_GPU, FSDP, DEEPSPEED and MEGATRON_LM can"
+            f"distributed_type = {kind[:40]} can't be said here; use one of NO, MULTI_GPU, FSDP, DEEPSPEED, MEGATRON_LM"
         )
 
 
@@ -93,7 +92,7 @@ def _read_fsdp(theirs: Settings, ours: Flat) -> None:
         zero = 2 if whole == "false" else 3
     if whole.upper() in _SHARDED and not theirs.has(_F + "sharding_strategy"):
         zero = _SHARDED[whole.upper()]
-    copies = theirs.count(_P + "dp_replicate_size", 1)
+    copies = theirs.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
     shards = theirs.count(_P + "dp_shard_size", 0)
     replicas = ours["plan.dp"] * ours["plan.cp"]
     ours["plan.zero"] = zero if replicas > 1 and shards * ours["plan.cp"] != 1 else 0
@@ -119,8 +118,8 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
         return
     theirs |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
     theirs |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
-    copies = plan.replicas // plan.zero_ranks if plan.zero_ranks else 1
-    copies = plan.dp if plan.zero == 0 else copies
+    copies = plan.shard_copies
+    copies = 1 if plan.dp // copies <= 1 else copies  # with tp or cp something has to be sharded
     if copies > 1 or plan.tp > 1 or plan.cp > 1:
         theirs |= {_P + "dp_replicate_size": copies, _P + "dp_shard_size": max(1, plan.dp // copies)}
     if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):

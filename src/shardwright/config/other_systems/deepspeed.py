@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.plain_data import nested_keys
-from shardwright.config.other_systems.rows import Rule, Table, count, write_table
+from shardwright.config.other_systems.rows import Rule, Table, write_table
 from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.training_arguments import (
@@ -79,11 +80,8 @@ def read_zero(theirs: Settings, ours: Flat) -> None:
         theirs.given.get(_ZERO + "offload_param.device"),
     ):
         theirs.lost.append("what is offloaded to NVMe there is in host memory here")
-    ours["plan.zero_ranks"] = (
-        max(0, theirs.count(_ZERO + "mics_shard_size", 0))
-        if stage == 3 and theirs.has(_ZERO + "mics_shard_size")
-        else 0
-    )
+    if stage == 3 and theirs.has(_ZERO + "mics_shard_size"):  # which releases had until 2026
+        ours["plan.zero_ranks"] = theirs.count(_ZERO + "mics_shard_size", 0)
     theirs.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
         if theirs.flag(_ZERO + name):
@@ -101,8 +99,6 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
             theirs[_ZERO + "offload_optimizer.ratio"] = plan.offload_optimizer
     if plan.offload_parameters and plan.zero == 3:
         theirs[_ZERO + "offload_param.device"] = "cpu"
-    if plan.zero == 3 and plan.zero_ranks and plan.zero_ranks < plan.replicas:
-        theirs[_ZERO + "mics_shard_size"] = plan.zero_ranks
 
 
 def read_numbers(theirs: Settings, ours: Flat) -> None:
@@ -142,15 +138,17 @@ def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 def _read_degrees(theirs: Settings, ours: Flat) -> None:
     """Ulysses' sequence parallelism is context parallelism here."""
-    ours["plan.cp"] = theirs.count(("sequence_parallel_size", "--sequence_parallel_size"), 1)
+    ours["plan.cp"] = theirs.count(("sequence_parallel_size", "--sequence_parallel_size"), 1, largest.RANKS, 1)
     ours["plan.cp_method"] = "ulysses"
-    ours["plan.pp"] = theirs.count("pipeline.stages", 1) or 1
+    ours["plan.tp"] = theirs.count("tensor_parallel.autotp_size", 1, largest.RANKS) or 1  # 0 is none
+    ours["plan.pp"] = theirs.count("pipeline.stages", 1, largest.PIPELINE_RANKS) or 1
     ours["plan.schedule"] = "1f1b"
 
 
 def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs |= {"sequence_parallel_size": job.plan.cp} if job.plan.cp > 1 else {}
     theirs |= {"pipeline.stages": job.plan.pp} if job.plan.pp > 1 else {}
+    theirs |= {"tensor_parallel.autotp_size": job.plan.tp} if job.plan.tp > 1 else {}
 
 
 def _read_clip(theirs: Settings, ours: Flat) -> None:
@@ -173,7 +171,6 @@ def _nothing(theirs: Settings, ours: Flat) -> None:
 
 
 TABLE: Table = (
-    count("tensor_parallel.autotp_size", "plan.tp"),
     Rule(("sequence_parallel_size", "pipeline.stages"), _read_degrees, _write_degrees),
     Rule(("train_batch_size",), read_batch, _write_batch),
     Rule((_ZERO + "stage",), read_zero, _write_zero),

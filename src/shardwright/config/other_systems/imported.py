@@ -49,6 +49,7 @@ class Imported:
     lost: tuple[str, ...]
     unknown: tuple[str, ...]
     without_effect: Mapping[str, tuple[str, ...]]
+    names: frozenset[str] = frozenset()  # of the settings that the files have
 
 
 def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -80,7 +81,7 @@ def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
             unknown.append(readable(settings.said(key)))
     return Imported(
         job, tuple(map(readable, settings.notes)), tuple(map(readable, settings.lost)), tuple(unknown),
-        {about: tuple(names) for about, names in by_subject.items()},
+        {about: tuple(names) for about, names in by_subject.items()}, frozenset(settings.given),
     )  # fmt: skip
 
 

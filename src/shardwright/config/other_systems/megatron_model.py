@@ -106,7 +106,9 @@ def _read_activation(theirs: Settings, ours: Flat) -> None:
     if quick:
         kind, gated = ("clamped-silu" if clamp == 7.0 and offset == 1.0 else "quick-gelu"), True
     elif clamp or offset:
-        theirs.faults.append(f"{theirs.said('activation-func-clamp-value')} can't be said here without --quick-geglu")
+        theirs.faults.append(
+            f"{theirs.said('activation-func-clamp-value')} can't be said here; use --quick-geglu with it"
+        )
     ours |= {"model.activation": kind, "model.gated_mlp": gated}
 
 
@@ -190,7 +192,7 @@ def _read_window(theirs: Settings, ours: Flat) -> None:
     if not text:
         return
     if not left.isdigit() or not every.isdigit():
-        theirs.faults.append(f"{theirs.said('window-size')}, every {every}: it can't be said here")
+        theirs.faults.append(f"{theirs.said('window-size')}, every {every}: it can't be said here; use LEFT,0")
         return
     ours |= {"model.window.size": int(left) + 1, "model.window.full_every": int(every)}
 
@@ -208,7 +210,8 @@ def _read_biases(theirs: Settings, ours: Flat) -> None:
 
 
 def _write_biases(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs |= {} if job.model.bias else {"disable-bias-linear": True}
+    has_bias = job.model.bias and not (job.model.moe.experts and job.plan.expert_tp_size > 1)  # or it is refused
+    theirs |= {} if has_bias else {"disable-bias-linear": True}
     theirs |= {"add-qkv-bias": True} if job.model.qkv_bias else {}
 
 

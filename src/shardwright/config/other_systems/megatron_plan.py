@@ -5,7 +5,7 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.rows import Rule, Table, count
+from shardwright.config.other_systems.rows import Rule, Table, degree
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.plan import even_stages, layer_policies
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE
@@ -117,9 +117,10 @@ def _read_context(theirs: Settings, ours: Flat) -> None:
     words = theirs.words("cp-comm-type") or ["p2p"]
     if set(words) - set(_CP) or len(set(words)) > 1:
         theirs.faults.append(
-            f"{theirs.said('cp-comm-type')} can't be said here; one of {', '.join(_CP)} for all layers can"
+            f"{theirs.said('cp-comm-type')} can't be said here; use one of {', '.join(_CP)} for all layers"
         )
-    ours["plan.cp_method"] = _CP.get(words[0], "ring")
+    is_split = theirs.has("ds-sequence-parallel-size")  # of Megatron-DeepSpeed: Ulysses
+    ours["plan.cp_method"] = "ulysses" if is_split else _CP.get(words[0], "ring")
 
 
 def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -150,8 +151,8 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
     plan = job.plan
     if plan.zero and plan.replicas > 1:
         theirs["use-distributed-optimizer"] = True
-        if plan.zero_ranks and plan.zero_ranks < plan.replicas:
-            theirs["num-distributed-optimizer-instances"] = plan.replicas // plan.zero_ranks
+        if plan.shard_copies > 1:
+            theirs["num-distributed-optimizer-instances"] = plan.shard_copies
     if plan.zero > 1 and plan.pp == 1 and plan.replicas > 1:
         theirs["use-megatron-fsdp"] = True
         theirs["data-parallel-sharding-strategy"] = {2: "optim_grads", 3: "optim_grads_params"}[plan.zero]
@@ -193,7 +194,7 @@ def _read_expert_tp(theirs: Settings, ours: Flat) -> None:
 
 
 def _write_expert_tp(job: JobSpec, theirs: dict[str, Any]) -> None:
-    if job.model.moe.experts and job.plan.expert_tp_size != job.plan.tp:
+    if job.model.moe.experts and job.plan.expert_tp:
         theirs["expert-tensor-parallel-size"] = job.plan.expert_tp_size
 
 
@@ -221,7 +222,7 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
     elif granularity == "full":
         _read_full(method, number, theirs, ours)
     elif granularity:
-        theirs.faults.append(f"--recompute-granularity {granularity} can't be said here; full and selective can")
+        theirs.faults.append(f"--recompute-granularity {granularity} can't be said here; use full or selective")
 
 
 def _read_modules(modules: list[str], theirs: Settings, ours: Flat) -> None:
@@ -289,7 +290,9 @@ def _modules_of(policy: frozenset[str], job: JobSpec) -> list[str]:
         modules += ["mlp"] * dense + ["moe"] * (moe.experts > 0)
     elif "activation" in policy and moe.experts:
         modules.append("moe_act")
-    return modules
+    # Norms and activations are made again from what they gave, which delayed scales do not allow.
+    is_refused = job.precision.float8 == "delayed" and {"layernorm", "moe_act"} & {*modules}
+    return [] if is_refused else modules
 
 
 def _read_sequence(theirs: Settings, ours: Flat) -> None:
@@ -301,13 +304,13 @@ def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 PLAN: Table = (
-    count("tensor-model-parallel-size model-parallel-size", "plan.tp", always=True, most=largest.RANKS),
-    count("pipeline-model-parallel-size", "plan.pp", always=True, most=largest.PIPELINE_RANKS),
-    count("context-parallel-size", "plan.cp", most=largest.RANKS),
+    degree("tensor-model-parallel-size model-parallel-size", "plan.tp", largest.RANKS, always=True),
+    degree("pipeline-model-parallel-size", "plan.pp", largest.PIPELINE_RANKS, always=True),
+    degree("context-parallel-size ds-sequence-parallel-size", "plan.cp", largest.RANKS),
     Rule((WORLD,), _read_dp, lambda job, theirs: None),
     Rule((*_VIRTUAL, _LAYOUT), _read_pipeline, _write_pipeline),
     Rule(("cp-comm-type",), _read_context, _write_context),
-    count("expert-model-parallel-size", "plan.ep"),
+    degree("expert-model-parallel-size", "plan.ep", largest.RANKS),
     Rule(("expert-tensor-parallel-size",), _read_expert_tp, _write_expert_tp),
     Rule(("sequence-parallel",), _read_sequence, _write_sequence),
     Rule(("use-distributed-optimizer", *_FSDP), _read_zero, _write_zero),
@@ -315,5 +318,5 @@ PLAN: Table = (
     Rule(("optimizer-cpu-offload",), _read_offload, _write_offload),
     Rule(("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"),
          _read_recompute, _write_recompute),
-    count("micro-batch-size batch-size", "plan.microbatch_size", 1, always=True),
+    degree("micro-batch-size batch-size", "plan.microbatch_size", largest.BATCH, always=True),
 )  # fmt: skip

@@ -168,7 +168,9 @@ def _read_length(theirs: Settings, ours: Flat) -> None:
     batch = _batch_of(ours)
 
     def steps(name: str, default: int) -> int:
-        samples = theirs.count(f"{name}-samples", 0)
+        samples = theirs.count(f"{name}-samples", 0) or theirs.count(f"{name}-tokens", 0) // max(
+            1, ours["model.sequence"]
+        )
         return theirs.count(f"{name}-iters", default) or steps_of(batch, min(samples, 1 << 50)) or default
 
     total = steps("train", 0)

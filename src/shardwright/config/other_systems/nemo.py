@@ -142,7 +142,7 @@ _READ = (
     "model.optim.name", "model.optim.betas", "model.optim.sched.name", "model.optim.sched.constant_steps",
     "trainer.precision", "trainer.num_nodes",
     "trainer.devices", "model.tokenizer.model", "model.optim.momentum",
-    "model.num_query_groups", "model.tokenizer.library",
+    "model.num_query_groups", "model.override_vocab_size", "model.tokenizer.library",
 )  # fmt: skip
 
 
@@ -171,6 +171,8 @@ def _flags_of(flat: dict[str, Any]) -> dict[str, Any]:
         found |= {"group-query-attention": True, "num-query-groups": model.get("num_query_groups")}
     if flat.get("model.tokenizer.library") in ("huggingface", "sentencepiece"):
         found |= {"tokenizer-model": model.get("tokenizer.type") or "", "tokenizer-type": "huggingface"}
+    if model.get("override_vocab_size"):
+        found["vocab-size"] = model["override_vocab_size"]
     precision = str(flat.get("trainer.precision", "bf16"))
     found |= {"bf16": True} if "bf16" in precision else {"fp16": True} if "16" in precision else {}
     if "fp16" in found:

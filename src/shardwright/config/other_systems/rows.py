@@ -27,6 +27,7 @@ class SettingRow:
     words: Mapping[Any, Any] = field(default_factory=dict)
     always: bool = False
     most: int = 1 << 53
+    least: int = 0
 
     def read(self, theirs: Settings, ours: Flat) -> None:
         """Put our field down."""
@@ -39,7 +40,7 @@ class SettingRow:
             value = theirs.flag(self.names, self.default)
             return self.words.get(value, value)
         return (
-            theirs.count(self.names, self.default, self.most)
+            theirs.count(self.names, self.default, self.most, self.least)
             if self.kind == "count"
             else theirs.number(self.names, self.default)
         )
@@ -79,6 +80,11 @@ Table = Sequence[SettingRow | Rule]
 def count(names: str, ours: str, default: int = 1, always: bool = False, most: int = 1 << 53) -> SettingRow:
     """A row of a whole number."""
     return SettingRow(tuple(names.split()), ours, "count", default, always=always, most=most)
+
+
+def degree(names: str, ours: str, most: int, always: bool = False) -> SettingRow:
+    """A row of a number of ranks, or of something else of which there is one at least."""
+    return SettingRow(tuple(names.split()), ours, "count", 1, always=always, most=most, least=1)
 
 
 def number(names: str, ours: str, default: float, always: bool = False) -> SettingRow:

@@ -43,16 +43,16 @@ class Settings:
         self.asked.update(names)
         return next((value for name in names if (value := self.given.get(name)) is not None), None)
 
-    def count(self, names: str | Sequence[str], default: int, most: int = 1 << 53) -> int:
-        """A whole number, not negative, and at most so large."""
+    def count(self, names: str | Sequence[str], default: int, most: int = 1 << 53, least: int = 0) -> int:
+        """A whole number within limits, not negative."""
         found = self._number(_names(names))
         if found is None:
             return default
         if not float(found).is_integer() or found < 0:
             self._wrong(_names(names), "a whole number, not negative")
             return default
-        if found > most:
-            self._wrong(_names(names), f"at most {most:,}")
+        if not least <= found <= most:
+            self._wrong(_names(names), f"at most {most:,}" if found > most else f"at least {least}")
             return default
         return int(found)
 

@@ -192,8 +192,11 @@ class _Run:
         return True
 
     def _is_function(self) -> bool:
-        after = [token.operator for token in self.tokens[self.at + 1 : self.at + 3]]
-        return after == ["(", ")"] and not _assigned(self.tokens[self.at])
+        """Whether NAME() { begins here."""
+        after = self.tokens[self.at + 1 : self.at + 10]
+        rest = [token for token in after[2:] if token.operator != "\n"]
+        is_called = [token.operator for token in after[:2]] == ["(", ")"] and not _assigned(self.tokens[self.at])
+        return is_called and bool(rest) and (rest[0].plain == "{" or rest[0].operator == "(")
 
     def _skipped(self, active: bool, nested: int) -> bool | None:
         """A loop or a function, which is passed over."""

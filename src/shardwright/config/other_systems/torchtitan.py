@@ -1,5 +1,6 @@
 """torchtitan's TOML, of 2024 to 2026, as it was read by its releases up to 0.2."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data
-from shardwright.config.other_systems.rows import Rule, Table, count, number, word, write_table
+from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields
 from shardwright.config.plan import STAGES_PER_RANK, even_stages
@@ -54,10 +55,12 @@ def _read_degrees(theirs: Settings, ours: Flat) -> None:
 
 def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
     plan = job.plan
-    if plan.zero == 0 and plan.cp == 1:
+    if plan.zero == 0 and plan.cp == 1 and (plan.dp == 1 or plan.tp == plan.pp == 1):  # its DDP stands alone
         theirs |= {_P + "data_parallel_replicate_degree": plan.dp, _P + "data_parallel_shard_degree": 1}
         return
     shards = (plan.zero_ranks or plan.replicas) // plan.cp or 1
+    if shards * plan.cp == 1 and plan.tp * plan.pp > 1:
+        shards = plan.dp
     theirs |= {_P + "data_parallel_replicate_degree": plan.dp // shards, _P + "data_parallel_shard_degree": shards}
     theirs[_P + "fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
 
@@ -252,7 +255,8 @@ def _read_experts(theirs: Settings, ours: Flat) -> None:
 
 
 def _write_experts(job: JobSpec, theirs: dict[str, Any]) -> None:
-    if job.model.moe.experts:
+    shards = math.prod((theirs[_P + "data_parallel_shard_degree"], job.plan.cp, job.plan.tp))
+    if job.model.moe.experts and shards % (job.plan.ep * job.plan.expert_tp_size) == 0:  # within what is sharded
         theirs |= {
             _P + "expert_parallel_degree": job.plan.ep,
             _P + "expert_tensor_parallel_degree": job.plan.expert_tp_size,
@@ -280,9 +284,9 @@ def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 TABLE: Table = (
-    count(_old("tensor_parallel_degree"), "plan.tp", always=True, most=largest.RANKS),
-    count(_old("pipeline_parallel_degree"), "plan.pp", always=True, most=largest.PIPELINE_RANKS),
-    count(_old("context_parallel_degree"), "plan.cp", most=largest.RANKS),
+    degree(_old("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
+    degree(_old("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
+    degree(_old("context_parallel_degree"), "plan.cp", largest.RANKS),
     Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
     Rule((), _read_sequence, _nothing),

@@ -76,7 +76,7 @@ def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, o
             )
         return
     fields, faults = fields_of(model)
-    settings.faults += [f"config.json: {fault}" for fault in faults]
+    settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
     coefficient = model.get("router_aux_loss_coef")
     if (
         "moe" in fields
