@@ -461,6 +461,24 @@ def test_buffers_of_all_kinds_are_those_of_rank_0_and_are_saved(tmp_path: Path) 
     assert model.module.count == 1 and model.module.table[0] == 5.0
 
 
+class Scaled(nn.Module):
+    """A parameter without dims, and one without elements."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.tensor(scale))
+        self.nothing = nn.Parameter(torch.zeros(0, 4))
+
+
+def test_a_parameter_that_is_one_number_is_saved_and_taken_up(tmp_path: Path) -> None:
+    saved, taken = (sw.shard(Scaled(scale), plan={"zero": 3}, optimizer=ADAMW) for scale in (2.5, -1.0))
+    saved.save(tmp_path)
+    assert taken.load(tmp_path) == 0
+    found, wanted = taken.state_dict(), saved.state_dict()
+    assert float(found["scale"]) == 2.5 and all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def test_other_passes() -> None:
     for found in run_ranks(2, in_group, 2, other_passes):
         assert max(found) < 1e-6
