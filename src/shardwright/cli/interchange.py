@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
+    from shardwright.config.other_systems.imported import Imported
     from shardwright.config.other_systems.systems import System
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.search.constraints import Constraints
@@ -119,7 +120,9 @@ def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[s
     return [f"the nearest plan that {system.title} has: {set_line(job, near)}"]
 
 
-def load_from(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> "JobToPlan":
+def load_from(
+    name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster"
+) -> "tuple[JobToPlan, Imported]":
     """A job of another system to find better plans for. What was assumed goes to standard error."""
     from shardwright.account.budget import meet_budget
     from shardwright.api.asked_job import JobToPlan
@@ -134,20 +137,20 @@ def load_from(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster:
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(found) + "\n", err=True)
     if faults := plan_faults(job):
-        return JobToPlan(job.model_copy(update={"plan": job.plan.unsearched()}), job, tuple(faults))
+        return JobToPlan(job.model_copy(update={"plan": job.plan.unsearched()}), job, tuple(faults)), found
     job = meet_budget(job)
-    return JobToPlan(job, job)
+    return JobToPlan(job, job), found
 
 
-def changes(name: str, own: "JobSpec", advice: "Advice", as_json: bool) -> "str | dict[str, Any]":
-    """What the job takes as it stands, and the settings that would make it faster."""
+def changes(name: str, own: "JobSpec", advice: "Advice", as_json: bool, *, came: "Imported") -> "str | dict[str, Any]":
+    """What the job takes as it stands, and the settings that would make it faster than as it `came`."""
     from shardwright.config.other_systems.systems import SYSTEMS
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.advice import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
     (alone,) = priced([own], shipped())
-    found = faster_plans(SYSTEMS[name], alone, advice)
+    found = faster_plans(SYSTEMS[name], alone, advice, came.sources)
     return changes_dict(alone, found) if as_json else changes_text(SYSTEMS[name], alone, found)
 
 
