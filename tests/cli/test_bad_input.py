@@ -373,7 +373,7 @@ def test_a_refusal_prints_no_json(refused: Refused) -> None:
         ("missing.toml", "there is no file missing.toml (looked from {here}); check the path"),
         ("jobs/mine", "there is no file jobs/mine (looked from {here}); check the path"),
         ("job.toml/inside.toml", "there is no file job.toml/inside.toml (looked from {here}); check the path"),
-        (".", ". is a folder, and there is no config.json in it; name the TOML file of a job"),
+        (".", ". is a folder; name the TOML file of a job in it, or a folder that has a config.json"),
         ("n" * 300, "n" * 300 + " can't be read: File name too long; check the path"),
     ],
 )

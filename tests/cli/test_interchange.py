@@ -155,6 +155,11 @@ def test_a_plan_that_a_system_lacks_is_refused_with_the_nearest() -> None:
         run("export", "deepseek-v3", "--to", "megatron")
 
 
+def test_a_model_that_torchtitan_has_not_is_told_with_those_that_it_has() -> None:
+    with pytest.raises(ValueError, match=r"no model\.name and model\.flavor say a model .*known: llama3 8B"):
+        run("export", "quickstart", "--to", "torchtitan")
+
+
 def test_a_file_that_is_none_is_one_fault(tmp_path: Path) -> None:
     for name in ("nothing.sh", str(tmp_path)):
         with pytest.raises(ValueError, match="1 fault"):

@@ -187,10 +187,8 @@ def _read_toml(job: str) -> dict[str, Any]:
         if not job:
             raise FileNotFoundError
         if path.is_dir():
-            raise ValueError(
-                f"{job} is a folder, and there is no config.json in it; name the TOML file of a job, or the folder of "
-                "a model"
-            )
+            fault = "is a folder; name the TOML file of a job in it, or a folder that has a config.json"
+            raise ValueError(f"{job} {fault}")
         fields = read_toml(path, "a job is a TOML file")
     except (FileNotFoundError, NotADirectoryError):
         if path.suffix == ".toml" or "/" in job:
