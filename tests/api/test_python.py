@@ -85,6 +85,13 @@ def test_every_fault_is_told() -> None:
     with pytest.raises(sw.PlanError) as of_plan:
         sw.load("quickstart", "plan.tp=3").estimate()
     assert "plan.tp 3 does not divide 4 kv heads (4 / 3 = 1.33); use 1, 2 or 4" in of_plan.value.faults
+    for nonsense in (None, 3, ["quickstart"], b"quickstart"):
+        with pytest.raises(sw.PlanError, match="is no job; give a path"):
+            sw.load(nonsense)  # type: ignore[arg-type]
+    with pytest.raises(sw.PlanError, match="devices is '8'; use a whole number"):
+        sw.load("tiny-llama", devices="8")  # type: ignore[arg-type]
+    with pytest.raises(sw.PlanError, match="3 is no field with a value"):
+        sw.load("quickstart").set(3)  # type: ignore[arg-type]
     with pytest.raises(sw.PlanError, match="a section is a dictionary"):
         sw.load("quickstart", plan="tp=2")  # type: ignore[arg-type]
     with pytest.raises(sw.PlanError, match="is a model, and a job is a model on a cluster"):

@@ -373,7 +373,7 @@ def test_a_refusal_prints_no_json(refused: Refused) -> None:
         ("missing.toml", "there is no file missing.toml (looked from {here}); check the path"),
         ("jobs/mine", "there is no file jobs/mine (looked from {here}); check the path"),
         ("job.toml/inside.toml", "there is no file job.toml/inside.toml (looked from {here}); check the path"),
-        (".", ". is a folder; name the TOML file in it"),
+        (".", ". is a folder; name the TOML file of a job in it, or a folder that has a config.json"),
         ("n" * 300, "n" * 300 + " can't be read: File name too long; check the path"),
     ],
 )
@@ -382,6 +382,14 @@ def test_a_job_that_is_no_file(here: Path, refused: Refused, job: str, fault: st
     assert refusal.subject == f"job {job}"
     assert len(refusal.faults) == 1
     assert refusal.faults[0].startswith(fault.replace("{here}", str(here)))
+
+
+def test_weights_that_are_not_there_say_no_model(here: Path, refused: Refused) -> None:
+    (here / "empty").mkdir()
+    for folder, lacks in (("nothere", f"is not there (looked from {here})"), ("empty", "has no config.json")):
+        Path("job.toml").write_text(f'[model]\nweights = "{folder}"\nsequence = 64\n')
+        found = f"model.weights '{folder}' {lacks}, and no other field says what the model is; name a folder of"
+        assert refused().faults[0].startswith(found)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,37 @@ def test_plan_from_says_what_it_costs_and_which_flags_to_change(script: str) -> 
     assert "--tensor-model-parallel-size 8 -> 1" in text and "- --recompute-granularity full" in text
 
 
+def test_flags_with_other_names_that_mean_what_is_changed_are_named_to_go(tmp_path: Path) -> None:
+    own = SCRIPT.replace("--pipeline-model-parallel-size 1", "--pipeline-model-parallel-size 2")
+    own = re.sub(
+        r"--recompute-granularity .* --use-d", "--num-layers-per-virtual-pipeline-stage 8 --use-d", own, flags=re.S
+    )
+    own += "    --recompute-activations\n"
+    own = own.replace("--log-interval 10\n", "--log-interval 10 \\\n")
+    path, changed = tmp_path / "run.sh", tmp_path / "changed.sh"
+    path.write_text(own)
+    options = ("--device", "h100-sxm", "--json", "--top", "1", "--keep", "plan.pp=2", "--keep", "plan.virtual_stages=4")
+    found = json.loads(run("plan", "--from", "megatron", str(path), *options).stdout)["as_given"]["faster"][0]
+    old = {"--num-layers-per-virtual-pipeline-stage 8", "--recompute-activations"}
+    assert set(found["instead_of"]) == old
+    for words in old:
+        own = own.replace(words, "")
+    for name, (before, after) in found["changes"].items():
+        own = re.sub(rf"--{name}\b( {before})?", "", own)
+        own = own.rstrip("\n") + ("" if after is None else f" --{name}" + ("" if after is True else f" {after}")) + "\n"
+    changed.write_text(own)
+    again = json.loads(run("plan", "--from", "megatron", str(changed), *options).stdout)["as_given"]
+    assert again["step_s"] == pytest.approx(found["step_s"])
+
+
+def test_two_flags_of_virtual_stages_are_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    flags = "--num-layers-per-virtual-pipeline-stage 8 --num-virtual-stages-per-pipeline-rank 4 --bf16"
+    path.write_text(SCRIPT.replace("--bf16", flags))
+    with pytest.raises(ValueError, match="are both there, and Megatron-LM takes one of them"):
+        run("import", "megatron", str(path))
+
+
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text(SCRIPT)
@@ -122,6 +153,11 @@ def test_plan_from_asks_for_the_device(script: str) -> None:
 def test_a_plan_that_a_system_lacks_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"nearest plan that Megatron-LM has: --set plan\.schedule=1f1b"):
         run("export", "deepseek-v3", "--to", "megatron")
+
+
+def test_a_model_that_torchtitan_has_not_is_told_with_those_that_it_has() -> None:
+    with pytest.raises(ValueError, match=r"no model\.name and model\.flavor say a model .*known: llama3 8B"):
+        run("export", "quickstart", "--to", "torchtitan")
 
 
 def test_a_file_that_is_none_is_one_fault(tmp_path: Path) -> None:

@@ -295,6 +295,8 @@ def test_where_no_answer_can_be_told_all_can_be_learned(folder: Path, tmp_path: 
 
 def test_a_template_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding_process, "CHAT_S", 0.2)
+    # A process of its own may be ended by the kernel, and this one may not.
+    monkeypatch.setattr(encoding_process.resource, "setrlimit", lambda *_: None)
     nested = "".join(f"{{% for i{n} in range(9999) %}}" for n in range(4)) + "{% endfor %}" * 4
     template = encoding_process.BoundedTemplate(TemplateFiles(nested, Path("t.jinja"), {}))
     with pytest.raises(LateError, match=r"takes more than 0.2 s for it; drop that chat"):

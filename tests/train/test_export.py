@@ -155,6 +155,8 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
         export(str(run), "--to", str(to), "--overwrite")
     with pytest.raises(PlanError, match="s3:/x is an address"):
         export(str(run), "--to", "s3://x")
+    with pytest.raises(RunError, match=r"/proc/new can't be written: .*; name another place"):
+        export(str(run), "--to", "/proc/new")
     with pytest.raises(PlanError, match=r"there is none of step 4; there are those of steps 3"):
         export(str(run), "--to", str(tmp_path / "new"), "--step", "4")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.safetensors", "run"]

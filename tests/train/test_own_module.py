@@ -461,6 +461,31 @@ def test_buffers_of_all_kinds_are_those_of_rank_0_and_are_saved(tmp_path: Path) 
     assert model.module.count == 1 and model.module.table[0] == 5.0
 
 
+class Scaled(nn.Module):
+    """A parameter without dims, frozen ones, and a parameter and a buffer without elements."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.tensor(scale))
+        self.nothing = nn.Parameter(torch.zeros(0, 4))
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("none", torch.zeros(0))
+
+
+def test_numbers_and_frozen_parameters_are_saved_and_taken_up(tmp_path: Path) -> None:
+    saved, taken = (sw.shard(Scaled(scale), plan={"zero": 3}, optimizer=ADAMW) for scale in (2.5, -1.0))
+    saved.save(tmp_path)
+    assert taken.load(tmp_path) == 0
+    found, wanted = taken.state_dict(), saved.state_dict()
+    assert float(found["scale"]) == 2.5 and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    frozen_since = Scaled(0.0)
+    frozen_since.linear.requires_grad_(False)
+    taken = sw.shard(frozen_since, optimizer=ADAMW)
+    taken.load(tmp_path)
+    assert torch.equal(taken.state_dict()["linear.weight"], wanted["linear.weight"])
+
+
 def test_other_passes() -> None:
     for found in run_ranks(2, in_group, 2, other_passes):
         assert max(found) < 1e-6

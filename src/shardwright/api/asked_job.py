@@ -83,17 +83,20 @@ class AskedJob:
     def to_plan(self) -> JobToPlan:
         """The job to find a plan for. Its own may be one that its cluster does not allow. Raises PlanError."""
         spec = job_to_plan(self.read.fields, self.subject)
-        if not self.read.fields.get("plan"):
-            return JobToPlan(spec)
-        faults = job_faults(spec) or plan_faults(spec)
-        if not faults:
-            try:
-                spec = meet_budget(spec)
-            except PlanError as error:
-                faults = error.faults
-        if faults:
-            return JobToPlan(spec.model_copy(update={"plan": spec.plan.unsearched()}), spec, tuple(faults))
-        return JobToPlan(spec, spec)
+        return with_own_plan(spec) if self.read.fields.get("plan") else JobToPlan(spec)
+
+
+def with_own_plan(spec: JobSpec) -> JobToPlan:
+    """A job to find a plan for that has one of its own, which may be wrong."""
+    faults = job_faults(spec) or plan_faults(spec)
+    if not faults:
+        try:
+            spec = meet_budget(spec)
+        except PlanError as error:
+            faults = error.faults
+    if faults:
+        return JobToPlan(spec.model_copy(update={"plan": spec.plan.unsearched()}), spec, tuple(faults))
+    return JobToPlan(spec, spec)
 
 
 def planned(subject: str, spec: JobSpec) -> JobSpec:

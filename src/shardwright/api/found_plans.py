@@ -34,7 +34,8 @@ class Wanted:
 
     def constraints(self) -> Constraints:
         """What the search may not choose. Raises PlanError."""
-        return constraints_of(self.keep, self.between, self.float8)
+        keep, between = ((one,) if isinstance(one, str) else one for one in (self.keep, self.between))
+        return constraints_of(keep, between, self.float8)
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from shardwright.api.estimated import Estimated, estimated
 from shardwright.api.found_plans import FoundPlans, Wanted, found_plans
 from shardwright.api.simulated import Simulated
 from shardwright.config.asked_cluster import AskedCluster
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.toml_text import value_text
 from shardwright.report.job_toml import job_toml, write_toml
@@ -37,6 +38,8 @@ def load(
     >>> job.spec.plan.degrees
     'dp 4 x tp 1 x pp 2'
     """
+    if faults := _wrong_kinds(job, overrides, {"devices": devices, "devices_per_node": devices_per_node}):
+        raise PlanError("load", faults)
     asked = AskedCluster(devices, device, devices_per_node)
     named = (f"cluster.software={software}",) if software else ()
     found = Job(str(job) if isinstance(job, Path) else job, (*named, *overrides, *_as_overrides(sections)), asked)
@@ -143,6 +146,25 @@ class Plans(FoundPlans):
             devices = f"{self.given.job.cluster.num_devices:,} {self.given.job.cluster.device}"
             raise PlanError(self.subject, [f"no plan fits on {devices}; use more devices"])
         return Job(tomllib.loads(job_toml(self.best)))
+
+
+def _wrong_kinds(job: Any, overrides: Sequence[Any], counts: Mapping[str, Any]) -> list[str]:
+    """What is of no kind that `load` takes."""
+    faults = []
+    if not isinstance(job, (str, Path, Mapping)):
+        faults.append(
+            f"{shortened(repr(job), 80)} is no job; give a path, a name of the catalog or a dictionary of fields, such "
+            'as "quickstart"'
+        )
+    faults += [
+        f"{shortened(repr(one), 80)} is no field with a value; give a text, such as 'plan.tp=4'"
+        for one in overrides
+        if not isinstance(one, str)
+    ]
+    faults += [
+        f"{name} is {value!r}; use a whole number" for name, value in counts.items() if not isinstance(value, Integral)
+    ]
+    return faults
 
 
 def _as_overrides(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.plan import PlanSpec
 from shardwright.config.units import counted, memory_text
-from shardwright.parallel.zero.module_units import module_units, unit_faults
+from shardwright.parallel.zero.module_units import kind_faults, module_units, unit_faults
 from shardwright.report.text_columns import aligned
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.own_module.module_job import SUBJECT, module_job
@@ -73,7 +73,7 @@ def memory_of(
     >>> found.memory.parameters_bytes, found.memory.optimizer_bytes
     (64, 128)
     """
-    if faults := unit_faults(module, units):
+    if faults := kind_faults(module) or unit_faults(module, units):
         raise PlanError(SUBJECT, faults)
     fields = plan.model_dump() if isinstance(plan, PlanSpec) else dict(plan or {})
     dp = fields.get("dp", 1)

@@ -59,7 +59,7 @@ def export(
 
     place = _place(to)
     storage, steps = found_checkpoints(run)
-    with as_fault(run):
+    with as_fault(run, place):
         manifest = manifest_of(storage, chosen_step(run, steps, step))
         from shardwright.train.checkpoint.export import export_weights
         from shardwright.train.checkpoint.released_export import export_released, has_family

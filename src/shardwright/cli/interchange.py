@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
+    from shardwright.config.other_systems.imported import Imported
     from shardwright.config.other_systems.systems import System
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.search.constraints import Constraints
@@ -121,14 +122,11 @@ def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[s
 
 def load_from(
     name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster"
-) -> "tuple[JobToPlan, frozenset[str]]":
-    """A job of another system to find better plans for, and the names of its settings. What was assumed goes to
-    standard error."""
-    from shardwright.account.budget import meet_budget
-    from shardwright.api.asked_job import JobToPlan
+) -> "tuple[JobToPlan, Imported]":
+    """A job of another system to find better plans for. What was assumed goes to standard error."""
+    from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
     from shardwright.report.imported_text import imported_notes
-    from shardwright.schedule.job_program import plan_faults
 
     found = _imported(name, files, sets, cluster)
     job = found.job
@@ -136,24 +134,19 @@ def load_from(
         fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(found) + "\n", err=True)
-    if faults := plan_faults(job):
-        return JobToPlan(job.model_copy(update={"plan": job.plan.unsearched()}), job, tuple(faults)), found.names
-    job = meet_budget(job)
-    return JobToPlan(job, job), found.names
+    return with_own_plan(job), found
 
 
-def changes(
-    name: str, own: "JobSpec", names: frozenset[str], advice: "Advice", as_json: bool
-) -> "str | dict[str, Any]":
-    """What the job takes as it stands, and the settings that would make it faster."""
+def changes(name: str, own: "JobSpec", advice: "Advice", as_json: bool, *, came: "Imported") -> "str | dict[str, Any]":
+    """What the job takes as it stands, and the settings that would make it faster than as it `came`."""
     from shardwright.config.other_systems.systems import SYSTEMS
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.advice import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
     (alone,) = priced([own], shipped())
-    found = faster_plans(SYSTEMS[name], alone, advice)
-    return changes_dict(alone, found) if as_json else changes_text(SYSTEMS[name], alone, names, found)
+    found = faster_plans(SYSTEMS[name], alone, advice, came.sources)
+    return changes_dict(alone, found) if as_json else changes_text(SYSTEMS[name], alone, came.names, found)
 
 
 def held_to(name: str, constraints: "Constraints") -> "Constraints":

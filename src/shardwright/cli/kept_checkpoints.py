@@ -1,10 +1,12 @@
 """The command that looks at the checkpoints of a run: which there are, what is in them, whether they are whole."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,8 +122,8 @@ def chosen_step(run: str, steps: list[int], step: int | None) -> int:
 
 
 @contextmanager
-def as_fault(run: str) -> Iterator[None]:
-    """Read a checkpoint. RunError where it is damaged, or can't be read now."""
+def as_fault(run: str, to: Path | None = None) -> Iterator[None]:
+    """Read a checkpoint, and write it to a place. RunError where it is damaged, or can't be read or written now."""
     from shardwright.config.base import RunError
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
@@ -130,4 +132,6 @@ def as_fault(run: str) -> Iterator[None]:
     except BrokenCheckpointError as error:
         raise RunError(f"checkpoint of {run}: {error}") from None
     except OSError as error:
+        if to is not None and str(error.filename or "").startswith(os.path.join(to.parent, "")):
+            raise RunError(f"{to} can't be written: {error.strerror}; name another place, or mend that") from None
         raise RunError(f"checkpoint of {run} can't be read now: {error}; try again, or mend that") from None

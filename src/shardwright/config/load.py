@@ -186,6 +186,9 @@ def _read_toml(job: str) -> dict[str, Any]:
     try:
         if not job:
             raise FileNotFoundError
+        if path.is_dir():
+            fault = "is a folder; name the TOML file of a job in it, or a folder that has a config.json"
+            raise ValueError(f"{job} {fault}")
         fields = read_toml(path, "a job is a TOML file")
     except (FileNotFoundError, NotADirectoryError):
         if path.suffix == ".toml" or "/" in job:
@@ -272,7 +275,8 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
     faults = list[str]()
     for section, kind in (("model", "models"), ("cluster", "clusters")):
         given = fields.get(section)
-        if section == "model" and isinstance(given, dict) and "name" not in given and "weights" in given:
+        if section == "model" and isinstance(given, dict) and "name" not in given and given.get("weights"):
+            faults += _shapeless(given)
             given = {"name": given["weights"]} | given
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             continue
@@ -301,6 +305,18 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
                 + hint
             )
     return faults
+
+
+def _shapeless(model: dict[str, Any]) -> list[str]:
+    """What is wrong where weights alone say what the model is, and nothing is read there."""
+    weights = model["weights"]
+    if not isinstance(weights, str) or names_config(weights) or "layers" in model or "hidden" in model:
+        return []
+    lacks = "has no config.json" if _is_there(weights) else f"is not there (looked from {Path.cwd()})"
+    return [
+        f"model.weights {shortened(weights, 200)!r} {lacks}, and no other field says what the model is; name a folder "
+        "of Hugging Face's, or the model in model.name"
+    ]
 
 
 def _laid_over(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

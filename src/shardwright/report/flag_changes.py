@@ -3,6 +3,7 @@
 import json
 import shlex
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,13 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class Faster:
-    """A plan that the system has and that takes less time, with the settings that make it."""
+    """A plan that the system has and that takes less time, with the settings that make it. `instead` are settings of
+    the files that say with other names what is changed, and have to go."""
 
     priced: PricedPlan
     times: float
     changes: tuple[SettingChange, ...]
+    instead: tuple[str, ...] = ()
 
 
 def changes_of(system: System, before: JobSpec, after: JobSpec) -> tuple[SettingChange, ...]:
@@ -44,9 +47,20 @@ def changes_of(system: System, before: JobSpec, after: JobSpec) -> tuple[Setting
     return tuple(SettingChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
 
 
-def faster_plans(system: System, own: PricedPlan, advice: Advice) -> list[Faster]:
+def instead_of(
+    changes: tuple[SettingChange, ...], before: Mapping[str, Any], sources: Mapping[str, Mapping[str, str]]
+) -> tuple[str, ...]:
+    """Settings of the files, as they say them, that mean what is changed and have other names than it is told by."""
+    told = {change.name for change in changes}
+    found = (one for change in changes for one in sources.get(change.name, {}).items())
+    return tuple(dict.fromkeys(said for name, said in found if name not in before and name not in told))
+
+
+def faster_plans(
+    system: System, own: PricedPlan, advice: Advice, sources: Mapping[str, Mapping[str, str]]
+) -> list[Faster]:
     """Plans of a search that the system has and that are faster than the job's own: the recommended one, then others,
-    fastest first."""
+    fastest first. `sources` are those of `Imported`."""
     found: list[Faster] = []
     first = [advice.recommendation.plan] if advice.recommendation else []
     for plan in [*first, *(plan for plan in advice.plans if all(plan is not one for one in first))]:
@@ -57,7 +71,8 @@ def faster_plans(system: System, own: PricedPlan, advice: Advice) -> list[Faster
             exported(system, plan.job)
         except PlanError:
             continue
-        found.append(Faster(plan, times, changes_of(system, own.job, plan.job)))
+        changes = changes_of(system, own.job, plan.job)
+        found.append(Faster(plan, times, changes, instead_of(changes, system.settings(own.job), sources)))
     return found
 
 
@@ -70,6 +85,11 @@ def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: 
         step, memory = seconds_text(float(one.priced.time.total)), memory_text(int(one.priced.memory.process))
         lines += ["", f"{number}. {_times(one.times)}: {step} for a step at {memory}; change"]
         lines += [f"     {_line(system.prefix, change)}{_said(change, names)}" for change in one.changes]
+        if one.instead:
+            said = f"Some of it is said there in other words, which have to go: {', '.join(one.instead)}."
+            lines += textwrap.wrap(
+                said, 110, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False, break_long_words=False
+            )
     return "\n".join(lines)
 
 
@@ -98,6 +118,7 @@ def changes_dict(own: PricedPlan, found: list[Faster]) -> dict[str, Any]:
                 "process_bytes": float(one.priced.memory.process),
                 "times_faster": one.times,
                 "changes": {change.name: [change.before, change.after] for change in one.changes},
+                "instead_of": list(one.instead),
             }
             for one in found
         ],

@@ -41,9 +41,8 @@ def row_boxes(part: Box, first: int, end: int) -> Iterator[RowBox]:
     """The boxes, in order, that rows [first, end) of a part are. Each is contiguous in the memory of the part."""
     if first >= end:
         return
-    if len(part) < 2:
-        start = part[0][0]
-        yield RowBox(first, end, ((start + first, start + end),))
+    if len(part) < 2:  # of a vector, and a number alone, which has no dim to be cut along
+        yield RowBox(first, end, tuple((start + first, start + end) for start, _ in part))
         return
     yield from _boxes(part, part[:-1], first, end, 0)
 

@@ -42,7 +42,8 @@ class Told:
 @dataclass(frozen=True)
 class Imported:
     """A job, and what has to be told of it: what was assumed, what has no place in it, what is not known, and the
-    settings that change nothing of a plan, by what they are about."""
+    settings that change nothing of a plan, by what they are about. `sources` are, by the newest name of a setting, the
+    settings that it was read from, as their users write them."""
 
     job: JobSpec
     assumed: tuple[str, ...]
@@ -50,6 +51,7 @@ class Imported:
     unknown: tuple[str, ...]
     without_effect: Mapping[str, tuple[str, ...]]
     names: frozenset[str] = frozenset()  # of the settings that the files have
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -82,6 +84,7 @@ def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
     return Imported(
         job, tuple(map(readable, settings.notes)), tuple(map(readable, settings.lost)), tuple(unknown),
         {about: tuple(names) for about, names in by_subject.items()}, frozenset(settings.given),
+        {name: {one: readable(settings.said(one)) for one in found} for name, found in settings.sources.items()},
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
 from shardwright.config.other_systems.megatron_plan import PLAN, WORLD
 from shardwright.config.other_systems.megatron_training import TRAINING
-from shardwright.config.other_systems.rows import write_table
+from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.script_text import script_text
 from shardwright.config.other_systems.settings import Flat, Settings
 
@@ -55,7 +55,7 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
             settings.faults.append(f"--{name} is not said, and a model needs it; add it")
     ours: Flat = {}
     for row in SHAPE:
-        row.read(settings, ours)
+        read_row(row, settings, ours)
     if settings.faults or settings.needed:  # what follows would be of no model
         return ours
     tables = [PLAN, MODEL]
@@ -72,7 +72,7 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     for row in [row for table in (*tables, TRAINING) for row in table]:
         if "vocab-size" in getattr(row, "names", ()) and "model.vocab" in asked.fields:
             continue
-        row.read(settings, ours)
+        read_row(row, settings, ours)
     return ours
 
 

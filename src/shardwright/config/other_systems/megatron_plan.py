@@ -46,6 +46,11 @@ def _read_pipeline(theirs: Settings, ours: Flat) -> None:
     around = [theirs.flag(f"account-for-{name}-in-pipeline-split") for name in ("embedding", "loss")]
     counted = layers + sum(around)
     stages: list[int] = []
+    if by_layers and by_number:
+        theirs.faults.append(
+            f"{theirs.said(_VIRTUAL[0])} and {theirs.said(_VIRTUAL[1])} are both there, and Megatron-LM takes one of "
+            "them; leave one out"
+        )
     if text:
         stages = _stages_of(text, theirs)
         virtual = max(1, len(stages) // pp)

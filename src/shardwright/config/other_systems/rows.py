@@ -102,6 +102,15 @@ def word(names: str, ours: str, words: Mapping[str, Any], default: str, always: 
     return SettingRow(tuple(names.split()), ours, "word", default, words, always)
 
 
+def read_row(row: SettingRow | Rule, theirs: Settings, ours: Flat) -> None:
+    """Our fields of a row, with what is there of the settings that it was read from."""
+    asked, theirs.asked = theirs.asked, set()
+    row.read(theirs, ours)
+    found = tuple(name for name in theirs.given if name in theirs.asked)
+    theirs.sources |= dict.fromkeys(row.names, found)
+    theirs.asked |= asked
+
+
 def read_table(table: Table, theirs: Settings) -> Flat:
     """Our fields of their settings."""
     ours: Flat = {}

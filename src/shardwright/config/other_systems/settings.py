@@ -32,6 +32,7 @@ class Settings:
     lost: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     needed: list[str] = field(default_factory=list)  # whose values depend on what nobody has set
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of what a row writes, what it was read from
 
     def has(self, *names: str) -> bool:
         """Whether one of the names is there and says something."""

@@ -98,6 +98,8 @@ def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject
 
 def _text_of(path: Path) -> str:
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileFault(f"{path} is a folder, and there is no config.json in it; name the file")
         path = path / "config.json"
     return read_text(path, _MOST_BYTES, "launch script or configuration")
 

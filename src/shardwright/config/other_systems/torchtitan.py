@@ -318,10 +318,10 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     model = model_fields(*named)
     if model is None and not any(field.startswith("model.") for field in asked.fields):
         known = ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS)
-        settings.faults.append(
-            f"model {named[0][:40]} {named[1][:40]} is not known here (known: {known}); give it with "
-            "--set model.name=NAME of the catalog"
-        )
+        what = f"model {named[0][:40]} {named[1][:40]} is not known here"
+        if not settings.has("model.name", "model.flavor"):
+            what = "no model.name and model.flavor say a model that is known here"
+        settings.faults.append(f"{what} (known: {known}); give it with --set model.name=NAME of the catalog")
     fields: Flat = {"layers": _layers_of(model or {}, asked)}
     for row in TABLE:
         row.read(settings, fields)

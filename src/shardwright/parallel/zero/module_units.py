@@ -96,6 +96,13 @@ def unit_faults(module: nn.Module, named: Sequence[str] | None) -> list[str]:
     ]
 
 
+def kind_faults(module: object) -> list[str]:
+    """What is wrong with what is no module at all."""
+    if isinstance(module, nn.Module):
+        return []
+    return [f"a {type(module).__name__} is given, and an nn.Module is wanted; give the module itself"]
+
+
 def parameter_faults(module: nn.Module) -> list[str]:
     """What a module may not have."""
     faults, devices = [], set()

@@ -120,7 +120,7 @@ def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
         storage = open_storage(place)
         if run and (steps := steps_kept(storage)):
             return storage, steps
-    way_out = "name a run's folder, as runs/NAME"
+    way_out = "name a run's folder, as runs/NAME, or for weights a folder with a config.json"
     if STEP_FOLDER.fullmatch(os.path.basename(os.path.normpath(run))):
         fault = f"{run} is one checkpoint; name the folder that it is in"
     elif "://" not in run and not os.path.isdir(os.path.expanduser(run)):

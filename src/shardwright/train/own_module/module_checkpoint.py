@@ -21,15 +21,17 @@ from shardwright.train.checkpoint.storage import open_storage
 if TYPE_CHECKING:
     from shardwright.train.own_module.sharded_module import ModuleReplica
 
-_BUFFER = "buffer."
+_BUFFER, _FROZEN, _TRAINED = "buffer.", "frozen.", "weights."
 
 
 def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str, step: int) -> None:
-    """Write this rank's boxes, and on rank 0 the manifest once all have. Buffers are rank 0's. Raises RunError."""
+    """Write this rank's boxes, and on rank 0 the manifest once all have. Buffers and what is frozen are rank 0's.
+    Raises RunError."""
     storage, error = open_storage(folder), ""
     boxes = held_boxes(replica, mesh)
     if mesh.rank == 0:
         boxes += [_whole_box(f"{_BUFFER}{name}", values) for name, values in replica.buffers.items()]
+        boxes += [_whole_box(f"{_FROZEN}{name}", values) for name, values in replica.frozen.items()]
     try:
         save_boxes(boxes, storage, folder_name(step), mesh.rank)
     except OSError as fault:
@@ -59,7 +61,11 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
         indices = indices_of(storage, manifest)
         shapes = dict(full_shapes(indices))
         boxes = wanted_boxes(replica, shapes, weights_alone=False, optimizer_anew=not manifest.optimizer_steps)
-        boxes += _wanted_buffers(replica.buffers, shapes)
+        boxes += [_wanted_whole("buffer", name, values, (_BUFFER,), shapes) for name, values in replica.buffers.items()]
+        boxes += [
+            _wanted_whole("frozen parameter", name, values, (_FROZEN, _TRAINED), shapes)
+            for name, values in replica.frozen.items()
+        ]
         load_boxes(boxes, storage, folder_name(manifest.step), indices)
     except (OSError, BrokenCheckpointError) as fault:
         error = str(fault)
@@ -74,15 +80,14 @@ def _whole_box(name: str, values: Tensor) -> HeldBox:
     return HeldBox(name, tuple(kept.shape), tuple((0, size) for size in kept.shape), kept)
 
 
-def _wanted_buffers(buffers: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[WantedBox]:
-    if missing := [name for name in buffers if f"{_BUFFER}{name}" not in shapes]:
-        raise BrokenCheckpointError(f"it has no buffer {missing[0]}")
-    return [
-        WantedBox(
-            f"{_BUFFER}{name}", tuple(values.shape), tuple((0, size) for size in values.shape), partial(_set, values)
-        )
-        for name, values in buffers.items()
-    ]
+def _wanted_whole(
+    kind: str, name: str, values: Tensor, prefixes: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> WantedBox:
+    """All of a tensor, under the first of these prefixes that the checkpoint has it by."""
+    found = next((prefix + name for prefix in prefixes if prefix + name in shapes), None)
+    if found is None:
+        raise BrokenCheckpointError(f"it has no {kind} {name}")
+    return WantedBox(found, tuple(values.shape), tuple((0, size) for size in values.shape), partial(_set, values))
 
 
 def _set(into: Tensor, values: Tensor) -> None:

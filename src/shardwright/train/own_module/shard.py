@@ -8,7 +8,13 @@ from torch import nn
 
 from shardwright.config.base import PlanError
 from shardwright.config.plan import PlanSpec
-from shardwright.parallel.zero.module_units import compiled_faults, module_units, parameter_faults, unit_faults
+from shardwright.parallel.zero.module_units import (
+    compiled_faults,
+    kind_faults,
+    module_units,
+    parameter_faults,
+    unit_faults,
+)
 from shardwright.sharding.groups import zero_stage
 from shardwright.train.own_module.joining import joined_mesh, num_ranks
 from shardwright.train.own_module.module_job import SUBJECT, module_job
@@ -30,6 +36,8 @@ def shard(
 
     Raises PlanError with every fault.
     """
+    if faults := kind_faults(module):
+        raise PlanError(SUBJECT, faults)
     faults = [*parameter_faults(module), *unit_faults(module, units)]
     if accumulate < 1:
         faults.append(f"accumulate is {accumulate}, and it is how many backwards a step has; use 1 or more")

@@ -57,14 +57,29 @@ class ModuleReplica:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The module's buffers as they are now, but for those that its own state leaves out. Complex ones as pairs."""
+        """The module's buffers as they are now, but for empty ones and those that its own state leaves out. Complex
+        ones are pairs."""
         kept = self.module.state_dict().keys()
         named = {name: values for name, values in self.module.named_buffers() if name in kept}
-        return {name: torch.view_as_real(of) if of.is_complex() else of for name, of in named.items()}
+        return {name: _in_reals(of) for name, of in named.items() if of.numel()}
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Parameters that are not trained, which every rank has whole. Complex ones as pairs."""
+        named = dict(self.module.named_parameters())
+        return {
+            name: _in_reals(of.detach())
+            for name, of in named.items()
+            if of.numel() and not isinstance(of, PlacedParameter)
+        }
 
     def routers(self, stage: int) -> Mapping[int, RouterState]:
         """A module of the user's own has none that are known."""
         return {}
+
+
+def _in_reals(values: Tensor) -> Tensor:
+    return torch.view_as_real(values) if values.is_complex() else values
 
 
 class ShardedModule(nn.Module):
