@@ -6,7 +6,7 @@ from fuzz import models, plans
 from fuzz.draw import draw
 
 SEED = 2026
-NUM_PLANS, NUM_MODELS = 30, 12
+NUM_PLANS, NUM_MODELS = 24, 12
 
 
 @pytest.mark.parametrize("number", range(NUM_PLANS))

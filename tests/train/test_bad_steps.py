@@ -210,11 +210,9 @@ def places_of(folder: Path) -> dict[int, tuple[int, int]]:
 
 
 AXES: dict[str, tuple[str, dict[str, Any]]] = {
-    "dp": ("llama", {"dp": 2}),
     "dp zero 3": ("llama", {"dp": 2, "zero": 3}),
     "tp": ("llama", {"tp": 2, "sequence_parallel": True}),
     "pp": ("llama-tied", {"pp": 2}),
-    "cp": ("llama", {"cp": 2}),
     "ep": ("deepseek", {"dp": 2, "ep": 2}),
     "top-k": ("llama", {"dp": 2, "compress": "topk", "compress_share": 0.1, "compress_least": 1}),
 }
