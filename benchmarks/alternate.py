@@ -56,6 +56,15 @@ class Ratio:
 RATIO_HEADER = ["time, ours / theirs [quartiles]", "processor time", "rounds"]
 
 
+def ratio_text(numerators: list[float], denominators: list[float]) -> str:
+    """The median of the ratios of each round, with their quartiles in brackets."""
+    ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
+    if len(ratios) < 2:
+        return f"{ratios[0]:.2f}"
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+
+
 def run_two_ranks(work: Callable[[Mesh, JobSpec], None], job: dict[str, Any]) -> None:
     """Call `work` with the mesh and the job on two forked ranks of one thread each."""
     run_ranks(work, job, WORLD)

@@ -68,7 +68,7 @@ def main() -> None:
             written, read = make_job_of(**size, dp=2, zero=1), make_job_of(**size, tp=2)
             run_two_ranks(partial(_write_on_a_rank, folder=Path(folder)), written.model_dump())
             run_two_ranks(partial(_read_on_a_rank, rounds=asked.rounds, folder=Path(folder)), read.model_dump())
-            _print_reads(_found(folder))
+            print_reads(_found(folder), "under the other plan")
 
 
 def make_job_of(layers: int, hidden: int, sequence: int, **plan: Any) -> JobSpec:
@@ -214,10 +214,18 @@ def _read_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
         "files": partial(read_bytes, files[mesh.rank :: mesh.world.size]),
         "boxes": partial(_load, replica, storage),
     }
+    read_in_turn(mesh, reads, files, rounds, folder)
+
+
+def read_in_turn(
+    mesh: Mesh, reads: dict[str, Callable[[], None]], files: list[Path], rounds: int, folder: Path
+) -> None:
+    """Time `reads`, of which one is "files" and the other "boxes", from a cold cache of the files, and leave seconds
+    and the memory that was taken in found.json; both of the rank that has more."""
     found: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in files), "files": [], "boxes": []}
     for number in range(rounds + 1):
         for name in list(reads) if number % 2 else list(reads)[::-1]:
-            forget_files(files)
+            _forget_files(files)
             gc.collect()
             dist.barrier()
             reset_peak()
@@ -231,7 +239,7 @@ def _read_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def forget_files(files: list[Path]) -> None:
+def _forget_files(files: list[Path]) -> None:
     """Let the kernel drop what it has of the files in memory."""
     for file in files:
         with file.open("rb") as opened:
@@ -253,13 +261,14 @@ def _load(replica: Replica, storage: LocalStorage) -> None:
     load_boxes(boxes, storage, folder_name(1), indices)
 
 
-def _print_reads(found: dict[str, Any]) -> None:
+def print_reads(found: dict[str, Any], boxes: str) -> None:
+    """A row of what `read_in_turn` has found; `boxes` is the heading of what they are."""
     ratios = [plain[0] / load[0] for plain, load in zip(found["files"], found["boxes"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     plain_s, load_s = (statistics.median(of[0] for of in found[name]) for name in ("files", "boxes"))
     more_bytes = max(of[1] for of in found["boxes"])
     size = found["bytes"] / 1e9
-    print("| bytes | files, GB/s | under the other plan, GB/s | of the files' rate [quartiles] | memory, MiB |")
+    print(f"| bytes | files, GB/s | {boxes}, GB/s | of the files' rate [quartiles] | memory, MiB |")
     print("|" + " --- |" * 5)
     print(
         f"| {size:.2f} GB | {size / plain_s:.2f} | {size / load_s:.2f} | {middle:.2f} [{low:.2f}, {high:.2f}] | "

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from alternate import WORLD, run_two_ranks
+from alternate import WORLD, ratio_text, run_two_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -156,19 +156,11 @@ def print_rows(name: str, unit: str, found: dict[str, Any]) -> None:
     """A row for each system."""
     timed = found["timed"]
     for system, times in timed.items():
-        to_ddp, to_fsdp = (_ratio(times["wall_s"], timed[other]["wall_s"]) for other in ("DDP", "FSDP2"))
-        processor = _ratio(times["cpu_s"], timed["DDP"]["cpu_s"])
+        to_ddp, to_fsdp = (ratio_text(times["wall_s"], timed[other]["wall_s"]) for other in ("DDP", "FSDP2"))
+        processor = ratio_text(times["cpu_s"], timed["DDP"]["cpu_s"])
         rate = f"{found['number'] / statistics.median(times['wall_s']):,.0f} {unit}"
         print(f"| {name}, {found['elements'] / 1e6:.2f} M | {system} | {to_ddp} | {to_fsdp} | {processor} | {rate} |")
     print(f"{len(timed['DDP']['wall_s'])} rounds of {name}", file=sys.stderr)
-
-
-def _ratio(numerators: list[float], denominators: list[float]) -> str:
-    ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
-    if len(ratios) < 2:
-        return f"{ratios[0]:.2f}"
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
 if __name__ == "__main__":

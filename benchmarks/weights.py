@@ -9,21 +9,15 @@ was resident more than before, at the worst moment.
 """
 
 import argparse
-import gc
 import json
 import os
-import statistics
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from alternate import run_ranks
-from checkpoint import forget_files, read_bytes
-from peak_memory import MIB, peak_bytes, reset_peak, resident_bytes
+from checkpoint import print_reads, read_bytes, read_in_turn
 from safetensors.torch import save_file
 
 from shardwright.config.hugging_face.config_json import read_model
@@ -53,7 +47,7 @@ def main() -> None:
         job = {"model": read_model(f"{folder}/model") | {"sequence": 16, "weights": f"{folder}/model"}, "plan": PLAN}
         work = partial(_on_a_rank, rounds=asked.rounds, folder=Path(folder))
         run_ranks(work, job, PLAN["tp"] * PLAN["pp"])
-        _print(json.loads(Path(folder, "found.json").read_text()))
+        print_reads(json.loads(Path(folder, "found.json").read_text()), "into tp 2 x pp 2")
 
 
 def write_folder(folder: Path, layers: int) -> None:
@@ -81,22 +75,7 @@ def _on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None:
     files = sorted((folder / "model").glob("*.safetensors"))
     replica = build(job, mesh)
     reads = {"files": partial(read_bytes, files[mesh.rank :: mesh.world.size]), "boxes": partial(_load, job, replica)}
-    found: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in files), "files": [], "boxes": []}
-    for number in range(rounds + 1):
-        for name in list(reads) if number % 2 else list(reads)[::-1]:
-            forget_files(files)
-            gc.collect()
-            dist.barrier()
-            reset_peak()
-            before_bytes, start_s = resident_bytes(), time.perf_counter()
-            reads[name]()
-            took_s = time.perf_counter() - start_s
-            measured = torch.tensor([took_s, peak_bytes() - before_bytes], dtype=torch.float64)
-            dist.all_reduce(measured, dist.ReduceOp.MAX)
-            if number:  # a disk may give the first bytes after a rest faster
-                found[name].append(measured.tolist())
-    if mesh.rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+    read_in_turn(mesh, reads, files, rounds, folder)
 
 
 def _load(job: JobSpec, replica: Replica) -> None:
@@ -106,19 +85,6 @@ def _load(job: JobSpec, replica: Replica) -> None:
     for stage in replica.stages.values():
         for parameter in placed_parameters(stage).values():
             released.write(parameter.place, 0, parameter.detach().view(-1))
-
-
-def _print(found: dict[str, Any]) -> None:
-    ratios = [plain[0] / load[0] for plain, load in zip(found["files"], found["boxes"], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    plain_s, load_s = (statistics.median(of[0] for of in found[name]) for name in ("files", "boxes"))
-    more_bytes, size = max(of[1] for of in found["boxes"]), found["bytes"] / 1e9
-    print("| bytes | files, GB/s | into tp 2 x pp 2, GB/s | of the files' rate [quartiles] | memory, MiB |")
-    print("|" + " --- |" * 5)
-    print(
-        f"| {size:.2f} GB | {size / plain_s:.2f} | {size / load_s:.2f} | {middle:.2f} [{low:.2f}, {high:.2f}] | "
-        f"{more_bytes / MIB:.0f} |"
-    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from alternate import WORLD, check_close, plain_stage, run_two_ranks
+from alternate import WORLD, check_close, plain_stage, ratio_text, run_two_ranks
 from floor import Floor
 from peak_memory import MIB, peak_bytes, reset_peak, resident_bytes
 from plain_model import by_plain_names, plain_decoder
@@ -187,8 +187,8 @@ def _print_table(names: Sequence[str], timed: Timed, peaks: dict[str, dict[str, 
         cells = [name] + [""] * (len(header) - 1)
         if timed:
             wall_s = timed[name]["wall_s"]
-            cells[1] = _ratio(wall_s, timed[REFERENCE]["wall_s"])
-            cells[2] = _ratio(timed[name]["cpu_s"], timed[REFERENCE]["cpu_s"])
+            cells[1] = ratio_text(wall_s, timed[REFERENCE]["wall_s"])
+            cells[2] = ratio_text(timed[name]["cpu_s"], timed[REFERENCE]["cpu_s"])
             cells[3] = f"{job.tokens_per_step / statistics.median(wall_s):.0f}"
             cells[4:6] = [
                 f"{statistics.median(a / b for a, b in zip(timed[name][of], timed[FLOOR][of], strict=True)):.3f}"
@@ -203,14 +203,6 @@ def _print_table(names: Sequence[str], timed: Timed, peaks: dict[str, dict[str, 
         print(
             f"\n{len(timed[FLOOR]['wall_s'])} rounds; the floor is {floor_s * 1e3:.0f} ms, {rate:.0f} GFLOP/s a rank."
         )
-
-
-def _ratio(numerators: list[float], denominators: list[float]) -> str:
-    ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
-    if len(ratios) < 2:
-        return f"{ratios[0]:.2f}"
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _runnable(asked: list[str] | None) -> list[str]:

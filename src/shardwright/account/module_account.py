@@ -15,7 +15,6 @@ from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_gr
 from shardwright.sharding.buffer_pool import Loan, OneBuffer
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.unit_update import UpdateGroup, Updates
 from shardwright.sharding.zero_events import Reductions, StageEvents
 
 
@@ -30,11 +29,9 @@ class UnitAccount:
 
 @dataclass(frozen=True)
 class ModuleAccount:
-    """What a rank holds of a module, by unit; `factors_bytes` is what the optimizer remembers beside what each element
-    does, and `buffers_bytes` the most that is borrowed in a step."""
+    """What a rank holds of a module, by unit; `buffers_bytes` is the most that is borrowed in a step."""
 
     units: tuple[UnitAccount, ...]
-    factors_bytes: int
     buffers_bytes: int
 
     @property
@@ -44,7 +41,7 @@ class ModuleAccount:
         return RankMemory(
             parameters_bytes=sum(of.parameters_bytes for of in held),
             gradients_bytes=sum(of.gradients_bytes for of in held),
-            optimizer_bytes=self.factors_bytes + sum(of.optimizer_bytes for of in held),
+            optimizer_bytes=sum(of.optimizer_bytes for of in held),
             activations_bytes=0,
             buffers_bytes=self.buffers_bytes,
             host_bytes=sum(of.host_bytes for of in held),
@@ -56,16 +53,12 @@ def module_account(job: JobSpec, regions: Mapping[str, Sequence[ParameterShard]]
     one lies around all others."""
     sharing = replicas_of(job.plan)
     most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
-    updates, units = Updates(job), []
-    for group in unit_groups(
-        regions, [], lambda place: sharing.zero == 3, most, lambda place: place, is_by_matrix=updates.is_by_matrix
-    ):
+    units = []
+    for group in unit_groups(regions, [], lambda place: sharing.zero == 3, most, lambda place: place):
         places = tuple(in_unit_order(group, lambda place: place))
-        layout, by_matrix = unit_layout(places, sharing.num_shards), updates.is_by_matrix(places[0])
-        units.append(UnitState(places, layout, False, sharing, by_matrix=by_matrix))
-    groups = updates.groups([(unit.places, unit.layout) for unit in units])
+        units.append(UnitState(places, unit_layout(places, sharing.num_shards), False, sharing))
     counts = MovedCounts(job)
-    module = _SizedModule(units, regions, groups, counts)
+    module = _SizedModule(units, regions, counts)
     before = -1
     while before < counts.pool.peak_bytes:  # a step begins with the buffers that the one before left
         before = counts.pool.peak_bytes
@@ -77,16 +70,15 @@ def module_account(job: JobSpec, regions: Mapping[str, Sequence[ParameterShard]]
         )
         for unit in units
     )  # fmt: skip
-    return ModuleAccount(accounts, sum(group.state_bytes for group in groups), counts.pool.peak_bytes)
+    return ModuleAccount(accounts, counts.pool.peak_bytes)
 
 
 class _SizedModule(StageEvents[SizedUnit]):
     """A module whose passes are events alone, as parallel/zero/module_stage.py has them."""
 
     def __init__(
-        self, states: Sequence[UnitState], regions: Mapping[str, Sequence[ParameterShard]],
-        groups: Sequence[UpdateGroup], counts: MovedCounts,
-    ) -> None:  # fmt: skip
+        self, states: Sequence[UnitState], regions: Mapping[str, Sequence[ParameterShard]], counts: MovedCounts
+    ) -> None:
         units = [SizedUnit(state, counts) for state in states]
         for unit in units:
             unit.borrow_values_from(OneBuffer(lambda _: None, lambda _, __: None, counting=counts.pool))
@@ -96,10 +88,11 @@ class _SizedModule(StageEvents[SizedUnit]):
             units, late=(), reductions=Reductions(),
             units_in={name: list(dict.fromkeys(unit_of[place] for place in held)) for name, held in regions.items()},
             is_shared=any(state.replicas.num_ranks * state.replicas.num_copies > 1 for state in states),
-            groups=[(group.units, group.scratch_bytes) for group in groups],
+            groups=[((number,), 0) for number in range(len(units))],
         )  # fmt: skip
 
-    def _make_steps(self, number: int, scratch: Loan[None]) -> None: ...
+    def _make_steps(self, number: int, scratch: Loan[None]) -> None:
+        raise AssertionError("optimizers that look at whole matrices are refused for such modules")
 
     def step(self) -> None:
         """A forward, a backward and an update."""

@@ -5,6 +5,7 @@ reads; and the family is right whose reading gives the model back, field by fiel
 what is read.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -176,3 +177,8 @@ def _scale_keys(model: ModelSpec) -> dict[str, Any]:
         "logits_scaling": 1.0 / model.logit_scale, "final_logit_softcapping": model.logit_softcap or None,
         "layer_norm_elementwise_affine": model.norm_weight,
     }  # fmt: skip
+
+
+def config_bytes(keys: dict[str, Any]) -> bytes:
+    """Keys as the contents of a config.json."""
+    return json.dumps(keys, indent=2, sort_keys=True).encode() + b"\n"

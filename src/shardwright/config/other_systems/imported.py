@@ -8,7 +8,8 @@ from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
-from shardwright.config.other_systems.settings import Flat, Settings, nested
+from shardwright.config.other_systems.plain_data import nested_keys
+from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.shell_values import readable, unknown_names
 
 
@@ -66,7 +67,7 @@ def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
     """The job, checked. PlanError lists every fault."""
     settings = told.settings
     faults = [*_unknown_faults(settings), *settings.faults]
-    fields = {"name": name} | nested({key: value for key, value in told.fields.items() if value is not None})
+    fields = {"name": name} | nested_keys({key: value for key, value in told.fields.items() if value is not None})
     if faults:
         raise PlanError(subject, faults)
     try:

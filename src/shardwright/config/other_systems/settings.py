@@ -180,18 +180,6 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def nested(flat: Flat) -> dict[str, Any]:
-    """Fields of a job, nested as in a file."""
-    found: dict[str, Any] = {}
-    for path, value in flat.items():
-        *sections, name = path.split(".")
-        target = found
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[name] = value
-    return found
-
-
 def field_of(job: Any, path: str) -> Any:
     """The value of a field of a job by its whole name."""
     for name in path.split("."):

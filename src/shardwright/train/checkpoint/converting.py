@@ -4,13 +4,13 @@ Quantised weights become plain ones, and pickled files safetensors; names, layou
 number type stay. Memory is that of a part of a tensor.
 """
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from shardwright.config.hugging_face.config_json import CONFIG, read_keys
+from shardwright.config.hugging_face.written_config import config_bytes
 from shardwright.train.checkpoint.export import EXPORTED, TORCH, write_values
 from shardwright.train.checkpoint.released_companions import companions
 from shardwright.train.checkpoint.safetensors_folder import Files, WrittenTensor, write_safetensors
@@ -37,7 +37,7 @@ def convert_folder(folder: Path, to: Path, *, dtype: str = "keep", file_bytes: i
         for tensor in plain
     ]
     weights = [tensor for tensor, of in zip(written, plain, strict=True) if of.is_weight]
-    beside = companions(folder) | {CONFIG: _json(_plain_keys(keys, _most_of(weights)))}
+    beside = companions(folder) | {CONFIG: config_bytes(_plain_keys(keys, _most_of(weights)))}
     write = partial(_write, files, {tensor.name: tensor for tensor in plain})
     is_file = to.suffix == ".safetensors"
     return write_safetensors(
@@ -72,7 +72,3 @@ def _plain_keys(keys: dict[str, Any], dtype: str) -> dict[str, Any]:
         if name != "quantization_config"
     }
     return found | {name: _CALLED[dtype] for name in _DTYPE_KEYS if name in keys and dtype in _CALLED}
-
-
-def _json(keys: dict[str, Any]) -> bytes:
-    return json.dumps(keys, indent=2, sort_keys=True).encode() + b"\n"

@@ -10,14 +10,10 @@ from torch import Tensor
 
 from shardwright.config.base import shortened
 from shardwright.config.user_file import FileFault, open_file
-from shardwright.train.checkpoint.released_files import StoredTensor, as_fault_of, named_files
+from shardwright.train.checkpoint.released_files import READ_DTYPES, StoredTensor, as_fault_of, named_files
 
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in READ_DTYPES.items()}
 
 
 # What torch raises of a file that is cut, of another kind, or names what is no tensor.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardwright.config.hugging_face.config_json import CONFIG, family_of, fields_of, read_keys
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
-from shardwright.config.hugging_face.written_config import written_config
+from shardwright.config.hugging_face.written_config import config_bytes, written_config
 from shardwright.config.model import ModelSpec
 from shardwright.sharding.hugging_face.layout import choice_biases, copies, layout_of
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
@@ -64,7 +64,7 @@ def export_released(
     indices = indices_of(storage, manifest)
     write = partial(_write, parts, storage, folder_name(manifest.step), indices)
     along = companions(Path(model.weights)) if model.weights else {}
-    beside = {CONFIG: _json(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[number]})} | along
+    beside = {CONFIG: config_bytes(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[number]})} | along
     return write_safetensors(to, tensors, write, file_bytes=file_bytes, overwrite=overwrite, beside=beside)
 
 
@@ -124,7 +124,3 @@ def _write(
             takes = partial(take, tensor, part, box, index == 0, index == len(slabs) - 1)
             wanted.append(WantedBox(part.stored, part.full_shape, box, takes))
     load_boxes(wanted, storage, folder, indices)
-
-
-def _json(keys: dict[str, Any]) -> bytes:
-    return json.dumps(keys, indent=2, sort_keys=True).encode() + b"\n"

@@ -21,10 +21,10 @@ from shardwright.config.base import PlanError, shortened
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, open_file, read_text
 from shardwright.train.checkpoint.box_files import DTYPES
+from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
-ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_HEADER, _MOST_INDEX = 100 * MIB, 100 * MIB  # safetensors' own limit of a header
-_READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
@@ -62,7 +62,7 @@ class ReleasedFiles:
         if stored.file not in self._maps:
             with stored.file.open("rb") as file:
                 self._maps[stored.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        dtype = _READ_DTYPES[stored.dtype]
+        dtype = READ_DTYPES[stored.dtype]
         if not math.prod(stored.shape):
             return torch.empty(stored.shape, dtype=dtype)
         flat = torch.frombuffer(
@@ -141,11 +141,11 @@ def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: i
     dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise ValueError(name)
-    if dtype not in _READ_DTYPES:
+    if dtype not in READ_DTYPES:
         raise FileFault(
             f"{path.name}: {shortened(name)} is of number type {shortened(str(dtype))}, which is not read here"
         )
-    num_bytes = math.prod(shape) * _READ_DTYPES[dtype].itemsize
+    num_bytes = math.prod(shape) * READ_DTYPES[dtype].itemsize
     if stop - start != num_bytes or begin + stop > size:
         raise FileFault(
             f"{path.name}: {shortened(name)} {list(shape)} of {dtype} takes {num_bytes:,} bytes, and has "

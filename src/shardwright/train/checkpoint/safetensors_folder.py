@@ -18,16 +18,16 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from shardwright.config.base import PlanError
+from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.train.checkpoint.manifest import DTYPE_BYTES
+from shardwright.train.checkpoint.released_companions import COMPANIONS
 from shardwright.train.launch.full_disk import telling_of_full_disk
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 METADATA = "__metadata__"  # in the header of a safetensors file, beside the tensors
 # What an export writes into a folder, and so may overwrite there.
-_OURS = re.compile(
-    r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?|(generation_|tokenizer_)?config\.json|tokenizer\.(json|model)|"
-    r"special_tokens_map\.json|added_tokens\.json|chat_template\.(jinja|json)|vocab\.json|merges\.txt"
-)
+_OF_WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
+_BESIDE = {CONFIG, *COMPANIONS}
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,14 @@ def _refuse(to: Path, is_file: bool, overwrite: bool) -> None:
     subject = "--to"
     if to.is_symlink() or to.is_dir() == is_file:
         raise PlanError(subject, [f"{to} is no {'file' if is_file else 'folder'}; name another place"])
-    if not is_file and (others := sorted(name for name in os.listdir(to) if not _OURS.fullmatch(name))):
+    if not is_file and (others := sorted(name for name in os.listdir(to) if not _is_ours(name))):
         raise PlanError(subject, [f"{to} has {others[0]} in it, which no export wrote; name a folder of its own"])
     if not overwrite and (is_file or os.listdir(to)):
         raise PlanError(subject, [f"{to} is there already; name another place, or say --overwrite"])
+
+
+def _is_ours(name: str) -> bool:
+    return name in _BESIDE or _OF_WEIGHTS.fullmatch(name) is not None
 
 
 def _put(new: Path, to: Path, aside: Path) -> None:

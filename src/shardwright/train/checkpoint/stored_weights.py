@@ -23,7 +23,8 @@ from torch import Tensor
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.units import MIB
 from shardwright.train.checkpoint.pickled_weights import PICKLED, PICKLED_INDEX, PickledFiles
-from shardwright.train.checkpoint.released_files import INDEX, ONE_FILE, ReleasedFiles, StoredTensor
+from shardwright.train.checkpoint.released_files import ReleasedFiles, StoredTensor
+from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
 _PART_ELEMENTS = 4 * MIB
 _FP8 = ("F8_E4M3", "F8_E5M2")
