@@ -73,6 +73,7 @@ def test_a_job_goes_out_and_comes_back(tmp_path: Path, script: str) -> None:
     for system in ("megatron", "nemo"):
         done = run("export", str(job), "--to", system, "--out", str(out))
         assert done.exit_code == 0
+        assert all(f"wrote {file}" in done.stderr for file in out.iterdir() if file.name.startswith(system))
     for files in (("megatron", "run.sh"), ("nemo", "megatron_gpt_config.yaml")):
         again = json.loads(run("import", files[0], str(out / files[1]), "--json").stdout)["job"]
         assert again["plan"] == first["plan"] and again["batch"] == first["batch"]

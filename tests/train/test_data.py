@@ -669,6 +669,17 @@ def test_tokenizer_faults_come_with_those_of_the_path(tmp_path, docs, cache):
         load_tokenizer(DataSpec(tokenizer="a\0b"))
 
 
+def test_text_for_weights_whose_tokenizer_is_not_named(tmp_path, docs, cache):
+    model = ModelSpec(sequence=4, weights="released")
+    (fault,) = faults_of(docs, cache, model=model)
+    assert fault.startswith("model.weights released has no tokenizer.json beside it, and text as bytes is not what")
+    mixed = [{"path": str(docs)}, {"path": str(write_ids(tmp_path / "a.bin", np.arange(100)))}]
+    (fault,) = faults_of(docs, cache, model=model, sources=mixed)
+    assert fault.startswith("data.sources[0]: model.weights released")
+    assert prepare(docs, cache, model=model, tokenizer="bytes").train
+    assert prepare(tmp_path / "a.bin", cache, model=model).train
+
+
 def test_text_that_the_tokenizer_cannot_encode(tmp_path, docs, cache):
     from tokenizers import Tokenizer, models
 

@@ -140,11 +140,11 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
     folder = folder_of(spec)
     faults = cluster_faults(spec) or machine_faults(spec)
     with holding(folder, faults + folder_faults(folder)):  # known before much text is read
-        remove_unfinished(folder / "data")
-        prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         if begins.weights_from is not None:
             refuse_weights_from(spec, begins.weights_from)
-        refuse_weights(spec, folder, is_anew=begins.fresh)
+        refuse_weights(spec, folder, is_anew=begins.fresh)  # before the tokens, which can take an hour
+        remove_unfinished(folder / "data")
+        prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         if begins.fresh:
             with holding_checkpoints(spec, folder):
                 for line in put_aside(spec, folder):

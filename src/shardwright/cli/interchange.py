@@ -103,6 +103,7 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
             raise PlanError("output", [f"--out {out} can't be made: {error.strerror}; name another folder"]) from None
         for name, text in found.files.items():
             write_output(out / name, text, "--out")
+        click.echo("\n".join(f"wrote {out / name}" for name in found.files), err=True)
     elif not as_json:
         for name, text in found.files.items():
             click.echo((f"# ---- {name}\n" if len(found.files) > 1 else "") + text, nl=False)

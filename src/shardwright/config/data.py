@@ -75,9 +75,8 @@ class DataSpec(ReadSpec):
         """The data of each source by itself, or these where there is but one."""
         if not self.sources:
             return [self]
-        common = {name: getattr(self, name) for name in DataSpec.model_fields if name not in ReadSpec.model_fields}
         own = ({name: getattr(source, name) for name in ReadSpec.model_fields} for source in self.sources)
-        return [self.model_copy(update=common | fields | {"sources": []}) for fields in own]
+        return [self.model_copy(update=fields | {"sources": []}) for fields in own]
 
     @property
     def has_chats(self) -> bool:

@@ -121,6 +121,12 @@ def _load_checked(data: DataSpec, model: ModelSpec, in_place: bool, faults: list
     except PlanError as error:
         faults.extend(error.faults)
         return None
+    if model.weights and "tokenizer" not in data.model_fields_set and not in_place:
+        faults.append(
+            f"model.weights {model.weights} has no tokenizer.json beside it, and text as bytes is not what these "
+            "weights were trained on; name their tokenizer in data.tokenizer, put token files in data.path, or write "
+            'data.tokenizer = "bytes" if bytes it is'
+        )
     # Token files come from a tokenizer that we don't know; their ids are checked one by one.
     if tokenizer.num_ids > model.vocab and not in_place:
         num_ids, vocab = tokenizer.num_ids, model.vocab
