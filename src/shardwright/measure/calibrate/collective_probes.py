@@ -1,6 +1,5 @@
 """What ranks send is timed: collectives as parallel/comm issues them, and what they cost beside computing."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -11,82 +10,93 @@ from shardwright.config.measured_table import Carried
 from shardwright.measure.calibrate.operator_probes import Call, Place
 from shardwright.parallel.comm.collectives import (
     Axis,
-    Pending,
+    all_gather,
+    all_reduce_max,
+    all_to_all,
     barrier,
-    start_all_gather,
+    reduce_scatter,
     start_all_reduce,
-    start_all_to_all,
     start_exchange,
     start_recv,
-    start_reduce_scatter,
     start_send,
 )
 
-_LEAST_S = 2e-3  # of calls that are timed together
-_MOST_CALLS = 20
+_TOGETHER_S = 10e-3  # of collectives, each behind a product, whose mean is one sample
+_MOST_CALLS = 4
 
 
 def collective_call(place: Place, axis: Axis, kind: Carried, num_bytes: int) -> Call:
-    """A collective over an axis, begun when all ranks are there, and waited for; of `num_bytes` in full."""
-    start = _started(place, axis, kind, num_bytes)
+    """A collective over an axis, of `num_bytes` in full, as a step makes it: behind a product, and waited for.
 
-    def once() -> None:
-        if kind == "message":
-            _there_and_back(place, axis, num_bytes)
-        else:
-            start().wait()
+    It takes from when the last rank begins it until the last has it. By itself, over and over, it takes less on a CPU:
+    there the threads that carry it share the cores with those that compute, and have to be given one first. Ranks
+    compare their clocks, and so are of one machine.
+    """
+    messages = (
+        _there_and_back(place, axis, num_bytes) if kind == "message" else [_started(place, axis, kind, num_bytes)]
+    )
+    compute = place.product_between()
+
+    def once() -> list[tuple[float, float]]:
+        spans = []
+        for carry in messages:
+            compute()
+            start_s = place.now_s()
+            carry()
+            spans.append((start_s, place.now_s()))
+        return spans
 
     count = _calls_together(once, axis)
-    messages = 2 if kind == "message" else 1
 
     def call() -> tuple[float, ...]:
         barrier(axis)
-        start_s = place.now_s()
-        for _ in range(count):
-            once()
-        return ((place.now_s() - start_s) / count / messages,)
+        spans = [span for _ in range(count) for span in once()]
+        last = all_reduce_max(torch.tensor(spans, dtype=torch.float64, device=axis.ledger.device), axis)
+        return (float((last[:, 1] - last[:, 0]).mean()),)
 
     return call
 
 
-def _calls_together(once: Callable[[], None], axis: Axis) -> int:
-    """How many calls are timed together, so that the clock is fine enough; as many on all ranks."""
+def _calls_together(once: Callable[[], list[tuple[float, float]]], axis: Axis) -> int:
+    """How many calls are one sample, as many on all ranks."""
     once()
-    start_s = time.perf_counter()
-    once()
-    longest = torch.tensor(time.perf_counter() - start_s, device=axis.ledger.device)
-    start_all_reduce(longest, axis, torch.distributed.ReduceOp.MAX).wait()
-    return int(min(_MOST_CALLS, max(1, _LEAST_S // max(1e-6, float(longest)))))
+    longest = torch.tensor([sum(end_s - start_s for start_s, end_s in once())], device=axis.ledger.device)
+    return int(min(_MOST_CALLS, max(1, _TOGETHER_S // max(1e-6, float(all_reduce_max(longest, axis))))))
 
 
-def _started(place: Place, axis: Axis, kind: Carried, num_bytes: int) -> Callable[[], Pending]:
-    """How such a collective is begun."""
+def _started(place: Place, axis: Axis, kind: Carried, num_bytes: int) -> Callable[[], None]:
+    """Such a collective, whose result is in memory of its own."""
     elements = max(1, num_bytes // place.dtype.itemsize // axis.size) * axis.size
     whole, share = place.random(elements), place.random(elements // axis.size)
-    match kind:
-        case "all_reduce":
-            return partial(start_all_reduce, whole, axis)
-        case "all_gather":
-            return partial(start_all_gather, whole, share, axis)
-        case "reduce_scatter":
-            return partial(start_reduce_scatter, share, whole, axis)
-        case "all_to_all":
-            return partial(start_all_to_all, torch.empty_like(whole), whole, axis)
-        case _:
-            return partial(start_exchange, torch.empty_like(whole), whole, axis)
+
+    def carry() -> None:
+        match kind:
+            case "all_reduce":
+                start_all_reduce(whole, axis).wait()
+            case "all_gather":
+                all_gather(share, axis)
+            case "reduce_scatter":
+                reduce_scatter(whole, axis)
+            case "all_to_all":
+                all_to_all(whole, axis)
+            case _:
+                start_exchange(torch.empty_like(whole), whole, axis).wait()
+
+    return carry
 
 
-def _there_and_back(place: Place, axis: Axis, num_bytes: int) -> None:
-    """A message to a neighbour, and one back. The last of an odd number of ranks has none."""
+def _there_and_back(place: Place, axis: Axis, num_bytes: int) -> list[Callable[[], None]]:
+    """A message to a neighbour, and one back. The last of an odd number of ranks has no neighbour."""
     neighbour = axis.index ^ 1
     if neighbour >= axis.size:
-        return
+        return [lambda: None] * 2
     message: Tensor = torch.empty(max(1, num_bytes // place.dtype.itemsize), dtype=place.dtype, device=place.device)
-    for sends in (axis.index < neighbour, axis.index > neighbour):
-        if sends:
-            start_send(message, axis, neighbour, tag=0).wait()
-        else:
-            start_recv(message, axis, neighbour, tag=0).wait()
+
+    def carry(sends: bool) -> None:
+        start = start_send if sends else start_recv
+        start(message, axis, neighbour, tag=0).wait()
+
+    return [partial(carry, axis.index < neighbour), partial(carry, axis.index > neighbour)]
 
 
 _SIDE, _BESIDE_BYTES = 1024, 8 * 2**20

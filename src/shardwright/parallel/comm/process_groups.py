@@ -184,5 +184,6 @@ def _new_group(rank: int, timeout: timedelta, lines: list[list[int]]) -> Transpo
     for ranks in lines:
         if len(ranks) > 1:
             made = dist.new_group(ranks, timeout=timeout)
-            mine = GroupTransport(made) if rank in ranks else mine
+            downwards = dist.new_group(ranks, timeout=timeout) if dist.get_backend() == "gloo" else None
+            mine = GroupTransport(made, downwards) if rank in ranks else mine
     return mine

@@ -74,9 +74,15 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class GroupTransport:
-    """A process group of torch.distributed."""
+    """A process group of torch.distributed.
+
+    Messages to a lower rank of the world have a group of their own, `downwards`, if there is one. Gloo's thread for a
+    connection tries its lock again and again while a sender holds it; if both directions shared a connection, what
+    arrives would be looked after only where the scheduler takes that thread off the sender's core, milliseconds later.
+    """
 
     group: dist.ProcessGroup
+    downwards: dist.ProcessGroup | None = None
 
     @property
     def is_gloo(self) -> bool:
@@ -101,14 +107,18 @@ class GroupTransport:
         return dist.broadcast(x, source, group=self.group, async_op=True)
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Any:
-        return dist.isend(x, to, group=self.group, tag=tag)
+        return dist.isend(x, to, group=self._carrying(dist.get_rank(), to), tag=tag)
 
     def recv(self, out: Tensor, source: int, tag: int = 0) -> Any:
-        return dist.irecv(out, source, group=self.group, tag=tag)
+        return dist.irecv(out, source, group=self._carrying(source, dist.get_rank()), tag=tag)
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Any]:
         both = [dist.P2POp(dist.isend, x, to, self.group), dist.P2POp(dist.irecv, out, source, self.group)]
         return list(dist.batch_isend_irecv(both))
+
+    def _carrying(self, source: int, to: int) -> dist.ProcessGroup:
+        """The group that carries messages from one rank to another."""
+        return self.downwards if self.downwards is not None and to < source else self.group
 
 
 class _Over:
