@@ -486,6 +486,25 @@ def test_numbers_and_frozen_parameters_are_saved_and_taken_up(tmp_path: Path) ->
     assert torch.equal(taken.state_dict()["linear.weight"], wanted["linear.weight"])
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "sgd"])
+def test_what_was_frozen_is_trained_later(tmp_path: Path, optimizer: str) -> None:
+    def stepped(model: Any) -> Any:
+        model.backward(model(torch.ones(2, 4)).square().sum())
+        model.step()
+        return model
+
+    first = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    first[0].requires_grad_(False)
+    saved = stepped(sw.shard(first, optimizer={"name": optimizer}))
+    saved.save(tmp_path)
+    wanted = saved.state_dict()
+    taken = sw.shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), plan={"zero": 3}, optimizer={"name": optimizer})
+    assert taken.load(tmp_path) == 1
+    assert all(torch.equal(values, wanted[name]) for name, values in taken.state_dict().items())
+    stepped(taken)
+    assert all(not torch.equal(values, wanted[name]) for name, values in taken.state_dict().items())
+
+
 def test_other_passes() -> None:
     for found in run_ranks(2, in_group, 2, other_passes):
         assert max(found) < 1e-6

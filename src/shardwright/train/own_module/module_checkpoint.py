@@ -1,6 +1,7 @@
 """Checkpoints of a module of the user's own, in the format of all others (train/checkpoint/manifest.py)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
         manifest = manifest_of(storage, steps[0])
         indices = indices_of(storage, manifest)
         shapes = dict(full_shapes(indices))
-        boxes = wanted_boxes(replica, shapes, weights_alone=False, optimizer_anew=not manifest.optimizer_steps)
+        boxes = _wanted_trained(replica, shapes, optimizer_anew=not manifest.optimizer_steps)
         boxes += [_wanted_whole("buffer", name, values, (_BUFFER,), shapes) for name, values in replica.buffers.items()]
         boxes += [
             _wanted_whole("frozen parameter", name, values, (_FROZEN, _TRAINED), shapes)
@@ -73,6 +74,26 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
     assert manifest is not None
     take_up(replica, manifest.optimizer_steps)
     return manifest.step
+
+
+def _wanted_trained(
+    replica: "ModuleReplica", shapes: Mapping[str, tuple[int, ...]], optimizer_anew: bool
+) -> list[WantedBox]:
+    """What this rank needs for what is trained. Of what was frozen until now there are values alone: what the optimizer
+    remembers of it begins at 0."""
+    names = (name.removeprefix(_FROZEN) for name in shapes if name.startswith(_FROZEN))
+    thawed = {name for name in names if _TRAINED + name not in shapes}
+    units = [unit for shards in replica.shards.values() for unit in shards.units]
+    states = {_TRAINED[:-1], *(state for unit in units for state in unit.masters.moment_names())}
+    known = {f"{state}.{name}": shapes[_FROZEN + name] for state in states for name in thawed} | dict(shapes)
+    found = []
+    for box in wanted_boxes(replica, known, weights_alone=False, optimizer_anew=optimizer_anew):
+        state, _, name = box.name.partition(".")
+        if name not in thawed:
+            found.append(box)
+        elif state == _TRAINED[:-1]:
+            found.append(replace(box, name=_FROZEN + name))
+    return found
 
 
 def _whole_box(name: str, values: Tensor) -> HeldBox:
