@@ -79,6 +79,19 @@ def test_a_job_goes_out_and_comes_back(tmp_path: Path, script: str) -> None:
         assert again["plan"] == first["plan"] and again["batch"] == first["batch"]
 
 
+def test_a_learning_rate_that_the_job_leaves_to_us_is_said(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(LLAMA)
+    told = "The job says no learning rate, and 0.001 is in the files; say yours with --set"
+    assert told in run("export", str(job), "--to", "torchtitan", "--out", str(tmp_path / "out")).stderr
+    mine = ("--set", "optimizer.learning_rate=0.001")
+    assert (
+        "learning rate"
+        not in run("export", str(job), "--to", "torchtitan", "--out", str(tmp_path / "out"), *mine).stderr
+    )
+    assert json.loads(run("export", str(job), "--to", "torchtitan", "--json").stdout)["unsaid_learning_rate"] == 0.001
+
+
 def test_plan_from_says_what_it_costs_and_which_flags_to_change(script: str) -> None:
     done = run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--top", "2")
     assert done.exit_code == 0

@@ -93,7 +93,13 @@ def test_no_configuration(text: str, tmp_path: Path) -> None:
 
 
 VALUES = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+    st.sampled_from([0, -1, 1e-320, 10**400])
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(), max_size=3)
 )
 
 

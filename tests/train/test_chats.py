@@ -194,7 +194,7 @@ def test_rows_as_people_keep_them() -> None:
     [
         ([], "of type list; each line must be an object"),
         ({"text": "a"}, "has neither 'messages' nor 'conversations' nor 'prompt' and 'completion', but 'text'"),
-        ({"messages": []}, "is no list of messages"),
+        ({"messages": []}, "is an empty list of messages"),
         ({"messages": "hello"}, "is no list of messages"),
         ({"messages": ["hello"]}, "message 1 is of type str"),
         ({"messages": [{"content": "a"}]}, "message 1 has no role"),

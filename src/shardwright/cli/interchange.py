@@ -95,7 +95,8 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
     except Lacking as error:
         raise PlanError(error.subject, [*error.faults, *_nearest(to, spec, error.nearest)]) from None
     if as_json:
-        click.echo(json.dumps({"files": found.files, "left_out": list(found.left_out)}))
+        left_out, rate = list(found.left_out), found.unsaid_learning_rate
+        click.echo(json.dumps({"files": found.files, "left_out": left_out, "unsaid_learning_rate": rate}))
     if out:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -107,8 +108,8 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
     elif not as_json:
         for name, text in found.files.items():
             click.echo((f"# ---- {name}\n" if len(found.files) > 1 else "") + text, nl=False)
-    if not as_json:
-        click.echo(exported_notes(found, to.title), err=True, nl=bool(found.left_out))
+    if not as_json and (notes := exported_notes(found, to.title)):
+        click.echo(notes, err=True)
 
 
 def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[str]:

@@ -44,8 +44,13 @@ def imported_dict(found: Imported) -> dict[str, Any]:
 
 
 def exported_notes(found: Exported, title: str) -> str:
-    """What of the job is not in the files."""
-    if not found.left_out:
-        return ""
-    text = f"Left out, for {title} says it in its own way: {', '.join(found.left_out)}."
-    return textwrap.fill(text, 110, break_on_hyphens=False)
+    """What of the job is not in the files, and what is in them that the job does not say; a line for each."""
+    notes = []
+    if found.left_out:
+        notes.append(f"Left out, for {title} says it in its own way: {', '.join(found.left_out)}.")
+    if found.unsaid_learning_rate is not None:
+        notes.append(
+            f"The job says no learning rate, and {found.unsaid_learning_rate:g} is in the files; say yours with "
+            "--set optimizer.learning_rate=RATE."
+        )
+    return "\n".join(textwrap.fill(note, 110, break_on_hyphens=False) for note in notes)

@@ -73,7 +73,7 @@ def gemma2(r: Reading, usual_pattern: int = 2) -> Fields:
     """Gemma 2 (Riviere et al. 2024, arXiv 2408.00118): norms on both sides, soft caps, windows in every other layer."""
     fields = gemma(r) | {
         "norm_place": "around",
-        "attention_scale": r.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        "attention_scale": r.divisor("query_pre_attn_scalar", 256.0) ** -0.5,
     }
     for theirs, ours in (("attn_logit_softcapping", "attention_softcap"), ("final_logit_softcapping", "logit_softcap")):
         fields[ours] = r.optional_number(theirs)
@@ -145,13 +145,9 @@ def granite(r: Reading) -> Fields:
 
 def granite_scales(r: Reading) -> Fields:
     """The four factors of Granite."""
-    divisor = r.number("logits_scaling", 1.0)
-    if divisor <= 0:
-        r.fault(f"logits_scaling is {divisor:g}, and logits are divided by it; it should be more than 0")
-        divisor = 1.0
     return {
         "embedding_scale": r.number("embedding_multiplier", 1.0),
         "residual_scale": r.number("residual_multiplier", 1.0),
         "attention_scale": r.number("attention_multiplier", 1.0),
-        "logit_scale": 1.0 / divisor,
+        "logit_scale": 1.0 / r.divisor("logits_scaling", 1.0),
     }

@@ -4,7 +4,7 @@ A key that is there and that the family's function never reads is a fault, unles
 arithmetic. So a configuration is never understood by half.
 """
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,10 @@ _NO_ARITHMETIC = frozenset({
     "transformers.js_config", "transformers_version", "typical_p", "unk_token_id", "unsloth_fixed",
     "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attn", "use_return_dict", "vision_config",
 })  # fmt: skip
+
+_TOO_MANY = 2**63  # what no count reaches
+_LARGEST = sys.float_info.max  # a whole number of 400 digits is no float
+_LEAST_DIVISOR = 1e-30  # what is divided by less is as good as infinite
 
 
 @dataclass
@@ -62,18 +66,26 @@ class Reading:
         value = self._value(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            self._wrong(name, value, "a whole number, not negative")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _TOO_MANY:
+            self._wrong(name, value, "a whole number, not negative, below 2^63")
             return int(self._default(name, default))
         return value
 
     def number(self, name: str, default: float = 0.0) -> float:
         """A finite number."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
             self._wrong(name, value, "a number")
             return float(self._default(name, default))
         return float(value)
+
+    def divisor(self, name: str, default: float) -> float:
+        """A number that something is divided by."""
+        value = self.number(name, default)
+        if value < _LEAST_DIVISOR:
+            self.faults.append(f"{name} is {value:g}, and is divided by; it should be more than 0")
+            return default
+        return value
 
     def optional_count(self, name: str) -> int:
         """A whole number that may be missing: null means 0, whatever the family has where nothing is said."""
@@ -117,7 +129,7 @@ class Reading:
 
     def numbers(self, name: str) -> list[float] | None:
         """A list of finite numbers, or None where it is missing."""
-        found = self._items(name, lambda one: type(one) in (int, float) and math.isfinite(one), "numbers")
+        found = self._items(name, lambda one: type(one) in (int, float) and abs(one) <= _LARGEST, "numbers")
         return None if found is None else [float(one) for one in found]
 
     def _items(self, name: str, fits: Callable[[Any], bool], wanted: str) -> list[Any] | None:

@@ -52,7 +52,11 @@ def _fields(r: Reading, found: dict[str, object], head: int, theta: str, share: 
     inner.ignore(*_STRETCHED)
     kind = inner.word_of("rope_type" if inner.has("rope_type") else "type", _WORDS, "default")
     fields: Fields = {"rotary_base": inner.number("rope_theta")}
-    turned = int(head * inner.number("partial_rotary_factor"))
+    turned_share = inner.number("partial_rotary_factor")
+    if not 0.0 <= turned_share <= 1.0:
+        inner.fault(f"partial_rotary_factor is {turned_share:g}, and should be the share of a head that turns, 0 to 1")
+        turned_share = 1.0
+    turned = int(head * turned_share)
     if turned != head:
         fields["rotary_dim"] = turned
     scaling = _scaling(inner, kind, r.count("max_position_embeddings", 2048))

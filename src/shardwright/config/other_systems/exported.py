@@ -23,10 +23,11 @@ _HOW = ("bucket_mib", "loss_chunk_mib", "compress_least", "fallback")  # of [pla
 
 @dataclass(frozen=True)
 class Exported:
-    """Files by their names, and fields of the job that are not in them."""
+    """Files by their names, fields of the job that are not in them, and the learning rate if the job left it to us."""
 
     files: dict[str, str]
     left_out: tuple[str, ...]
+    unsaid_learning_rate: float | None
 
 
 class Lacking(PlanError):  # noqa: N818 (what a plan needs and a system has not)
@@ -48,7 +49,9 @@ def exported(system: System, job: JobSpec) -> Exported:
     found = differences(job, back)
     if found:
         raise Lacking(subject, [_lack(system, *one) for one in found], _nearest(job, back, found))
-    return Exported(files, tuple(_left_out(job)))
+    optimizer = job.optimizer
+    unsaid = None if "learning_rate" in optimizer.model_fields_set else optimizer.learning_rate
+    return Exported(files, tuple(_left_out(job)), unsaid)
 
 
 def asked_of(job: JobSpec) -> Asked:

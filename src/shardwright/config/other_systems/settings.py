@@ -4,7 +4,7 @@ A setting that is there and that nobody reads is never passed over: it is told a
 known to change nothing of the plan.
 """
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,7 +152,7 @@ class Settings:
             except ValueError:
                 self._wrong(names, "a number")
                 return None
-        if not math.isfinite(found):
+        if not abs(found) <= sys.float_info.max:
             self._wrong(names, "a finite number")
             return None
         return found

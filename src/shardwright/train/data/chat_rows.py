@@ -79,9 +79,8 @@ def chat_of(record: object, where: str) -> Chat:
 
 def _messages(value: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise FaultError(
-            f'{where} is no list of messages such as {{"role": "user", "content": "..."}}; mend that record'
-        )
+        what = "is an empty list" if value == [] else "is no list"
+        raise FaultError(f'{where} {what} of messages such as {{"role": "user", "content": "..."}}; mend that record')
     return [_message(one, f"{where}, message {number}") for number, one in enumerate(value, 1)]
 
 
