@@ -2,17 +2,22 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 import released_models
+from brought_folder import bring_model
+from shardwright.cli.generating import positions_for
 from shardwright.cli.main import cli
+from shardwright.config.load import make_job
 from shardwright.train.build import job_mesh
 from train.test_released_models import exported, job_of, trained_and_saved
 
 TOKENS = 6
+LONGROPE = {"kind": "longrope", "factor": 2.0, "short_factors": [1.0] * 8, "long_factors": [2.0] * 8}
 
 
 def written(*words: str) -> str:
@@ -41,3 +46,45 @@ def test_text_of_a_folder_and_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     job = job_of(tmp_path / "in")
     trained_and_saved(job_mesh(job, 0, torch.device("cpu")), job, tmp_path / "run")
     assert written(str(tmp_path / "run"), "--set", "plan.pp=2") == likeliest(exported(tmp_path / "run"))
+
+
+@pytest.mark.processes
+def test_a_text_ends_where_the_folder_says(tmp_path: Path) -> None:
+    folder = bring_model(tmp_path)
+    whole = said(folder, "--prompt", "12?", "--chat")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*range(264)]}))
+    assert (whole["num_tokens"], whole["has_ended"]) == (TOKENS, False)
+    assert "<|im_start|>" not in whole["text"][:4], "an answer is shown without the chat before it"
+    assert said(folder, "--prompt", "12?", "--chat") == {"text": "", "num_tokens": 0, "has_ended": True}
+    assert said(folder, "--prompt", "12?") == {"text": "12?", "num_tokens": 0, "has_ended": True}
+
+
+def said(folder: Path, *words: str) -> dict[str, Any]:
+    given = ["generate", str(folder), *words, "--tokens", str(TOKENS), "--temperature", "0", "--json"]
+    run = CliRunner().invoke(cli, given)
+    assert run.exit_code == 0, run.output
+    return json.loads(run.stdout)
+
+
+def test_a_chat_without_a_word_of_the_user_is_refused() -> None:
+    run = CliRunner().invoke(cli, ["generate", "anything", "--chat"])
+    assert run.exit_code == 2
+    assert '--prompt "..."' in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "num_tokens", "plan", "sequence"),
+    [
+        ({}, 70, {}, 80),
+        ({}, 70, {"tp": 2, "cp": 2}, 128),
+        ({}, 5000, {}, 512),
+        ({"positions": "learned"}, 70, {}, 512),
+        ({"rotary_scaling": LONGROPE | {"trained_sequence": 256}}, 70, {}, 512),
+        ({"rotary_scaling": LONGROPE | {"trained_sequence": 512}}, 70, {}, 80),
+    ],
+)
+def test_as_few_positions_as_change_nothing(
+    model: dict[str, Any], num_tokens: int, plan: dict[str, Any], sequence: int
+) -> None:
+    fields = {"model": {"hidden": 64, "heads": 4, "sequence": 512} | model, "plan": plan}
+    assert positions_for(make_job(fields), num_tokens) == sequence

@@ -9,11 +9,26 @@ from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
+from shardwright.train.text_generation import generate
 from shardwright.train.trainer import sample_text
 
 
 def written(mesh: Mesh, job: JobSpec) -> str:
     return sample_text(job, build(job, mesh), mesh)
+
+
+def ids_of(mesh: Mesh, job: JobSpec, ends: tuple[int, ...]) -> list[int]:
+    replica = build(job, mesh)
+    with replica.gathered():
+        return generate(replica.stages, replica.evaluation, mesh, [1, 2], 6, seed=0, temperature=1.0, ends=ends)
+
+
+@pytest.mark.parametrize("plan", [{}, {"pp": 2}, {"tp": 2}])
+def test_it_ends_before_a_token_that_ends_a_text(plan: dict[str, Any]) -> None:
+    job = writing_job("llama", **plan)
+    whole = run_on_mesh(job, ids_of, job, ())[0]
+    last = next(i for i in range(3, 8) if whole[i] not in whole[2:i])  # a token that was not written before
+    assert run_on_mesh(job, ids_of, job, (whole[last],)) == [whole[:last]] * job.plan.world
 
 
 def writing_job(kind: str, **plan: Any) -> JobSpec:

@@ -1,6 +1,8 @@
 """The command that writes text with a model: of a run's newest checkpoint, or of a folder of Hugging Face's."""
 
 import json
+import math
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,15 @@ if TYPE_CHECKING:
 
 @click.command(name="generate")
 @click.argument("source", metavar="RUN|FOLDER")
-@click.option("--prompt", default="def ", show_default=True, help="What the text begins with.")
+@click.option("--prompt", show_default="def ", help="What the text begins with.")
 @click.option(
-    "--tokens", type=click.IntRange(1, largest.SEQUENCE), default=64, show_default=True, help="Tokens to add."
-)
+    "--chat", is_flag=True,
+    help="The prompt is what a user says: it is written with the chat template, and the answer is printed.",
+)  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(1, largest.SEQUENCE), default=64, show_default=True,
+    help="Tokens to add at most; a text may end before.",
+)  # fmt: skip
 @click.option(
     "--temperature", type=click.FloatRange(0.0, 100.0), default=0.8, show_default=True,
     help="What logits are divided by before a token is drawn; 0 takes the likeliest.",
@@ -31,8 +38,9 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @json_option
 def generate(
-    source: str, prompt: str, tokens: int, temperature: float, seed: int, overrides: tuple[str, ...], as_json: bool
-) -> None:
+    source: str, prompt: str | None, chat: bool, tokens: int, temperature: float, seed: int, overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write text with the weights of RUN's newest checkpoint, or of a FOLDER with a config.json and safetensors files.
 
     The model is sharded as the plan says, on ranks of this machine. Each token passes all of it: this is a look at what
@@ -41,44 +49,73 @@ def generate(
     from shardwright.config.hugging_face.config_json import names_config
     from shardwright.train.launch.fork_server import start_server_early
 
-    spec, weights_from, first = (_of_folder if names_config(source) else _of_run)(
-        source, [*overrides, f"run.seed={seed}"]
-    )
+    if chat and prompt is None:
+        raise click.UsageError('--chat answers what a user says, and nothing is said; add --prompt "..."')
+    given = [*overrides, f"run.seed={seed}"]
+    found = (_of_folder if names_config(source) else _of_run)(source)
+    spec = found.job(given)
     start_server_early(spec.run.device)
     from shardwright.train.launch.launch import launch
     from shardwright.train.launch.scratch_folder import scratch_folder
+    from shardwright.train.prompt import prompt_of
     from shardwright.train.text_run import AskedText, write_text
 
-    asked = AskedText(prompt, tokens, temperature, weights_from, first)
+    begins = prompt_of(spec, found.weights, "def " if prompt is None else prompt, chat)
+    asked = AskedText(begins, tokens, temperature, found.weights_from)
+    if not any(one.startswith("model.sequence") for one in overrides):
+        spec = found.job([*given, f"model.sequence={positions_for(spec, len(begins.ids) + tokens)}"])
     with scratch_folder() as folder:
-        text = launch(partial(write_text, asked), spec, folder)[0]
-    click.echo(json.dumps({"text": text}) if as_json else text)
+        written = launch(partial(write_text, asked), spec, folder)[0]
+    click.echo(json.dumps(asdict(written)) if as_json else written.text)
 
 
-def _of_folder(source: str, overrides: list[str]) -> "tuple[JobSpec, str, tuple[int, ...]]":
-    """The job of a released model, and the token that its tokenizer puts before a text."""
-    from shardwright.config.hugging_face.config_json import path_of, read_keys
-    from shardwright.config.load import job_of_fields
+@dataclass(frozen=True)
+class _Source:
+    """Where weights come from: the fields of a job with them, the folder of the released model that they began as or
+    are, and the run that they are of, if they are."""
 
-    folder = path_of(source).parent
-    fields: dict[str, Any] = {"model": {"weights": str(folder)}, "batch": {"global_batch_size": 1}}
-    configured = folder / "tokenizer_config.json"
-    adds = configured.is_file() and read_keys(configured).get("add_bos_token") is True
-    begins = read_keys(path_of(source)).get("bos_token_id")
-    first = (begins,) if adds and isinstance(begins, int) and not isinstance(begins, bool) else ()
-    return job_of_fields(fields, overrides, f"generate {source}"), "", first
+    name: str
+    fields: dict[str, Any]
+    weights: str
+    weights_from: str = ""
+
+    def job(self, overrides: list[str]) -> "JobSpec":
+        """The job that writes, on one rank where nobody says otherwise."""
+        from shardwright.config.load import job_of_fields
+
+        fields = {"batch": {"global_batch_size": 1}} | self.fields
+        return job_of_fields(fields, overrides, f"generate {self.name}")
 
 
-def _of_run(source: str, overrides: list[str]) -> "tuple[JobSpec, str, tuple[int, ...]]":
-    """The job of a run's newest checkpoint, on one rank."""
+def _of_folder(source: str) -> _Source:
+    """A released model's folder."""
+    from shardwright.config.hugging_face.config_json import path_of
+
+    folder = str(path_of(source).parent)
+    return _Source(source, {"model": {"weights": folder}}, folder)
+
+
+def _of_run(source: str) -> _Source:
+    """A run, as its newest checkpoint says."""
     from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
-    from shardwright.config.load import job_of_fields
     from shardwright.train.checkpoint.kept import manifest_of
 
     storage, steps = found_checkpoints(source)
     with as_fault(source):
         kept = manifest_of(storage, chosen_step(source, steps, None)).job
     fields: dict[str, Any] = {name: kept[name] for name in ("model", "data", "precision") if name in kept}
+    weights = fields["model"].get("weights") or ""
     fields["model"] = {name: value for name, value in fields["model"].items() if name != "weights"}
-    fields["batch"] = {"global_batch_size": 1}
-    return job_of_fields(fields, overrides, f"generate {source}"), str(Path(source)), ()
+    return _Source(source, fields, weights, str(Path(source)))
+
+
+def positions_for(job: "JobSpec", num_tokens: int) -> int:
+    """Positions that are computed for each token: as few as have room for the whole text, and all of the model's where
+    its weights or turns would be others with fewer."""
+    model, plan = job.model, job.plan
+    scaling = model.rotary_scaling
+    stretched = scaling.kind == "longrope" and model.sequence > scaling.trained_sequence
+    if model.positions == "learned" or stretched:
+        return model.sequence
+    unit = 16 * plan.cp * plan.tp  # each rank has two parts of cp, cut over tp, of the 8 tokens that fp8 takes at least
+    return min(model.sequence, math.ceil(num_tokens / unit) * unit)

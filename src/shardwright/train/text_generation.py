@@ -5,6 +5,8 @@ No cache of keys and values: this is a look at what was learned, not a server.
 Shape suffixes: S sequence, B batch, H hidden, V vocabulary.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,10 @@ from shardwright.sharding.sequence import positions_of
 @torch.no_grad()
 def generate(
     stages: dict[int, DecoderStage], program: Program, mesh: Mesh, prompt: list[int], num_tokens: int,
-    seed: int, temperature: float = 0.8,
+    seed: int, temperature: float = 0.8, ends: Collection[int] = (),
 ) -> list[int]:  # fmt: skip
-    """The prompt and `num_tokens` sampled tokens, on every rank of the pipeline. It sees the last `sequence` tokens."""
+    """The prompt and up to `num_tokens` sampled tokens, on every rank of the pipeline: those before the first that
+    `ends` a text. It sees the last `sequence` tokens."""
     assert prompt, "there must be a token to begin with"
     generator = torch.Generator().manual_seed(seed)  # alike on all ranks, so that tensor ranks draw the same token
     tokens = list(prompt)
@@ -40,6 +43,8 @@ def generate(
             drawn[0] = _drawn(logits_V.float().cpu(), temperature, generator) * is_here
             all_reduce(drawn, mesh.cp)
         broadcast(drawn, mesh.pp, program.placement.rank(last, 0))
+        if int(drawn) in ends:
+            break
         tokens.append(int(drawn))
     return tokens
 

@@ -116,7 +116,7 @@ def _load_newest(
         manifest, reason, is_unread, is_anew = None, "", False, False
         try:
             manifest = manifest_of(storage, step)
-            refuse_other_model(manifest, job, storage, FROM if weights_alone else GO_ON)
+            refuse_other_model(manifest, job, storage, FROM if weights_alone else GO_ON, weights_alone)
             indices = indices_of(storage, manifest)
             shapes, is_touched = dict(full_shapes(indices)), True
             scaled_by = 1.0 if weights_alone else _go_on_with_scale(replica, manifest)

@@ -27,7 +27,7 @@ ASSISTANT = "assistant"
 @dataclass(frozen=True)
 class Chat:
     """Messages, of which those from number `first_learned` on can be learned, with what else the template is told; or
-    two texts, of which the second is learned."""
+    two texts, of which the second is learned. One that `asks` ends with what an answer begins with."""
 
     where: str
     messages: tuple[dict[str, Any], ...] = ()
@@ -35,6 +35,7 @@ class Chat:
     told: Mapping[str, Any] | None = None
     prompt: str = ""
     completion: str = ""
+    asks: bool = False
 
     @property
     def beginning(self) -> str:
@@ -75,6 +76,11 @@ def chat_of(record: object, where: str) -> Chat:
         f"{where} has neither 'messages' nor 'conversations' nor 'prompt' and 'completion', but {present}; name files "
         "of chats, or set data.chats to false"
     )
+
+
+def question(text: str, where: str) -> Chat:
+    """A chat that asks for an answer to what a user says."""
+    return Chat(where, ({"role": "user", "content": text},), asks=True)
 
 
 def _messages(value: object, where: str) -> list[dict[str, Any]]:

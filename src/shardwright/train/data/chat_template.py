@@ -83,7 +83,7 @@ class ChatTemplate:
     def write(self, chat: Chat) -> WrittenChat:
         """The chat as text. Raises TemplateError."""
         messages, told = list(chat.messages), dict(chat.told or {})
-        raw = self._render(chat, messages, told)
+        raw = self._render(chat, messages, told, asks=chat.asks)
         learned = [i for i in range(chat.first_learned, len(messages)) if messages[i]["role"] == ASSISTANT]
         if self._is_marking:
             text, answers = self._without_marks(raw, chat)

@@ -34,9 +34,9 @@ class TemplateFiles:
 
 def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
     """The template that chats are written with, None if there is none. Raises PlanError if it can't be read."""
-    folders = list(_folders(data, weights))
+    folders = list(folders_beside(data, weights))
     try:
-        configs = [(folder, _config(folder)) for folder in folders]
+        configs = [(folder, read_config(folder)) for folder in folders]
         special = next((_special(config) for _, config in configs if config), {})
         if data.chat_template:
             path = Path(os.path.expanduser(data.chat_template))
@@ -54,8 +54,8 @@ def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
     return None
 
 
-def _folders(data: DataSpec, weights: str) -> Iterator[Path]:
-    """Where a template may lie: beside the tokenizer, and beside the weights."""
+def folders_beside(data: DataSpec, weights: str) -> Iterator[Path]:
+    """Where a template or a configuration may lie: beside the tokenizer, and beside the weights."""
     if data.tokenizer != "bytes":
         path = Path(os.path.expanduser(data.tokenizer))
         yield path if path.is_dir() else path.parent
@@ -64,15 +64,15 @@ def _folders(data: DataSpec, weights: str) -> Iterator[Path]:
         yield path if path.is_dir() else path.parent
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says, or nothing. Raises FileFault or OSError."""
-    path = folder / _CONFIG
+def read_config(folder: Path, name: str = _CONFIG) -> dict[str, Any]:
+    """What a configuration in a folder says, or nothing where there is none. Raises FileFault or OSError."""
+    path = folder / name
     if not path.exists():
         return {}
     try:
-        fields = json.loads(read_text(path, _MOST_BYTES, _CONFIG))
+        fields = json.loads(read_text(path, _MOST_BYTES, name))
     except (json.JSONDecodeError, RecursionError) as error:
-        way_out = "copy it again, or name a template in data.chat_template"
+        way_out = "copy it again" + (", or name a template in data.chat_template" if name == _CONFIG else "")
         raise FileFault(f"{path} is not JSON: {error}; {way_out}") from None
     return fields if isinstance(fields, dict) else {}
 

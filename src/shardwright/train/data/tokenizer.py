@@ -44,6 +44,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of `ids`. What is no text (an unknown id, half a character) is replaced or left out."""
 
+    def special_ids(self) -> dict[str, int]:
+        """Tokens that stand for no text of their own, such as the end of a turn, by name."""
+
 
 class ByteTokenizer:
     """UTF-8 bytes as ids 0 to 255.
@@ -74,6 +77,9 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         # 255 occurs in no UTF-8, so an id that is no byte comes out as the replacement character.
         return bytes(int(i) if 0 <= i < 256 else 255 for i in ids).decode(errors="replace")
+
+    def special_ids(self) -> dict[str, int]:
+        return {}
 
 
 class FileTokenizer:
@@ -126,6 +132,10 @@ class FileTokenizer:
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def special_ids(self) -> dict[str, int]:
+        added = self._library.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
 
 
 # The largest of published ones, with a quarter of a million tokens, have 35 MB; reading takes thirty times as much.

@@ -1,0 +1,102 @@
+"""What a text that a model goes on with begins with, as tokens, and at which tokens it ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.user_file import FileFault
+from shardwright.train.data.chat_rows import ASSISTANT, Chat, question
+from shardwright.train.data.encoding_pool import EncodingPool
+from shardwright.train.data.encoding_process import EncodingSetup
+from shardwright.train.data.template_files import find_template, folders_beside, read_config
+from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens that a text begins with; the first `num_hidden` of them are not shown with what follows. It ends before
+    one of `ends`."""
+
+    ids: tuple[int, ...]
+    num_hidden: int
+    ends: frozenset[int]
+
+
+def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
+    """The tokens of a text, or of a chat that begins with it as what a user says and is to be answered. Raises
+    PlanError where the tokenizer or the chat template can't write it, or the model has no such tokens.
+
+    `weights` is the folder of the released model that the job's weights come from, or nothing.
+    """
+    tokenizer = load_tokenizer(job.data)
+    try:
+        text.encode()  # half a character has no tokens, and tokenizers say so in words of their own
+        files = [partial(read_config, folder) for folder in folders_beside(job.data, weights)]
+        first, ends = _first_token(files, tokenizer), _end_tokens(files, tokenizer)
+        prompt = (
+            _of_chat(job, weights, tokenizer, question(text, "--chat"), ends)
+            if is_chat
+            else Prompt((*first, *map(int, tokenizer.encode(text))) or (0,), len(first), ends)
+        )
+    except FileFault as fault:
+        raise PlanError("generate", [str(fault)]) from None
+    except OSError as error:
+        raise PlanError("generate", [f"{error.filename} can't be read: {error.strerror}; check it"]) from None
+    except ValueError as error:
+        raise PlanError("--prompt", [f"it can't be made tokens: {error}; write it otherwise"]) from None
+    if (largest := max(prompt.ids)) >= job.model.vocab:
+        raise PlanError(
+            "data.tokenizer",
+            [
+                f"{job.data.tokenizer} writes the text with token {largest}, and model.vocab is {job.model.vocab} "
+                f"(tokens 0 to {job.model.vocab - 1}); name the tokenizer that the model was trained with"
+            ],
+        )
+    return prompt
+
+
+def _of_chat(job: JobSpec, weights: str, tokenizer: Tokenizer, asked: Chat, ends: frozenset[int]) -> Prompt:
+    """The tokens that ask for an answer. It ends as well before the special token that ends answers in the template."""
+    answered = Chat(asked.where, (*asked.messages, {"role": ASSISTANT, "content": "."}))
+    with EncodingPool(EncodingSetup(job.data, find_template(job.data, weights)), 1) as pool:
+        ids = pool.submit([asked]).result().ids
+        try:
+            example = pool.submit([answered]).result()
+        except PlanError:  # a template may want more of an answer than a text: then the files alone say where one ends
+            return Prompt(tuple(map(int, ids)), len(ids), ends)
+    special = {*tokenizer.special_ids().values()}
+    ranges = example.answers.reshape(-1, 2)
+    marks = [int(i) for begin, end in ranges for i in example.ids[begin:end] if int(i) in special]
+    return Prompt(tuple(map(int, ids)), len(ids), ends | {*marks[:1]})
+
+
+# What a configuration in a folder says, by the name of its file.
+_Files = Sequence[Callable[[str], dict[str, Any]]]
+_TOKENIZER, _GENERATION, _MODEL = "tokenizer_config.json", "generation_config.json", "config.json"
+
+
+def _end_tokens(files: _Files, tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end a text, as the configurations beside the tokenizer and the weights say."""
+    said = [read(name).get("eos_token_id") for read in files for name in (_GENERATION, _MODEL)]
+    numbers = [number for one in said for number in (one if isinstance(one, list) else [one])]
+    named = [_number(read(_TOKENIZER).get("eos_token"), tokenizer) for read in files]
+    return frozenset(number for number in (*numbers, *named) if type(number) is int)
+
+
+def _first_token(files: _Files, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token that the tokenizer puts before a text, where its configuration says that it does."""
+    for read in files:
+        if (config := read(_TOKENIZER)).get("add_bos_token") is True:
+            named = _number(config.get("bos_token"), tokenizer)
+            number = read(_MODEL).get("bos_token_id") if named is None else named
+            return (number,) if type(number) is int else ()
+    return ()
+
+
+def _number(said: Any, tokenizer: Tokenizer) -> int | None:
+    """The number of a token that a configuration names by its text."""
+    text = said.get("content") if isinstance(said, dict) else said
+    return tokenizer.special_ids().get(text) if isinstance(text, str) else None

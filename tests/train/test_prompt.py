@@ -1,0 +1,72 @@
+"""What a text or an answer begins with is what transformers' tokenizer writes, and it ends where the files say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from brought_folder import bring_model
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.train.prompt import prompt_of
+
+
+def job_of(folder: Path, vocab: int = 264) -> JobSpec:
+    return make_job({"model": {"vocab": vocab}, "data": {"tokenizer": str(folder)}})
+
+
+def test_a_chat_asks_as_the_template_does(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = bring_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    theirs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Ünd 1?"}], add_generation_prompt=True, return_dict=False
+    )
+    prompt = prompt_of(job_of(folder), "", "Ünd 1?", is_chat=True)
+    assert list(prompt.ids) == theirs
+    assert prompt.num_hidden == len(theirs)
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in prompt.ends
+
+
+def test_the_end_of_a_turn_is_the_templates_where_no_file_says_it(tmp_path: Path) -> None:
+    folder = bring_model(tmp_path)
+    said = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": said["chat_template"]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9], "bos_token_id": 1}))
+    assert prompt_of(job_of(folder), "", "1?", is_chat=True).ends >= {7, 9, 257}
+    assert 257 not in prompt_of(job_of(folder), "", "1?", is_chat=False).ends
+
+
+def test_a_text_begins_with_the_token_that_its_tokenizer_puts_there(tmp_path: Path) -> None:
+    folder = bring_model(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<|im_start|>"}))
+    prompt = prompt_of(job_of(folder), "", "ab", is_chat=False)
+    assert (prompt.ids[0], prompt.num_hidden, len(prompt.ids)) == (256, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_chat", "vocab", "said"),
+    [
+        ("tokenizer_config.json", "{", False, 264, "is not JSON"),
+        ("generation_config.json", "[1", True, 264, "is not JSON"),
+        ("tokenizer_config.json", "{}", True, 264, "there is no chat template"),
+        ("tokenizer_config.json", json.dumps({"chat_template": "{% for %}"}), True, 264, "is broken"),
+        ("ignored.json", "", True, 200, "model.vocab is 200"),
+    ],
+)
+def test_what_cannot_be_written(
+    tmp_path: Path, name: str, text: str, is_chat: bool, vocab: int, said: str
+) -> None:  # fmt: skip
+    folder = bring_model(tmp_path)
+    (folder / name).write_text(text)
+    with pytest.raises(PlanError, match=said):
+        prompt_of(job_of(folder, vocab), "", "1?", is_chat)
+
+
+def test_half_a_character_is_refused(tmp_path: Path) -> None:
+    folder = bring_model(tmp_path)
+    for is_chat in (False, True):
+        with pytest.raises(PlanError, match="surrogates not allowed"):
+            prompt_of(job_of(folder), "", "\udc80", is_chat)

@@ -1,0 +1,62 @@
+"""Weights of another run, without what its optimizer remembers: its samples may be longer or shorter than they were."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import my_tokens, small_job
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.train.build import Replica, build, job_mesh
+from shardwright.train.checkpoint.resuming import begin
+from shardwright.train.checkpoint.writing import CheckpointWriter
+from shardwright.train.train_step import train_step
+
+
+def job_of(sequence: int, positions: str) -> JobSpec:
+    job = small_job()
+    return job.model_copy(update={"model": job.model.model_copy(update={"sequence": sequence, "positions": positions})})
+
+
+def weights(replica: Replica) -> dict[str, Tensor]:
+    return {name: values.detach() for stage in replica.stages.values() for name, values in stage.named_parameters()}
+
+
+def trained_run(job: JobSpec, folder: Path) -> dict[str, Tensor]:
+    """What the weights are after a step that is saved."""
+    mesh = job_mesh(job, 0, torch.device("cpu"))
+    replica = build(job, mesh)
+    train_step(job, replica, mesh, 0, my_tokens(mesh, job, 0))
+    writer = CheckpointWriter(job, replica, mesh, folder)
+    writer.save(1, job.batch.global_batch_size, 0, {})
+    writer.wait()
+    return weights(replica)
+
+
+@pytest.mark.parametrize("sequence", [8, 16, 64])
+def test_samples_of_another_length_begin_with_the_same_weights(sequence: int, tmp_path: Path) -> None:
+    trained = trained_run(job_of(16, "rotary"), tmp_path / "run")
+    other = job_of(sequence, "rotary")
+    mesh = job_mesh(other, 0, torch.device("cpu"))
+    begun = begin(other, mesh, tmp_path / "other", str(tmp_path / "run"))
+    found = weights(begun.replica)
+    assert begun.step == 0
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(values, trained[name]) for name, values in found.items())
+    train_step(other, begun.replica, mesh, 0, my_tokens(mesh, other, 0))
+
+
+def test_positions_with_vectors_of_their_own_are_as_many_as_they_were(tmp_path: Path) -> None:
+    trained_run(job_of(16, "learned"), tmp_path / "run")
+    other = job_of(32, "learned")
+    with pytest.raises(PlanError, match=r"its model\.sequence is 16, and the job's 32; name a run of this model"):
+        begin(other, job_mesh(other, 0, torch.device("cpu")), tmp_path / "other", str(tmp_path / "run"))
+
+
+def test_a_run_that_goes_on_has_the_samples_that_it_had(tmp_path: Path) -> None:
+    trained_run(job_of(16, "rotary"), tmp_path)
+    other = job_of(32, "rotary")
+    with pytest.raises(PlanError, match=r"its model\.sequence is 16, and the job's 32; begin anew"):
+        begin(other, job_mesh(other, 0, torch.device("cpu")), tmp_path)
