@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,18 @@ def test_other_commands_tell_its_best_plan_or_the_users() -> None:
     rows = json.loads(typed("scale", "llama3-8b", "--devices", "8,16", "--device", "h100", *QUICK, "--json").stdout)
     assert [row["devices"] for row in rows["weak"]] == [8, 16]
     assert rows["weak"][1]["global_batch_size"] == 2 * rows["weak"][0]["global_batch_size"]
+
+
+def test_a_job_that_is_silent_on_its_plan_is_estimated_under_the_best(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('[model]\nname = "tiny-llama"\n[cluster]\ndevice = "h100-sxm"\nnodes = 1\ndevices_per_node = 8\n')
+    text = said("estimate", str(job))
+    assert "the plan is what `plan` recommends" in text and "8 ranks" in text
+    with_a_plan = f"{job.read_text()}[plan]\ntp = 2\n"
+    job.write_text(with_a_plan)
+    assert "use dp 4" in str(refusal("estimate", str(job)))
+    job.write_text(with_a_plan.replace('device = "h100-sxm"\n', "").replace("tp = 2\n", ""))
+    assert "use dp 8" in str(refusal("estimate", str(job)))  # of an unknown device no plan has a price
 
 
 def test_the_cluster_of_a_job_is_replaced() -> None:

@@ -69,15 +69,19 @@ class AskedJob:
         return spec
 
     def to_predict(self) -> tuple[JobSpec, tuple[str, ...]]:
-        """The job under its own plan, and of a model without one under the best on its cluster; and in words what
-        nobody stated. Raises PlanError."""
+        """The job under its own plan, or where it has none under the best on its cluster; and in words what nobody
+        stated. Raises PlanError."""
         return self._predicted
 
     @cached_property
     def _predicted(self) -> tuple[JobSpec, tuple[str, ...]]:
-        if not self.read.is_model or self.read.fields.get("plan"):
+        if self.read.fields.get("plan"):
             return self.as_planned(), self.notes
-        found, note = _under_best_plan(self.subject, job_to_plan(self.read.fields, self.subject))
+        spec = job_to_plan(self.read.fields, self.subject)
+        is_cluster = spec.cluster.num_devices > 1 and spec.cluster.device != "unknown"
+        if not (self.read.is_model or is_cluster):  # one rank is a plan, and where nothing has a price none is best
+            return self.as_planned(), self.notes
+        found, note = _under_best_plan(self.subject, spec)
         return found, (*self.notes, note)
 
     def to_plan(self) -> JobToPlan:

@@ -117,5 +117,5 @@ def positions_for(job: "JobSpec", num_tokens: int) -> int:
     stretched = scaling.kind == "longrope" and model.sequence > scaling.trained_sequence
     if model.positions == "learned" or stretched:
         return model.sequence
-    unit = 16 * plan.cp * plan.tp  # each rank has two parts of cp, cut over tp, of the 8 tokens that fp8 takes at least
+    unit = math.prod((16, plan.cp, plan.tp))  # of cp each has two parts, cut over tp, of the 8 tokens that fp8 takes
     return min(model.sequence, math.ceil(num_tokens / unit) * unit)

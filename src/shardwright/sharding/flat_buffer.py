@@ -9,6 +9,7 @@ padding where a cut would fall inside a row.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 Rows = tuple[int, int]  # number of rows of a tensor, elements of each
 
@@ -39,6 +40,11 @@ def flat_layout(tensors: Sequence[Rows], num_shards: int) -> FlatLayout:
     Any shard size that is a multiple of all row sizes will do, if the first row after each cut is moved to it; often
     a smaller one does too, and the smallest of some candidates is taken.
     """
+    return _layout(tuple(tensors), num_shards)
+
+
+@lru_cache(maxsize=1024)  # layers are alike, and each rank's account asks for all of them
+def _layout(tensors: tuple[Rows, ...], num_shards: int) -> FlatLayout:
     if num_shards == 1:
         size = sum(num_rows * row_size for num_rows, row_size in tensors)
         return FlatLayout(_place(tensors, size) or (), size, 1)
