@@ -5,6 +5,7 @@ what a sum in float32 over the inner dim adds.
 """
 
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -27,6 +28,7 @@ from shardwright.precision.float8 import E4M3, E5M2, Granularity, quantise
 from shardwright.precision.float8_product import emulated_product
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
 from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.score_blocks import ALL, KeyReach
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bf16"}
 _GRANULARITIES: tuple[tuple[Granularity, Granularity], ...] = (("tensor", "tensor"), ("row", "row"), ("tile", "block"))
@@ -41,9 +43,8 @@ _BOXES = (  # a part of a tensor of more elements than 32 bits count, columns of
 def operator_cases(bench: Bench) -> list[Case]:
     """Cases of operators; on a CPU only those that a CPU has."""
     found: list[Case] = [
-        (f"block attention, {_NAMES[dtype]}{', documents' * documents}",
-         partial(_block_attention, bench, dtype, has_documents=documents))
-        for dtype in (torch.float32, torch.bfloat16) for documents in (False, True)
+        (f"block attention, {_NAMES[dtype]}{name}", partial(_block_attention, bench, dtype, what))
+        for dtype in (torch.float32, torch.bfloat16) for name, what in _ATTENDED.items()
     ]  # fmt: skip
     found += [(f"grouped product, {_NAMES[d]}", partial(_grouped, bench, d)) for d in (torch.bfloat16, torch.float32)]
     found += [("added products, bf16 to float32", partial(_added, bench))]
@@ -61,16 +62,47 @@ def _limit(dtype: torch.dtype, inner: int, roundings: int = 2) -> float:
     return roundings * HALF_UNIT[_NAMES[dtype]] + HALF_UNIT["float32"] * math.sqrt(inner) * 4
 
 
-def _block_attention(bench: Bench, dtype: torch.dtype, has_documents: bool) -> Row:
+@dataclass(frozen=True)
+class _Attended:
+    """What is attended to by a rule: tokens of one's own document, or so many before, with scores held down, less by
+    distance, or one more for each head."""
+
+    has_documents: bool = False
+    reach: KeyReach = ALL
+    softcap: float = 0.0
+    has_slopes: bool = False
+    has_sinks: bool = False
+
+    def rule(self, heads: int, device: torch.device) -> AttentionRule:
+        """The rule as blocks are computed by it."""
+        slopes_N = 0.5 ** torch.arange(1, heads + 1, device=device) if self.has_slopes else None
+        return AttentionRule(reach=self.reach, softcap=self.softcap, slopes_N=slopes_N)
+
+
+_ATTENDED = {
+    "": _Attended(),
+    ", documents": _Attended(has_documents=True),
+    ", window": _Attended(reach=KeyReach(50)),
+    ", chunks": _Attended(reach=KeyReach(50, is_chunked=True)),
+    ", soft cap": _Attended(softcap=2.0),
+    ", soft cap and window": _Attended(reach=KeyReach(50), softcap=2.0),
+    ", ALiBi": _Attended(has_slopes=True),
+    ", sinks": _Attended(has_sinks=True),
+}
+
+
+def _block_attention(bench: Bench, dtype: torch.dtype, what: _Attended) -> Row:
     """A sequence that is cut in two by hand: the second half's queries see the first half's keys, then their own."""
     B, N, G, S, D = 2, 8, 2, 256, 64
     q, k, v, dout = (bench.normal(B, heads, S, D, dtype=dtype) for heads in (N, G, G, N))
     documents = torch.arange(S, device=bench.device).div(100, rounding_mode="floor").expand(B, S)
-    half, rule = S // 2, AttentionRule()
+    half, rule = S // 2, what.rule(N, bench.device)
+    sinks_N = bench.normal(N, dtype=torch.float32) if what.has_sinks else None
 
     def sight(queries: slice, keys: slice) -> Sight:
-        its = (documents[:, queries], documents[:, keys]) if has_documents else (None, None)
-        return Sight(queries == keys, *its)
+        its = (documents[:, queries], documents[:, keys]) if what.has_documents else (None, None)
+        reach = rule.reach if rule.goes_by_position(S) else None
+        return Sight(queries == keys, *its, reach, queries.start, keys.start, rule.slopes_N)
 
     first, second = slice(0, half), slice(half, S)
     pairs = ((first, first), (second, first), (second, second))
@@ -80,8 +112,10 @@ def _block_attention(bench: Bench, dtype: torch.dtype, has_documents: bool) -> R
     )
     merged = Merged(*past)
     merged.add(slice(0, half), *own)
-    out = torch.cat((early.float(), merged.out_BNSD), dim=2).to(dtype)
-    lse = torch.cat((its_lse, merged.lse_BNS), dim=2)
+    whole = Merged(torch.cat((early.float(), merged.out_BNSD), dim=2), torch.cat((its_lse, merged.lse_BNS), dim=2))
+    if sinks_N is not None:
+        whole.add_score(sinks_N)
+    out, lse = whole.out_BNSD.to(dtype), whole.lse_BNS
     gradients = [torch.zeros(x.shape, device=bench.device) for x in (q, k, v)]
     for queries, keys in pairs:
         parts = block_gradients(
@@ -90,7 +124,7 @@ def _block_attention(bench: Bench, dtype: torch.dtype, has_documents: bool) -> R
         )  # fmt: skip
         for into, part, place in zip(gradients, parts, (queries, keys, keys), strict=True):
             into[:, :, place] += part
-    wanted = _plain_attention(bench, q, k, v, dout, documents=documents if has_documents else None)
+    wanted = _plain_attention(bench, q, k, v, dout, documents, what, sinks_N)
     names = ("output", "dq", "dk", "dv")
     differences = {n: relative(a, b) for n, a, b in zip(names, (out, *gradients), wanted, strict=True)}
     # Scores, weights and their gradients are rounded on the way.
@@ -98,19 +132,34 @@ def _block_attention(bench: Bench, dtype: torch.dtype, has_documents: bool) -> R
 
 
 def _plain_attention(
-    bench: Bench, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, documents: Tensor | None
-) -> list[Tensor]:
+    bench: Bench, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, documents: Tensor, what: _Attended,
+    sinks_N: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
     """Softmax of all scores, and autograd's gradients."""
     if bench.is_dry:
         return [q, q, k, v]
     q, k, v = (x.detach().double().cpu().requires_grad_() for x in (q, k, v))
-    queries = q.shape[1] // k.shape[1]
+    queries, S = q.shape[1] // k.shape[1], q.shape[2]
     scores = q @ k.repeat_interleave(queries, 1).transpose(2, 3) * q.shape[-1] ** -0.5
-    allowed = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
-    if documents is not None:
+    if what.softcap:
+        scores = what.softcap * (scores / what.softcap).tanh()
+    behind = torch.arange(S)[:, None] - torch.arange(S)
+    rule = what.rule(q.shape[1], CPU)
+    if rule.slopes_N is not None:
+        scores = scores - rule.slopes_N.double()[:, None, None] * behind
+    allowed = behind >= 0
+    if what.reach.is_chunked:
+        allowed = allowed & (torch.arange(S)[:, None] // what.reach.window == torch.arange(S) // what.reach.window)
+    elif what.reach.window:
+        allowed = allowed & (behind < what.reach.window)
+    if what.has_documents:
         own = documents.cpu()
         allowed = (own[:, :, None] == own[:, None, :])[:, None] & allowed
-    out = scores.masked_fill(~allowed, -math.inf).softmax(-1) @ v.repeat_interleave(queries, 1)
+    scores = scores.masked_fill(~allowed, -math.inf)
+    if sinks_N is not None:
+        beside = sinks_N.double().cpu()[:, None, None].expand(len(scores), -1, S, 1)
+        scores = torch.cat((scores, beside), dim=-1)
+    out = scores.softmax(-1)[..., :S] @ v.repeat_interleave(queries, 1)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout.double().cpu())]
 
 
