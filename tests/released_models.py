@@ -28,6 +28,7 @@ _LONG = {
     "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [1.0, 2.0, 3.0, 4.0], "original_max_position_embeddings": 16,
 }  # fmt: skip
+_WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 
 # By the name of the case: model_type, and keys of its configuration.
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -111,10 +112,14 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         _SIZES | {"pad_token_id": None, "original_max_position_embeddings": 16, "rope_parameters": _LONG},
     ),
     "qwen2": ("qwen2", _SIZES),
-    "qwen2 windows": ("qwen2", _SIZES | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+    "qwen2 windows": ("qwen2", _SIZES | _WINDOWS | {"max_window_layers": 2}),
     "qwen2_moe": ("qwen2_moe", _SIZES | _EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen2_moe windows": (
+        "qwen2_moe", _SIZES | _EXPERTS | {"shared_expert_intermediate_size": 40, "max_window_layers": 4} | _WINDOWS,
+    ),
     "qwen3": ("qwen3", _SIZES | _HEADS),
     "qwen3_moe": ("qwen3_moe", _SIZES | _HEADS | _EXPERTS),
+    "qwen3_moe windows": ("qwen3_moe", _SIZES | _HEADS | _EXPERTS | _WINDOWS),
     "smollm3": ("smollm3", _SIZES | {"pad_token_id": None}),
     "starcoder2": ("starcoder2", _SIZES),
 }  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fuzz.configurations import overlooked
 from released_models import RELEASED
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import FAMILIES, fields_of, read_model
@@ -67,6 +68,42 @@ FAULTS = {
     "model_type 'lama' can't be expressed by the decoder here; did you mean llama?": {"model_type": "lama"},
     "it has no model_type": {"model_type": None},
 }
+
+
+# Of other families: what only some of the values of a key say can be expressed.
+FAMILY_FAULTS = {
+    "rope_interleave is false: pairs that turn are neighbours": ("deepseek_v3", {"rope_interleave": False}),
+    "head_dim is 3: positions turn qk_rope_head_dim": ("deepseek_v3", {"head_dim": 3}),
+    "experts of no group can't be chosen": ("deepseek_v3", {"topk_group": 0}),
+    "hidden_activation is 'silu': Gemma has the tanh form": ("gemma3_text", {"hidden_activation": "silu"}),
+    "hidden_activation is 'gelu': Gemma has the tanh form": ("gemma2", {"hidden_activation": "gelu"}),
+    "hidden_act is 'relu': Gemma has the tanh form": ("gemma", {"hidden_act": "relu"}),
+    "sliding_attention has positions that are stretched (rope_type linear)": (
+        "gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 4.0}}},
+    ),
+    "attn_temperature_tuning is 'on', and should be true, false or a whole number": (
+        "llama4_text", {"attn_temperature_tuning": "on"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", FAMILY_FAULTS)
+def test_what_a_family_cannot_say_is_named(said: str) -> None:
+    family, keys = FAMILY_FAULTS[said]
+    assert any(said in fault for fault in fields_of({"model_type": family, **keys})[1])
+
+
+def test_keys_as_they_were_released() -> None:
+    tuned, faults = fields_of({"model_type": "llama4_text", "attn_temperature_tuning": 4, "floor_scale": 8192})
+    assert not faults and tuned["temperature_tuning"]["floor"] == 8192
+    assert "temperature_tuning" not in fields_of({"model_type": "llama4_text", "attn_temperature_tuning": 0})[0]
+    assert fields_of({"model_type": "gemma", "hidden_act": "gelu"})[0]["activation"] == "gelu-tanh"
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma3", "qwen3_moe windows"])
+def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
+    """`python tests/fuzz/configurations.py` asks all families."""
+    assert not list(overlooked(name))
 
 
 @pytest.mark.parametrize("said", FAULTS)

@@ -5,6 +5,8 @@ its function alone.
 """
 
 import math
+import operator
+from collections.abc import Callable
 
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
 from shardwright.config.hugging_face.layer_kinds import window, without_positions
@@ -50,20 +52,25 @@ def qwen3(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"])
 
 
-def qwen_windows(r: Reading, layers: int) -> Fields:
-    """Windows of Qwen's later layers, where they are asked for."""
+def qwen_windows(r: Reading, layers: int, is_full: Callable[[int, int], bool] = operator.lt) -> Fields:
+    """Windows of Qwen's layers, where they are asked for: of all but those of which `is_full` is true, given a layer
+    and max_window_layers."""
     first = r.count("max_window_layers")
     if not r.flag("use_sliding_window"):
         r.ignore("sliding_window", "layer_types")
         return {}
-    return window(r, r.count("sliding_window"), layers, lambda layer: layer < first)
+    return window(r, r.count("sliding_window"), layers, lambda layer: is_full(layer, first))
+
+
+_TANH_FORMS = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 
 def gemma(r: Reading) -> Fields:
     """Gemma (Mesnard et al. 2024, arXiv 2403.08295): embeddings times the root of their width, wide heads."""
-    # Released first with "gelu", which has always been computed as its tanh form.
-    r.ignore("hidden_activation")
     fields = decoder(r) | {"activation": "gelu-tanh", "embedding_scale": math.sqrt(r.count("hidden_size"))}
+    # hidden_act was released first as "gelu", which has always been computed as its tanh form.
+    for name, further in (("hidden_act", ("gelu", None)), ("hidden_activation", (None,))):
+        r.must_be(name, (*_TANH_FORMS, *further), "Gemma has the tanh form of GELU")
     r.must_be("use_bidirectional_attention", (None, False), "tokens would see later ones")
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     return fields | rotary(r, head_width(fields))
@@ -86,10 +93,7 @@ def gemma2(r: Reading, usual_pattern: int = 2) -> Fields:
 def gemma3(r: Reading) -> Fields:
     """Gemma 3 (Kamath et al. 2025, arXiv 2503.19786): norms of heads, five layers with windows to one without."""
     fields = gemma2(r, usual_pattern=6) | {"qk_norm": "head"}
-    local = local_rotary(r, head_width(fields)).get("rotary_base", r.number("rope_local_base_freq", 10000.0))
-    if "window" in fields:
-        fields["window"] |= {"rotary_base": local, "rotary_scaled": False}
-    return fields
+    return with_local_rotary(r, fields, r.number("rope_local_base_freq", 10000.0))
 
 
 def phi3(r: Reading) -> Fields:
@@ -120,10 +124,22 @@ def olmo3(r: Reading) -> Fields:
     """OLMo 3: OLMo 2 with windows in three of four layers, whose positions are not stretched."""
     fields, layers = olmo2(r), r.count("num_hidden_layers")
     fields |= window(r, r.count("sliding_window"), layers, lambda layer: (layer + 1) % 4 == 0)
-    if "window" in fields:
-        local = local_rotary(r, head_width(fields)).get("rotary_base", fields["rotary_base"])
-        fields["window"] |= {"rotary_base": local, "rotary_scaled": False}
-    return fields
+    return with_local_rotary(r, fields, fields["rotary_base"])
+
+
+def with_local_rotary(r: Reading, fields: Fields, usual_base: float) -> Fields:
+    """The fields, with rotary positions of layers with windows, which are not stretched."""
+    local = local_rotary(r, head_width(fields))
+    if "rotary_scaling" in local:
+        kind = local["rotary_scaling"]["kind"]
+        r.fault(
+            f"rope_parameters: sliding_attention has positions that are stretched (rope_type {kind}), and in layers "
+            'with windows they can only be as in all others or not stretched; its rope_type should be "default"'
+        )
+    if "window" not in fields:
+        return fields
+    base = local.get("rotary_base", usual_base)
+    return fields | {"window": fields["window"] | {"rotary_base": base, "rotary_scaled": False}}
 
 
 def glm(r: Reading) -> Fields:

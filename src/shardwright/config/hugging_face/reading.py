@@ -103,6 +103,14 @@ class Reading:
             return bool(self._default(name, default))
         return value
 
+    def truth(self, name: str, default: bool = False) -> bool:
+        """true or false, or a number, which is true unless it is 0."""
+        value = self._value(name, default)
+        if not isinstance(value, (bool, int)):
+            self._wrong(name, value, "true, false or a whole number")
+            return bool(self._default(name, default))
+        return bool(value)
+
     def text(self, name: str, default: str = "") -> str:
         """A word."""
         value = self._value(name, default)

@@ -36,7 +36,11 @@ def _parameters(r: Reading) -> dict[str, object]:
     older = r.section("rope_scaling")
     found = older if older and not r.has("rope_parameters") else r.section("rope_parameters")
     of_kind = found.get("full_attention")
-    return of_kind if isinstance(of_kind, dict) else found
+    if isinstance(of_kind, dict):
+        return of_kind
+    # What stands beside the section is what transformers takes, whatever stands within.
+    beside = r.count("original_max_position_embeddings")
+    return found | ({"original_max_position_embeddings": beside} if beside and found else {})
 
 
 def _fields(r: Reading, found: dict[str, object], head: int, theta: str, share: str) -> Fields:

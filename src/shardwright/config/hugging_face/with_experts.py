@@ -26,7 +26,9 @@ def qwen2_moe(r: Reading) -> Fields:
     moe = experts(r, "num_experts") | only_some_layers(r, fields["layers"])
     moe |= {"normalise": r.flag("norm_topk_prob"), "shared_experts": 1, "shared_gate": True}
     moe |= {"shared_ffn": r.count("shared_expert_intermediate_size")}
-    return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"]) | {"moe": moe}
+    # In turn, as transformers has it: layers with windows are those of even numbers below max_window_layers.
+    windows = qwen_windows(r, fields["layers"], lambda layer, first: layer % 2 == 1 or layer >= first)
+    return fields | rotary(r, head_width(fields)) | windows | {"moe": moe}
 
 
 def qwen3_moe(r: Reading) -> Fields:
@@ -38,7 +40,8 @@ def qwen3_moe(r: Reading) -> Fields:
         | only_some_layers(r, fields["layers"])
         | {"normalise": r.flag("norm_topk_prob")}
     )
-    return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"]) | {"moe": moe}
+    windows = qwen_windows(r, fields["layers"], lambda *_: False)  # all layers; max_window_layers says nothing here
+    return fields | rotary(r, head_width(fields)) | windows | {"moe": moe}
 
 
 def olmoe(r: Reading) -> Fields:
@@ -109,8 +112,9 @@ def _routed(r: Reading) -> Fields:
 
 def _groups(r: Reading) -> Fields:
     """Groups of experts that a token's experts may lie in; a single one says nothing."""
-    groups = r.count("n_group", 1) or 1
-    kept = r.count("topk_group", 1) or 1
+    groups, kept = r.count("n_group", 1), r.count("topk_group", 1)
+    if not (groups and kept):
+        r.fault(f"n_group is {groups} and topk_group is {kept}, and experts of no group can't be chosen; use 1 or more")
     return {"num_groups": groups, "groups_kept": kept} if groups > 1 else {}
 
 
@@ -125,16 +129,19 @@ def _latent_attention(r: Reading) -> Fields:
     """Multi-head latent attention, of which a part of each head turns."""
     fields = decoder(r)
     r.must_be("attention_bias", (False,), "latents have no biases")
-    r.ignore("rope_interleave", "qk_head_dim", "mlp_bias", "head_dim")
+    r.must_be("rope_interleave", (True, None), "pairs that turn are neighbours")
+    turns, stays = r.count("qk_rope_head_dim"), r.count("qk_nope_head_dim")
+    r.must_be("head_dim", (turns, turns + stays, None), "positions turn qk_rope_head_dim elements of a head")
+    r.ignore("qk_head_dim", "mlp_bias")
     fields = {name: value for name, value in fields.items() if name not in ("head_dim", "kv_heads")}
     fields["latent"] = {
         "kv_rank": r.count("kv_lora_rank"),
         "q_rank": r.optional_count("q_lora_rank"),
-        "nope_dim": r.count("qk_nope_head_dim"),
-        "rope_dim": r.count("qk_rope_head_dim"),
+        "nope_dim": stays,
+        "rope_dim": turns,
         "value_dim": r.count("v_head_dim"),
     }
-    turned = rotary(r, fields["latent"]["rope_dim"])
+    turned = rotary(r, turns)
     turned.pop("rotary_dim", None)
     return fields | turned
 
@@ -152,7 +159,7 @@ def llama4(r: Reading) -> Fields:
     fields |= window(
         r, r.count("attention_chunk_size"), layers, lambda layer: every > 0 and (layer + 1) % every == 0, CHUNKED
     )
-    if r.flag("attn_temperature_tuning", True):
+    if r.truth("attn_temperature_tuning", True):  # released as 4, which transformers takes for true
         fields["temperature_tuning"] = {"scale": r.number("attn_scale", 0.1), "floor": r.count("floor_scale", 8192)}
     moe = experts(r, "num_local_experts", width="intermediate_size")
     moe |= {"weigh": "input", "gate": "sigmoid", "normalise": False, "shared_experts": 1}

@@ -149,6 +149,7 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
         keys |= {
             "q_lora_rank": latent.q_rank, "kv_lora_rank": latent.kv_rank, "qk_nope_head_dim": latent.nope_dim,
             "qk_rope_head_dim": latent.rope_dim, "v_head_dim": latent.value_dim, "num_key_value_heads": model.heads,
+            "head_dim": latent.rope_dim,
         }  # fmt: skip
     return keys
 
@@ -159,15 +160,15 @@ def _expert_keys(model: ModelSpec) -> dict[str, Any]:
         return {}
     keys: dict[str, Any] = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), moe.experts)
     shared = moe.shared_size(model.ffn_size)
-    groups = {"n_group": moe.num_groups, "topk_group": moe.groups_kept} if moe.num_groups > 1 else {}
-    return keys | groups | {
+    return keys | {
+        "n_group": moe.num_groups, "topk_group": moe.groups_kept,
         "num_experts_per_tok": moe.num_chosen, "moe_intermediate_size": moe.ffn_size(model.ffn_size),
         "norm_topk_prob": moe.normalise, "routed_scaling_factor": moe.routed_scaling,
         "n_shared_experts": moe.shared_experts, "first_k_dense_replace": moe.first_dense,
         "shared_expert_intermediate_size": shared, "shared_intermediate_size": shared,
         "decoder_sparse_step": moe.every, "mlp_only_layers": list(range(moe.first_dense)),
         "interleave_moe_layer_step": moe.every, "num_mtp_layers": model.mtp_layers,
-        "topk_method": "group_limited_greedy" if groups and moe.gate == "softmax" else None,
+        "topk_method": "group_limited_greedy" if moe.num_groups > 1 and moe.gate == "softmax" else None,
     }  # fmt: skip
 
 

@@ -1,0 +1,145 @@
+"""Every key of every family's configuration, changed: where transformers computes something else, so do we, or refuse.
+
+python tests/fuzz/configurations.py [NAME ...]     of some cases of released_models.py, or of all
+
+A key that is marked as understood, and is not, shows itself here: with the same weights the logits of transformers are
+others, and our fields are the same.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+if __package__ in (None, ""):
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from released_models import RELEASED, SEQUENCE
+from shardwright.config.hugging_face.config_json import fields_of
+from shardwright.config.hugging_face.reading import _NO_ARITHMETIC
+from shardwright.config.hugging_face.same_arithmetic import is_same
+from shardwright.config.model import ModelSpec
+
+# Of the largest logit: rounding of float32 is a thousandth of it.
+_OTHER = 1e-4
+_WORDS = {
+    "hidden_act": ("silu", "relu", "gelu"), "hidden_activation": ("silu", "relu", "gelu"),
+    "activation_function": ("silu", "relu", "gelu"), "activation": ("silu", "relu"),
+    "scoring_func": ("softmax", "sigmoid"), "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
+}  # fmt: skip
+# Keys that transformers reads and we do by another way: ids of tokens that are not in the model, the order of keys of
+# old releases, and what is only for training or another way to compute.
+_LEFT = {*_NO_ARITHMETIC, "vocab_size", "max_position_embeddings", "n_positions", "torch_dtype"}
+
+
+def main() -> int:
+    """Change the keys of some cases. 1 if one changes what transformers computes and not what we do."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases of released_models.py  [default: all]")
+    names = parser.parse_args().names or list(RELEASED)
+    silence()
+    found = [told for name in names for told in overlooked(name)]
+    print("\n".join(found) or f"{len(names)} cases: no key was overlooked")
+    return 1 if found else 0
+
+
+def silence() -> None:
+    """Have transformers keep its remarks on odd configurations to itself."""
+    warnings.simplefilter("ignore")
+    os.environ["TRANSFORMERS_VERBOSITY"] = "critical"
+    logging.disable(logging.WARNING)
+
+
+def overlooked(name: str) -> Iterator[str]:
+    """A line for each changed key of a case that changes what transformers computes, and not our model."""
+    family, keys = RELEASED[name]
+    model, whole = made(family, keys)
+    weights, wanted = model.state_dict(), logits(model)
+    ours = ModelSpec.model_validate(fields_of(whole)[0])
+    for changed, what in changes(whole):
+        try:
+            other, _ = made(family, changed)
+            other.load_state_dict(weights)
+            found = logits(other)
+        except Exception:  # it refuses the change, or has other tensors, which a folder's weights would not fit
+            continue
+        if float((found - wanted).abs().max() / wanted.abs().max()) < _OTHER:
+            continue
+        fields, faults = fields_of(changed | {"model_type": family})
+        try:
+            is_overlooked = not faults and is_same(ModelSpec.model_validate(fields), ours)
+        except ValidationError:  # refused by our fields
+            continue
+        if is_overlooked:
+            yield f"{name}: {what} changes what transformers computes, and not what we do"
+
+
+def made(family: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A model of transformers', always with the same weights where they have the same shapes, and all of its keys."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    options = {"bos_token_id": None, "eos_token_id": None} | {k: v for k, v in keys.items() if k != "model_type"}
+    config = CONFIG_MAPPING[family](**json.loads(json.dumps(options)))
+    whole = json.loads(json.dumps(config.to_dict())) | {"model_type": family}
+    way = "sdpa" if getattr(config, "alibi", False) else "eager"
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=way).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_((tensor.dim() == 1) + 0.2 * torch.randn(tensor.shape, generator=generator))
+    return model, whole
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    """Of some tokens, [B, S, V]."""
+    ids_BS = torch.randint(0, 90, (2, SEQUENCE), generator=torch.Generator().manual_seed(2))
+    return model(ids_BS).logits
+
+
+def changes(keys: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Configurations in which one key has another value, and in words which."""
+    for name, value in keys.items():
+        if name in _LEFT or name == "model_type":
+            continue
+        for other in other_values(name, value):
+            yield keys | {name: other}, f"{name} = {json.dumps(other)} (was {json.dumps(value)})"
+
+
+def other_values(name: str, value: Any) -> Iterator[Any]:
+    """Values of the same kind that may mean something else."""
+    if isinstance(value, dict):
+        if "rope_type" in value:
+            yield value | {"rope_type": "linear", "factor": 2.0}
+        for inner, one in value.items():
+            yield from (value | {inner: other} for other in other_values(inner, one))
+    elif isinstance(value, list):
+        if value and all(isinstance(one, str) for one in value):
+            yield value[::-1]
+            yield [value[0]] * len(value)
+        elif value:
+            yield [1 - one if one in (0, 1) else one + 1 for one in value]
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from {value + 1, max(0, value - 1), 2 * value} - {value}
+    elif isinstance(value, float):
+        yield from {value * 1.5, value + 0.5} - {value}
+    elif isinstance(value, str):
+        yield from {*_WORDS.get(name, ())} - {value}
+    elif value is None:
+        yield from (True, 2, 0.5, *_WORDS.get(name, ()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
