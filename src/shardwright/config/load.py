@@ -198,7 +198,8 @@ def _read_toml(job: str) -> dict[str, Any]:
         given = fields.get(section)
         if isinstance(given, dict) and field in given:
             given[field] = catalog.found_from(path, given[field])
-    _find_beside(path, fields.get("model"), ("name", "weights"), names_config)
+    _find_beside(path, fields.get("model"), ("name",), names_config)
+    _find_beside(path, fields.get("model"), ("weights",), _is_there)
     data = fields.get("data")
     sources = data.get("sources") if isinstance(data, dict) else None
     for read in (data, *(sources if isinstance(sources, list) else ())):
@@ -313,6 +314,11 @@ def _shapeless(model: dict[str, Any]) -> list[str]:
     if not isinstance(weights, str) or names_config(weights) or "layers" in model or "hidden" in model:
         return []
     lacks = "has no config.json" if _is_there(weights) else f"is not there (looked from {Path.cwd()})"
+    if _is_there(str(Path(weights, "adapter_config.json"))):
+        return [
+            f"model.weights {shortened(weights, 200)!r} is an adapter (LoRA) and no model; merge it into its model, "
+            "and name that"
+        ]
     return [
         f"model.weights {shortened(weights, 200)!r} {lacks}, and no other field says what the model is; name a folder "
         "of Hugging Face's, or the model in model.name"

@@ -50,11 +50,19 @@ def choice_biases(family: str, model: ModelSpec) -> dict[int, ReleasedPiece]:
 def copies(family: str, model: ModelSpec) -> dict[str, str]:
     """Tensors of theirs that are copies of another: the tables in each module of multi-token prediction."""
     names, found = names_of(family, model), {}
+    head = names.embedding if model.tied_embeddings else names.head
     for index in range(model.mtp_layers):
         module = names.layer.format(n=model.layers + index)
         found[f"{module}.embed_tokens.weight"] = f"{names.embedding}.weight"
-        found[f"{module}.shared_head.head.weight"] = f"{names.head}.weight"
+        found[f"{module}.shared_head.head.weight"] = f"{head}.weight"
     return found
+
+
+def tied_head(family: str, model: ModelSpec) -> tuple[str, str] | None:
+    """The name of a head that is the table of embeddings, and of that table: some files have the one as a tensor of its
+    own. None of a model whose head is not."""
+    names = names_of(family, model)
+    return (f"{names.head}.weight", f"{names.embedding}.weight") if model.tied_embeddings else None
 
 
 @dataclass(frozen=True)

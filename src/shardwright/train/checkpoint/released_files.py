@@ -8,7 +8,7 @@ what is looked at, and no memory is taken for it.
 import json
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from shardwright.config.base import PlanError, shortened
-from shardwright.config.units import MIB
+from shardwright.config.units import MIB, counted
 from shardwright.config.user_file import FileFault, open_file, read_text
 from shardwright.train.checkpoint.box_files import DTYPES
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
 _MOST_HEADER, _MOST_INDEX = 100 * MIB, 100 * MIB  # safetensors' own limit of a header
 READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+ADAPTER = "adapter_config.json"  # of peft's
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
@@ -101,6 +102,8 @@ def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
     if not index.exists():
         if (folder / one_file).exists():
             return [folder / one_file]
+        if (folder / ADAPTER).exists():
+            raise FileFault(f"{folder} is an adapter (LoRA) and no model; merge it into its model, and name that")
         older = next((f.name for f in sorted(folder.iterdir()) if f.suffix in (".bin", ".pt", ".pth")), "")
         pickled = f"{older} is pickled; run shardwright convert {folder} --to OUT, and name that"
         hint = pickled if older else "check it"
@@ -114,6 +117,11 @@ def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
     names = sorted(set(where.values()))
     if outside := [name for name in names if Path(name).name != name]:
         raise FileFault(f"{index} names {shortened(outside[0])!r}, which is not a file beside it")
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise FileFault(
+            f"{counted(len(missing), 'file')} of the {len(names)} that {index.name} names "
+            f"{'is' if len(missing) == 1 else 'are'} missing in {folder}: {listed(missing)}; fetch what is missing"
+        )
     return [folder / name for name in names]
 
 
@@ -152,6 +160,12 @@ def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: i
             f"[{start:,}, {stop:,}) of {size - begin:,}; the file is damaged or cut, fetch it again"
         )
     return StoredTensor(path, dtype, shape, begin + start, begin + stop)
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many there are more."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(shortened, names[:most])) + more
 
 
 def is_floating(stored: StoredTensor) -> bool:

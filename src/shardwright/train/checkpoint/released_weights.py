@@ -3,24 +3,24 @@
 What a rank holds of a tensor is read, and nothing else, some MiB at a time: memory beside the boxes is that of a slab.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import PlanError
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import MIB
 from shardwright.parallel.tensor.initial_values import Initial
-from shardwright.sharding.hugging_face.layout import Layout, choice_biases, copies, layout_of
+from shardwright.sharding.hugging_face.layout import Layout, choice_biases, copies, layout_of, tied_head
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box, ParameterShard
 from shardwright.sharding.row_boxes import cut_rows
-from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating
+from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating, listed
 
 _MOST_ELEMENTS = 4 * MIB  # of a slab
-_MOST_SAID = 5  # names in a message
+_ROWS_COMPARED = 1024  # of two tables: those of a head that was trained by itself differ in every row
 
 
 class ReleasedWeights:
@@ -32,7 +32,7 @@ class ReleasedWeights:
         self.layout = layout_of(family, model)
         self.biases = choice_biases(family, model)
         self.prefix = _prefix(self.files, self.layout)
-        _refuse(self, copies(family, model))
+        _refuse(self, copies(family, model), tied_head(family, model))
 
     def as_initial(self) -> Initial:
         """What a run is given in place of random values."""
@@ -134,16 +134,17 @@ def _prefix(files: ReleasedFiles, layout: Layout) -> str:
     return ""
 
 
-def _refuse(weights: ReleasedWeights, copied: dict[str, str]) -> None:
+def _refuse(weights: ReleasedWeights, copied: dict[str, str], tied: tuple[str, str] | None) -> None:
     """PlanError where files and model do not agree."""
     tensors, prefix, faults = weights.files.tensors, weights.prefix, list[str]()
     pieces = [piece for of in weights.layout.values() for piece in of] + list(weights.biases.values())
     wanted = {prefix + piece.name: piece for piece in pieces}
     packed = [name for name in tensors if name.startswith(prefix) and name.endswith("_blocks")]
     if packed and (missing := [name for name in wanted if name + "_blocks" in tensors]):
-        faults.append(f"{_some(missing)} are quantised (MXFP4); {_plainly(weights)}")
+        faults.append(f"{listed(missing)} are quantised (MXFP4); {_plainly(weights)}")
     elif missing := [name for name in wanted if name not in tensors]:
-        faults.append(f"{len(missing):,} of {len(wanted):,} tensors are missing: {_some(missing)}; {_why(missing)}")
+        why = _why(missing, tensors)
+        faults.append(f"{len(missing):,} of {len(wanted):,} tensors are missing: {listed(missing)}; {why}")
     for name, piece in wanted.items():
         stored = tensors.get(name)
         if stored is not None and not piece.fits(stored.shape):
@@ -151,11 +152,32 @@ def _refuse(weights: ReleasedWeights, copied: dict[str, str]) -> None:
         elif stored is not None and not is_floating(stored):
             faults.append(f"{name} is of {stored.dtype}, a quantised number type; {_plainly(weights)}")
     known = {*wanted, *(prefix + name for name in copied)}
+    # A model's head does not lie within the decoder, which has a prefix where it is a part.
+    heads = {} if tied is None else {at + tied[0]: prefix + tied[1] for at in ("", prefix)}
+    for head, table in heads.items():
+        if head in tensors and table in tensors and tensors[table].shape == wanted[table].shape:
+            known.add(head)
+            faults += _unlike(weights.files, head, table)
     of_decoder = [name for name in tensors if name.startswith(prefix) and name not in known and _is_weight(name)]
     if of_decoder and not prefix:
-        faults.append(f"{len(of_decoder):,} tensors have no place in this model: {_some(of_decoder)}; check the folder")
+        faults.append(
+            f"{len(of_decoder):,} tensors have no place in this model: {listed(of_decoder)}; check the folder"
+        )
     if faults:
         raise PlanError(f"weights {weights.files.folder}", faults)
+
+
+def _unlike(files: ReleasedFiles, head: str, table: str) -> list[str]:
+    """What is wrong where a head that should be the table of embeddings is another matrix: looked for in some rows."""
+    ours, theirs = files.view(head), files.view(table)
+    rows = slice(None, None, max(1, len(theirs) // _ROWS_COMPARED))
+    if ours.shape == theirs.shape and torch.equal(ours[rows].float(), theirs[rows].float()):
+        files.forget()
+        return []
+    return [
+        f"{head} is not {table}, and config.json says that it is (tie_word_embeddings is true, or not there); set "
+        "tie_word_embeddings to false there if the head is a matrix of its own, or take that tensor out"
+    ]
 
 
 def _is_weight(name: str) -> bool:
@@ -167,12 +189,11 @@ def _plainly(weights: ReleasedWeights) -> str:
     return f"run shardwright convert {weights.files.folder} --to OUT, and begin with that"
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_SAID:,} more" if len(names) > _MOST_SAID else ""
-    return ", ".join(shortened(name) for name in names[:_MOST_SAID]) + more
-
-
-def _why(missing: list[str]) -> str:
+def _why(missing: list[str], tensors: Collection[str]) -> str:
+    if any(name.endswith((".qweight", ".weight_packed")) for name in tensors):
+        return "the folder has weights quantised as by GPTQ or AWQ, which are not read: name the plain ones"
+    if any(".lora_" in name for name in tensors):
+        return "the folder has an adapter (LoRA): merge it into its model, and name that"
     if any("lm_head" in name or "embed_out" in name for name in missing) and len(missing) == 1:
         return "the model may be one whose head is its table: set model.tied_embeddings = true"
     return "check that the folder is of this model"

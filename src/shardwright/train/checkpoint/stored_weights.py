@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from shardwright.config.base import PlanError, shortened
-from shardwright.config.units import MIB
+from shardwright.config.units import MIB, counted
 from shardwright.train.checkpoint.pickled_weights import PICKLED, PICKLED_INDEX, PickledFiles
-from shardwright.train.checkpoint.released_files import ReleasedFiles, StoredTensor
+from shardwright.train.checkpoint.released_files import ReleasedFiles, StoredTensor, listed
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
 _PART_ELEMENTS = 4 * MIB
@@ -77,7 +77,18 @@ def plain_tensors(files: StoredFiles) -> list[PlainTensor]:
     """All tensors of a folder as plain numbers, in the order of its files. Raises PlanError with every tensor that
     can't be read as such."""
     found, faults = list[PlainTensor](), list[str]()
+    packed = [
+        name for name, stored in files.tensors.items()
+        if stored.dtype not in (*_PLAIN, *_FP8) and _is_packed(name) and not _is_mxfp4(name, files.tensors)
+    ]  # fmt: skip
+    if packed:
+        faults.append(
+            f"{counted(len(packed), 'tensor')} of integers stand for weights, of a quantisation that is not read here "
+            f"(GPTQ and AWQ have such): {listed(packed)}; name a folder of plain weights"
+        )
     for name, stored in files.tensors.items():
+        if name in packed:
+            continue
         try:
             tensor = _plain(files, name, stored)
         except ValueError as error:
@@ -94,14 +105,12 @@ def _plain(files: StoredFiles, name: str, stored: StoredTensor) -> PlainTensor |
     tensors = files.tensors
     if _is_scale(name, tensors):
         return None
-    if name.endswith("_blocks") and name.removesuffix("blocks") + "scales" in tensors:
+    if _is_mxfp4(name, tensors):
         return _from_mxfp4(files, name.removesuffix("_blocks"))
     if stored.dtype in _FP8:
         return _from_fp8(files, name)
     if stored.dtype in _PLAIN:
         return PlainTensor(name, stored.shape, _PLAIN[stored.dtype], True, lambda a, b: _rows(files.view(name), a, b))
-    if _is_packed(name):
-        raise ValueError(f"{shortened(name)} is of {stored.dtype}: integers of a quantisation that is not read here")
     return PlainTensor(name, stored.shape, stored.dtype, False, lambda a, b: _rows(files.view(name), a, b))
 
 
@@ -116,6 +125,11 @@ def _is_scale(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
             scaled = tensors.get(name.removesuffix(end))
             return scaled is not None and scaled.dtype in _FP8
     return name.endswith("_scales") and name.removesuffix("scales") + "blocks" in tensors
+
+
+def _is_mxfp4(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether a tensor is the pairs of 4-bit numbers of a weight."""
+    return name.endswith("_blocks") and name.removesuffix("blocks") + "scales" in tensors
 
 
 def _is_packed(name: str) -> bool:
