@@ -9,6 +9,7 @@ from brought_folder import bring_model
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.train.data.tokenizer import load_tokenizer
 from shardwright.train.prompt import prompt_of
 
 
@@ -39,11 +40,47 @@ def test_the_end_of_a_turn_is_the_templates_where_no_file_says_it(tmp_path: Path
     assert 257 not in prompt_of(job_of(folder), "", "1?", is_chat=False).ends
 
 
-def test_a_text_begins_with_the_token_that_its_tokenizer_puts_there(tmp_path: Path) -> None:
+def test_a_released_model_is_given_what_its_tokenizer_puts_before_a_text(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, processors
+    from transformers import AutoTokenizer
+
     folder = bring_model(tmp_path)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<|im_start|>"}))
-    prompt = prompt_of(job_of(folder), "", "ab", is_chat=False)
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 256)]
+    )
+    library.save(str(folder / "tokenizer.json"))
+    released = make_job({"model": {"weights": str(folder), "vocab": 264}, "data": {"tokenizer": str(folder)}})
+    prompt = prompt_of(released, str(folder), "ab", is_chat=False)
+    assert list(prompt.ids) == AutoTokenizer.from_pretrained(folder)("ab")["input_ids"]
     assert (prompt.ids[0], prompt.num_hidden, len(prompt.ids)) == (256, 1, 3)
+    assert prompt_of(job_of(folder), "", "ab", is_chat=False).num_hidden == 0  # a run's documents have none
+
+
+@pytest.mark.parametrize(
+    ("special", "eos_token", "ends"),
+    [
+        (["<|im_end|>", "<|endoftext|>"], "<|im_end|>", "<|endoftext|>"),  # of a chat and of a text (Qwen)
+        (["</s>", "<eos>"], "<eos>", "<eos>"),  # the other is a tag of HTML (Gemma)
+        (["<｜end▁of▁sentence｜>"], "", "<｜end▁of▁sentence｜>"),
+        (["<|return|>"], "<|return|>", "<|return|>"),
+        (["<|im_end|>"], "", ""),
+    ],
+)
+def test_documents_end_with_what_generate_ends_at(
+    special: list[str], eos_token: str, ends: str, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    folder = bring_model(tmp_path)
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.add_special_tokens(special)
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos_token} if eos_token else {}))
+    tokenizer = load_tokenizer(job_of(folder).data)
+    wanted = {library.token_to_id(ends)} if ends else set()
+    assert {*tokenizer.end_of_text} == wanted
+    assert wanted <= prompt_of(job_of(folder), "", "ab", is_chat=False).ends
 
 
 @pytest.mark.parametrize(

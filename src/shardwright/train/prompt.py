@@ -1,9 +1,8 @@
 """What a text that a model goes on with begins with, as tokens, and at which tokens it ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from pathlib import Path
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -11,8 +10,10 @@ from shardwright.config.user_file import FileFault
 from shardwright.train.data.chat_rows import ASSISTANT, Chat, question
 from shardwright.train.data.encoding_pool import EncodingPool
 from shardwright.train.data.encoding_process import EncodingSetup
-from shardwright.train.data.template_files import find_template, folders_beside, read_config
+from shardwright.train.data.template_files import find_template, folders_beside, read_config, special_tokens_of
 from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer
+
+_CONFIGURATIONS = ("generation_config.json", "config.json")
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,14 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
     """The tokens of a text, or of a chat that begins with it as what a user says and is to be answered. Raises
     PlanError where the tokenizer or the chat template can't write it, or the model has no such tokens.
 
-    `weights` is the folder of the released model that the job's weights come from, or nothing.
+    `weights` is the folder of the released model that the job's weights come from, or nothing. A released model is
+    given the tokens that its tokenizer puts before a text; documents of a run have none.
     """
     tokenizer = load_tokenizer(job.data)
     try:
         text.encode()  # half a character has no tokens, and tokenizers say so in words of their own
-        files = [partial(read_config, folder) for folder in folders_beside(job.data, weights)]
-        first, ends = _first_token(files, tokenizer), _end_tokens(files, tokenizer)
+        ends = _end_tokens(list(folders_beside(job.data, weights)), tokenizer)
+        first = tokenizer.first_tokens if job.model.weights else ()
         prompt = (
             _of_chat(job, weights, tokenizer, question(text, "--chat"), ends)
             if is_chat
@@ -73,30 +75,15 @@ def _of_chat(job: JobSpec, weights: str, tokenizer: Tokenizer, asked: Chat, ends
     return Prompt(tuple(map(int, ids)), len(ids), ends | {*marks[:1]})
 
 
-# What a configuration in a folder says, by the name of its file.
-_Files = Sequence[Callable[[str], dict[str, Any]]]
-_TOKENIZER, _GENERATION, _MODEL = "tokenizer_config.json", "generation_config.json", "config.json"
+def _end_tokens(folders: Sequence[Path], tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end a text: that of documents, and those that configurations beside tokenizer and weights say."""
+    said = [read_config(folder, name).get("eos_token_id") for folder in folders for name in _CONFIGURATIONS]
+    numbers = {number for one in said for number in (one if isinstance(one, list) else [one]) if type(number) is int}
+    special = tokenizer.special_ids()
+    named = {special.get(special_tokens_of(folder).get("eos_token", "")) for folder in folders}
+    return frozenset(numbers | {number for number in named if number is not None} | _end_of_documents(tokenizer))
 
 
-def _end_tokens(files: _Files, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end a text, as the configurations beside the tokenizer and the weights say."""
-    said = [read(name).get("eos_token_id") for read in files for name in (_GENERATION, _MODEL)]
-    numbers = [number for one in said for number in (one if isinstance(one, list) else [one])]
-    named = [_number(read(_TOKENIZER).get("eos_token"), tokenizer) for read in files]
-    return frozenset(number for number in (*numbers, *named) if type(number) is int)
-
-
-def _first_token(files: _Files, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token that the tokenizer puts before a text, where its configuration says that it does."""
-    for read in files:
-        if (config := read(_TOKENIZER)).get("add_bos_token") is True:
-            named = _number(config.get("bos_token"), tokenizer)
-            number = read(_MODEL).get("bos_token_id") if named is None else named
-            return (number,) if type(number) is int else ()
-    return ()
-
-
-def _number(said: Any, tokenizer: Tokenizer) -> int | None:
-    """The number of a token that a configuration names by its text."""
-    text = said.get("content") if isinstance(said, dict) else said
-    return tokenizer.special_ids().get(text) if isinstance(text, str) else None
+def _end_of_documents(tokenizer: Tokenizer) -> set[int]:
+    """The token that documents end with, but for one that is text as well, as the line break of bytes."""
+    return {*tokenizer.end_of_text} & {*tokenizer.special_ids().values()}

@@ -77,6 +77,11 @@ def read_config(folder: Path, name: str = _CONFIG) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
+def special_tokens_of(folder: Path) -> dict[str, str]:
+    """The texts of the special tokens of the tokenizer in a folder, by what they are for. Raises FileFault, OSError."""
+    return _special(read_config(folder))
+
+
 def _template_of(config: dict[str, Any]) -> str:
     """The one template, or of several that which is called default."""
     found = config.get("chat_template")

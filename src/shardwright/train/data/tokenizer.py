@@ -15,6 +15,7 @@ from shardwright.config.data import DataSpec
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.dropped_text import Dropped, may_drop
+from shardwright.train.data.template_files import special_tokens_of
 
 if TYPE_CHECKING:
     import tokenizers
@@ -44,6 +45,10 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of `ids`. What is no text (an unknown id, half a character) is replaced or left out."""
 
+    @property
+    def first_tokens(self) -> tuple[int, ...]:
+        """Tokens that the tokenizer puts before a text that is to be gone on with."""
+
     def special_ids(self) -> dict[str, int]:
         """Tokens that stand for no text of their own, such as the end of a turn, by name."""
 
@@ -56,6 +61,7 @@ class ByteTokenizer:
     """
 
     num_ids = 256
+    first_tokens: tuple[int, ...] = ()
     end_of_text: tuple[int, ...] = (ord("\n"),)
     fingerprint = "bytes"
 
@@ -85,13 +91,16 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer.json of Hugging Face tokenizers.
 
-    Its end of text is the first of `names` that it has, or nothing. No token is added at the beginning, and
-    truncation and padding that the file may ask for are turned off: they would lose or invent text.
+    Documents end with the token that is called an end of text; else with the `eos_token` that the configuration beside
+    the file names, which in a tokenizer for chats may end a turn; else with one of the usual names; or with nothing. No
+    token is added at the beginning, and truncation and padding that the file may ask for are turned off: they would
+    lose or invent text.
     """
 
-    names = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+    ends_of_text = ("<|endoftext|>", "<|end_of_text|>")
+    usual_ends = ("</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, eos_token: str = "") -> None:
         """From the contents of the file. Raises whatever the library does if they are not a tokenizer."""
         from tokenizers import Tokenizer as Library
 
@@ -100,8 +109,9 @@ class FileTokenizer:
         self._library.no_padding()
         ids = self._library.get_vocab(with_added_tokens=True)
         self.num_ids = 1 + max(ids.values(), default=-1)  # ids may have gaps, so not the number of entries
-        self.end_of_text = tuple(ids[name] for name in self.names if name in ids)[:1]
-        self.fingerprint = blake2b(text.encode(), digest_size=16).hexdigest()
+        names = (*self.ends_of_text, eos_token, *self.usual_ends)
+        self.end_of_text = tuple(ids[name] for name in names if name in ids)[:1]
+        self.fingerprint = blake2b(f"{self.end_of_text} {text}".encode(), digest_size=16).hexdigest()
         self.dropped = Dropped()
         self._may_drop = may_drop(text)
 
@@ -133,6 +143,12 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    @property
+    def first_tokens(self) -> tuple[int, ...]:
+        """The tokens that the file puts before a text that is to be gone on with."""
+        plain, whole = (self._library.encode("a", add_special_tokens=adds).ids for adds in (False, True))
+        return tuple(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else ()
+
     def special_ids(self) -> dict[str, int]:
         added = self._library.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
@@ -160,6 +176,8 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
     except OSError as error:
         raise PlanError("data", [f"tokenizer file {path} can't be read: {error.strerror}; {way_out}"]) from None
     try:
-        return FileTokenizer(text)
+        return FileTokenizer(text, special_tokens_of(path.parent).get("eos_token", ""))
+    except FileFault as fault_of_file:
+        raise PlanError("data", [f"data.tokenizer: {fault_of_file}"]) from None
     except Exception as error:  # the library raises bare Exception for a file that is no tokenizer
         raise PlanError("data", [f"{path} is not a tokenizer: {error}; {way_out}"]) from None
