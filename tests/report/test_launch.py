@@ -295,13 +295,18 @@ def test_containers_see_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     sources = '[{path = "/data/web/*.parquet", weight = 0.7}, {path = "/chats/a.jsonl", chats = true}]'
     data = (f"data.sources={sources}", "data.separate_documents=true", "data.cache=/shared/tokens")
-    told = [word for one in (*data, 'data.chat_template="/templates/t.jinja"') for word in ("--set", one)]
+    more = ('data.chat_template="/templates/t.jinja"', "model.weights=/models/Llama-3.1-8B")
+    told = [word for one in (*data, *more) for word in ("--set", one)]
     script = written(*TINY, *told, "--slurm", "--image", "us/it:1")
     (mounts,) = re.findall(r"--container-mounts=(\S+)", script)
     named = {mount.partition(":")[0] for mount in mounts.split(",")}
-    assert named >= {"/data", "/chats", "/shared/tokens", "/templates"}
+    assert named >= {"/data/web", "/chats", "/shared/tokens", "/templates", "/models"}
     notes = described(*TINY, *told, "--kubernetes", "--image", "us/it:1")["notes"]
-    assert any("/data/web/*.parquet, /chats/a.jsonl and data.chat_template" in note for note in notes)
+    assert any(
+        "model.weights /models/Llama-3.1-8B and data.path /data/web/*.parquet, /chats/a.jsonl and data.chat_template "
+        "/templates/t.jinja and data.cache /shared/tokens must be there" in note
+        for note in notes
+    )
 
 
 SCRIPTS = [

@@ -13,6 +13,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.yaml_text import yaml_text
 from shardwright.report.job_toml import job_toml
 from shardwright.report.launch.launch_description import Launch
+from shardwright.report.launch.named_paths import read_paths
 from shardwright.report.launch.torchrun_command import torchrun_variables, torchrun_words
 from shardwright.train.launch.preemption import STATUS as PREEMPTED
 
@@ -154,10 +155,8 @@ def kubernetes_notes(launch: Launch) -> list[str]:
             f"{launch.seats.servers_per_node} pods at a time need servers of one NVLink domain; add the affinity or "
             "the resource claim by which the cluster says so"
         )
-    files = {"data.path": ", ".join(data.path for data in job.data.each), "data.tokenizer": job.data.tokenizer}
-    files |= {"data.chat_template": job.data.chat_template, "data.cache": job.data.cache}
-    files |= {"cluster.device": job.cluster.device, "cluster.software": job.cluster.software}
-    named = [f"{field} {value}" for field, value in files.items() if "/" in value or value.endswith((".toml", ".json"))]
+    named = [f"{field} {', '.join(values)}" for field, values in read_paths(job).items()]
+    named += [f"data.cache {job.data.cache}"] if job.data.cache else []
     if named:
         notes.append(f"{' and '.join(named)} must be there in the containers, relative paths in {FOLDER}")
     return notes

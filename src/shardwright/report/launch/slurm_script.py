@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardwright.report.launch.launch_description import QUOTED, Launch
 from shardwright.report.launch.launch_options import limit_text
+from shardwright.report.launch.named_paths import folders_elsewhere, folders_written
 
 # How a task becomes a rank. srun ends no rank for another's sake: all of them leave by themselves, with a status that
 # says why, within run.timeout_s.
@@ -92,7 +93,7 @@ def slurm_script(launch: Launch) -> str:
         "",
         f"train=({train})",
     ]
-    if launch.options.image and (written := _written(launch)):
+    if launch.options.image and (written := folders_written(launch.job)):
         lines += ["", f"mkdir -p {shlex.join(written)} # mounted into containers"]
     fields = {
         "options": " \\\n        ".join(_srun_options(launch)),
@@ -135,20 +136,11 @@ def _srun_options(launch: Launch) -> list[str]:
     return found
 
 
-def _written(launch: Launch) -> list[str]:
-    """Folders elsewhere that the run writes to."""
-    folders = (launch.job.run.folder, launch.job.checkpoint.path, launch.job.data.cache)
-    return [folder for folder in folders if folder.startswith("/")]
-
-
 def _mounted(launch: Launch) -> list[str]:
     """Folders that a container sees: the one that the job is started in, and others that the job names."""
-    job, found = launch.job, [str(launch.folder)]
-    files = [launch.words[0] if launch.words[0].endswith(".toml") else "", job.data.chat_template]
-    folders = [str(Path(file).parent) for file in files] + _written(launch)
-    for named in (job.data.tokenizer, *(data.path.partition("*")[0] for data in job.data.each)):
-        folders.append(named if Path(named).is_dir() else str(Path(named).parent))
-    for folder in folders:
+    found = [str(launch.folder)]
+    of_job = [str(Path(launch.words[0]).parent)] if launch.words[0].endswith(".toml") else []
+    for folder in (*of_job, *folders_elsewhere(launch.job)):
         is_inside = any(Path(folder).is_relative_to(other) for other in found)
         if folder.startswith("/") and not is_inside:
             found.append(folder)
