@@ -361,3 +361,14 @@ def test_sections_of_the_docs_are_read(folder: Path, tmp_path: Path, monkeypatch
         tokens = prepare_tokens(job.data, job.model, 1, tmp_path / "cache")
         assert tokens.train_samples().batch(0, 4).shape == (4, 65)
         assert tokens.described(100) or not (job.data.chats or job.data.sources)
+
+
+def test_chats_of_which_no_answer_is_left_are_refused(tmp_path: Path) -> None:
+    rows = [{"prompt": "p" * 40, "completion": "c"} for _ in range(4)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = DataSpec(path=str(tmp_path / "c.jsonl"), chats=True, separate_documents=True, validation_share=0)
+    with pytest.raises(PlanError, match=r"of none of 4 chats .* the first answer begins behind 40; use a longer"):
+        prepare_tokens(data, ModelSpec(sequence=16), 0, tmp_path / "tokens")
+    assert prepare_tokens(data, ModelSpec(sequence=40), 0, tmp_path / "tokens").num_documents == 4
+    everything = data.model_copy(update={"answers_only": False})
+    assert prepare_tokens(everything, ModelSpec(sequence=16), 0, tmp_path / "tokens").num_documents == 4

@@ -1,5 +1,6 @@
 """Chats that are packed: each whole and once, no sample too full, and what is cut is counted."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +73,13 @@ def test_spans_that_were_cut_pack_their_own(tmp_path: Path) -> None:
     assert [plain(row) for row in samples.batch(0, 1)] == [[4, 5, 6, 7, 8]]
     row = samples.batch(0, 1)[0]
     assert np.flatnonzero((row >= 0) & (row < UNCOUNTED)).tolist() == [1, 2, 4]
+
+
+def test_documents_that_keep_nothing_to_learn_are_counted(tmp_path: Path) -> None:
+    documents = [list(range(10)), list(range(4)), list(range(8))]
+    span = write(tmp_path, documents, [(5, 9), (11, 13), (20, 22)])  # from the 6th, the 2nd and the 7th token on
+    samples = {room: PackedSamples([span], room - 1, seed=0) for room in (2, 6, 7, 20)}
+    assert samples[20].first_learned.tolist() == [5, 1, 6]
+    assert {room: one.num_unlearned for room, one in samples.items()} == {2: 2, 6: 1, 7: 0, 20: 0}
+    assert PackedSamples([span.cut(10, 22)], 5, seed=0).first_learned.tolist() == [1, 6]
+    assert PackedSamples([replace(span, answers=None)], 5, seed=0).num_unlearned == 0  # all of it is learned

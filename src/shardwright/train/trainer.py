@@ -24,7 +24,7 @@ from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
 from shardwright.train.data.samples import SampleReader
-from shardwright.train.data.tokenizer import load_tokenizer
+from shardwright.train.data.tokenizer import ByteTokenizer, load_tokenizer
 from shardwright.train.health.decision import Course, Decision, Judge, go_on
 from shardwright.train.health.gpu_readings import gpu_sentences
 from shardwright.train.health.run_health import RunHealth
@@ -336,11 +336,17 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: M
     )
     log.say(str(mesh.shape) if plan.world <= 64 else str(mesh.shape).splitlines()[0])
     log.say(
-        f"{counted(tokens.num_documents, 'document')}, {tokens.num_train_tokens:,} tokens to train on, "
+        f"{', '.join(data.path for data in job.data.each)}: {counted(tokens.num_documents, 'document')}, "
+        f"{tokens.num_train_tokens:,} tokens to train on, "
         f"{tokens.num_validation_tokens:,} held out; "
         f"{counted(job.optimizer.steps, 'step')} of {job.tokens_per_step:,} tokens"
         + (f", the first of {job.at_step(0).tokens_per_step:,}" if job.batch.grows else "")
     )
+    if job.data.tokenizer == "bytes" and tokens.largest_id < ByteTokenizer.num_ids <= model.vocab // 4:
+        log.say(
+            f"note: text is read as bytes, {ByteTokenizer.num_ids} of the {model.vocab:,} tokens of the vocabulary "
+            "(data.tokenizer names a tokenizer)"
+        )
     for line in tokens.described(job.batch.samples_before(job.optimizer.steps)):
         log.say(line)
     if tokens.dropped_share:

@@ -65,7 +65,8 @@ class PackedSamples:
     """The samples of one side of chats, as an endless sequence: in each epoch every one once, in an order of that
     epoch's own, or in that of the packing if `shuffle` is false.
 
-    What fills a sample up is a document of zeros in which nothing is learned. Marks as in token_stream.py.
+    What fills a sample up is a document of zeros in which nothing is learned. Marks as in token_stream.py. Of so many
+    documents nothing is learned, as they are cut: `num_unlearned`.
     """
 
     def __init__(self, tokens: Sequence[TokenSpan], sequence: int, seed: int, shuffle: bool = True) -> None:
@@ -74,7 +75,10 @@ class PackedSamples:
         self._seed = seed if shuffle else None
         self._stream = TokenStream(tokens, marks=True)
         self._bounds = self._stream.documents()
-        self.packing = pack(np.diff(self._bounds), sequence + 1)
+        lengths = np.diff(self._bounds)
+        self.packing = pack(lengths, sequence + 1)
+        self.first_learned = self._stream.first_learned()
+        self.num_unlearned = int((self.first_learned >= np.minimum(lengths, sequence + 1)).sum())
         if not len(self.packing):
             raise ValueError("there are no chats to pack")
 

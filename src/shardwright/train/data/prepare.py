@@ -15,7 +15,9 @@ from typing import Literal
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.units import counted
 from shardwright.train.data.encoding_process import EncodingSetup
+from shardwright.train.data.packed_samples import PackedSamples
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import Say
 from shardwright.train.data.source_files import IN_PLACE, SourceFile, find_files
@@ -152,6 +154,7 @@ def _split(summary: Summary, sides: Sides, data: DataSpec, model: ModelSpec, see
     split: Literal["none", "documents", "tail"] = "documents"
     if data.chats:
         train, validation, split = _split_chats(train, validation, data)
+        _refuse_unlearned(train, data, model)
     elif total < window * (2 if data.validation_share else 1):
         raise PlanError("data", [_too_little(total, data, model)])
     elif not data.validation_share:
@@ -198,6 +201,19 @@ def _split_chats(
     num_tail = min(max(round(num_chats * data.validation_share), 1), num_chats - 1) if data.validation_share else 0
     at = int(bounds[num_chats - num_tail])
     return cut(stream, 0, at), cut(stream, at, int(bounds[-1])), "tail"
+
+
+def _refuse_unlearned(train: tuple[TokenSpan, ...], data: DataSpec, model: ModelSpec) -> None:
+    """PlanError where nothing would be learned: samples end before the first answers begin."""
+    samples = PackedSamples(train, model.sequence, seed=0, shuffle=False)
+    if samples.num_unlearned == (number := len(samples.first_learned)):
+        first = int(samples.first_learned.min())
+        fault = (
+            f"of none of {counted(number, 'chat')} of data.path {data.path} an answer is left: they are cut to "
+            f"model.sequence {model.sequence} + 1 tokens, and the first answer begins behind {first:,}; use a longer "
+            "model.sequence, or shorter chats"
+        )
+        raise PlanError("data", [fault])
 
 
 def _too_little(total: int, data: DataSpec, model: ModelSpec) -> str:

@@ -62,7 +62,8 @@ class TokenFiles:
     def _packing_note(self) -> list[str]:
         if not self.packed:
             return []
-        packing = PackedSamples(self.train, self.sequence, self.seed).packing
+        samples = PackedSamples(self.train, self.sequence, self.seed)
+        packing = samples.packing
         room, held = len(packing) * (self.sequence + 1), self.num_train_tokens - packing.cut_tokens
         lines = [
             f"{len(packing.order):,} chats to train on are packed into {len(packing):,} sequences, which they fill to "
@@ -73,6 +74,8 @@ class TokenFiles:
                 f"{packing.num_cut:,} of these are longer than model.sequence {self.sequence} + 1 and cut at their "
                 f"ends, by {packing.cut_tokens:,} of {self.num_train_tokens:,} tokens in all"
             )
+        if samples.num_unlearned:
+            lines.append(f"nothing is learned of {samples.num_unlearned:,} of these: no answer is left of them")
         return lines
 
 

@@ -121,6 +121,18 @@ class TokenStream:
             found += [np.array([begin]), here - first_token + begin]  # a span begins a document
         return np.concatenate([*found, [len(self)]]).astype(np.int64)
 
+    def first_learned(self) -> NDArray[np.int64]:
+        """How many tokens of each document stand before the first that is learned: [documents], all of them where none
+        is."""
+        bounds, found = self.documents(), []
+        for index, ((_, first_token), answers) in enumerate(zip(self._documents, self._answers, strict=True)):
+            begin, end = self._starts[index : index + 2]
+            within = bounds[(bounds >= begin) & (bounds < end)]  # of a span without answers all is learned
+            found.append(within if answers is None else answers[0::2] - first_token + begin)
+        learned = np.concatenate([*found, [len(self)]])
+        firsts = learned[np.searchsorted(learned, bounds[:-1])]
+        return np.minimum(firsts, bounds[1:]) - bounds[:-1]
+
     def _mark(self, tokens: NDArray[np.int64], index: int, begin: int) -> None:
         """Mark, in place, which of the tokens of a span from `begin` on begin a document or are not learned."""
         starts, first_token = self._documents[index]
