@@ -80,7 +80,10 @@ def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: 
     """What the job takes, and what would be faster, for reading. `names` are those of the settings that it has."""
     lines = [textwrap.fill(_as_it_stands(system, own), 110)]
     if not found:
-        return f"{lines[0]}\nNo plan that {system.title} has and that was found is faster."
+        stays = f"No plan that {system.title} has and that was found is faster: nothing has to be changed."
+        if own.fits:
+            stays += " What is recommended below is the simplest of those as good, for a job that begins."
+        return "\n".join([lines[0], textwrap.fill(stays, 110)])
     for number, one in enumerate(found, 1):
         step, memory = seconds_text(float(one.priced.time.total)), memory_text(int(one.priced.memory.process))
         lines += ["", f"{number}. {_times(one.times)}: {step} for a step at {memory}; change"]
