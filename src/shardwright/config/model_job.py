@@ -64,3 +64,12 @@ def with_usual(
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}
         said.append(f"it is computed in {compute}")
     return filled, ", ".join(said)
+
+
+def sequence_notes(model: ModelSpec) -> list[str]:
+    """A sentence where samples are longer or shorter than what a model is made for."""
+    longest, sequence = model.longest_sequence, model.sequence
+    if longest in (0, sequence):
+        return []
+    most = f"at most {longest:,}" if sequence > longest else f"up to {longest:,}"
+    return [f"samples have {sequence:,} tokens, and the model is made for {most} (model.sequence)"]

@@ -8,6 +8,7 @@ import math
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.model_job import sequence_notes
 from shardwright.config.units import counted
 from shardwright.config.usual_links import usual_link_notes
 from shardwright.sharding.stage_parameters import model_parameters
@@ -19,7 +20,7 @@ _ABOUT = 0.05
 def job_notes(job: JobSpec) -> list[str]:
     """Sentences: told numbers that contradict the others, each with its arithmetic and what would give them."""
     links = usual_link_notes(job.cluster, job.plan.world)
-    return [*_parameter_notes(job.model), *_sequence_notes(job.model), *_device_notes(job), *links]
+    return [*_parameter_notes(job.model), *sequence_notes(job.model), *_device_notes(job), *links]
 
 
 def batch_notes(job: JobSpec) -> list[str]:
@@ -50,15 +51,6 @@ def _parameter_notes(model: ModelSpec) -> list[str]:
         f"hidden {model.hidden:,} have {(layers + rest) / 1e9:,.1f} billion ({made}); with all widths in proportion a "
         f"hidden of {model.hidden * ratio:,.0f} would have them, or {near:,}, which splits into heads of {width}"
     ]
-
-
-def _sequence_notes(model: ModelSpec) -> list[str]:
-    longest, sequence = model.longest_sequence, model.sequence
-    if longest in (0, sequence):
-        return []
-    if sequence > longest:
-        return [f"samples have {sequence:,} tokens, and the model is made for at most {longest:,} (model.sequence)"]
-    return [f"samples have {sequence:,} tokens, and the model is made for up to {longest:,} (model.sequence)"]
 
 
 def _device_notes(job: JobSpec) -> list[str]:

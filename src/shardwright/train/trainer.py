@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shardwright.config.base import PassingError, RunError
 from shardwright.config.job import JobSpec
+from shardwright.config.model_job import sequence_notes
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import barrier
 from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
@@ -342,6 +343,8 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: M
         f"{counted(job.optimizer.steps, 'step')} of {job.tokens_per_step:,} tokens"
         + (f", the first of {job.at_step(0).tokens_per_step:,}" if job.batch.grows else "")
     )
+    for note in sequence_notes(model) if model.sequence > model.longest_sequence else ():
+        log.say(f"note: {note}")
     if job.data.tokenizer == "bytes" and tokens.largest_id < ByteTokenizer.num_ids <= model.vocab // 4:
         log.say(
             f"note: text is read as bytes, {ByteTokenizer.num_ids} of the {model.vocab:,} tokens of the vocabulary "

@@ -7,6 +7,7 @@ A family is what model_type says. What a released configuration leaves out has t
 import json
 import tomllib
 from collections.abc import Callable, Mapping
+from difflib import SequenceMatcher
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -24,6 +25,7 @@ from shardwright.config.user_file import FileFault, read_text
 CONFIG = "config.json"
 USUAL_SEQUENCE = 4096  # tokens of a sample, of models that could read more
 _MOST_BYTES = 4 * MIB
+_ALIKE, _LONGEST_WORD = 0.85, 64  # from which a word may be another that was misspelt, and how much of it is looked at
 
 FAMILIES: Mapping[str, Callable[[Reading], Fields]] = {
     "bloom": older.bloom, "deepseek_v2": with_experts.deepseek_v2, "deepseek_v3": with_experts.deepseek_v3,
@@ -123,6 +125,13 @@ def _called(path: Path) -> str:
 def _unknown(family: str) -> str:
     if not family:
         return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
-    near = nearest(family, sorted(FAMILIES))
-    hint = f"did you mean {' or '.join(near)}?" if near else f"such as {', '.join(sorted(FAMILIES))}"
+    near = [one for one in nearest(family, sorted(FAMILIES)) if _is_misspelt(family, one)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"these can: {', '.join(sorted(FAMILIES))}"
     return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"
+
+
+def _is_misspelt(word: str, known: str) -> bool:
+    """Whether a word is another by mistake, and not the name of another family: these often differ in a number, or in
+    what follows."""
+    is_alike = SequenceMatcher(a=word[:_LONGEST_WORD], b=known).ratio() >= _ALIKE
+    return is_alike and [c for c in word if c.isdigit()] == [c for c in known if c.isdigit()]
