@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -31,6 +32,17 @@ with suppress(AttributeError, OSError):  # Linux has it, and a sandbox may refus
 for _number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
+
+
+# What is imported for the tests, and the tests themselves, are no garbage: nobody looks for cycles among them, neither
+# while they are made nor at each of the many later looks at all that there is.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Have cycles be looked for among what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

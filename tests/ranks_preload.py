@@ -5,12 +5,20 @@ import signal
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, and the tests end it
 
+import gc
+
+gc.disable()  # nothing of what is loaded here is garbage, and ranks share it for as long as no look writes to it
+
 import hypothesis  # noqa: F401
 import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401 - a dispatch mode loads it at its first call, in each rank if not here
 from click.testing import CliRunner  # noqa: F401
 
 import cases  # noqa: F401
+import going_on  # noqa: F401
 import shardwright.cli.main
 import shardwright.train.async_step
 import shardwright.train.launch.preload  # noqa: F401
+
+gc.freeze()
+gc.enable()

@@ -1,6 +1,7 @@
 """`python -m shardwright`, which is how torchrun starts a rank, and the command `shardwright`."""
 
-from shardwright.train.launch.ending import telling_of_signals
+from shardwright.train.launch.ending import ending_at_once, telling_of_signals
+from shardwright.train.launch.loading import collect_rarely
 
 
 def main() -> None:
@@ -11,7 +12,8 @@ def main() -> None:
 
         run()
 
-    telling_of_signals(command)
+    collect_rarely()
+    ending_at_once(lambda: telling_of_signals(command))
 
 
 if __name__ == "__main__":

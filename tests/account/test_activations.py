@@ -86,9 +86,19 @@ def saved_by_layer(mesh: Mesh, job: JobSpec, number: int = 0) -> int:
     return saved_bytes(lambda: stage.layers[str(number)](x, run), constants(stage))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *ATTENTIONS])
+def in_pairs() -> list[tuple[str, str, str]]:
+    """Kinds, shapes and policies: any two of any two of these together, in a third of all threes."""
+    kinds = [*KINDS, *OTHERS, *ATTENTIONS]
+    return [
+        (kind, shape, policy)
+        for i, kind in enumerate(kinds)
+        for j, shape in enumerate(SHAPES)
+        for k, policy in enumerate(POLICIES)
+        if (i + j + k) % 3 == 0
+    ]
+
+
+@pytest.mark.parametrize(("kind", "shape", "policy"), in_pairs())
 def test_layer_on_one_rank(kind: str, shape: str, policy: str) -> None:
     job = shaped(kind, shape, POLICIES[policy])
     assert run_on_mesh(job, saved_by_layer, job) == [layer_of(job).kept_bytes(frozenset(POLICIES[policy]))]

@@ -18,11 +18,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import shardwright.train.launch.preload  # noqa: F401
-from shardwright import __main__ as command_line
-from shardwright.cli import main as _of_the_command  # noqa: F401
 from shardwright.train.launch import fork_server
 from shardwright.train.launch.lifeline import ask_for
+from shardwright.train.launch.loading import loading
+
+with loading():
+    import shardwright.train.launch.preload  # noqa: F401
+    from shardwright import __main__ as command_line
+    from shardwright.cli import main as _of_the_command  # noqa: F401
 
 _LOOK_S = 0.002
 
@@ -72,10 +75,7 @@ def start(arguments: Sequence[str], said: Path) -> Child:
         out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (1, 2):
             os.dup2(out, stream)
-        sys.argv = ["shardwright", *arguments]
-        forking = {"Popen": _server, "DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
-        vars(fork_server)["subprocess"] = SimpleNamespace(**forking)
-        command_line.main()
+        run(arguments)
 
     ours = os.getpid()
 
@@ -85,6 +85,25 @@ def start(arguments: Sequence[str], said: Path) -> Child:
             life()
 
     return Child(follow)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Be `shardwright ARGUMENTS`, which loads torch no second time for its server of ranks."""
+    sys.argv = ["shardwright", *arguments]
+    fork_servers()
+    command_line.main()
+
+
+def fork_servers() -> None:
+    """Have the server of ranks forked from this process from here on."""
+    forking = {"Popen": _server, "DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
+    vars(fork_server)["subprocess"] = SimpleNamespace(**forking)
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of `shardwright ARGUMENTS` that does so."""
+    program = f"import sys; sys.path[:] = {sys.path!r}; from fuzz import preloaded; preloaded.run(sys.argv[1:])"
+    return [sys.executable, "-c", program, *arguments]
 
 
 def _server(command: Sequence[str], *, pass_fds: Sequence[int], preexec_fn: Callable[[], object], stdin: int) -> Child:

@@ -4,7 +4,7 @@ import errno
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,58 +12,29 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from cases import my_tokens, small_job
+from cases import small_job
+from going_on import (
+    STEPS,
+    Boxes,
+    began_anew,
+    go_on,
+    go_on_and_hold,
+    go_on_and_tell,
+    refusal,
+    save_and_go_on,
+    save_and_load_in_memory,
+    save_and_tell,
+)
 from ranks import run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.schedule.job_program import job_program
-from shardwright.train.async_step import train_stream
-from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.box_writer import HeldBox
-from shardwright.train.checkpoint.compression_state import held_compression
 from shardwright.train.checkpoint.kept import check_whole, remove_old, remove_unfinished_checkpoints, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
-from shardwright.train.checkpoint.replica_state import held_boxes
-from shardwright.train.checkpoint.resuming import UnreadCheckpointError, begin
+from shardwright.train.checkpoint.resuming import UnreadCheckpointError
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
-from shardwright.train.checkpoint.writing import CheckpointWriter
-from shardwright.train.train_step import train_step
-
-STEPS = 2
-Boxes = dict[str, torch.Tensor]
-
-
-def steps(replica: Replica, mesh: Mesh, job: JobSpec, first: int, end: int) -> list[float]:
-    """The losses of some steps."""
-    if replica.program.weights != "current":
-        tokens = partial(my_tokens, mesh, job)
-        program = job_program(job, end - first)
-        results = train_stream(job, replica, mesh, program, first, batch_of=lambda i: tokens(first + i))
-        return [result.loss for result in results]
-    return [train_step(job, replica, mesh, step, my_tokens(mesh, job, step)).loss for step in range(first, end)]
-
-
-def state(replica: Replica, mesh: Mesh) -> Boxes:
-    """All that this rank would write, by name and place."""
-    return {f"{box.name} {box.box}": box.values for box in held_boxes(replica, mesh)}
-
-
-def save_and_go_on(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float], Boxes]:
-    replica = build(job, mesh)
-    steps(replica, mesh, job, 0, STEPS)
-    writer = CheckpointWriter(job, replica, mesh, folder)
-    writer.save(STEPS, STEPS * job.batch.global_batch_size, 0, {})
-    writer.wait()
-    return steps(replica, mesh, job, STEPS, 2 * STEPS), state(replica, mesh)
-
-
-def go_on(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float], Boxes]:
-    begun = begin(job, mesh, folder)
-    assert (begun.step, begun.samples) == (STEPS, STEPS * job.batch.global_batch_size), begun.said
-    return steps(begun.replica, mesh, job, STEPS, 2 * STEPS), state(begun.replica, mesh)
 
 
 def job_with(kind: str = "llama", sections: dict[str, Any] | None = None, **plan: Any) -> JobSpec:
@@ -76,6 +47,7 @@ def job_with(kind: str = "llama", sections: dict[str, Any] | None = None, **plan
     return make_job(fields)
 
 
+BATCH = 24
 BF16_MOMENTS = {"precision": {"moments": "bf16"}}
 FP16 = {"precision": {"compute": "fp16"}}
 ALIKE = {
@@ -117,7 +89,9 @@ def test_going_on_under_the_same_plan_is_bitwise_never_having_stopped(name: str,
 
 
 def llama(layers: int = 4, sections: dict[str, Any] | None = None, **plan: Any) -> JobSpec:
-    return job_with("llama", sections, layers=layers, batch=24, **plan)
+    """Of some microbatches each: more of them would only be more messages."""
+    size = max(1, BATCH // (4 * plan.get("dp", 1)))
+    return job_with("llama", sections, layers=layers, batch=BATCH, microbatch_size=size, **plan)
 
 
 def powersgd(**plan: Any) -> JobSpec:
@@ -212,19 +186,6 @@ def test_what_compression_lost_is_kept_under_any_plan(method: str, after: dict[s
         torch.testing.assert_close(values, before[name], rtol=1e-5, atol=1e-9)
 
 
-def save_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
-    replica = build(job, mesh)
-    steps(replica, mesh, job, 0, STEPS)
-    writer = CheckpointWriter(job, replica, mesh, folder)
-    writer.save(STEPS, STEPS * job.batch.global_batch_size, 0, {})
-    writer.wait()
-    return list(held_compression(replica, mesh))
-
-
-def go_on_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
-    return list(held_compression(begin(job, mesh, folder).replica, mesh))
-
-
 def summed_errors(by_rank: list[list[HeldBox]]) -> dict[str, torch.Tensor]:
     """By parameter, in full shape."""
     found: dict[str, torch.Tensor] = {}
@@ -295,36 +256,16 @@ def test_what_is_not_whole_is_found_and_not_loaded(saved: Path, tmp_path: Path, 
     assert run_on_mesh(job, began_anew, job, folder) == [True, True]
 
 
-def began_anew(mesh: Mesh, job: JobSpec, folder: Path) -> bool:
-    begun = begin(job, mesh, folder)
-    first = build(job, mesh)
-    ours, new = state(begun.replica, mesh), state(first, mesh)
-    is_told = any("is not whole" in line for line in begun.said)
-    return begun.step == 0 and is_told and all(torch.equal(ours[name], new[name]) for name in new)
-
-
 @pytest.mark.processes
 def test_another_model_is_refused_with_every_field(saved: Path) -> None:
     job = job_with(sections={"model": {"ffn": 64, "vocab": 300}})
     assert run_on_mesh(job, refusal, job, saved)[0] == ["model.ffn", "model.vocab"]
 
 
-def refusal(mesh: Mesh, job: JobSpec, folder: Path) -> list[str]:
-    try:
-        begin(job, mesh, folder)
-    except PlanError as error:
-        return sorted(fault.split()[1] for fault in error.faults)
-    return []
-
-
 def test_a_remote_folder_is_as_good(tmp_path: Path) -> None:
     job = job_with(sections={"checkpoint": {"path": "memory://test-checkpoints"}})
     losses = run_on_mesh(job, save_and_load_in_memory, job, tmp_path)[0]
     assert losses[0] == losses[1]
-
-
-def save_and_load_in_memory(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float], list[float]]:
-    return save_and_go_on(mesh, job, folder)[0], go_on(mesh, job, folder)[0]
 
 
 @pytest.mark.parametrize("place", ["reference://x", "simplecache::s3://x/y", "github://a/b"])
@@ -378,16 +319,14 @@ def test_moments_go_on_in_other_numbers(
     """Float32 is rounded to bf16, and bf16 widened; where both are bf16, bit for bit."""
     folder, _ = saved_under(before)
     saved = full_states(load_file_states(folder))
-    there = full_states([box for boxes in run_on_mesh(PLANS[after], held, PLANS[after], folder) for box in boxes])
+    there = full_states(
+        [box for boxes in run_on_mesh(PLANS[after], go_on_and_hold, PLANS[after], folder) for box in boxes]
+    )
     assert saved.keys() == there.keys()
     for name, values in there.items():
         is_moment = name.startswith("exp_avg")
         assert values.dtype == (torch.bfloat16 if is_moment and after in MOMENTS else torch.float32)
         assert torch.equal(values, saved[name].to(values.dtype))
-
-
-def held(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
-    return held_boxes(begin(job, mesh, folder).replica, mesh)
 
 
 def load_file_states(folder: Path) -> list[HeldBox]:

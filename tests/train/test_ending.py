@@ -92,3 +92,29 @@ def test_a_signal_that_comes_again_at_once(turn: int) -> None:
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (1, "failed: SIGTERM ended this command and all that it had started\n")
+
+
+ENDS = {
+    "done": ("pass", 0),
+    "a status": ("sys.exit(3)", 3),
+    "a reason": ("sys.exit('why')", 1),
+    "an error": ("raise ValueError('why')", 1),
+}
+
+
+@pytest.mark.parametrize("loads", ["", "import torch\n"], ids=["small", "with torch"])
+@pytest.mark.parametrize(("end", "status"), ENDS.values(), ids=ENDS)
+def test_a_command_ends_with_all_that_was_left_to_do(loads: str, end: str, status: int) -> None:
+    """Threads, what is registered for the exit, and what is not written yet; also where torch was loaded."""
+    program = f"""
+import atexit, sys, threading, time
+from shardwright.train.launch.ending import ending_at_once
+def command():
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    atexit.register(print, "exit")
+    {end}
+{loads}ending_at_once(command)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (status, "thread\nexit\n")
+    assert ("why" in done.stderr) == ("why" in end)

@@ -17,6 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from cases import small_job
+from fuzz import preloaded
 from fuzz.signals import Draw, check
 from ranks import PATIENCE_S
 from shardwright.parallel.comm.hang_watch import Watch
@@ -33,7 +34,7 @@ def sets(*overrides: str) -> list[str]:
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     """A long run on 4 ranks, in its steps when this returns."""
-    command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
+    command = preloaded.command("train", "quickstart")
     command += sets(*SMALL, "optimizer.steps=100000", f'run.folder="{folder}"', *overrides)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -54,11 +55,11 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 def rank_processes(process: subprocess.Popen[str]) -> list[int]:
     """Process ids of the ranks, in their order: the children of the launcher's fork server."""
-    found = [child for helper in children(process.pid) for child in children(helper)]
-    return sorted(found)
+    return [child for helper in children(process.pid) for child in children(helper)]
 
 
 def children(pid: int) -> list[int]:
+    """In the order in which they were started, which is not always that of their numbers: those begin anew."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
@@ -171,7 +172,7 @@ def test_an_early_signal(draw: Draw) -> None:
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
+    command = preloaded.command("train", "quickstart")
     command += sets(*SMALL, "plan.pp=1", f'run.folder="{tmp_path}"')
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
@@ -266,7 +267,7 @@ def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path, world: int, were_sta
 
 def test_diverging_loss_is_said(tmp_path: Path) -> None:
     overrides = ["optimizer.learning_rate=1e9", "optimizer.clip_grad_norm=0", "optimizer.warmup_steps=0"]
-    command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
+    command = preloaded.command("train", "quickstart")
     command += sets(*SMALL, *overrides, f'run.folder="{tmp_path}"')
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     status, err = ends(process)

@@ -118,6 +118,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import test_preemption
+from fuzz import preloaded
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import telling_of_signals
 from shardwright.train.launch.restarts import launch_with_restarts
@@ -131,6 +132,7 @@ def command():
             sys.exit(f"failed: {error}")
         print(preemption.saved_sentence(asked.signal, results[0]), file=sys.stderr)
         sys.exit(3)
+preloaded.fork_servers()
 telling_of_signals(command)
 """
 

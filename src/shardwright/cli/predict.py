@@ -267,7 +267,9 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
     spec = load_to_run(job, overrides)
     from shardwright.measure.dryrun import dry_run
     from shardwright.report.dryrun_text import dryrun_text
+    from shardwright.train.launch.loading import collect_as_usual
 
+    collect_as_usual()  # what cycles hold is measured, too
     run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
     click.echo(json.dumps(run) if as_json else dryrun_text(spec.name, run))
 

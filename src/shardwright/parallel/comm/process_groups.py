@@ -106,6 +106,7 @@ def make_mesh(
     ledger = Ledger(device, rank, ranks_per_node, kind=kind)
     turns = Turns() if kind == "cpu" else IssueTurns()
     # The watch speaks first; this bound only ends a rank whose watch could not.
+    everybody = connect or _group_of_all
     connect = connect or partial(_new_group, rank, timedelta(seconds=2 * timeout_s + 10))
     maker = _AxisMaker(plan, rank, ledger, watch, turns, connect)
     pp = maker.along(groups.PP)
@@ -113,7 +114,7 @@ def make_mesh(
     return Mesh(
         rank=rank,
         shape=MeshShape.of(plan),
-        world=maker.along(groups.WORLD),
+        world=replace(maker, connect=everybody).along(groups.WORLD),
         pp=pp,
         dp=maker.along(groups.DP),
         cp=maker.along(groups.CP, side_by_side),
@@ -176,6 +177,11 @@ class _AxisMaker:
             return whole
         inside, between = axis_groups(plan, groups.EP).split(here)
         return replace(whole, by_node=NodeAxes(self.axis(between, twice, 1), self.axis(inside, twice, 1)))
+
+
+def _group_of_all(lines: list[list[int]]) -> Transport | None:
+    """The process group that all ranks entered first: another one of all would be as many connections again."""
+    return GroupTransport(dist.group.WORLD) if dist.is_initialized() and dist.group.WORLD is not None else None
 
 
 def _new_group(rank: int, timeout: timedelta, lines: list[list[int]]) -> Transport | None:

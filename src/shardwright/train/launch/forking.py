@@ -18,6 +18,7 @@ from typing import Any
 
 from shardwright.train.launch.ending import die_of_signals
 from shardwright.train.launch.lifeline import follow
+from shardwright.train.launch.loading import loading
 from shardwright.train.launch.preemption import PREEMPTIONS
 from shardwright.train.launch.scratch_folder import remove_scratch_of
 
@@ -53,7 +54,8 @@ def serve(descriptor: int, launcher: int) -> None:
     if not follow(launcher, signal.SIGKILL):
         end()
     die_of_signals()
-    import shardwright.train.launch.preload  # noqa: F401
+    with loading():
+        import shardwright.train.launch.preload  # noqa: F401
 
     # From here on there may be something to clean up. SIGCONT wakes a process that is stopped, and harms no other.
     signal.signal(signal.SIGCONT, look)

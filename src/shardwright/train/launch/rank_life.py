@@ -25,6 +25,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
 from shardwright.train.launch.full_disk import DiskFullError
+from shardwright.train.launch.loading import collect_as_usual
 from shardwright.train.launch.meeting import NotMetError, attempt_name
 from shardwright.train.launch.out_of_memory import OutOfMemoryError, is_out_of_memory, room_bytes
 from shardwright.train.launch.preemption import is_asked
@@ -72,6 +73,7 @@ def run_rank(
     shape = MeshShape.of(job.plan)
     watch: Watch | None = None
     room = 0
+    collect_as_usual()
     try:
         torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // seat.local_world))
         device = choose_device(job.run.device, seat.local_rank)
