@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import nn
 
 import shardwright as sw
 from own_modules import MODULES, Tricky, batch_number, example, resnet_loss, trained_in_turn
-from ranks import PATIENCE_S, RankFailedError, run_ranks
+from ranks import PATIENCE_S, RankFailedError, in_group, run_ranks
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.zero.module_units import compiled_faults, module_units
 
@@ -33,16 +32,6 @@ STEPS = 2
 
 def spec_of(optimizer: dict[str, Any]) -> OptimizerSpec:
     return OptimizerSpec(**optimizer, schedule="constant", warmup_steps=0)
-
-
-def in_group(rank: int, store: str, world: int, work: Any, *args: Any) -> Any:
-    """Do some work on a rank of a process group."""
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=PATIENCE_S)
-    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
-    found = work(rank, world, *args)
-    dist.destroy_process_group()
-    return found
 
 
 def trained(

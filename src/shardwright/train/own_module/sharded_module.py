@@ -251,8 +251,9 @@ class ShardedModule(nn.Module):
         save_module(self.job, self.replica, self.mesh, str(folder), self.num_steps)
 
     def load(self, folder: str | Path) -> int:
-        """Go on from the newest whole checkpoint of a folder. Returns the number of steps done. Every rank calls this.
-        Raises PlanError where there is none, or it is of another module."""
+        """Go on from the newest whole checkpoint of a folder, as rank 0 sees it. Returns the number of steps done.
+        Every rank calls this. Raises, the same on every rank, PlanError where there is none, and RunError where it is
+        of another module or some rank can't read it."""
         self.num_steps = load_module(self.job, self.replica, self.mesh, str(folder))
         self._stage.begin()
         return self.num_steps
