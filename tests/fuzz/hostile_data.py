@@ -21,6 +21,8 @@ _TEMPLATES = (
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ cycler.__init__.__globals__ }}", "{% include 'job.toml' %}",
     "{{ messages.clear() }}", "{{ messages[0].content.format_map(messages[0]) }}", "{% generation %}", "",
     "{{ '%1000000000d' | format(1) }}", "{% set x = namespace(a=1) %}{{ x.a }}{{ _mark_answer('x') }}",
+    "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}",
+    "{{ strftime_now('%1000000000d' * 10**6) }}", "{{ strftime_now.__self__ }}", "{{ strftime_now(messages) }}",
 )  # fmt: skip
 _CHATS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A line of text."}]},
@@ -49,7 +51,8 @@ def format_case(random: Random) -> Case:
             [{"split": random.choice(["all", "test", "", "x"])},
              {"format": random.choice(["arrow", "megatron", "jsonl"])}, {"separate_documents": True},
              {"workers": random.choice([1, 2, 10**3])}, {"cache": random.choice(["c", "/dev/null"])},
-             {"answers_only": False}, {"chats": True, "separate_documents": True}]
+             {"answers_only": False}, {"today": random.choice(["2026-07-26", "", "2026-7-1"])},
+             {"chats": True, "separate_documents": True}]
         )  # fmt: skip
     case.put("job.toml", _mixed(random, case, options) if random.random() < 0.25 else _job(options))
     return case
@@ -169,4 +172,5 @@ def _chats(random: Random) -> tuple[dict[str, bytes], dict[str, Any]]:
             pass  # rows that no table holds
     template = random.choice(_TEMPLATES[:2] if random.random() < 0.6 else _TEMPLATES)
     options = {"chats": True, "separate_documents": True, "workers": 1}
-    return {f"data/a.{ending}": contents, "t.jinja": template.encode()}, options | {"chat_template": "t.jinja"}
+    options |= {"chat_template": "t.jinja", "today": random.choice(["", "", "2026-07-26"])}
+    return {f"data/a.{ending}": contents, "t.jinja": template.encode()}, options
