@@ -1,7 +1,8 @@
 """What a Python program gives, as a file could say it: numbers of numpy and torch, paths and tuples are taken as the
 plain values that they stand for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
 from pathlib import PurePath
 from typing import Any
 
@@ -25,6 +26,19 @@ def plain(value: Any) -> Any:
     return value
 
 
+def strange(value: Any, name: str) -> Iterator[str]:
+    """A fault for each thing in a value of this name that no file could say."""
+    value = plain(value)
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from strange(one, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from strange(one, f"{name}[{number}]")
+    elif not (value is None or isinstance(value, str | bool | int | float | date | time)):
+        yield f"{name} is {_shown(value)}; use a text, a number, true or false, a list or a dictionary"
+
+
 class GivenOptions:
     """Reads the options of a call one by one, and gathers what is wrong with them."""
 
@@ -36,7 +50,7 @@ class GivenOptions:
         number = plain(value)
         if isinstance(number, int) and not isinstance(number, bool) and number >= least:
             return int(number)
-        self.faults.append(f"{name} is {_shown(value)}; use a whole number" + (f", {least} or more" if least else ""))
+        self.faults.append(f"{name} is {_shown(value)}; use a whole number, {least} or more")
         return least
 
     def number(self, name: str, value: Any, default: float) -> float:
@@ -53,6 +67,13 @@ class GivenOptions:
             return str(value)
         self.faults.append(f"{name} is {_shown(value)}; use a text, such as {example!r}")
         return ""
+
+    def one_of(self, name: str, value: Any, known: Sequence[str]) -> str:
+        """A text that is one of these."""
+        if isinstance(value, str) and value in known:
+            return value
+        self.faults.append(f"{name} {_shown(value)} is none; use {', '.join(known)}")
+        return known[0]
 
     def texts(self, name: str, value: Any, example: str) -> list[str]:
         """A text, or several."""
