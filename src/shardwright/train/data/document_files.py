@@ -12,7 +12,7 @@ from shardwright.config.user_file import FileFault, open_file
 from shardwright.train.data.chat_rows import CHAT_COLUMNS, Chat, chat_of
 from shardwright.train.data.file_search import unreadable
 from shardwright.train.data.progress import ReadPlace
-from shardwright.train.data.row_files import Broken, FaultError, FileRow, decoded, one_of, read_rows
+from shardwright.train.data.row_files import Blank, Broken, FaultError, FileRow, decoded, one_of, read_rows
 from shardwright.train.data.source_files import MOST_FAULTS, SourceFile
 
 # Text is read and tokenized in pieces of about this size, so that memory doesn't grow with a document.
@@ -73,7 +73,7 @@ def _text_pieces(file: SourceFile, faults: list[str], place: ReadPlace) -> Itera
             if text := decoded(raw[:cut], file, position):
                 yield text
             rest, position = raw[cut:], position + cut
-            place.share = position / max(1, file.size_bytes)
+            place.at(position / max(1, file.size_bytes))
         if rest:
             yield decoded(rest, file, position)
 
@@ -83,7 +83,9 @@ def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPla
     columns = CHAT_COLUMNS if data.chats else [data.text_field]
     with _collect(file, faults):
         for row in read_rows(file, columns):
-            place.share = row.share
+            place.at(row.share)
+            if isinstance(row.record, Blank):
+                continue
             try:
                 if isinstance(row.record, Broken):
                     faults.append(row.record.fault)

@@ -21,6 +21,9 @@ from shardwright.train.data.source_files import SourceFile
 _LONGEST_LINE_BYTES = 16 * MIB
 _LARGEST_GROUP_BYTES = 4 * GIB
 _BATCH_ROWS = 256
+# Of lines without a row one behind the other: a small packed file can have thousands of millions.
+_MOST_BLANK_LINES, _MOST_BLANK_BYTES = 1_000_000, 64 * MIB
+_TOLD_LINES = 10_000
 
 
 class FaultError(Exception):
@@ -43,6 +46,11 @@ class Broken:
     """What is no row, in one sentence."""
 
     fault: str
+
+
+@dataclass(frozen=True)
+class Blank:
+    """What stands in the place of a row now and then, where many lines have none: how far the file is read."""
 
 
 def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
@@ -68,9 +76,9 @@ def decoded(raw: bytes, file: SourceFile, position: int) -> str:
 
 
 def _read_lines(file: SourceFile) -> Iterator[FileRow]:
-    """A row a line; blank lines are skipped."""
+    """A row a line; blank lines are skipped, a bounded number of them at once."""
     with open_file(file.path) as packed, _unpacked(file, packed) as stream:
-        position = 0
+        position = num_blank = blank_bytes = 0
         for number, raw in enumerate(iter(lambda: _line(file, stream), b""), 1):
             if len(raw) > _LONGEST_LINE_BYTES:
                 raise FaultError(
@@ -79,10 +87,20 @@ def _read_lines(file: SourceFile) -> Iterator[FileRow]:
                 )
             text = decoded(raw, file, position).removeprefix("\ufeff" if number == 1 else "")
             position += len(raw)
+            where = f"{file.path}, line {number}"
             if text.strip():
-                where = f"{file.path}, line {number}"
+                num_blank = blank_bytes = 0
                 share = packed.tell() / max(1, file.size_bytes)
                 yield FileRow(f"{file.name}:{number}", where, _parsed(text, where), share=share)
+                continue
+            num_blank, blank_bytes = num_blank + 1, blank_bytes + len(raw)
+            if num_blank > _MOST_BLANK_LINES or blank_bytes > _MOST_BLANK_BYTES:
+                raise FaultError(
+                    f"{where} and the {num_blank - 1:,} before it are blank ({blank_bytes:,} bytes); write the file "
+                    "without them, or leave it out of data.path"
+                )
+            if num_blank % _TOLD_LINES == 0:
+                yield FileRow("", where, Blank(), share=packed.tell() / max(1, file.size_bytes))
 
 
 def _parsed(text: str, where: str) -> object:
