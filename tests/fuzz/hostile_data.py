@@ -113,6 +113,11 @@ def _packed(random: Random) -> tuple[dict[str, bytes], dict[str, Any]]:
     import pyarrow as pa
 
     raw = "\n".join(map(json.dumps, _rows())).encode()
+    if random.random() < 0.4:
+        raw = json.dumps(_rows(), indent=random.choice([None, 1])).encode()
+        return {f"data/a.json{random.choice(['', '.gz'])}": raw}, {}
+    if random.random() < 0.1:
+        raw = random.choice([b"\n", b" \n", b"[" + b" " * 99]) * 99_999 + raw
     zst = io.BytesIO()
     with pa.CompressedOutputStream(pa.PythonFile(zst, "w"), "zstd") as stream:
         stream.write(raw)
@@ -163,7 +168,9 @@ def _chats(random: Random) -> tuple[dict[str, bytes], dict[str, Any]]:
         made = mutate.fields(random, rows, _NAMES)
         rows = made if isinstance(made, list) else [made]
     contents, ending = "\n".join(json.dumps(row) for row in rows).encode("utf-8", "replace"), "jsonl"
-    if random.random() < 0.3:
+    if random.random() < 0.2:
+        contents, ending = json.dumps(rows).encode("utf-8", "replace"), "json"
+    elif random.random() < 0.3:
         sink = io.BytesIO()
         try:
             pq.write_table(_table(rows), sink)

@@ -35,7 +35,7 @@ class Wanted:
     days: float = 0.0
 
     def read(self, subject: str) -> "Wanted":
-        """The same in plain values. Raises PlanError with what is none of them."""
+        """What is asked, in plain values. Raises PlanError with what has none."""
         given = GivenOptions()
         found = Wanted(
             given.whole("top, how many plans are shown,", self.top, least=1),

@@ -12,7 +12,16 @@ from shardwright.config.user_file import FileFault, open_file
 from shardwright.train.data.chat_rows import CHAT_COLUMNS, Chat, chat_of
 from shardwright.train.data.file_search import unreadable
 from shardwright.train.data.progress import ReadPlace
-from shardwright.train.data.row_files import Blank, Broken, FaultError, FileRow, decoded, one_of, read_rows
+from shardwright.train.data.row_files import (
+    Blank,
+    Broken,
+    FaultError,
+    FileRow,
+    decoded,
+    end_of_character,
+    one_of,
+    read_rows,
+)
 from shardwright.train.data.source_files import MOST_FAULTS, SourceFile
 
 # Text is read and tokenized in pieces of about this size, so that memory doesn't grow with a document.
@@ -68,8 +77,7 @@ def _text_pieces(file: SourceFile, faults: list[str], place: ReadPlace) -> Itera
             # Cut behind the last line; in a line longer than a piece, in front of a character.
             cut = raw.rfind(b"\n") + 1
             if not cut:
-                last = range(len(raw) - 1, max(len(raw) - 5, -1), -1)  # a character has up to 4 bytes
-                cut = next((i for i in last if raw[i] & 0xC0 != 0x80), len(raw))
+                cut = end_of_character(raw)
             if text := decoded(raw[:cut], file, position):
                 yield text
             rest, position = raw[cut:], position + cut
