@@ -6,9 +6,10 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.api.asked_job import JobToPlan
-from shardwright.api.shown import Shown, flat
+from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.plain_data import flat_keys
 from shardwright.config.plain_values import GivenOptions
 from shardwright.config.precision import FLOAT8
 from shardwright.config.software import software_of
@@ -92,7 +93,7 @@ class FoundPlans(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each plan; names within a section are joined by a dot, as in plan.tp."""
-        return [flat(plan) for plan in self.dicts()]
+        return [flat_keys(plan) for plan in self.dicts()]
 
 
 def found_plans(

@@ -158,7 +158,7 @@ class _Parts:
         self._kept = 0, ""
 
     def text(self, number: int, asks: bool = False) -> str:
-        """That of the first so many messages, with what asks for an answer or without. Raises TemplateError."""
+        """The text of the first so many messages, with what asks for an answer or without. Raises TemplateError."""
         if number == self._num_messages:
             return self.whole
         if number and number == self._kept[0] and not asks:

@@ -21,6 +21,7 @@ from shardwright.train.data.row_files import (
     end_of_character,
     one_of,
     read_rows,
+    refuse_halves,
 )
 from shardwright.train.data.source_files import MOST_FAULTS, SourceFile
 
@@ -120,11 +121,7 @@ def _text_of(row: FileRow, text_field: str) -> str:
         kind = "null" if value is None else f"of type {type(value).__name__}"
         way_out = "set data.text_field to a field of text, or drop that record"
         raise FaultError(f"{where}: field {text_field!r} is {kind}, not a string; {way_out}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        what = f"half a surrogate pair ({value[error.start]!r}) at character {error.start}"
-        raise FaultError(f"{where}: field {text_field!r} has {what}; mend that record, or drop it") from None
+    refuse_halves(value, f"{where}: field {text_field!r}")
     return value
 
 

@@ -27,7 +27,7 @@ class ReadPlace:
         self.file_bytes, self.share = file.size_bytes, 0.0
 
     def at(self, share: float) -> None:
-        """This share of the file is read."""
+        """Go on to where this share of the file is behind it."""
         self.share = share
         self.moved()
 

@@ -236,6 +236,15 @@ def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> 
     )
 
 
+def refuse_halves(text: str, where: str) -> None:
+    """Raises FaultError for a text that has half a character, which no file of UTF-8 holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"half a surrogate pair ({text[error.start]!r}) at character {error.start}"
+        raise FaultError(f"{where} has {what}; mend that record, or drop it") from None
+
+
 def one_of(names: Sequence[str], most: int = 12) -> str:
     """What is there in place of a field that is not."""
     present = ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
