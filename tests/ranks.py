@@ -52,6 +52,19 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout_s: f
                 connection.close()
 
 
+def in_group(rank: int, store: str, world: int, work: Callable[..., Any], *args: Any) -> Any:
+    """Do some work on a rank of a process group."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=PATIENCE_S)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
+    found = work(rank, world, *args)
+    dist.destroy_process_group()
+    return found
+
+
 def _rank(connection: Any, function: Callable[..., Any], rank: int, store: str, *args: Any) -> None:
     try:
         message = (True, function(rank, store, *args))

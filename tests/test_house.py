@@ -13,7 +13,7 @@ import shardwright
 SOURCE = Path(shardwright.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 MOST_LINES, MOST_OF_A_FUNCTION = 400, 60
-LEANING = re.compile(r"(The same|Those|Of|By|As|In|With|From which)\b")
+LEANING = re.compile(r"(The same|That of|Those|All of (it|them)|Of|By|As|In|With|From which)\b")
 
 
 def parsed() -> Iterator[tuple[str, ast.AST]]:

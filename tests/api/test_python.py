@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -98,6 +99,68 @@ def test_every_fault_is_told() -> None:
         sw.load("llama3-8b")
     with pytest.raises(sw.PlanError, match="use time, cost"):
         sw.load("tiny-llama", **ON_8).plan(objective="joy")
+
+
+def test_numbers_of_numpy_and_paths_are_plain_values(tmp_path: Path) -> None:
+    eight = np.int64(8)
+    job = sw.load("tiny-llama", devices=eight, device="h100-sxm")
+    assert job.spec.cluster.num_devices == 8
+    told = sw.load(
+        "quickstart", optimizer={"steps": np.int64(3), "learning_rate": np.float32(0.5)},
+        run={"folder": tmp_path / "x"}, plan={"layout": (np.int32(2), 2), "pp": 2},
+    ).spec  # fmt: skip
+    assert (told.optimizer.steps, told.optimizer.learning_rate, told.run.folder) == (3, 0.5, str(tmp_path / "x"))
+    assert told.plan.layout == [2, 2]
+    fields = {
+        "model": {"name": "tiny-llama", "layers": np.int64(2)},
+        "plan": {"dp": np.array(2)},
+        "run": {"folder": tmp_path},
+    }
+    of = sw.load(fields | {"batch": {"global_batch_size": np.int16(4)}}).spec
+    assert (of.model.layers, of.plan.dp, of.run.folder) == (2, 2, str(tmp_path))
+    asked = {"top": np.int64(1), "tokens": np.float64(1e9)}
+    assert job.plan(keep=KEPT, **asked).rows() == job.plan(keep=KEPT, top=1, tokens=1e9).rows()
+    assert sw.load("quickstart").simulate(steps=np.int64(2)).to_dict()
+
+
+NONSENSE: dict[str, tuple[Any, str]] = {
+    "device": (lambda: sw.load("tiny-llama", device=5), "device is 5; use a text, such as 'h100-sxm'"),
+    "software": (lambda: sw.load("tiny-llama", software=5), "software is 5; use a text"),
+    "devices": (lambda: sw.load("tiny-llama", devices=-8), "devices is -8; use a whole number, 0 or more"),
+    "truth": (lambda: sw.load("tiny-llama", devices=True), "devices is True; use a whole number"),
+    "field": (lambda: sw.load("quickstart", run={"folder": object()}), "run.folder is <object.*use a text"),
+    "fields": (lambda: sw.load({"plan": {"layout": [1, {2}]}}), r"plan.layout\[1\] is \{2\}; use a text"),
+    "float8": (lambda: few(float8="x"), "float8 'x' is none; use none, delayed"),
+    "top": (lambda: few(top=2.5), "top, how many plans are shown, is 2.5; use a whole number, 1 or more"),
+    "tokens": (lambda: few(tokens="many"), "tokens is 'many'; use a number, such as 1e\\+12"),
+    "keep": (lambda: few(keep=[3]), r"keep is \[3\]; use texts, such as \['plan.tp=2'\]"),
+    "between": (lambda: few(between=5), "between is 5; use texts"),
+    "steps": (lambda: sw.load("quickstart").simulate(steps="2"), "steps is '2'; use a whole number, 1 or more"),
+    "message": (lambda: sw.load("quickstart").simulate(communication=None), "communication is None; use a number"),
+    "weights": (lambda: sw.load("quickstart").train(weights_from=5), "weights_from is 5; use a text"),
+    "save": (lambda: sw.load("quickstart").save(5), "path is 5; use a text, such as 'job.toml'"),
+    "picture": (lambda: sw.load("quickstart").simulate().save("x.png"), "x.png is no page.*use .html for the page"),
+}
+
+
+def few(**options: Any) -> Any:
+    return sw.load("tiny-llama", **ON_8).plan(**{"keep": KEPT, **options})
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_has_a_way_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, said = NONSENSE[name]
+    with pytest.raises(sw.PlanError, match=said):
+        call()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_timeline_is_saved_as_is_said_by_its_ending(tmp_path: Path) -> None:
+    found = sw.load("quickstart").simulate()
+    for ending, begins in ((".HTML", "<!doctype html>"), (".svg", "<svg"), (".json", "{")):
+        found.save(tmp_path / f"a{ending}")
+        assert (tmp_path / f"a{ending}").read_text("utf-8").startswith(begins)
 
 
 def test_predicting_needs_no_torch() -> None:

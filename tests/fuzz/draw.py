@@ -190,6 +190,7 @@ def _sources(rng: random.Random) -> Fields:
     chats = {"path": "chats.parquet", "chats": True, "weight": rng.choice([1.0, 0.3, 1e-9])}
     text = {"path": "text", "split": rng.choice(["train", "all"]), "end_of_document": 0, "weight": 0.7}
     told: Fields = {"answers_only": False, "chat_template": "t.jinja", "cache": "cache", "workers": 3}
+    told["today"] = rng.choice(["", "2026-07-26"])
     return rng.choice([{}, {"chats": True}, {"sources": [chats, text], "cache": "cache"}, told | {"sources": [chats]}])
 
 

@@ -21,6 +21,8 @@ _TEMPLATES = (
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ cycler.__init__.__globals__ }}", "{% include 'job.toml' %}",
     "{{ messages.clear() }}", "{{ messages[0].content.format_map(messages[0]) }}", "{% generation %}", "",
     "{{ '%1000000000d' | format(1) }}", "{% set x = namespace(a=1) %}{{ x.a }}{{ _mark_answer('x') }}",
+    "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}",
+    "{{ strftime_now('%1000000000d' * 10**6) }}", "{{ strftime_now.__self__ }}", "{{ strftime_now(messages) }}",
 )  # fmt: skip
 _CHATS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A line of text."}]},
@@ -49,7 +51,8 @@ def format_case(random: Random) -> Case:
             [{"split": random.choice(["all", "test", "", "x"])},
              {"format": random.choice(["arrow", "megatron", "jsonl"])}, {"separate_documents": True},
              {"workers": random.choice([1, 2, 10**3])}, {"cache": random.choice(["c", "/dev/null"])},
-             {"answers_only": False}, {"chats": True, "separate_documents": True}]
+             {"answers_only": False}, {"today": random.choice(["2026-07-26", "", "2026-7-1"])},
+             {"chats": True, "separate_documents": True}]
         )  # fmt: skip
     case.put("job.toml", _mixed(random, case, options) if random.random() < 0.25 else _job(options))
     return case
@@ -110,6 +113,11 @@ def _packed(random: Random) -> tuple[dict[str, bytes], dict[str, Any]]:
     import pyarrow as pa
 
     raw = "\n".join(map(json.dumps, _rows())).encode()
+    if random.random() < 0.4:
+        raw = json.dumps(_rows(), indent=random.choice([None, 1])).encode()
+        return {f"data/a.json{random.choice(['', '.gz'])}": raw}, {}
+    if random.random() < 0.1:
+        raw = random.choice([b"\n", b" \n", b"[" + b" " * 99]) * 99_999 + raw
     zst = io.BytesIO()
     with pa.CompressedOutputStream(pa.PythonFile(zst, "w"), "zstd") as stream:
         stream.write(raw)
@@ -160,7 +168,9 @@ def _chats(random: Random) -> tuple[dict[str, bytes], dict[str, Any]]:
         made = mutate.fields(random, rows, _NAMES)
         rows = made if isinstance(made, list) else [made]
     contents, ending = "\n".join(json.dumps(row) for row in rows).encode("utf-8", "replace"), "jsonl"
-    if random.random() < 0.3:
+    if random.random() < 0.2:
+        contents, ending = json.dumps(rows).encode("utf-8", "replace"), "json"
+    elif random.random() < 0.3:
         sink = io.BytesIO()
         try:
             pq.write_table(_table(rows), sink)
@@ -169,4 +179,5 @@ def _chats(random: Random) -> tuple[dict[str, bytes], dict[str, Any]]:
             pass  # rows that no table holds
     template = random.choice(_TEMPLATES[:2] if random.random() < 0.6 else _TEMPLATES)
     options = {"chats": True, "separate_documents": True, "workers": 1}
-    return {f"data/a.{ending}": contents, "t.jinja": template.encode()}, options | {"chat_template": "t.jinja"}
+    options |= {"chat_template": "t.jinja", "today": random.choice(["", "", "2026-07-26"])}
+    return {f"data/a.{ending}": contents, "t.jinja": template.encode()}, options

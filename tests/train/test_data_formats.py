@@ -15,6 +15,7 @@ import pytest
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
+from shardwright.train.data import progress
 from shardwright.train.data.folder_layout import split_of
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import TokenFiles
@@ -176,3 +177,21 @@ def test_broken_arrow_files(tmp_path: Path) -> None:
     write_arrow(tmp_path / "b.arrow", TEXTS)
     (fault,) = faults_of(tmp_path / "b.arrow", tmp_path, text_field="body")
     assert "has no column 'body'; it has 'id', 'text'" in fault
+
+
+def test_blank_lines_are_bounded_and_do_not_hide_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed file of nothing but newlines ends soon; what lies between rows is told while it is read."""
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"\n" * 3_000_000))
+    (fault,) = faults_of(tmp_path / "a.jsonl.gz", tmp_path)
+    assert "line 1000001 and the 1,000,000 before it are blank" in fault and "write the file without them" in fault
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((b" " * 2**20 + b"\n") * 70))
+    (fault,) = faults_of(tmp_path / "b.jsonl.gz", tmp_path)
+    assert "are blank" in fault
+    monkeypatch.setattr(progress, "_FIRST_S", 0.0)
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    said: list[str] = []
+    lines = [json.dumps({"text": text}) + "\n" * 25_000 for text in TEXTS[:20]]
+    (tmp_path / "c.jsonl").write_text("".join(lines))
+    data = DataSpec(path=str(tmp_path / "c.jsonl"), validation_share=0.0)
+    prepare_tokens(data, ModelSpec(sequence=8), 1, tmp_path / "cache", say=said.append)
+    assert len([line for line in said if "tokens of" in line]) > 40

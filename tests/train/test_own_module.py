@@ -7,12 +7,12 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch import nn
 
 import shardwright as sw
 from own_modules import MODULES, Tricky, batch_number, example, resnet_loss, trained_in_turn
-from ranks import PATIENCE_S, RankFailedError, run_ranks
+from ranks import PATIENCE_S, RankFailedError, in_group, run_ranks
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.zero.module_units import compiled_faults, module_units
 
@@ -33,16 +33,6 @@ STEPS = 2
 
 def spec_of(optimizer: dict[str, Any]) -> OptimizerSpec:
     return OptimizerSpec(**optimizer, schedule="constant", warmup_steps=0)
-
-
-def in_group(rank: int, store: str, world: int, work: Any, *args: Any) -> Any:
-    """Do some work on a rank of a process group."""
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=PATIENCE_S)
-    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
-    found = work(rank, world, *args)
-    dist.destroy_process_group()
-    return found
 
 
 def trained(
@@ -332,11 +322,47 @@ def test_what_is_refused() -> None:
     assert "sparse=False" in faults(nn.Embedding(4, 4, sparse=True))
     assert "device meta" in faults(nn.Linear(2, 2, device="meta"))
     assert "no parameter that requires a gradient" in faults(nn.ReLU())
-    assert "accumulate is 0" in faults(accumulate=0)
+    for number in (0, 1.5, "2", True):
+        assert f"accumulate, the backwards of a step, is {number!r}; use a whole number" in faults(accumulate=number)
+    assert "timeout_s is 0" in faults(timeout_s=0) and "timeout_s is 'x'; use a number" in faults(timeout_s="x")
+    told = faults(plan=[1], optimizer=0.1, precision="bf16")
+    assert all(f"{name} is " in told for name in ("plan", "optimizer", "precision")) and "a dictionary of its" in told
+    assert "give a list of names of submodules" in faults(units="left")
     model = sw.shard(nn.Linear(2, 2))
     assert "sharded already" in faults(model)
     with pytest.raises(sw.RunError, match="stays where it is"):
         model.double()
+
+
+def test_a_state_that_is_of_another_module_is_refused_with_every_fault() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4).requires_grad_(False))
+    model = sw.shard(net, {"zero": 3}, optimizer=ADAMW)
+    state = model.state_dict()
+    wrong = {"0.weight": torch.zeros(3, 3), "1.running_mean": torch.zeros(5), "2.weight": torch.zeros(2), "2.bias": [1]}
+    with pytest.raises(sw.PlanError) as refused:
+        model.load_state_dict(state | wrong | {"other": torch.zeros(1)})
+    assert len(refused.value.faults) == 5
+    for said in ("0.weight is [3, 3] in it, and [4, 4] here", "1.running_mean is [5]", "2.weight is [2]", "type list"):
+        assert said in str(refused.value)
+    with pytest.raises(sw.PlanError, match="give a dictionary of tensors"):
+        model.load_state_dict([state])  # type: ignore[arg-type]
+    with pytest.raises(sw.PlanError, match=r"prefix='x\.' is given"):
+        model.state_dict(prefix="x.")
+    assert all(torch.equal(state[name], of) for name, of in model.state_dict().items())
+    model.load_state_dict(state)
+
+
+def test_what_shard_refuses_has_no_account() -> None:
+    complex_ones = nn.ParameterList([nn.Parameter(torch.zeros(3, dtype=torch.complex64))])
+    for module in (nn.Linear(4, 4).double(), complex_ones, nn.ReLU(), nn.Embedding(4, 4, sparse=True)):
+        with pytest.raises(sw.PlanError) as refused:
+            sw.memory_of(module)
+        with pytest.raises(sw.PlanError) as of_shard:
+            sw.shard(module)
+        assert refused.value.faults == of_shard.value.faults
+    with pytest.raises(sw.PlanError, match="plan is \\[1\\]; use a dictionary"):
+        sw.memory_of(nn.Linear(4, 4), [1])  # type: ignore[arg-type]
+    assert sw.memory_of(nn.Linear(4, 4, device="meta"), {"dp": np.int64(2)}).num_ranks == 2
 
 
 def computed_again() -> float:

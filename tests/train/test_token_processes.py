@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.units import seconds_text
 from shardwright.train.data import cache_lock, encoding_pool, progress
 from shardwright.train.data.cache_lock import alone
 from shardwright.train.data.prepare import prepare_tokens
@@ -157,8 +158,7 @@ def test_how_far_it_is_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found.place.share = 1.0
     now[0] += 20
     found.step(1_000_000)
-    left_s = round(20 * (total - files[0].size_bytes) / files[0].size_bytes)
-    words = f"{left_s // 60} min {left_s % 60} s" if left_s >= 60 else f"{left_s} s"
+    words = seconds_text(20 * (total - files[0].size_bytes) / files[0].size_bytes)
     assert said == [
         f"tokens of docs: {files[0].size_bytes / total:.1%} of {total / 2**20:.1f} MiB, 1,000,000 tokens, 50,000 a "
         f"second, about {words} left"

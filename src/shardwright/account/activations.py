@@ -55,7 +55,7 @@ class Layer:
 
     @property
     def chains(self) -> tuple[Chain, ...]:
-        """All of them."""
+        """Every chain of the layer."""
         return (self.attention, self.mlp, self.shared) if self.shared else (self.attention, self.mlp)
 
     def kept(self, policy: Policy) -> dict[str, Bytes]:

@@ -78,7 +78,7 @@ class Share:
 
     @classmethod
     def of(cls, job: JobSpec, sent: Bytes = 0, arrived: Bytes = 0) -> "Share":
-        """That of any rank of a job, whose rows for experts are so many."""
+        """The share of any rank of a job, whose rows for experts are so many."""
         plan, tokens = job.plan, job.tokens_within * job.plan.microbatch_size
         here = tokens // plan.tp if plan.sequence_parallel else tokens
         tensors = TensorSizes(

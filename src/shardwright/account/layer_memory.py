@@ -20,8 +20,8 @@ class LayerMemory:
 
     @classmethod
     def of(cls, layer: Layer, policy: Policy, is_away: bool = False, works: bool = False) -> "LayerMemory":
-        """That of a layer with a policy. What it keeps is away in host memory, or there: its own in its turn of the
-        backward, and that of the layer whose turn is next. What operators need is counted where it `works`."""
+        """The memory of a layer with a policy. What it keeps is away in host memory, or there: its own in its turn of
+        the backward, and that of the layer whose turn is next. What operators need is counted where it `works`."""
         kept, again = layer.kept_bytes(policy), layer.again_bytes(policy) + (2 * layer.kept_bytes(policy) * is_away)
         working = layer.working_bytes(policy) if works else 0
         return cls(policy, 0 if is_away else kept, again, layer.deferred_bytes(), working_bytes=working)

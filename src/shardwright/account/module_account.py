@@ -36,7 +36,7 @@ class ModuleAccount:
 
     @property
     def memory(self) -> RankMemory:
-        """All of it; activations are not in it."""
+        """A rank's whole part, the sum over units with what is borrowed; activations are not in it."""
         held = [unit.memory for unit in self.units]
         return RankMemory(
             parameters_bytes=sum(of.parameters_bytes for of in held),

@@ -21,7 +21,7 @@ _LINEAR = {f"attention.{name}" for name in ("qkv", "q_up", "kv_up", "out")} | {
 
 
 def kept_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
-    """All of it, at its peak, on a rank that holds these stages."""
+    """Bytes of what is kept between steps, at its peak, on a rank that holds these stages."""
     units = (unit for stage in held.values() for unit in stage.units if unit.replicas.num_ranks > 1)
     return cast_bytes(job, held) + sum(_error_bytes(job, unit) for unit in units)
 

@@ -6,9 +6,12 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.api.asked_job import JobToPlan
-from shardwright.api.shown import Shown, flat
+from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.plain_data import flat_keys
+from shardwright.config.plain_values import GivenOptions
+from shardwright.config.precision import FLOAT8
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.advice import Advice, explained
@@ -32,10 +35,22 @@ class Wanted:
     tokens: float = 0.0
     days: float = 0.0
 
+    def read(self, subject: str) -> "Wanted":
+        """What is asked, in plain values. Raises PlanError with what has none."""
+        given = GivenOptions()
+        found = Wanted(
+            given.whole("top, how many plans are shown,", self.top, least=1),
+            given.texts("keep", self.keep, "plan.tp=2"), given.texts("between", self.between, "plan.tp=1,4"),
+            given.one_of("float8", self.float8, FLOAT8), given.one_of("objective", self.objective, NAMES),
+            bool(self.as_software), given.number("tokens", self.tokens, 1e12),
+            given.number("days", self.days, 30.0),
+        )  # fmt: skip
+        given.check(subject)
+        return found
+
     def constraints(self) -> Constraints:
         """What the search may not choose. Raises PlanError."""
-        keep, between = ((one,) if isinstance(one, str) else one for one in (self.keep, self.between))
-        return constraints_of(keep, between, self.float8)
+        return constraints_of(self.keep, self.between, self.float8)
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,20 +93,14 @@ class FoundPlans(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each plan; names within a section are joined by a dot, as in plan.tp."""
-        return [flat(plan) for plan in self.dicts()]
+        return [flat_keys(plan) for plan in self.dicts()]
 
 
 def found_plans(
     subject: str, given: JobToPlan, wanted: Wanted, within: Callable[[Constraints], Constraints] | None = None
 ) -> FoundPlans:
     """Search for a job's best plans, `within` further constraints. Raises PlanError."""
-    faults = []
-    if wanted.objective not in NAMES:
-        faults.append(f"objective {wanted.objective!r} is none; use {', '.join(NAMES)}")
-    if wanted.top < 1:
-        faults.append(f"top is {wanted.top}, and it is how many plans are shown; use 1 or more")
-    if faults:
-        raise PlanError(subject, faults)
+    wanted = wanted.read(subject)
     constraints = wanted.constraints()
     if within is not None:
         constraints = within(constraints)

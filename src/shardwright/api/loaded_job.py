@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from shardwright.api.simulated import Simulated
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.plain_values import GivenOptions, plain, strange
 from shardwright.config.toml_text import value_text
 from shardwright.report.job_toml import job_toml, write_toml
 from shardwright.report.timeline.job_study import study_job
@@ -38,11 +38,16 @@ def load(
     >>> job.spec.plan.degrees
     'dp 4 x tp 1 x pp 2'
     """
-    if faults := _wrong_kinds(job, overrides, {"devices": devices, "devices_per_node": devices_per_node}):
-        raise PlanError("load", faults)
-    asked = AskedCluster(devices, device, devices_per_node)
+    given = GivenOptions()
+    given.faults += _wrong_kinds(job, overrides)
+    asked = AskedCluster(
+        given.whole("devices", devices, least=0), given.text("device", device, "h100-sxm"),
+        given.whole("devices_per_node", devices_per_node, least=0),
+    )  # fmt: skip
+    software = given.text("software", software, "megatron-2023")
+    given.check("load")
     named = (f"cluster.software={software}",) if software else ()
-    found = Job(str(job) if isinstance(job, Path) else job, (*named, *overrides, *_as_overrides(sections)), asked)
+    found = Job(plain(job), (*named, *overrides, *_as_overrides(sections)), asked)
     _ = found.read, found.to_plan()
     return found
 
@@ -105,17 +110,24 @@ class Job(AskedJob):
         >>> load("quickstart").simulate().bubble > 0
         True
         """
+        given = GivenOptions()
+        steps, communication = given.whole("steps", steps, 1), given.number("communication", communication, 0.5)
+        given.check(self.subject)
         if execute:
             from shardwright.api.executing import run_and_study
 
             return Simulated(run_and_study(self.to_run()))
         return Simulated(study_job(self.spec, communication, steps))
 
-    def train(self, *, fresh: bool = False, weights_from: str | None = None) -> "Trained":
+    def train(self, *, fresh: bool = False, weights_from: str | Path | None = None) -> "Trained":
         """Run the job here: the command `train`, with its --fresh and --from. Starts the local ranks itself; under
         torchrun it is one of them. Raises PlanError, RunError."""
         from shardwright.api.training import Begins, train_job
 
+        given = GivenOptions()
+        if weights_from is not None:
+            weights_from = given.text("weights_from", weights_from, "runs/NAME")
+        given.check(self.subject)
         return train_job(self.to_run(), Begins(fresh, weights_from))
 
     def toml(self) -> str:
@@ -124,7 +136,10 @@ class Job(AskedJob):
 
     def save(self, path: str | Path) -> None:
         """Write the job as a TOML file, which every command reads. Raises PlanError."""
-        write_toml(Path(path), self.spec)
+        given = GivenOptions()
+        name = given.text("path", path, "job.toml")
+        given.check("save")
+        write_toml(Path(name), self.spec)
 
     def _cluster_options(self) -> dict[str, Any]:
         return vars(self.cluster)
@@ -148,7 +163,7 @@ class Plans(FoundPlans):
         return Job(tomllib.loads(job_toml(self.best)))
 
 
-def _wrong_kinds(job: Any, overrides: Sequence[Any], counts: Mapping[str, Any]) -> list[str]:
+def _wrong_kinds(job: Any, overrides: Sequence[Any]) -> list[str]:
     """What is of no kind that `load` takes."""
     faults = []
     if not isinstance(job, (str, Path, Mapping)):
@@ -156,13 +171,12 @@ def _wrong_kinds(job: Any, overrides: Sequence[Any], counts: Mapping[str, Any]) 
             f"{shortened(repr(job), 80)} is no job; give a path, a name of the catalog or a dictionary of fields, such "
             'as "quickstart"'
         )
+    elif isinstance(job, Mapping):
+        faults += strange(job, "")
     faults += [
         f"{shortened(repr(one), 80)} is no field with a value; give a text, such as 'plan.tp=4'"
         for one in overrides
         if not isinstance(one, str)
-    ]
-    faults += [
-        f"{name} is {value!r}; use a whole number" for name, value in counts.items() if not isinstance(value, Integral)
     ]
     return faults
 
@@ -174,6 +188,6 @@ def _as_overrides(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
         for name, section in sections.items()
         if not isinstance(section, Mapping)
     ]
-    if faults:
+    if faults := faults or list(strange(sections, "")):
         raise PlanError("overrides", faults)
     return tuple(f"{name}.{field}={value_text(value)}" for name, of in sections.items() for field, value in of.items())

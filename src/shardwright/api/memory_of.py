@@ -9,9 +9,10 @@ from torch import nn
 from shardwright.account.module_account import ModuleAccount, module_account
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
+from shardwright.config.plain_values import plain
 from shardwright.config.plan import PlanSpec
 from shardwright.config.units import counted, memory_text
-from shardwright.parallel.zero.module_units import kind_faults, module_units, unit_faults
+from shardwright.parallel.zero.module_units import kind_faults, module_units, parameter_faults, unit_faults
 from shardwright.report.text_columns import aligned
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.own_module.module_job import SUBJECT, module_job
@@ -30,7 +31,7 @@ class ModuleMemory(Shown):
 
     @property
     def memory(self) -> RankMemory:
-        """All of it."""
+        """A rank's whole part: the sum over the units, and the most that is borrowed beside it."""
         return self.account.memory
 
     @property
@@ -66,18 +67,23 @@ def memory_of(
     units: Sequence[str] | None = None,
 ) -> ModuleMemory:  # fmt: skip
     """What a rank will hold of a module under `shard(module, plan, ...)`. The module is left as it is, and may be on
-    the device meta, without values. Raises PlanError with every fault.
+    the device meta, without values. Raises PlanError with every fault: what `shard` would refuse is refused here.
 
     >>> from torch import nn
     >>> found = memory_of(nn.Linear(8, 8, bias=False), {"dp": 4, "zero": 3})
     >>> found.memory.parameters_bytes, found.memory.optimizer_bytes
     (64, 128)
     """
-    if faults := kind_faults(module) or unit_faults(module, units):
+    if faults := kind_faults(module):
         raise PlanError(SUBJECT, faults)
-    fields = plan.model_dump() if isinstance(plan, PlanSpec) else dict(plan or {})
-    dp = fields.get("dp", 1)
-    job = module_job(plan, optimizer, precision, dp if isinstance(dp, int) else 1)
+    faults = [*parameter_faults(module, may_be_meta=True), *unit_faults(module, units)]
+    dp = plan.dp if isinstance(plan, PlanSpec) else plain(plan.get("dp", 1)) if isinstance(plan, Mapping) else 1
+    try:
+        job = module_job(plan, optimizer, precision, dp if isinstance(dp, int) else 1)
+    except PlanError as error:
+        raise PlanError(SUBJECT, error.faults + faults) from None
+    if faults:
+        raise PlanError(SUBJECT, faults)
     found = module_units(module, units)
     in_16_bits = job.precision.compute != "float32"
     regions = {name: [found.place(of, in_16_bits) for of in held] for name, held in found.regions.items()}

@@ -1,7 +1,6 @@
 """What a result shows of itself: text in a terminal, a dictionary as --json has it, and a frame of pandas."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -53,15 +52,3 @@ def frame_of(rows: list[dict[str, Any]]) -> "DataFrame":
             "dictionaries"
         ) from None
     return pandas.DataFrame(rows)
-
-
-def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested values in one dictionary, whose names are joined by dots.
-
-    >>> flat({"plan": {"tp": 2, "layout": []}, "step_s": 1.5})
-    {'plan.tp': 2, 'plan.layout': [], 'step_s': 1.5}
-    """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
-    return found

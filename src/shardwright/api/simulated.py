@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.api.shown import Shown
+from shardwright.config.base import PlanError
+from shardwright.config.plain_values import GivenOptions
 from shardwright.report.output import write_output
 from shardwright.report.timeline.job_study import JobStudy
 from shardwright.report.timeline.schedule_command import Output, job_page, job_picture, job_text, job_trace
@@ -59,9 +61,20 @@ class Simulated(Shown):
         return job_trace(self.study)
 
     def save(self, path: str | Path) -> None:
-        """Write the page (.html), the picture (.svg) or the trace (.json). Raises PlanError."""
-        made = {".svg": self.svg, ".json": self.trace}.get(Path(path).suffix, self.html)
-        write_output(Path(path), made(), "save")
+        """Write the page (.html), the picture (.svg) or the trace (.json). Raises PlanError for another ending."""
+        given = GivenOptions()
+        name = given.text("path", path, "timeline.html")
+        made = {".html": self.html, ".htm": self.html, ".svg": self.svg, ".json": self.trace}.get(
+            Path(name).suffix.lower()
+        )
+        if made is None:
+            given.faults.append(
+                f"{name} is no page, picture or trace by its ending; use .html for the page, .svg for the picture or "
+                ".json for the trace"
+            )
+        if given.faults or made is None:
+            raise PlanError("save", given.faults[:1])
+        write_output(Path(name), made(), "save")
 
     def _repr_html_(self) -> str:
         return self.svg()

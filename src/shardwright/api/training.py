@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.plan_for_world import for_world
-from shardwright.api.shown import Shown, flat
+from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.plain_data import flat_keys
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
@@ -77,7 +78,7 @@ class Trained(Shown):
     def rows(self) -> list[dict[str, Any]]:
         """What the run's metrics have of each step, and of each evaluation."""
         with (self.folder / "metrics.jsonl").open(encoding="utf-8") as file:
-            return [flat(line) for line in map(json.loads, file) if "step" in line]
+            return [flat_keys(line) for line in map(json.loads, file) if "step" in line]
 
 
 def train_job(spec: JobSpec, begins: Begins = Begins()) -> Trained:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
-from shardwright.config.field_types import Positive, Probability
+from shardwright.config.field_types import DayOrNone, Positive, Probability
 
 STDLIB = "python-stdlib"
 
@@ -53,6 +53,9 @@ class DataSpec(ReadSpec):
     )
     chat_template: str = Field(
         "", description="Path of the Jinja template that chats are written with; empty means the tokenizer's."
+    )
+    today: DayOrNone = Field(
+        "", description="Date that chat templates are told as today's, such as 2026-07-26; empty means none."
     )
     answers_only: bool = Field(
         True, description="Chats: the loss is of what the assistant says alone, up to the token that ends it."

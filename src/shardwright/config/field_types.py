@@ -1,8 +1,9 @@
 """Types of fields: numbers with their limits (largest.py), by what they count. 0 stands for none, or for a default."""
 
+from datetime import date
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
 
@@ -23,3 +24,15 @@ Positive = Annotated[float, Field(gt=0, le=largest.FACTOR)]
 PositiveOr0 = Annotated[float, Field(ge=0, le=largest.FACTOR)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 ShareOr0 = Annotated[float, Field(ge=0, le=1)]
+
+
+def _day(text: str) -> str:
+    try:
+        if not text or date.fromisoformat(text).isoformat() == text:
+            return text
+    except ValueError:
+        pass
+    raise ValueError("it should be a date such as 2026-07-26, or empty")
+
+
+DayOrNone = Annotated[str, AfterValidator(_day)]

@@ -1,6 +1,5 @@
 """From a TOML file or a catalog name, and `--set` overrides, to a checked JobSpec."""
 
-import copy
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from shardwright.config.hugging_face.config_json import names_config, path_of, r
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import with_usual
 from shardwright.config.optimizer import with_fitting_warmup
+from shardwright.config.plain_values import plain
 from shardwright.config.toml_file import TOML_ERRORS, read_toml, value_faults
 from shardwright.config.validation_messages import described
 
@@ -75,10 +75,7 @@ def read_job(job: str | Mapping[str, Any], overrides: list[str], asked: AskedClu
     is_model = isinstance(job, str) and (
         job not in catalog.names("jobs") and (job in catalog.names("models") or names_config(job))
     )
-    if isinstance(job, str):
-        fields = _job_of_model(job) if is_model else _read_fields(job, subject)
-    else:
-        fields = copy.deepcopy(dict(job))
+    fields = plain(job) if not isinstance(job, str) else _job_of_model(job) if is_model else _read_fields(job, subject)
     faults = _ask(fields, asked)
     faults += [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)

@@ -1,6 +1,6 @@
 """Precision: in which numbers a step is computed, added up and sent."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -9,6 +9,8 @@ from shardwright.config.base import Spec
 from shardwright.config.field_types import StepsOr0
 
 Number = Literal["float32", "bf16", "fp16"]
+Float8 = Literal["none", "delayed", "tensorwise", "rowwise", "blockwise"]
+FLOAT8: tuple[str, ...] = get_args(Float8)
 
 BYTES_PER_ELEMENT: dict[Number, int] = {"float32": 4, "bf16": 2, "fp16": 2}
 
@@ -39,9 +41,7 @@ class PrecisionSpec(Spec):
     loss_scale_growth_steps: StepsOr0 = Field(
         2000, description="Steps without overflow after which the loss scale doubles; 0 means that it is constant."
     )
-    float8: Literal["none", "delayed", "tensorwise", "rowwise", "blockwise"] = Field(
-        "none", description="Recipe by which the products of linear layers are computed in fp8."
-    )
+    float8: Float8 = Field("none", description="Recipe by which the products of linear layers are computed in fp8.")
     float8_weight_gradients: bool = Field(
         False,
         description="Weight gradients of these products are computed in fp8 too, and the layers keep their inputs in "

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shardwright.config.plain_values import plain
+
 _LINE = 120
 
 
@@ -22,12 +24,13 @@ def toml_text(fields: Mapping[str, Any]) -> str:
 
 def value_text(value: Any) -> str:
     """One value. JSON's numbers and booleans are TOML's, and its strings but for DEL, which TOML wants escaped; tables
-    within lists are inline."""
+    within lists are inline; what none of these is, is its text."""
+    value = plain(value)
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {value_text(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list | tuple):
         return _list_text([value_text(inner) for inner in value])
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
 
 
 def _list_text(values: Sequence[str]) -> str:

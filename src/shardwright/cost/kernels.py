@@ -75,11 +75,11 @@ class KernelTime:
     weight_grad: Numbers
 
     def times(self, factor: float) -> "KernelTime":
-        """All of them longer by a factor."""
+        """The kernels' seconds, each longer by a factor."""
         return KernelTime(factor * self.forward, factor * self.input_grad, factor * self.weight_grad)
 
     def in_backward(self) -> "KernelTime":
-        """All of them where the input gradient is computed."""
+        """The kernels' seconds, all in the place of the input gradient."""
         return KernelTime(0.0 * self.forward, self.forward + self.input_grad + self.weight_grad, 0.0 * self.forward)
 
 

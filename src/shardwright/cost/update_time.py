@@ -58,7 +58,7 @@ class Updated:
 
     @property
     def total(self) -> Numbers:
-        """All of them."""
+        """Every element that the rank updates."""
         return self.by_matrix + self.others
 
     def moved_bytes(self, software: SoftwareSpec, optimizer: OptimizerSpec) -> Numbers:

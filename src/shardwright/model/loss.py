@@ -191,7 +191,7 @@ class _Softmax:
 
     @classmethod
     def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis, change: LogitChange) -> "_Softmax":
-        """That of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
+        """The softmax of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
         logits_TV = _logits(chunk.x_TH, weight_VH.t(), tp.kind)
         change.change(logits_TV)
         largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)

@@ -53,7 +53,7 @@ class PositionTables:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """Every table that there is."""
         others = (self.temperatures, self.slopes_N)
         return [*(self.turned or ()), *(self.windowed or ()), *(tensor for tensor in others if tensor is not None)]
 

@@ -119,7 +119,7 @@ def layers_words(layout: Sequence[int]) -> str:
 
 
 def plans_text(advice: Advice) -> str:
-    """All of it, a paragraph a matter."""
+    """Plans with all that is said of them, a paragraph a matter."""
     return "\n\n".join(_paragraphs(advice))
 
 

@@ -277,7 +277,7 @@ class _Layout:
         return found
 
     def _collectives(self, piece: Ints, num_pieces: int) -> tuple[Collectives, Ints]:
-        """All of them, and by piece those that stand before it, in columns; -1 where there is none.
+        """All collectives, and by piece those that stand before it, in columns; -1 where there is none.
 
         `behind` is the piece that comes next, since of that is known which one comes before.
         """

@@ -268,7 +268,7 @@ def _use_float8(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> tu
 
 
 def _float8_state(job: JobSpec, axis: Axis, cut: CutDim) -> Float8Linear:
-    """That of one matrix, which `axis` cuts."""
+    """The fp8 state of one matrix, which `axis` cuts."""
     precision, reduce_max = job.precision, partial(all_reduce_max, axis=axis)
     assert precision.float8 != "none"
     return make_float8_state(

@@ -35,7 +35,7 @@ class LayerRouting:
 
     @classmethod
     def of(cls, layer: int, totals: Totals, num_microbatches: int) -> "LayerRouting":
-        """That of what was seen in a step of so many microbatches, all replicas' together."""
+        """The routing that was seen in a step of so many microbatches, all replicas' together."""
         tokens, chosen = float(totals.tokens), float(totals.chosen_E.sum())
         pairs = totals.together_EE
         return cls(

@@ -16,6 +16,11 @@ def data_faults(data: DataSpec) -> list[str]:
             f"data.chat_template {data.chat_template!r} is what chats are written with, and there are none; set "
             "data.chats to true, or leave data.chat_template out"
         )
+    if data.today and not data.has_chats:
+        faults.append(
+            f"data.today {data.today!r} is what templates of chats are told, and there are none; set data.chats to "
+            "true, or leave data.today out"
+        )
     if not data.answers_only and not data.has_chats:
         faults.append(
             "data.answers_only is false, and only of chats does the loss leave something out; set data.chats to true, "

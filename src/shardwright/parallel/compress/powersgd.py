@@ -85,7 +85,7 @@ class PowerSGD(Method):
         self._found = found
 
     def _first_query(self, index: int, m_NM: Tensor) -> Tensor:
-        """That of the run before, or standard normal; the same on every rank."""
+        """The Q to begin with: of the run before, or standard normal; the same on every rank."""
         found_MR = self._found[index] if self._found else None
         if found_MR is not None and found_MR.shape == (m_NM.shape[1], self._rank):
             return found_MR

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from shardwright.config.base import shortened
 from shardwright.config.catalog import nearest
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
@@ -87,6 +88,9 @@ def _is_repeated(module: nn.Module) -> bool:
 
 def unit_faults(module: nn.Module, named: Sequence[str] | None) -> list[str]:
     """What is wrong with the names of units."""
+    are_names = isinstance(named, Sequence) and all(isinstance(name, str) for name in named)
+    if named is not None and (isinstance(named, str) or not are_names):
+        return [f"units is {shortened(repr(named))}; give a list of names of submodules, such as ['layers.0']"]
     known = dict(module.named_modules())
     return [
         f"units has {name!r}, and the module has no such submodule"
@@ -103,17 +107,23 @@ def kind_faults(module: object) -> list[str]:
     return [f"a {type(module).__name__} is given, and an nn.Module is wanted; give the module itself"]
 
 
-def parameter_faults(module: nn.Module) -> list[str]:
-    """What a module may not have."""
+def parameter_faults(module: nn.Module, may_be_meta: bool = False) -> list[str]:
+    """What a module may not have. Without values it can be counted, and not sharded."""
     faults, devices = [], set()
     for name, parameter in module.named_parameters():
         devices.add(str(parameter.device))
         if isinstance(parameter, PlacedParameter):
             faults.append(f"{name} is sharded already; give shard() the module itself, once")
-        elif parameter.is_meta:
+        elif parameter.is_meta and not may_be_meta:
             faults.append(f"{name} has no values (device meta); build the module with values on a device")
         elif parameter.requires_grad and parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             faults.append(f"{name} is of {parameter.dtype}, and what is trained is float32, bfloat16 or float16")
+    if not may_be_meta:
+        faults += [
+            f"buffer {name} has no values (device meta); build the module with values on a device"
+            for name, buffer in module.named_buffers()
+            if buffer.is_meta
+        ]
     faults += [
         f"{name} is an Embedding with sparse gradients, and these are summed dense; make it with sparse=False"
         for name, part in module.named_modules()

@@ -28,7 +28,7 @@ class Neighbour:
 
 
 def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
-    """All of them on as many devices, those with another schedule among `schedules`.
+    """All neighbours of a job's plan on as many devices, those with another schedule among `schedules`.
 
     Where stages lie as before, each keeps its layers.
     """

@@ -32,7 +32,7 @@ class Standing:
 
 
 def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: Constants) -> Standing:
-    """That of a plan which takes `token_s` seconds by token."""
+    """Where a plan that takes `token_s` seconds by token stands among others."""
     random = np.random.default_rng(_SEED)
     constraints, _ = within_known(job, constraints)
     rows = degrees(job, constraints)

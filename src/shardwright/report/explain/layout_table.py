@@ -44,7 +44,7 @@ def _alike(tensor: TensorLayout) -> list[list[str]]:
 
 
 def layout_dict(regions: Sequence[RegionLayout]) -> list[dict[str, Any]]:
-    """All of it, axes of one rank too."""
+    """The layout as plain data, with axes of one rank too."""
     return [
         {
             "region": region.name,

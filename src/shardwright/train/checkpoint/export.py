@@ -44,7 +44,7 @@ class ExportedTensor(WrittenTensor):
 
     @property
     def box(self) -> Box:
-        """All of it."""
+        """The box of the whole tensor."""
         return tuple((0, size) for size in self.shape)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.train.data.row_files import FaultError
+from shardwright.train.data.row_files import FaultError, refuse_halves
 
 # Columns of a file that are looked at; what is beside the messages is for the template.
 CHAT_COLUMNS = ("messages", "conversations", "prompt", "completion", "tools", "system", "documents")
@@ -64,7 +64,7 @@ def chat_of(record: object, where: str) -> Chat:
         prompt, completion = found["prompt"], found["completion"]
         if isinstance(prompt, str) and isinstance(completion, str):
             for field, text in (("prompt", prompt), ("completion", completion)):
-                _refuse_halves(text, f"{where}: field {field!r}")
+                refuse_halves(text, f"{where}: field {field!r}")
             if not completion:
                 raise FaultError(f"{where}: field 'completion' is empty, so nothing is to be learned; drop that record")
             return Chat(where, prompt=prompt, completion=completion)
@@ -116,19 +116,11 @@ def _check_texts(value: object, where: str) -> None:
     while left:
         one = left.pop()
         if isinstance(one, str):
-            _refuse_halves(one, where)
+            refuse_halves(one, where)
         elif isinstance(one, dict):
             left += [*one, *one.values()]
         elif isinstance(one, list):
             left += one
-
-
-def _refuse_halves(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        what = f"half a surrogate pair ({text[error.start]!r}) at character {error.start}"
-        raise FaultError(f"{where} has {what}; mend that record, or drop it") from None
 
 
 def _answered(messages: list[dict[str, Any]], first: int, where: str) -> tuple[dict[str, Any], ...]:

@@ -2,24 +2,32 @@
 
 Templates come with tokenizers, from strangers. They are run in Jinja's sandbox, with nothing to call but what is given
 here, in a process of its own that has so much time and memory (encoding_process.py). They are not told the time: tokens
-are a function of the data.
+are a function of the data. Those that write a date (strftime_now) are told that of data.today.
 
 Where a template marks what the assistant says ({% generation %} ... {% endgeneration %}), that is what is learned. Else
 an answer is what it adds: from the end of what comes before, with the prompt for an answer behind that, to its own end.
 A template may show an earlier turn otherwise once there are later ones (thoughts are left out, for example); then that
-answer is not where it would be looked for, has no loss, and is counted.
+answer is not where it would be looked for, has no loss, and is counted. Each answer that is looked for is up to three
+more texts, so what that costs grows with the square of a chat's length. It is bounded by what is written, not by the
+time that it takes: which answers are learned is a function of the data, too.
 """
 
 import json
 import re
 import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from os.path import commonprefix
 from typing import Any
 
 from shardwright.train.data.chat_rows import ASSISTANT, Chat
 from shardwright.train.data.template_files import TemplateFiles
+
+# What may be written to look for the answers of a chat, in characters. To begin a message takes as long as a thousand
+# of them. That is 1,100 answers of a sentence, or 650 of 2,000 characters; those behind them have no loss.
+MOST_WORK = 4_000_000_000
+_MESSAGE_WORK = 1000
 
 
 class TemplateError(ValueError):
@@ -28,6 +36,10 @@ class TemplateError(ValueError):
 
 class LateError(TemplateError):
     """A template that takes too long."""
+
+
+class NoDateError(TemplateError):
+    """A template that writes a date, and is told none."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +60,8 @@ class WrittenChat:
 class ChatTemplate:
     """A template, ready to write chats with."""
 
-    def __init__(self, files: TemplateFiles) -> None:
-        """Raises TemplateError."""
+    def __init__(self, files: TemplateFiles, today: str = "") -> None:
+        """A template that is told which day it is, such as 2026-07-26, or nothing of it. Raises TemplateError."""
         from jinja2 import TemplateError as JinjaError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -58,6 +70,9 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
+        if today:  # without, templates that ask whether it is defined have a date of their own
+            environment.globals["strftime_now"] = datetime.fromisoformat(today).strftime
+        self._path = files.path
         # Nobody who writes a chat can guess them and mark a text of his own.
         self._begin, self._end = (f"\ue000{secrets.token_hex(16)}{kind}\ue000" for kind in ("begin", "end"))
         environment.globals["_mark_answer"] = partial(_marked, self._begin, self._end)
@@ -91,26 +106,8 @@ class ChatTemplate:
                 before = self._render(chat, messages[: chat.first_learned], told)
                 answers = answers[before.count(self._begin) :]
             return WrittenChat(text, tuple(answers), max(len(learned), len(answers)))
-        places = (self._place(chat, messages, told, i, raw) for i in learned)
-        return WrittenChat(raw, tuple(place for place in places if place), len(learned))
-
-    def _place(
-        self, chat: Chat, messages: list[dict[str, Any]], told: dict[str, Any], i: int, whole: str
-    ) -> tuple[int, int] | None:
-        """Where message i stands in the whole text; None where it can't be told."""
-        try:
-            asked = self._render(chat, messages[:i], told, asks=True)
-            before = self._render(chat, messages[:i], told)
-            after = whole if i == len(messages) - 1 else self._render(chat, messages[: i + 1], told)
-        except LateError:
-            raise
-        except TemplateError:  # it refuses what is cut off there
-            return None
-        # What asks for an answer may have more than stands before one that is given.
-        begin = len(commonprefix((asked, whole)))  # noqa: RUF071 (texts, not paths)
-        if not (whole.startswith(after) and whole.startswith(before) and len(before) <= begin < len(after)):
-            return None
-        return begin, len(after)
+        parts = _Parts(lambda number, asks: self._render(chat, messages[:number], told, asks), raw, len(messages))
+        return WrittenChat(raw, tuple(_places(parts, learned)), len(learned))
 
     def _render(self, chat: Chat, messages: list[dict[str, Any]], told: dict[str, Any], asks: bool = False) -> str:
         try:
@@ -121,6 +118,11 @@ class ChatTemplate:
             raise
         # A template is a program: whatever goes wrong in it is said of it.
         except Exception as error:
+            if _wants_date(error):
+                raise NoDateError(
+                    f"the chat template of {self._path} writes the date of the day (strftime_now), and tokens may not "
+                    'change from day to day; say a date, such as data.today = "2026-07-26"'
+                ) from None
             raise TemplateError(
                 f"{chat.where}: the chat template refuses it: {_reason(error)}; mend that chat, drop it, or name "
                 "another template in data.chat_template"
@@ -147,6 +149,73 @@ class ChatTemplate:
         return "".join([*parts, raw[position:]]), answers
 
 
+class _Parts:
+    """The texts of the first messages of a chat beside that of all, and what it has cost to write them."""
+
+    def __init__(self, render: Callable[[int, bool], str], whole: str, num_messages: int) -> None:
+        self.whole, self.work = whole, 0
+        self._render, self._num_messages = render, num_messages
+        self._kept = 0, ""
+
+    def text(self, number: int, asks: bool = False) -> str:
+        """The text of the first so many messages, with what asks for an answer or without. Raises TemplateError."""
+        if number == self._num_messages:
+            return self.whole
+        if number and number == self._kept[0] and not asks:
+            return self._kept[1]
+        self.work += _MESSAGE_WORK * number
+        written = self._render(number, asks)
+        self.work += len(written)
+        if not asks:  # where an answer follows another, the end of one is the beginning of the next
+            self._kept = number, written
+        return written
+
+    def place(self, i: int) -> tuple[int, int] | None:
+        """Where message i stands in the whole text; None where it can't be told."""
+        whole = self.whole
+        try:
+            before = self.text(i)
+            if not whole.startswith(before):
+                return None
+            after = self.text(i + 1)
+            if not (len(before) < len(after) and whole.startswith(after)):
+                return None
+            asked = self.text(i, asks=True)
+        except (LateError, NoDateError):
+            raise
+        except TemplateError:  # it refuses what is cut off there
+            return None
+        # What asks for an answer may have more than stands before one that is given.
+        begin = _num_common(asked, whole)
+        return (begin, len(after)) if len(before) <= begin < len(after) else None
+
+
+def _places(parts: _Parts, learned: list[int]) -> Iterator[tuple[int, int]]:
+    """Where these messages stand that can be told, as far as there is time to look for them."""
+    for i in learned:
+        if parts.work > MOST_WORK:
+            return
+        if place := parts.place(i):
+            yield place
+
+
+def work_of(chat: Chat) -> int:
+    """About what it takes to look for the answers of a chat, in characters that are written."""
+    num_answers = sum(message["role"] == ASSISTANT for message in chat.messages)
+    return min(MOST_WORK, 3 * num_answers * (chat.num_characters + _MESSAGE_WORK * len(chat.messages)) // 2)
+
+
+def _num_common(first: str, second: str) -> int:
+    """How many characters two texts begin with alike. Blocks are compared at once, and one of them by halves."""
+    low, size = 0, 1 << 16
+    most = min(len(first), len(second))
+    while size:
+        while low + size <= most and second.startswith(first[low : low + size], low):
+            low += size
+        size //= 2
+    return low
+
+
 def _generation_tag() -> type:
     """The tag that stands around what the assistant says."""
     from jinja2 import nodes
@@ -165,6 +234,12 @@ def _generation_tag() -> type:
             return nodes.CallBlock(mark, [], [], body).set_lineno(line)
 
     return Generation
+
+
+def _wants_date(error: Exception) -> bool:
+    from jinja2 import UndefinedError
+
+    return isinstance(error, UndefinedError) and "'strftime_now' is undefined" in str(error)
 
 
 def _reason(error: BaseException) -> str:

@@ -12,7 +12,17 @@ from shardwright.config.user_file import FileFault, open_file
 from shardwright.train.data.chat_rows import CHAT_COLUMNS, Chat, chat_of
 from shardwright.train.data.file_search import unreadable
 from shardwright.train.data.progress import ReadPlace
-from shardwright.train.data.row_files import Broken, FaultError, FileRow, decoded, one_of, read_rows
+from shardwright.train.data.row_files import (
+    Blank,
+    Broken,
+    FaultError,
+    FileRow,
+    decoded,
+    end_of_character,
+    one_of,
+    read_rows,
+    refuse_halves,
+)
 from shardwright.train.data.source_files import MOST_FAULTS, SourceFile
 
 # Text is read and tokenized in pieces of about this size, so that memory doesn't grow with a document.
@@ -68,12 +78,11 @@ def _text_pieces(file: SourceFile, faults: list[str], place: ReadPlace) -> Itera
             # Cut behind the last line; in a line longer than a piece, in front of a character.
             cut = raw.rfind(b"\n") + 1
             if not cut:
-                last = range(len(raw) - 1, max(len(raw) - 5, -1), -1)  # a character has up to 4 bytes
-                cut = next((i for i in last if raw[i] & 0xC0 != 0x80), len(raw))
+                cut = end_of_character(raw)
             if text := decoded(raw[:cut], file, position):
                 yield text
             rest, position = raw[cut:], position + cut
-            place.share = position / max(1, file.size_bytes)
+            place.at(position / max(1, file.size_bytes))
         if rest:
             yield decoded(rest, file, position)
 
@@ -83,7 +92,9 @@ def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPla
     columns = CHAT_COLUMNS if data.chats else [data.text_field]
     with _collect(file, faults):
         for row in read_rows(file, columns):
-            place.share = row.share
+            place.at(row.share)
+            if isinstance(row.record, Blank):
+                continue
             try:
                 if isinstance(row.record, Broken):
                     faults.append(row.record.fault)
@@ -110,11 +121,7 @@ def _text_of(row: FileRow, text_field: str) -> str:
         kind = "null" if value is None else f"of type {type(value).__name__}"
         way_out = "set data.text_field to a field of text, or drop that record"
         raise FaultError(f"{where}: field {text_field!r} is {kind}, not a string; {way_out}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        what = f"half a surrogate pair ({value[error.start]!r}) at character {error.start}"
-        raise FaultError(f"{where}: field {text_field!r} has {what}; mend that record, or drop it") from None
+    refuse_halves(value, f"{where}: field {text_field!r}")
     return value
 
 

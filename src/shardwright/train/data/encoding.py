@@ -33,7 +33,7 @@ class Encoded:
     num_lost: int
 
 
-# Those of the fields that are arrays.
+# The fields of Encoded that are arrays: they travel between processes as they lie in memory.
 ARRAYS = ("ids", "lengths", "answers")
 
 

@@ -140,7 +140,8 @@ class _Process:
         if first is not None and not isinstance(first, str):
             return (
                 f"a process that writes chats has ended ({said}) in those from {first.where} on: a chat may take "
-                f"{CHAT_S} s and {CHAT_MEMORY_GIB} GiB; drop it, or name another template in data.chat_template"
+                f"{CHAT_S} s, or more where it is long, and {CHAT_MEMORY_GIB} GiB; drop it, or name another template "
+                "in data.chat_template"
             )
         return (
             f"a process that turns text into tokens has ended ({said}): memory may be short; use fewer by data.workers"

@@ -20,14 +20,16 @@ from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.units import GIB
 from shardwright.train.data.chat_rows import Chat
-from shardwright.train.data.chat_template import ChatTemplate, LateError, WrittenChat
+from shardwright.train.data.chat_template import ChatTemplate, LateError, WrittenChat, work_of
 from shardwright.train.data.encoding import ARRAYS, EncodingError, HereEncoder
 from shardwright.train.data.encoding_messages import receive, send
 from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.tokenizer import load_tokenizer
 
 # A template takes milliseconds. One that is in the library's hands can't be interrupted, only ended: after twice that.
+# What the answers of a long chat are looked for with is more, in proportion: some ten times what a fast machine takes.
 CHAT_S = 5
+_WORK_S = 5e-9
 CHAT_MEMORY_GIB = 1
 
 
@@ -56,7 +58,7 @@ class BoundedTemplate(ChatTemplate):
     """A template that has so much time for a chat."""
 
     def write(self, chat: Chat) -> WrittenChat:
-        with bounded(chat.where):
+        with bounded(chat.where, CHAT_S + _WORK_S * work_of(chat)):
             return super().write(chat)
 
 
@@ -72,8 +74,8 @@ def serve() -> None:
         tokenizer, template = load_tokenizer(setup.data), None
         if setup.template is not None:
             _bound_memory()
-            with bounded(str(setup.template.path)):
-                template = BoundedTemplate(setup.template)
+            with bounded(str(setup.template.path), CHAT_S):
+                template = BoundedTemplate(setup.template, setup.data.today)
         encoder = HereEncoder(tokenizer, template)
     except (PlanError, ValueError) as error:
         send(answers, {"faults": error.faults if isinstance(error, PlanError) else [str(error)]})
@@ -102,21 +104,21 @@ _IS_LINUX = sys.platform == "linux"
 
 
 @contextmanager
-def bounded(where: str) -> Iterator[None]:
+def bounded(where: str, most_s: float) -> Iterator[None]:
     """So much time of the processor. LateError where it is over."""
 
     def late(*_: object) -> None:
         raise LateError(
-            f"{where}: the chat template takes more than {CHAT_S} s for it; drop that chat, or name another "
+            f"{where}: the chat template takes more than {most_s:.3g} s for it; drop that chat, or name another "
             "template in data.chat_template"
         )
 
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    most = math.ceil(used.ru_utime + used.ru_stime + 2 * CHAT_S)
+    most = math.ceil(used.ru_utime + used.ru_stime + 2 * most_s)
     resource.setrlimit(resource.RLIMIT_CPU, (most if hard < 0 else min(most, hard), hard))
     signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, CHAT_S)
+    signal.setitimer(signal.ITIMER_PROF, most_s)
     try:
         yield
     finally:

@@ -86,7 +86,7 @@ def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[
 
 
 def _bounded(paths: Iterator[Path], text: str, faults: list[str]) -> list[Path]:
-    """All of them, or a fault if there are too many."""
+    """A list of the paths, or an empty one and a fault if there are too many to hold."""
     found: list[Path] = []
     for path in paths:
         if len(found) == MOST_FILES:

@@ -7,12 +7,13 @@ this machine is read.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from shardwright.config.data import DataSpec
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
+from shardwright.train.data.packed_files import begins_with_rows
 
 ALL = "all"
 _ROWS = re.compile(r"\.(parquet|arrow|(jsonl|ndjson|json)\.(gz|bz2|xz|zst)|jsonl|ndjson)$", re.IGNORECASE)
@@ -28,18 +29,43 @@ _WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SPLIT_OF = {word: split for split, words in _WORDS.items() for word in words}
+_MOST_LOOKED_AT = 20  # of .json files beside text, for a note
 _STATE, _MOST_BYTES = "state.json", 16 * MIB
 
 
-def chosen_paths(root: Path, paths: Sequence[Path], data: DataSpec, faults: list[str], notes: list[str]) -> list[Path]:
-    """The files of a folder that are data. Raises OSError."""
+def json_rows(paths: Sequence[Path], data: DataSpec, notes: list[str]) -> frozenset[Path]:
+    """The .json files that are rows by what they begin with. Beside files of text, such as the sources of a program,
+    they are text, unless chats are wanted; a note says so."""
+    named = [path for path in paths if path.suffix.lower() == ".json" and not _BESIDE.search(path.name)]
+    if data.format != "auto" or not named:
+        return frozenset()
+    texts = [path for path in paths if path.suffix.lower() != ".json" and not _is_told_by_name(path)]
+    if not texts or data.chats:
+        return frozenset(path for path in named if begins_with_rows(path))
+    if found := next((path for path in named[:_MOST_LOOKED_AT] if begins_with_rows(path)), None):
+        notes.append(
+            f"{data.path}: {found.name} and other .json files are read as text, as {texts[0].name} is; name the files "
+            "of rows by a glob to read them as rows"
+        )
+    return frozenset()
+
+
+def _is_told_by_name(path: Path) -> bool:
+    return bool(_BESIDE.search(path.name) or _ROWS.search(path.name))
+
+
+def chosen_paths(
+    root: Path, paths: Sequence[Path], data: DataSpec, faults: list[str], notes: list[str],
+    in_json: Collection[Path] = (),
+) -> list[Path]:  # fmt: skip
+    """The files of a folder that are data, where these .json files are rows. Raises OSError."""
     if data.format in ("text", "tokens"):
         return list(paths)
     saved = [path.parent for path in paths if path.name == _STATE]
     kept = [path for path in paths if path.parent not in saved]
     for folder in saved:
         kept += _saved_files(folder, paths, faults)
-    rows = [path for path in kept if _ROWS.search(path.name)]
+    rows = [path for path in kept if _ROWS.search(path.name) or path in in_json]
     if not rows:
         return kept
     kept = sorted(path for path in kept if not _BESIDE.search(path.name))

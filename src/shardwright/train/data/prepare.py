@@ -94,7 +94,7 @@ def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, s
     if summary.num_lost and data.answers_only:
         notes.append(
             f"{summary.num_lost:,} of {summary.num_answers:,} answers of {data.path} have no loss: the chat template "
-            "shows these turns otherwise once later ones are there"
+            "shows these turns otherwise once later ones are there, or their chat is too long to look for all of them"
         )
     return replace(_split(summary, sides, data, model, seed), notes=tuple(notes))
 

@@ -47,7 +47,8 @@ class TokenFiles:
         return self._samples(self.validation, shuffle=False) if self.validation else None
 
     def unigram_loss(self, vocab: int) -> float | None:
-        """That of a model without context on what is held out, in nats per token; None where nothing is."""
+        """The loss, in nats per token of what is held out, of a model that knows no context but how often each token is
+        in the training side; None where nothing is held out."""
         return unigram_loss(self.train, self.validation, vocab) if self.validation else None
 
     def described(self, num_samples: int) -> list[str]:
@@ -128,7 +129,8 @@ class MixedTokens:
         return MixedSamples(readers, self.weights) if len(readers) == len(held) else None
 
     def unigram_loss(self, vocab: int) -> float | None:
-        """That of a model without context on what is held out, which knows the mixture, in nats per token."""
+        """The loss, in nats per token of what is held out, of a model that knows no context but how often each token is
+        in the training sides and with which weights these are mixed; None where some source holds nothing out."""
         known, loss = np.zeros(vocab), 0.0
         shares = np.array(self.weights) / sum(self.weights)
         for source, share in zip(self.sources, shares, strict=True):

@@ -3,9 +3,9 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from shardwright.config.units import GIB, MIB
+from shardwright.config.units import memory_text, seconds_text
 from shardwright.train.data.source_files import SourceFile
 
 Say = Callable[[str], None]
@@ -19,11 +19,17 @@ class ReadPlace:
     done_bytes: int = 0
     file_bytes: int = 0
     share: float = 0.0
+    moved: Callable[[], None] = field(default=lambda: None)  # told whenever it is another
 
     def begin(self, file: SourceFile) -> None:
         """Go on to a file."""
         self.done_bytes += self.file_bytes
         self.file_bytes, self.share = file.size_bytes, 0.0
+
+    def at(self, share: float) -> None:
+        """Go on to where this share of the file is behind it."""
+        self.share = share
+        self.moved()
 
     @property
     def read_bytes(self) -> float:
@@ -35,7 +41,8 @@ class Progress:
     """Says how far it is: after some seconds, and then now and then; more often to `tell`."""
 
     def __init__(self, files: Sequence[SourceFile], what: str, say: Say, tell: Say) -> None:
-        self.place = ReadPlace()
+        self._num_tokens = 0
+        self.place = ReadPlace(moved=lambda: self.step(self._num_tokens))
         self._total_bytes = max(1, sum(file.size_bytes for file in files))
         self._what, self._say, self._tell = what, say, tell
         self._begun_s = self._told_s = time.monotonic()
@@ -43,6 +50,7 @@ class Progress:
 
     def step(self, num_tokens: int) -> None:
         """So many tokens are written."""
+        self._num_tokens = num_tokens
         now_s = time.monotonic()
         if now_s - self._told_s >= 1.0:
             self._told_s = now_s
@@ -54,23 +62,13 @@ class Progress:
     def _in_words(self, num_tokens: int, now_s: float) -> str:
         spent_s = max(now_s - self._begun_s, 1e-9)
         share = min(1.0, self.place.read_bytes / self._total_bytes)
-        left = _seconds(spent_s * (1 - share) / share) if share else "an unknown time"
+        left = seconds_text(spent_s * (1 - share) / share) if share else "an unknown time"
         return (
-            f"{share:.1%} of {_bytes(self._total_bytes)}, {num_tokens:,} tokens, {num_tokens / spent_s:,.0f} a second, "
-            f"about {left} left"
+            f"{share:.1%} of {memory_text(self._total_bytes)}, {num_tokens:,} tokens, {num_tokens / spent_s:,.0f} a "
+            f"second, about {left} left"
         )
 
 
 def say_aside(line: str) -> None:
     """Tell who watches, on standard error."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _bytes(number: float) -> str:
-    return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / MIB:.1f} MiB"
-
-
-def _seconds(number: float) -> str:
-    minutes, seconds = divmod(round(number), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

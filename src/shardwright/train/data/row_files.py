@@ -3,24 +3,24 @@
 A fault that ends a file is raised; one of a row is for who reads it.
 """
 
-import bz2
-import gzip
-import io
 import json
-import lzma
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from shardwright.config.units import GIB, MIB
 from shardwright.config.user_file import open_file
+from shardwright.train.data.json_array import BrokenArrayError, array_items
+from shardwright.train.data.packed_files import UNPACKING_ERRORS, begins_with_list, unpacked
 from shardwright.train.data.source_files import SourceFile
 
 # One record, and one group of rows of a parquet file, must fit into memory several times.
 _LONGEST_LINE_BYTES = 16 * MIB
 _LARGEST_GROUP_BYTES = 4 * GIB
 _BATCH_ROWS = 256
+# Of lines without a row one behind the other: a small packed file can have thousands of millions.
+_MOST_BLANK_LINES, _MOST_BLANK_BYTES = 1_000_000, 64 * MIB
+_TOLD_LINES = 10_000
 
 
 class FaultError(Exception):
@@ -45,11 +45,16 @@ class Broken:
     fault: str
 
 
+@dataclass(frozen=True)
+class Blank:
+    """What stands in the place of a row now and then, where many lines have none: how far the file is read."""
+
+
 def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
     """The rows of a file in their order, of which these columns will be looked at, where they are there. Raises
     FaultError, FileFault or OSError."""
     if file.format == "jsonl":
-        return _read_lines(file)
+        return _read_array(file) if begins_with_list(file.path) else _read_lines(file)
     return _read_columns(file, columns)
 
 
@@ -68,9 +73,9 @@ def decoded(raw: bytes, file: SourceFile, position: int) -> str:
 
 
 def _read_lines(file: SourceFile) -> Iterator[FileRow]:
-    """A row a line; blank lines are skipped."""
-    with open_file(file.path) as packed, _unpacked(file, packed) as stream:
-        position = 0
+    """A row a line; blank lines are skipped, a bounded number of them at once."""
+    with open_file(file.path) as packed, unpacked(file.path, packed) as stream:
+        position = num_blank = blank_bytes = 0
         for number, raw in enumerate(iter(lambda: _line(file, stream), b""), 1):
             if len(raw) > _LONGEST_LINE_BYTES:
                 raise FaultError(
@@ -79,10 +84,62 @@ def _read_lines(file: SourceFile) -> Iterator[FileRow]:
                 )
             text = decoded(raw, file, position).removeprefix("\ufeff" if number == 1 else "")
             position += len(raw)
+            where = f"{file.path}, line {number}"
             if text.strip():
-                where = f"{file.path}, line {number}"
+                num_blank = blank_bytes = 0
                 share = packed.tell() / max(1, file.size_bytes)
                 yield FileRow(f"{file.name}:{number}", where, _parsed(text, where), share=share)
+                continue
+            num_blank, blank_bytes = num_blank + 1, blank_bytes + len(raw)
+            if num_blank > _MOST_BLANK_LINES or blank_bytes > _MOST_BLANK_BYTES:
+                raise FaultError(
+                    f"{where} and the {num_blank - 1:,} before it are blank ({blank_bytes:,} bytes); write the file "
+                    "without them, or leave it out of data.path"
+                )
+            if num_blank % _TOLD_LINES == 0:
+                yield FileRow("", where, Blank(), share=packed.tell() / max(1, file.size_bytes))
+
+
+def _read_array(file: SourceFile) -> Iterator[FileRow]:
+    """A row an item of the JSON array that a file is."""
+    with open_file(file.path) as packed, unpacked(file.path, packed) as stream:
+        number = 0
+        items = array_items(_text_pieces(file, stream), _LONGEST_LINE_BYTES)
+        while True:
+            number += 1
+            where = f"{file.path}, row {number}"
+            try:
+                record = next(items, _ENDED)
+            except BrokenArrayError as error:
+                raise FaultError(
+                    f"{where} is not JSON: {error}; mend it, or write one record a line to a .jsonl file"
+                ) from None
+            if record is _ENDED:
+                return
+            yield FileRow(f"{file.name}:{number}", where, record, share=packed.tell() / max(1, file.size_bytes))
+
+
+def _text_pieces(file: SourceFile, stream: BinaryIO) -> Iterator[str]:
+    rest, position = b"", 0
+    while block := _read(file, lambda: stream.read(MIB)):
+        raw = rest + block
+        if position == 0 and raw.startswith(b"\xef\xbb\xbf"):
+            raw, position = raw[3:], 3
+        cut = end_of_character(raw)
+        if text := decoded(raw[:cut], file, position):
+            yield text
+        rest, position = raw[cut:], position + cut
+    if rest:
+        yield decoded(rest, file, position)
+
+
+def end_of_character(raw: bytes) -> int:
+    """Where to cut a text that may end within a character: in front of its last one, which has up to 4 bytes."""
+    last = range(len(raw) - 1, max(len(raw) - 5, -1), -1)
+    return next((i for i in last if raw[i] & 0xC0 != 0x80), len(raw))
+
+
+_ENDED = object()
 
 
 def _parsed(text: str, where: str) -> object:
@@ -94,27 +151,16 @@ def _parsed(text: str, where: str) -> object:
         return Broken(f"{where} is not JSON: {error}; mend that line, or drop it")
 
 
-def _unpacked(file: SourceFile, packed: BinaryIO) -> BinaryIO:
-    """The bytes of a file as they were before it was packed."""
-    match file.path.suffix.lower():
-        case ".gz":
-            return cast(BinaryIO, gzip.open(packed))
-        case ".bz2":
-            return cast(BinaryIO, bz2.open(packed))
-        case ".xz":
-            return cast(BinaryIO, lzma.open(packed))
-        case ".zst":
-            import pyarrow as pa
-
-            return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(packed, "zstd"), MIB))
-    return packed
-
-
 def _line(file: SourceFile, stream: BinaryIO) -> bytes:
     """The next line, or so much of it as may be; nothing at the end. Raises FaultError if it can't be unpacked."""
+    return _read(file, lambda: stream.readline(_LONGEST_LINE_BYTES + 1))
+
+
+def _read(file: SourceFile, read: Callable[[], bytes]) -> bytes:
+    """What a stream gives. Raises FaultError if it can't be unpacked."""
     try:
-        return stream.readline(_LONGEST_LINE_BYTES + 1)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
+        return read()
+    except UNPACKING_ERRORS as error:
         if isinstance(error, OSError) and error.errno:
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -188,6 +234,15 @@ def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> 
         f"{file.path} has none of the columns {', '.join(map(repr, columns))}, but "
         f"{', '.join(map(repr, names[:12])) or 'none at all'}; name files of chats, or set data.chats to false"
     )
+
+
+def refuse_halves(text: str, where: str) -> None:
+    """Raises FaultError for a text that has half a character, which no file of UTF-8 holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"half a surrogate pair ({text[error.start]!r}) at character {error.start}"
+        raise FaultError(f"{where} has {what}; mend that record, or drop it") from None
 
 
 def one_of(names: Sequence[str], most: int = 12) -> str:

@@ -3,7 +3,7 @@ all at once."""
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from shardwright.config.data import STDLIB, DataSpec
 from shardwright.config.user_file import kind_of
 from shardwright.train.data.file_search import list_paths, unreadable
-from shardwright.train.data.folder_layout import chosen_paths
+from shardwright.train.data.folder_layout import chosen_paths, json_rows
 
 # Enough for a model that learns on a laptop, and read in a second.
 _STDLIB_MOST_BYTES = 8_000_000
@@ -54,15 +54,16 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
     notes = [] if notes is None else notes
     try:
         root, paths = list_paths(_with_ending(data), faults)
+        in_json = json_rows(paths, data, notes)
         if root == Path(os.path.expanduser(data.path)):  # a folder; a glob means the files that it matches
-            paths = chosen_paths(root, paths, data, faults, notes)
+            paths = chosen_paths(root, paths, data, faults, notes, in_json)
         ids = {path for path in paths if path.suffix == ".bin"}
         paths = [path for path in paths if not (path.suffix == ".idx" and path.with_suffix(".bin") in ids)]
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         faults.append(f"data.path {data.path!r} can't be read: {reason}; check the path and its permissions")
         return []
-    files = _described(root, paths, data, faults)
+    files = _described(root, paths, data, faults, in_json)
     if not files and not faults:
         faults.append(f"data.path {data.path} has no files of data, only what describes them; name a folder with some")
     if data.path == STDLIB:
@@ -89,7 +90,9 @@ def _with_ending(data: DataSpec) -> str:
     return data.path
 
 
-def _described(root: Path, paths: Iterable[Path], data: DataSpec, faults: list[str]) -> list[SourceFile]:
+def _described(
+    root: Path, paths: Iterable[Path], data: DataSpec, faults: list[str], in_json: Collection[Path]
+) -> list[SourceFile]:
     files: list[SourceFile] = []
     for path in paths:
         if len(faults) >= MOST_FAULTS:
@@ -97,7 +100,8 @@ def _described(root: Path, paths: Iterable[Path], data: DataSpec, faults: list[s
             return []
         try:
             status = path.stat()
-            format_ = _format_of(path) if data.format == "auto" else data.format
+            by_itself = "jsonl" if path in in_json else _format_of(path)
+            format_ = by_itself if data.format == "auto" else data.format
             beside: tuple[int, ...] = ()
             if format_ == "megatron":
                 index = index_of(path).stat()

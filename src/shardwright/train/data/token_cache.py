@@ -78,6 +78,7 @@ def cache_key(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, tem
     else:
         how = [_CACHE_VERSION, data.text_field, tokenizer.fingerprint, data.validation_share]
         how += ["chats", template.fingerprint if template else ""] if data.chats else []
+        how += ["today", data.today] if data.chats and data.today else []
     what = [
         [os.fspath(file.path), file.name, file.size_bytes, file.mtime_ns, file.format, *file.beside] for file in files
     ]

@@ -8,16 +8,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shardwright.config.base import PlanError, RunError
+from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.parallel.comm.collectives import all_reduce_max
+from shardwright.parallel.comm.collectives import broadcast
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.checkpoint.box_reader import WantedBox, full_shapes, load_boxes
 from shardwright.train.checkpoint.box_writer import HeldBox, save_boxes
 from shardwright.train.checkpoint.kept import indices_of, make_whole, manifest_of, steps_kept
-from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, folder_name, index_file
+from shardwright.train.checkpoint.manifest import (
+    MANIFEST,
+    BrokenCheckpointError,
+    Manifest,
+    digest_of,
+    folder_name,
+    index_file,
+    to_bytes,
+)
 from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps, take_up, wanted_boxes
-from shardwright.train.checkpoint.storage import open_storage
+from shardwright.train.checkpoint.storage import Storage, open_storage
+from shardwright.train.own_module.agreement import agree, told_by_all
 
 if TYPE_CHECKING:
     from shardwright.train.own_module.sharded_module import ModuleReplica
@@ -27,9 +36,9 @@ _BUFFER, _FROZEN, _TRAINED = "buffer.", "frozen.", "weights."
 
 def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str, step: int) -> None:
     """Write this rank's boxes, and on rank 0 the manifest once all have. Buffers and what is frozen are rank 0's.
-    Raises RunError."""
-    storage, error = open_storage(folder), ""
-    boxes = held_boxes(replica, mesh)
+    Raises RunError, the same on every rank."""
+    storage = _reached(folder, mesh)
+    boxes, error = held_boxes(replica, mesh), ""
     if mesh.rank == 0:
         boxes += [_whole_box(f"{_BUFFER}{name}", values) for name, values in replica.buffers.items()]
         boxes += [_whole_box(f"{_FROZEN}{name}", values) for name, values in replica.frozen.items()]
@@ -37,7 +46,7 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
         save_boxes(boxes, storage, folder_name(step), mesh.rank)
     except OSError as fault:
         error = str(fault)
-    _agree(error, mesh, f"the checkpoint of step {step} could not be written")
+    agree(error, mesh, f"the checkpoint of step {step} could not be written")
     if mesh.rank == 0:
         manifest = Manifest(
             step=step, samples=0, optimizer_steps=optimizer_steps(replica), job=job.model_dump(mode="json"), state={},
@@ -47,18 +56,20 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
             make_whole(storage, manifest, [index_file(rank) for rank in range(mesh.world.size)])
         except (OSError, BrokenCheckpointError) as fault:
             error = str(fault)
-    _agree(error, mesh, f"the checkpoint of step {step} could not be made whole")
+    agree(error, mesh, f"the checkpoint of step {step} could not be made whole")
 
 
 def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str) -> int:
-    """Take up the newest whole checkpoint of a folder. Returns its step. Raises PlanError, RunError."""
-    storage = open_storage(folder)
-    steps = steps_kept(storage)
-    if not steps:
-        raise PlanError("load", [f"{folder} has no checkpoint; name the folder that save() was given"])
-    error, manifest = "", None
+    """Take up the newest whole checkpoint of a folder, as rank 0 sees it. Returns its step. Raises PlanError where rank
+    0 sees none and RunError where a rank can't take up this very one: the same on every rank."""
+    storage = _reached(folder, mesh)
+    step = _chosen_step(storage, mesh)
+    if step < 0:
+        first = told_by_all(folder, mesh)[0]  # which may be called otherwise here
+        raise PlanError("load", [f"{first} has no checkpoint; name the folder that save() was given"])
+    manifest = _same_manifest(storage, step, mesh)
+    error = ""
     try:
-        manifest = manifest_of(storage, steps[0])
         indices = indices_of(storage, manifest)
         shapes = dict(full_shapes(indices))
         boxes = _wanted_trained(replica, shapes, optimizer_anew=not manifest.optimizer_steps)
@@ -67,13 +78,59 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
             _wanted_whole("frozen parameter", name, values, (_FROZEN, _TRAINED), shapes)
             for name, values in replica.frozen.items()
         ]
-        load_boxes(boxes, storage, folder_name(manifest.step), indices)
+        load_boxes(boxes, storage, folder_name(step), indices)
     except (OSError, BrokenCheckpointError) as fault:
-        error = str(fault)
-    _agree(error, mesh, f"{storage.root}/{folder_name(steps[0])} can't be taken up")
-    assert manifest is not None
+        error = f"{storage.root}/{folder_name(step)}: {fault}"
+    agree(error, mesh, f"the checkpoint of step {step} can't be taken up")
     take_up(replica, manifest.optimizer_steps)
-    return manifest.step
+    return step
+
+
+def _reached(folder: str, mesh: Mesh) -> Storage:
+    """Where a checkpoint lies. RunError on every rank where one can't reach it."""
+    storage, error = None, ""
+    try:
+        storage = open_storage(folder)
+    except PlanError as fault:
+        error = "; ".join(fault.faults)
+    agree(error, mesh, "checkpoints can't be reached")
+    assert storage is not None
+    return storage
+
+
+def _chosen_step(storage: Storage, mesh: Mesh) -> int:
+    """The newest step that rank 0 has, -1 for none. Other ranks may see another folder under the same name, or an older
+    state of it, and each by itself would take its own."""
+    newest, error = -1, ""
+    if mesh.rank == 0:
+        try:
+            newest = next(iter(steps_kept(storage)), -1)
+        except OSError as fault:
+            error = f"{storage.root}: {fault}"
+    agree(error, mesh, "checkpoints can't be looked for")
+    return int(broadcast(torch.tensor([newest], dtype=torch.int64, device=mesh.device), mesh.world, 0).item())
+
+
+def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
+    """What the checkpoint of a step is of. RunError on every rank, naming those that lack it, where it is not on each
+    the one that rank 0 has."""
+    place = f"{storage.root}/{folder_name(step)}"
+    manifest, error, digest = None, "", ""
+    try:
+        if MANIFEST in storage.names(folder_name(step)):
+            manifest = manifest_of(storage, step)
+            digest = digest_of(to_bytes(manifest))
+        else:
+            error = f"there is no {place}"
+    except (OSError, BrokenCheckpointError) as fault:
+        error = f"{place}: {fault}"
+    first = told_by_all(digest, mesh)[0]
+    if first and digest and digest != first:
+        error = f"{place} is another checkpoint than that of rank 0"
+    way_out = "" if mesh.world.size == 1 else "; all ranks must see the one folder that save() was given"
+    agree(error and error + way_out, mesh, f"the checkpoint of step {step} can't be taken up")
+    assert manifest is not None
+    return manifest
 
 
 def _wanted_trained(
@@ -113,10 +170,3 @@ def _wanted_whole(
 
 def _set(into: Tensor, values: Tensor) -> None:
     into.copy_(values)
-
-
-def _agree(error: str, mesh: Mesh, what: str) -> None:
-    """RunError on all ranks where something went wrong on one. Moves a small all-reduce over the world."""
-    failed = torch.tensor([float(bool(error))], device=mesh.device)
-    if mesh.numbers(all_reduce_max(failed, mesh.world))[0]:
-        raise RunError(f"{what}: {error or 'another rank says why'}")

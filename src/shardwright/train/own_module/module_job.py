@@ -6,6 +6,7 @@ from typing import Any
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.plain_values import GivenOptions
 from shardwright.config.plan import PlanSpec
 from shardwright.config.units import counted
 
@@ -28,7 +29,13 @@ def module_job(
 
     The learning rate is constant and without warm-up where `optimizer` does not say another schedule.
     """
-    fields = plan.model_dump(exclude_defaults=True) if isinstance(plan, PlanSpec) else dict(plan or {})
+    given = GivenOptions()
+    if isinstance(plan, PlanSpec):
+        plan = plan.model_dump(exclude_defaults=True)
+    fields = given.fields("plan", plan, '{"zero": 3}')
+    rated = given.fields("optimizer", optimizer, '{"learning_rate": 1e-3}')
+    numbers = given.fields("precision", precision, '{"compute": "bf16"}')
+    given.check(SUBJECT)
     faults = [
         f"plan.{axis} {fields[axis]} cuts the {what} of a model, and those of a module of your own are not known; use "
         f"data parallel and ZeRO: plan.{axis} = 1"
@@ -44,9 +51,9 @@ def module_job(
     ]
     kept = {name: value for name, value in fields.items() if name not in (*_CUTS, *others)}
     dp = kept.setdefault("dp", world)
-    rates = {"schedule": "constant", "warmup_steps": 0} if "steps" not in (optimizer or {}) else {}
+    rates = {"schedule": "constant", "warmup_steps": 0} if "steps" not in rated else {}
     whole = {
-        "plan": kept, "optimizer": rates | dict(optimizer or {}), "precision": dict(precision or {}),
+        "plan": kept, "optimizer": rates | rated, "precision": numbers,
         "batch": {"global_batch_size": dp if isinstance(dp, int) and dp > 0 else 1},
     }  # fmt: skip
     try:

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.config import largest
 from shardwright.config.base import PlanError
+from shardwright.config.plain_values import GivenOptions
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.zero.module_units import (
     compiled_faults,
@@ -38,9 +40,12 @@ def shard(
     """
     if faults := kind_faults(module):
         raise PlanError(SUBJECT, faults)
-    faults = [*parameter_faults(module), *unit_faults(module, units)]
-    if accumulate < 1:
-        faults.append(f"accumulate is {accumulate}, and it is how many backwards a step has; use 1 or more")
+    given = GivenOptions()
+    accumulate = given.whole("accumulate, the backwards of a step,", accumulate, least=1)
+    timeout_s = given.number("timeout_s", timeout_s, 120.0)
+    if not 0 < timeout_s <= largest.SECONDS:
+        given.faults.append(f"timeout_s is {timeout_s:g}; use seconds, from above 0 to {largest.SECONDS:g}")
+    faults = [*parameter_faults(module), *unit_faults(module, units), *given.faults]
     try:
         job = module_job(plan, optimizer, precision, num_ranks())
     except PlanError as error:

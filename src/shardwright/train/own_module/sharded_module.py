@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.config.base import PlanError, RunError
+from shardwright.config.base import PlanError, RunError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_reduce, broadcast
@@ -76,6 +76,21 @@ class ModuleReplica:
     def routers(self, stage: int) -> Mapping[int, RouterState]:
         """A module of the user's own has none that are known."""
         return {}
+
+
+def _state_faults(state: Mapping[str, Any], here: Mapping[str, Any], strict: bool) -> list[str]:
+    """What a state has that a module can't take up, which has what is `here`."""
+    faults = [f"it has no {name}" for name in here if name not in state] if strict else []
+    faults += [f"it has {name}, and the module has none" for name in state if strict and name not in here]
+    for name, of in here.items():
+        given = state.get(name)
+        if name not in state or not isinstance(of, Tensor):
+            continue
+        if not isinstance(given, Tensor):
+            faults.append(f"{name} is of type {type(given).__name__} in it, and a tensor {list(of.shape)} here")
+        elif given.shape != of.shape:
+            faults.append(f"{name} is {list(given.shape)} in it, and {list(of.shape)} here")
+    return faults
 
 
 def _in_reals(values: Tensor) -> Tensor:
@@ -191,9 +206,13 @@ class ShardedModule(nn.Module):
             self._stage.release()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The whole module's, on every rank: trained parameters in float32 under their own names, all else as it is.
-        Every rank calls this."""
-        assert not (args or kwargs), "the whole module's state is given, and under its own names"
+        """The state of the whole module, on every rank: trained parameters in float32, frozen ones and buffers as they
+        are, all under the names that they have in the module. Every rank calls this. Raises PlanError for any argument
+        of PyTorch's: a prefix, and what keeps gradients, are not known here."""
+        if args or kwargs:
+            given = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+            fault = f"{shortened(given)} is given, and the whole module's state has its own names; call it with nothing"
+            raise PlanError("state_dict", [fault])
         found: dict[str, Any] = self.module.state_dict()
         with torch.no_grad():
             for name, parameter in self.module.named_parameters(remove_duplicate=False):
@@ -218,21 +237,18 @@ class ShardedModule(nn.Module):
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Take up the whole module's values, the same on every rank; the optimizer goes on with what it remembers.
         Raises PlanError with every fault."""
-        names = self.module.state_dict().keys()
-        faults = [f"it has no {name}" for name in names if name not in state] if strict else []
-        faults += [f"it has {name}, and the module has none" for name in state if strict and name not in names]
-        placed = {
+        if not isinstance(state, Mapping):
+            fault = f"a {type(state).__name__} is given; give a dictionary of tensors, such as state_dict() returns"
+            raise PlanError("load_state_dict", [fault])
+        here = self.module.state_dict()
+        trained = {
             name: of
             for name, of in self.module.named_parameters(remove_duplicate=False)
-            if isinstance(of, PlacedParameter) and name in state
+            if isinstance(of, PlacedParameter)
         }
-        faults += [
-            f"{name} is {list(state[name].shape)} in it, and {list(of.shape)} here"
-            for name, of in placed.items()
-            if state[name].shape != of.shape
-        ]
-        if faults:
+        if faults := _state_faults(state, here | trained, strict):
             raise PlanError("load_state_dict", faults)
+        placed = {name: of for name, of in trained.items() if name in state}
         rest = {name: value for name, value in state.items() if name not in placed}
         self.module.load_state_dict(rest, strict=False)
         for name, parameter in placed.items():
@@ -251,8 +267,9 @@ class ShardedModule(nn.Module):
         save_module(self.job, self.replica, self.mesh, str(folder), self.num_steps)
 
     def load(self, folder: str | Path) -> int:
-        """Go on from the newest whole checkpoint of a folder. Returns the number of steps done. Every rank calls this.
-        Raises PlanError where there is none, or it is of another module."""
+        """Go on from the newest whole checkpoint of a folder, as rank 0 sees it. Returns the number of steps done.
+        Every rank calls this. Raises, the same on every rank, PlanError where there is none, and RunError where it is
+        of another module or some rank can't read it."""
         self.num_steps = load_module(self.job, self.replica, self.mesh, str(folder))
         self._stage.begin()
         return self.num_steps

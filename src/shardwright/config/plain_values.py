@@ -1,0 +1,100 @@
+"""What a Python program gives, as a file could say it: numbers of numpy and torch, paths and tuples are taken as the
+plain values that they stand for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.base import PlanError, shortened
+
+
+def plain(value: Any) -> Any:
+    """A value, or all that is in it, as lists, dictionaries, texts and numbers. What stands for none is left as it is.
+
+    >>> plain({"folder": PurePath("runs/a"), "layout": (1, 1)})
+    {'folder': 'runs/a', 'layout': [1, 1]}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    if getattr(value, "ndim", None) == 0 and callable(item := getattr(value, "item", None)):
+        return item()  # a number that is an array without dims
+    return value
+
+
+def strange(value: Any, name: str) -> Iterator[str]:
+    """A fault for each thing in a value of this name that no file could say."""
+    value = plain(value)
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from strange(one, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from strange(one, f"{name}[{number}]")
+    elif not (value is None or isinstance(value, str | bool | int | float | date | time)):
+        yield f"{name} is {_shown(value)}; use a text, a number, true or false, a list or a dictionary"
+
+
+class GivenOptions:
+    """Reads the options of a call one by one, and gathers what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def whole(self, name: str, value: Any, least: int) -> int:
+        """A whole number of at least so much."""
+        number = plain(value)
+        if isinstance(number, int) and not isinstance(number, bool) and number >= least:
+            return int(number)
+        self.faults.append(f"{name} is {_shown(value)}; use a whole number, {least} or more")
+        return least
+
+    def number(self, name: str, value: Any, default: float) -> float:
+        """A number of any kind."""
+        number = plain(value)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return float(number)
+        self.faults.append(f"{name} is {_shown(value)}; use a number, such as {default:g}")
+        return default
+
+    def text(self, name: str, value: Any, example: str) -> str:
+        """A text, or a path."""
+        if isinstance(value, str | PurePath):
+            return str(value)
+        self.faults.append(f"{name} is {_shown(value)}; use a text, such as {example!r}")
+        return ""
+
+    def one_of(self, name: str, value: Any, known: Sequence[str]) -> str:
+        """A text that is one of these."""
+        if isinstance(value, str) and value in known:
+            return value
+        self.faults.append(f"{name} {_shown(value)} is none; use {', '.join(known)}")
+        return known[0]
+
+    def texts(self, name: str, value: Any, example: str) -> list[str]:
+        """A text, or several."""
+        found = [value] if isinstance(value, str) else value
+        if isinstance(found, list | tuple) and all(isinstance(one, str) for one in found):
+            return list(found)
+        self.faults.append(f"{name} is {_shown(value)}; use texts, such as [{example!r}]")
+        return []
+
+    def fields(self, name: str, value: Any, example: str) -> dict[str, Any]:
+        """A dictionary of fields, or nothing."""
+        if value is None or isinstance(value, Mapping):
+            return dict(plain(value or {}))
+        self.faults.append(f"{name} is {_shown(value)}; use a dictionary of its fields, such as {example}")
+        return {}
+
+    def check(self, subject: str) -> None:
+        """Raises PlanError with what was wrong."""
+        if self.faults:
+            raise PlanError(subject, self.faults)
+
+
+def _shown(value: object) -> str:
+    return shortened(repr(value), 80)
