@@ -42,7 +42,8 @@ def test_text_of_a_folder_and_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     family, keys = released_models.RELEASED["qwen2"]
     monkeypatch.setitem(released_models.RELEASED, "bytes", (family, keys | {"vocab_size": 256}))
     released_models.save_released("bytes", tmp_path / "in")
-    assert written(str(tmp_path / "in"), "--set", "plan.tp=2") == likeliest(tmp_path / "in")
+    in_bytes = ("--set", "data.tokenizer=bytes")
+    assert written(str(tmp_path / "in"), *in_bytes, "--set", "plan.tp=2") == likeliest(tmp_path / "in")
     job = job_of(tmp_path / "in")
     trained_and_saved(job_mesh(job, 0, torch.device("cpu")), job, tmp_path / "run")
     assert written(str(tmp_path / "run"), "--set", "plan.pp=2") == likeliest(exported(tmp_path / "run"))

@@ -557,6 +557,9 @@ def test_where_a_large_file_is_binary(tmp_path, cache):
         (b'["text"]', 'line 2 is of type list; each line must be an object such as {"text"'),
         (b'{"body": "a", "id": 1}', "no field 'text'; it has 'body', 'id': set data.text_field"),
         (b"{}", "no field 'text'; it has none at all"),
+        (b'{"messages": [], "id": 1}', "'messages' is of chats, which data.chats = true reads"),
+        (b'{"prompt": "a", "completion": "b"}', "'prompt' and 'completion' are of chats, which data.chats = true"),
+        (b'{"instruction": "a", "input": "", "output": "b"}', "as Alpaca's rows: write them as 'prompt'"),
         (b'{"text": 5}', "line 2: field 'text' is of type int, not a string; set data.text_field"),
         (b'{"text": null}', "field 'text' is null, not a string"),
         (b'{"text": "\\ud800"}', "half a surrogate pair ('\\ud800') at character 0; mend that record"),
@@ -573,6 +576,17 @@ def test_a_bad_line_of_jsonl(tmp_path, cache, line, fault):
     assert not list(cache.iterdir())  # no temporary files either
 
 
+def test_tables_are_no_text(tmp_path, cache):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    broken(folder, "a.csv", b"text,id\nhello,1\n" * 100)
+    (fault,) = faults_of(folder, cache)
+    assert "a.csv is a table whose rows are not read here; write it as JSONL" in fault
+    assert prepare(folder / "a.csv", cache, format="text").num_documents == 1
+    broken(folder, "b.txt", b"words " * 100)
+    assert "tables such as a.csv are read as raw text" in " ".join(prepare(folder, cache).notes)
+
+
 def test_all_faults_are_listed_up_to_a_limit(tmp_path, cache):
     folder = tmp_path / "docs"
     folder.mkdir()
@@ -582,6 +596,9 @@ def test_all_faults_are_listed_up_to_a_limit(tmp_path, cache):
     faults = faults_of(folder, cache)
     assert [part in fault for part, fault in zip(["line 1", "line 3", "2.txt", "3.parquet"], faults, strict=True)]
     broken(folder, "1.jsonl", b'{"body": 1}\n' * 1000)
+    faults = faults_of(folder, cache)
+    assert len(faults) == 3 and faults[0].endswith("set data.text_field to one of them (and so in at least 9 more)")
+    broken(folder, "1.jsonl", b"".join(b'{"body": 1, "n%d": 2}\n' % number for number in range(1000)))
     faults = faults_of(folder, cache)
     assert len(faults) == 11
     assert faults[-1] == "reading stopped after 10 faults; there may be more behind them"

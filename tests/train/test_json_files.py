@@ -25,7 +25,7 @@ CHATS = [{"messages": [{"role": "user", "content": "1?"}, {"role": "assistant", 
 
 def prepared(path: Path, folder: Path, **fields: Any) -> TokenFiles:
     files = prepare_tokens(
-        DataSpec(path=str(path), validation_share=0.0, **fields), ModelSpec(sequence=8), 1, folder / "cache"
+        DataSpec(path=str(path), validation_share=0.0, **fields), ModelSpec(sequence=24), 1, folder / "cache"
     )
     assert isinstance(files, TokenFiles)
     return files

@@ -300,6 +300,31 @@ def test_state_of_the_whole_module_is_taken_up() -> None:
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_a_step_may_be_begun_anew(zero: int) -> None:
+    def model() -> sw.ShardedModule:
+        torch.manual_seed(1)
+        return sw.shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), plan={"zero": zero}, accumulate=2)
+
+    def passes(of: sw.ShardedModule) -> None:
+        for seed in (5, 6):
+            of(torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+
+    told, wanted = model(), model()
+    told.zero_grad()  # as many loops begin: there is nothing to forget
+    told(torch.ones(3, 4)).sum().backward()
+    told.zero_grad()
+    for _ in range(2):
+        told(torch.full((3, 4), float("nan"))).sum().backward()
+    with pytest.raises(sw.RunError, match="norm of the gradient of step 1 is nan"):
+        told.step()
+    for one in (told, wanted):
+        passes(one)
+    assert told.step() == wanted.step()
+    for name, values in wanted.state_dict().items():
+        assert torch.equal(told.state_dict()[name], values), name
+
+
 def _loaded(net: nn.Module, model: sw.ShardedModule) -> nn.Module:
     net.load_state_dict(model.state_dict())
     return net

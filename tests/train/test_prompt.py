@@ -107,3 +107,11 @@ def test_half_a_character_is_refused(tmp_path: Path) -> None:
     for is_chat in (False, True):
         with pytest.raises(PlanError, match="surrogates not allowed"):
             prompt_of(job_of(folder), "", "\udc80", is_chat)
+
+
+def test_released_weights_without_their_tokenizer_write_nothing(tmp_path: Path) -> None:
+    folder = bring_model(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    job = make_job({"model": {"weights": str(folder), "vocab": 264}})
+    with pytest.raises(PlanError, match=r"has no tokenizer\.json beside its weights; name their tokenizer"):
+        prompt_of(job, str(folder), "ab", is_chat=False)

@@ -33,6 +33,14 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
     `weights` is the folder of the released model that the job's weights come from, or nothing. A released model is
     given the tokens that its tokenizer puts before a text; documents of a run have none.
     """
+    if job.model.weights and "tokenizer" not in job.data.model_fields_set:
+        raise PlanError(
+            "data.tokenizer",
+            [
+                f"{job.model.weights} has no tokenizer.json beside its weights; name their tokenizer by --set "
+                "data.tokenizer=PATH, or bytes if it is that"
+            ],
+        )
     tokenizer = load_tokenizer(job.data)
     try:
         text.encode()  # half a character has no tokens, and tokenizers say so in words of their own

@@ -149,6 +149,12 @@ class ModuleStage(ShardedStage):
         self._release_all()
         self.wait()
 
+    def forget(self) -> None:
+        """Begin the step anew, without the gradients of its backwards so far, of which some may be on their way."""
+        if self._num_passes:
+            self.wait()
+            self.begin()
+
     def _release_all(self) -> None:
         for unit in self.units:
             unit.release()

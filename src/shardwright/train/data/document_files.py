@@ -90,6 +90,7 @@ def _text_pieces(file: SourceFile, faults: list[str], place: ReadPlace) -> Itera
 def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPlace) -> Iterator[Document]:
     """A document a row."""
     columns = CHAT_COLUMNS if data.chats else [data.text_field]
+    wrong = _WrongRows(faults)
     with _collect(file, faults):
         for row in read_rows(file, columns):
             place.at(row.share)
@@ -103,9 +104,36 @@ def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPla
                 else:
                     yield Document(row.name, _cut(_text_of(row, data.text_field)))
             except FaultError as fault:
-                faults.append(str(fault))
-            if len(faults) >= MOST_FAULTS:
-                return
+                wrong.add(str(fault), row.where)
+            if wrong.number >= MOST_FAULTS or len(faults) >= MOST_FAULTS:
+                break
+    wrong.conclude()
+
+
+class _WrongRows:
+    """Faults of the rows of a file. One that only says of another row what was said already is counted, for a wrong
+    field is so in every row."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self.number = 0
+        self._faults = faults
+        self._told: dict[str, tuple[int, int]] = {}  # by what is wrong: where its fault is, and how often it came
+
+    def add(self, fault: str, where: str) -> None:
+        """What is wrong with the row that is there."""
+        self.number += 1
+        kind = fault.replace(where, "", 1)
+        at, times = self._told.get(kind, (len(self._faults), 0))
+        if not times:
+            self._faults.append(fault)
+        self._told[kind] = at, times + 1
+
+    def conclude(self) -> None:
+        """No row follows: say how often each came."""
+        for at, times in self._told.values():
+            if times > 1:
+                more = "at least " if self.number >= MOST_FAULTS else ""
+                self._faults[at] += f" (and so in {more}{times - 1} more)"
 
 
 def _text_of(row: FileRow, text_field: str) -> str:

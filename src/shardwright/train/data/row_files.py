@@ -245,9 +245,20 @@ def refuse_halves(text: str, where: str) -> None:
         raise FaultError(f"{where} has {what}; mend that record, or drop it") from None
 
 
+_OF_CHATS = (("messages",), ("conversations",), ("prompt", "completion"))  # columns that hold chats
+
+
 def one_of(names: Sequence[str], most: int = 12) -> str:
     """What is there in place of a field that is not."""
     present = ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+    if chats := next((kind for kind in _OF_CHATS if {*kind} <= {*names}), None):
+        of = " and ".join(map(repr, chats))
+        return f"it has {present}: {of} {'is' if len(chats) == 1 else 'are'} of chats, which data.chats = true reads"
+    if {"instruction", "output"} <= {*names}:
+        return (
+            f"it has {present}, as Alpaca's rows: write them as 'prompt' (instruction and input) and 'completion' "
+            "(output) for data.chats = true, or set data.text_field to a field of text"
+        )
     return f"it has {present}: set data.text_field to one of them" if names else "it has none at all"
 
 

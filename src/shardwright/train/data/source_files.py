@@ -23,6 +23,7 @@ _FORMATS = {
     ".bin": "tokens",
     ".npy": "tokens",
 }
+_TABLES = (".csv", ".tsv")
 # Files of rows of which each line is JSON, in one of the ways in which they are packed.
 _PACKED_ROWS = re.compile(r"\.(jsonl|ndjson|json)\.(gz|bz2|xz|zst)$", re.IGNORECASE)
 # A wrong text_field is a fault in every line; nobody reads a million of them.
@@ -64,6 +65,8 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
         faults.append(f"data.path {data.path!r} can't be read: {reason}; check the path and its permissions")
         return []
     files = _described(root, paths, data, faults, in_json)
+    if data.format == "auto" and (tables := [file for file in files if file.path.suffix.lower() in _TABLES]):
+        _tell_of_tables(tables, is_all=len(tables) == len(files), data=data, faults=faults, notes=notes)
     if not files and not faults:
         faults.append(f"data.path {data.path} has no files of data, only what describes them; name a folder with some")
     if data.path == STDLIB:
@@ -73,6 +76,20 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
         faults.append(f"{what} (0 bytes); name files with text in them, or data.path = {STDLIB!r}")
         return []
     return files
+
+
+def _tell_of_tables(
+    tables: list[SourceFile], *, is_all: bool, data: DataSpec, faults: list[str], notes: list[str]
+) -> None:
+    """A fault where tables would be read as one raw text each, and a note where they lie beside other text."""
+    if is_all:
+        faults.append(
+            f"data.path {data.path}: {tables[0].name} is a table whose rows are not read here; write it as JSONL or "
+            "parquet with a column of text (pandas: to_json(orient='records', lines=True)), or read all of it as raw "
+            'text with data.format = "text"'
+        )
+    else:
+        notes.append(f"{data.path}: tables such as {tables[0].name} are read as raw text, as the files beside them are")
 
 
 def index_of(path: Path) -> Path:

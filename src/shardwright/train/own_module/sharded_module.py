@@ -172,7 +172,8 @@ class ShardedModule(nn.Module):
         loss.backward()
 
     def step(self) -> ModuleStep:
-        """Sum the gradients over the replicas, clip them, and update. Every rank calls this. Raises RunError."""
+        """Sum the gradients over the replicas, clip them, and update. Every rank calls this. Raises RunError; where the
+        gradient is not finite nothing was updated, and the step may be begun anew."""
         stage, optimizer = self._stage, self.job.optimizer
         if self.mesh.watch is not None:
             self.mesh.watch.step(self.num_steps + 1)
@@ -180,6 +181,7 @@ class ShardedModule(nn.Module):
         mean = 1.0 / (self.mesh.world.size * stage.passes_of_step)
         norm = self._norm() * mean
         if norm != norm or norm == float("inf"):
+            stage.begin()
             raise RunError(
                 f"the norm of the gradient of step {self.num_steps + 1} is {norm}: some loss or input is not finite, "
                 "the learning rate is too high, or a parameter was read outside of its module while it was sharded"
@@ -191,6 +193,10 @@ class ShardedModule(nn.Module):
         stage.begin()
         self.num_steps += 1
         return ModuleStep(self.num_steps, norm, rate)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the backwards since the last step, if there were any. Every rank calls this."""
+        self._stage.forget()
 
     # What it holds.
 
