@@ -122,7 +122,7 @@ class Run:
     def pid_of(self, target: str) -> int | None:
         """The process id of a target, if it is there."""
         servers = children(self.command.pid)
-        ranks = [rank for server in servers for rank in sorted(children(server))]
+        ranks = [rank for server in servers for rank in children(server)]  # in the order of their start
         self.pids |= {self.command.pid, *servers, *ranks}
         found = {"launcher": [self.command.pid], "server": servers}.get(target, [])
         if target.startswith("rank") and len(ranks) == WORLD:
@@ -265,7 +265,7 @@ def _words(drawn: Draw, run: Run, is_handled: bool) -> list[str]:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children of a process; none if it has ended."""
+    """Process ids of the children of a process, in the order of their start; none if it has ended."""
     found = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():

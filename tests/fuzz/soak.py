@@ -95,12 +95,12 @@ def processes(launcher: int) -> dict[str, int]:
     found = {"launcher": launcher}
     for server in children(launcher):
         found["server"] = server
-        found |= {f"rank {number}": rank for number, rank in enumerate(sorted(children(server)))}
+        found |= {f"rank {number}": rank for number, rank in enumerate(children(server))}
     return found
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children of a process; none if it has ended."""
+    """Process ids of the children of a process, in the order of their start; none if it has ended."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]

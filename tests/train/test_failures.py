@@ -55,11 +55,11 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 def rank_processes(process: subprocess.Popen[str]) -> list[int]:
     """Process ids of the ranks, in their order: the children of the launcher's fork server."""
-    found = [child for helper in children(process.pid) for child in children(helper)]
-    return sorted(found)
+    return [child for helper in children(process.pid) for child in children(helper)]
 
 
 def children(pid: int) -> list[int]:
+    """In the order in which they were started, which is not always that of their numbers: those begin anew."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
