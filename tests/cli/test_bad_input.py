@@ -143,6 +143,7 @@ def test_the_job_itself_is_not_refused(here: Path, no_rank: None, monkeypatch: p
             "plan, precision, run",
         ),
         ("plan.schedul=gpipe", "plan.schedul is not a known field; did you mean schedule?"),
+        ("optimizer.lr=1e-3", "optimizer.lr is not a known field; did you mean learning_rate?"),
         ("plan.tpp=4", "plan.tpp is not a known field; did you mean tp or pp?"),
         ("plan.tensor=4", "plan.tensor is not a known field; there are: bucket_mib, compress, "),
         ("cluster.intra_node.latency=1", "cluster.intra_node.latency is not a known field; did you mean latency_us?"),

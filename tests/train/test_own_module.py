@@ -339,6 +339,9 @@ def test_what_is_refused() -> None:
     told = faults(plan={"tp": 2, "schedule": "gpipe", "zero": 4}, optimizer={"rate": 1.0})
     assert "3 faults" not in told and "plan.tp 2 cuts the matrices" in told and "plan.schedule" in told
     assert "plan.zero" in told and "optimizer.rate" in told
+    told = faults(plan={"tp": 2, "zero": 5}, optimizer={"name": "muon", "lr": 1}, precision={"compute": "fp16"})
+    for part in ("plan.tp 2", "plan.zero = 5", "optimizer.lr is not", "'muon' updates whole", "'fp16' needs a scaled"):
+        assert part in told
     assert "1 rank was started" in faults(plan={"dp": 2})
     assert "does not divide" in faults(plan={"zero": 3, "zero_ranks": 2})
     assert "did you mean 0" not in faults(units=["left"]) and "no such submodule" in faults(units=["left"])

@@ -100,7 +100,7 @@ def _of_run(source: str) -> _Source:
     from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
     from shardwright.train.checkpoint.kept import manifest_of
 
-    storage, steps = found_checkpoints(source)
+    storage, steps = found_checkpoints(source, "generate")
     with as_fault(source):
         kept = manifest_of(storage, chosen_step(source, steps, None)).job
     fields: dict[str, Any] = {name: kept[name] for name in ("model", "data", "precision") if name in kept}

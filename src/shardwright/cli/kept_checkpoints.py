@@ -105,11 +105,11 @@ def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
         click.echo(f"step {row['step']:>8}  {size:>10}  {what}")
 
 
-def found_checkpoints(run: str) -> "tuple[Storage, list[int]]":
+def found_checkpoints(run: str, command: str = "checkpoint") -> "tuple[Storage, list[int]]":
     """Where a run's checkpoints lie, and their steps, newest first. PlanError if there are none."""
     from shardwright.train.checkpoint.kept import kept_by
 
-    return kept_by(run, f"checkpoint {run}".rstrip())
+    return kept_by(run, f"{command} {run}".rstrip())
 
 
 def chosen_step(run: str, steps: list[int], step: int | None) -> int:

@@ -72,7 +72,10 @@ _LONGEST_WORD = 100  # comparing takes as long as the product of both lengths
 
 
 def nearest(word: str, known: list[str], most: int = 2) -> list[str]:
-    """Names that are written much alike, the most alike first."""
+    """Names that a word may stand for, by its letters (lr for learning_rate), or else that are written much alike, the
+    most alike first."""
+    if short := [name for name in known if "_" in name and word == "".join(part[:1] for part in name.split("_"))]:
+        return short[:most]
     return difflib.get_close_matches(word[:_LONGEST_WORD], known, n=most, cutoff=0.6)
 
 

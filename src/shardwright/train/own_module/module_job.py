@@ -1,11 +1,13 @@
 """What is asked for a module of the user's own, checked: the plan, the optimizer and the numbers, as a job has them."""
 
+import typing
 from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.optimizer import OptimizerName
 from shardwright.config.plain_values import GivenOptions
 from shardwright.config.plan import PlanSpec
 from shardwright.config.units import counted
@@ -49,6 +51,7 @@ def module_job(
         for name in others
         if fields[name] != default[name]
     ]
+    faults += _unfit(rated.get("name", "adamw"), numbers)
     kept = {name: value for name, value in fields.items() if name not in (*_CUTS, *others)}
     dp = kept.setdefault("dp", world)
     rates = {"schedule": "constant", "warmup_steps": 0} if "steps" not in rated else {}
@@ -63,15 +66,21 @@ def module_job(
     if job.plan.world != world:
         were = f"{counted(world, 'rank')} {'was' if world == 1 else 'were'} started"
         faults.append(f"plan.dp is {job.plan.dp}, and {were}; leave plan.dp out, or start {job.plan.dp} with torchrun")
-    if job.optimizer.name not in _OPTIMIZERS:
-        faults.append(
-            f"optimizer.name {job.optimizer.name!r} updates whole matrices, and which those of a module of your own "
-            f"are is not known; use {', '.join(_OPTIMIZERS)}"
-        )
-    if job.precision.compute == "fp16":
-        faults.append("precision.compute 'fp16' needs a scaled loss; use 'bf16', which needs none, or 'float32'")
-    if job.precision.float8 != "none":
-        faults.append(f"precision.float8 {job.precision.float8!r} is of our linear layers; leave it out")
     if faults:
         raise PlanError(SUBJECT, faults)
     return job
+
+
+def _unfit(optimizer: Any, precision: Asked) -> list[str]:
+    """What of an optimizer and of numbers is for our own models alone."""
+    faults = []
+    if optimizer in typing.get_args(OptimizerName) and optimizer not in _OPTIMIZERS:
+        faults.append(
+            f"optimizer.name {optimizer!r} updates whole matrices, and which those of a module of your own are is not "
+            f"known; use {', '.join(_OPTIMIZERS)}"
+        )
+    if precision.get("compute") == "fp16":
+        faults.append("precision.compute 'fp16' needs a scaled loss; use 'bf16', which needs none, or 'float32'")
+    if (float8 := precision.get("float8", "none")) != "none":
+        faults.append(f"precision.float8 {float8!r} is of our linear layers; leave it out")
+    return faults
