@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError, printable
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan
+from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan_toml
 from shardwright.config.other_systems.imported import Asked, Imported, Told, imported
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.units import MIB
@@ -55,8 +55,8 @@ SYSTEMS = {
                megatron.write, megatron.flags, _MEGATRON_HAS),
         System("nemo", "NeMo", "a YAML configuration of megatron_gpt_pretraining", "", nemo.read, nemo.write,
                nemo.settings_of, _MEGATRON_HAS),
-        System("torchtitan", "torchtitan", "a TOML file", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
-               _TITAN_HAS),
+        System("torchtitan", "torchtitan", "a TOML file", "", torchtitan_toml.read, torchtitan_toml.write,
+               torchtitan_toml.settings_of, _TITAN_HAS),
         System("deepspeed", "DeepSpeed", "ds_config.json with config.json, and a launch script", "", deepspeed.read,
                deepspeed.write, deepspeed.settings_of, _PLAIN),
         System("accelerate", "Accelerate", "its YAML with config.json, and a launch script", "", accelerate.read,

@@ -1,21 +1,16 @@
-"""torchtitan's TOML, of 2024 to 2026, as it was read by its releases up to 0.2."""
+"""torchtitan's settings, under the names that its releases up to 0.2 have; what others call them is in
+torchtitan_releases.py."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from shardwright.config import catalog, largest
+from shardwright.config import largest
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.imported import Asked, Told
-from shardwright.config.other_systems.known_settings import subjects
-from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data
-from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word, write_table
+from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word
 from shardwright.config.other_systems.settings import Flat, Settings
-from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields
 from shardwright.config.plan import STAGES_PER_RANK, even_stages
-from shardwright.config.toml_text import value_text
 
-_WORLD = "world"
+WORLD = "world"
 _SCHEDULES = {
     "1F1B": "1f1b", "Interleaved1F1B": "interleaved-1f1b", "GPipe": "gpipe", "LoopedBFS": "looped-bfs",
     "ZBVZeroBubble": "zb-v", "DualPipeV": "dualpipev",
@@ -33,7 +28,7 @@ def _read_degrees(theirs: Settings, ours: Flat) -> None:
     shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
     copies = theirs.count(_old("data_parallel_replicate_degree").split(), 1)
     text = theirs.text([*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
-    world = theirs.count(_WORLD, 0)
+    world = theirs.count(WORLD, 0)
     if text.isdigit():
         shards = max(1, int(text))
     elif world and world % max(1, shared * copies) == 0:
@@ -145,21 +140,22 @@ def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
 def _read_recompute(theirs: Settings, ours: Flat) -> None:
     mode = theirs.text(("activation_checkpoint.mode", "training.activation_checkpoint"), "selective")
     option = theirs.text("activation_checkpoint.selective_ac_option", "2")
-    if theirs.given.get("activation_checkpoint.selective_ac_type"):
+    if theirs.raw("activation_checkpoint.selective_ac_type"):
         option = theirs.text("activation_checkpoint.selective_ac_type")
     if mode == "full":
         ours["plan.recompute"] = "full"
     elif mode == "selective" and option == "op":
         ours |= {"plan.recompute": "selective", "plan.recompute_operators": ["norm", "activation"]}
         theirs.note(
-            "selective_ac_option op keeps what products and attention give; norms and activations are computed again"
+            "selective recomputation by operator keeps what products and attention give; norms and activations are "
+            "computed again"
         )
     elif mode == "selective" and option.isdigit() and 0 < int(option[:6]) <= 1000:
         ours |= {"plan.recompute": "full", "plan.recompute_every": int(option)}
     elif mode != "none":
-        theirs.faults.append(
-            f"activation_checkpoint.mode = {mode[:30]} {option[:30]} can't be said here; use none or full"
-        )
+        said = f"{mode[:30]} {option[:30]}" if mode == "selective" else mode[:30]
+        name = theirs.shown("activation_checkpoint.mode")
+        theirs.faults.append(f"{name} = {said} can't be said here; use none or full")
 
 
 def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -177,15 +173,22 @@ def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs |= {key + "selective_ac_option": option} if option else {}
 
 
+def _is_float8(converter: str) -> bool:
+    """Whether a converter puts linear layers in float8."""
+    return "float8" in converter.lower() and "grouped" not in converter.lower()
+
+
 def _read_numbers(theirs: Settings, ours: Flat) -> None:
     numbers = {"bfloat16": "bf16", "float32": "float32", "float16": "fp16"}
     ours["precision.compute"] = theirs.one_of("training.mixed_precision_param", numbers, "bfloat16")
     if theirs.text("training.dtype", "float32") == "bfloat16":
         theirs.lost.append("training.dtype = bfloat16: weights that are updated are in float32 here")
     converters = theirs.words("model.converters")
+    others = [one for one in converters if not _is_float8(one)]
+    if others:
+        theirs.lost.append(f"{theirs.shown('model.converters')} {' '.join(others)[:60]}: it can't be said here")
     recipe = theirs.text(("quantize.linear.float8.recipe_name", "float8.recipe_name"), "tensorwise")
-    is_on = any("float8" in one and "grouped" not in one for one in converters)
-    if is_on or theirs.flag(("float8.enable_float8_linear", "training.enable_float8_linear")):
+    if len(others) < len(converters) or theirs.flag(("float8.enable_float8_linear", "training.enable_float8_linear")):
         known = {
             "tensorwise": ("tensorwise", True),
             "rowwise": ("rowwise", True),
@@ -221,6 +224,8 @@ def _read_rate(theirs: Settings, ours: Flat) -> None:
     shape = theirs.text((key + "decay_type", key + "lr_decay_type"), "linear")
     share = theirs.text((key + "decay_ratio", key + "lr_decay_ratio"), "")
     ours["optimizer.steps"] = steps
+    if theirs.count(key + "total_steps", steps) != steps:
+        theirs.lose(key + "total_steps", f"the learning rate is that of a run of {steps:,} steps here")
     ours["optimizer.warmup_steps"] = min(steps, theirs.count((key + "warmup_steps", "training.warmup_steps"), 200))
     ours["optimizer.min_learning_rate_ratio"] = min(1.0, theirs.number((key + "min_lr_factor", key + "lr_min"), 0.0))
     if shape not in ("linear", "cosine", "sqrt"):
@@ -245,13 +250,16 @@ def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
         theirs[key + "decay_ratio"] = 0.0
 
 
+_DISPATCH = {
+    "standard": "direct", "deepep": "node-aware", "hybridep": "node-aware", "minimal_async_ep": "direct",
+}  # fmt: skip
+
+
 def _read_experts(theirs: Settings, ours: Flat) -> None:
     degree = theirs.count(_P + "expert_tensor_parallel_degree", 1)
     ours["plan.ep"] = theirs.count(_P + "expert_parallel_degree", 1)
     ours["plan.expert_tp"] = 0 if degree == ours["plan.tp"] or ours["plan.ep"] == 1 else degree
-    ours["plan.dispatch"] = theirs.one_of(
-        _P + "expert_parallel_comm_backend", {"standard": "direct", "deepep": "node-aware"}, "standard"
-    )
+    ours["plan.dispatch"] = theirs.one_of(_P + "expert_parallel_comm_backend", _DISPATCH, "standard")
 
 
 def _write_experts(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -269,6 +277,33 @@ def _read_sequence(theirs: Settings, ours: Flat) -> None:
     ours["plan.sequence_parallel"] = ours["plan.tp"] > 1 and theirs.flag(_P + "enable_sequence_parallel", True)
 
 
+def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
+    if job.plan.tp > 1 and not job.plan.sequence_parallel:
+        theirs[_P + "enable_sequence_parallel"] = False
+
+
+_IN_BF16 = "fused_opt_states_bf16"
+
+
+def _read_moments(theirs: Settings, ours: Flat) -> None:
+    ours["precision.moments"] = "bf16" if theirs.text("optimizer.implementation") == _IN_BF16 else "float32"
+
+
+def _write_moments(job: JobSpec, theirs: dict[str, Any]) -> None:
+    if job.precision.moments == "bf16":
+        theirs["optimizer.implementation"] = _IN_BF16
+
+
+def _read_graphs(theirs: Settings, _: Flat) -> None:
+    theirs.ignore("training.disable_cuda_graphs")
+
+
+def _write_graphs(job: JobSpec, theirs: dict[str, Any]) -> None:
+    """CUDA graphs can't hold a pipeline, nor experts whose tokens the host counts, nor what comes from the host."""
+    if job.plan.pp > 1 or (job.model.moe.experts and job.plan.ep > 1) or job.plan.offload_optimizer:
+        theirs["training.disable_cuda_graphs"] = True
+
+
 def _read_context(theirs: Settings, ours: Flat) -> None:
     names = _old("context_parallel_rotate_method").split()
     ours["plan.cp_method"] = theirs.one_of(names, {"allgather": "all-gather", "alltoall": "ring"}, "allgather")
@@ -279,23 +314,21 @@ def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
         theirs[_P + "context_parallel_rotate_method"] = "alltoall" if job.plan.cp_method == "ring" else "allgather"
 
 
-def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """Leave out what is so without a word."""
-
-
 TABLE: Table = (
     degree(_old("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
     degree(_old("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
     degree(_old("context_parallel_degree"), "plan.cp", largest.RANKS),
     Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
-    Rule((), _read_sequence, _nothing),
+    Rule((_P + "enable_sequence_parallel",), _read_sequence, _write_sequence),
     Rule((_P + "pipeline_parallel_schedule",), _read_pipeline, _write_pipeline),
     Rule((_P + "expert_parallel_degree",), _read_experts, _write_experts),
     Rule(("training.local_batch_size",), _read_batch, _write_batch),
     Rule(("activation_checkpoint.mode",), _read_recompute, _write_recompute),
     Rule(("training.mixed_precision_param",), _read_numbers, _write_numbers),
     Rule(("training.enable_cpu_offload",), _read_offload, _write_offload),
+    Rule(("training.disable_cuda_graphs",), _read_graphs, _write_graphs),
+    Rule(("optimizer.implementation",), _read_moments, _write_moments),
     count("training.seq_len", "model.sequence", 2048, always=True),
     number("training.max_norm", "optimizer.clip_grad_norm", 1.0, always=True),
     word("optimizer.name", "optimizer.name", {"AdamW": "adamw", "Adam": "adam"}, "AdamW", always=True),
@@ -306,65 +339,3 @@ TABLE: Table = (
     number("optimizer.weight_decay", "optimizer.weight_decay", 0.1, always=True),
     Rule(("training.steps", "lr_scheduler.warmup_steps"), _read_rate, _write_rate),
 )
-
-
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
-    """What a TOML file says. Raises ShellFault."""
-    flat: dict[str, Any] = {}
-    for name, text in texts.items():
-        flat |= flat_keys(read_data(name, text))
-    settings = Settings(flat | ({_WORLD: asked.cluster.devices} if asked.cluster.devices else {}))
-    named = settings.text("model.name", "llama3"), settings.text("model.flavor", "debugmodel")
-    model = model_fields(*named)
-    if model is None and not any(field.startswith("model.") for field in asked.fields):
-        known = ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS)
-        what = f"model {named[0][:40]} {named[1][:40]} is not known here"
-        if not settings.has("model.name", "model.flavor"):
-            what = "no model.name and model.flavor say a model that is known here"
-        settings.faults.append(f"{what} (known: {known}); give it with --set model.name=NAME of the catalog")
-    fields: Flat = {"layers": _layers_of(model or {}, asked)}
-    for row in TABLE:
-        row.read(settings, fields)
-    del fields["layers"]
-    fields |= {f"model.{name}": value for name, value in flat_keys(model or {}).items()}
-    settings.note("priced as torchtitan-2025 software (--as NAME for another)")
-    settings.ignore(_WORLD)
-    without = subjects(flat, "torchtitan")
-    return Told(fields, settings, "torchtitan-2025", 0, 0, without)
-
-
-def _layers_of(model: dict[str, Any], asked: Asked) -> int:
-    """Layers of the model, which say how torchtitan cuts it into stages."""
-    name = asked.fields.get("model.name", model.get("name", ""))
-    given = asked.fields.get("model.layers", "")
-    if given.isdigit():
-        return int(given)
-    if name in catalog.names("models"):
-        return int(catalog.read("models", name)["layers"])
-    return int(model.get("layers", 0))
-
-
-def settings_of(job: JobSpec) -> dict[str, Any]:
-    """torchtitan's keys of a job."""
-    named = flavor_of(job.model)
-    return ({"model.name": named[0], "model.flavor": named[1]} if named else {}) | write_table(TABLE, job)
-
-
-def write(job: JobSpec) -> dict[str, str]:
-    """A configuration, by its name."""
-    lines = [
-        f"# {' '.join(job.name.split())}, for torchtitan up to 0.2, written by shardwright.",
-        f"# It takes {job.plan.world} GPUs.",
-    ]
-    for section, values in nested_keys(settings_of(job)).items():
-        lines += ["", *_section(section, values)]
-    return {"job.toml": "\n".join(lines) + "\n"}
-
-
-def _section(name: str, values: dict[str, Any]) -> list[str]:
-    plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    lines = [f"[{name}]", *(f"{key} = {value_text(value)}" for key, value in plain.items())] if plain else []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            lines += [*([""] if lines else []), *_section(f"{name}.{key}", value)]
-    return lines
