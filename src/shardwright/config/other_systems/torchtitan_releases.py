@@ -12,7 +12,7 @@ from shardwright.config.other_systems.plain_data import flat_keys
 from shardwright.config.other_systems.rows import write_table
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields
-from shardwright.config.other_systems.torchtitan_table import TABLE, WORLD
+from shardwright.config.other_systems.torchtitan_table import PARTS, TABLE, WORLD
 
 _SOFTWARE = "torchtitan-2025"
 GROUP = "optimizer.param_groups.0."  # the parameters that no other group takes
@@ -23,13 +23,14 @@ _KWARGS = GROUP + "optimizer_kwargs."
 class Release:
     """A form of torchtitan's configuration. `spelled` are its names for those of the table, `lacks` names, or names
     with a value ("name=value"), that it has not, `holds` what is so where nothing is said and the table takes something
-    else, and `without` the models that it lacks."""
+    else, `without` the models that it lacks, and `modules` its names for parts of a model."""
 
     number: str
     spelled: Mapping[str, str] = field(default_factory=dict)
     lacks: frozenset[str] = frozenset()
     holds: Mapping[str, Any] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of the release under the names of the table."""
@@ -39,8 +40,10 @@ class Release:
     def written(self, job: JobSpec) -> dict[str, Any]:
         """Settings of a job under the names of the table, less what the release lacks."""
         named = flavor_of(job.model, self.without)
-        found = {"model.name": named[0], "model.flavor": named[1]} if named else {}
+        found: dict[str, Any] = {"model.name": named[0], "model.flavor": named[1]} if named else {}
         found |= write_table(TABLE, job)
+        parts = found.get(PARTS, [])
+        found |= {PARTS: [[self.modules.get(one, one) for one in part] for part in parts]} if parts else {}
         return {
             name: value
             for name, value in found.items()
@@ -82,6 +85,7 @@ IN_PYTHON = Release(
     ),
     holds={"activation_checkpoint.selective_ac_option": "op", "quantize.linear.float8.recipe_name": "rowwise"},
     without=frozenset({"llama2"}),
+    modules={"output": "lm_head"},
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ _SCHEDULES = {
     "ZBVZeroBubble": "zb-v", "DualPipeV": "dualpipev",
 }  # fmt: skip
 _P = "parallelism."
+PARTS = _P + "module_fqns_per_model_part"  # of each stage
 
 
 def _old(name: str) -> str:
@@ -74,7 +75,7 @@ def _read_pipeline(theirs: Settings, ours: Flat) -> None:
     schedule = theirs.one_of(_old("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
     layers, each = ours.get("layers", 0), theirs.count(_P + "pipeline_parallel_layers_per_stage", 0)
     around = [theirs.count(f"{_P}pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
-    parts = theirs.raw(_P + "module_fqns_per_model_part")
+    parts = theirs.raw(PARTS)
     if pp == 1:
         ours["plan.schedule"] = "1f1b"
         return
@@ -111,7 +112,7 @@ def _write_pipeline(job: JobSpec, theirs: dict[str, Any]) -> None:
     parts = [[f"layers.{next(numbers)}" for _ in range(number)] for number in stages]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "output"]
-    theirs[_P + "module_fqns_per_model_part"] = parts
+    theirs[PARTS] = parts
 
 
 def _read_batch(theirs: Settings, ours: Flat) -> None:
