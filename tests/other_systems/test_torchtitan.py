@@ -72,6 +72,13 @@ def test_flags_hold_over_the_function() -> None:
     assert (job.optimizer.beta1, job.optimizer.beta2) == (0.8, 0.9)
 
 
+def test_settings_of_older_releases_are_faults() -> None:
+    flags = "--parallelism.expert_parallel_comm_backend deepep --parallelism.context_parallel_rotate_method alltoall"
+    old, gone = wrong("    return base()\n", flags)
+    assert old.endswith("is no setting of torchtitan 0.3; say model_registry.moe_comm_backend")
+    assert gone.endswith("is no setting of torchtitan 0.3; take it out")
+
+
 def test_values_of_flags() -> None:
     parts = "parallelism.module_fqns_per_model_part"
     words = ["--module=m", "--config", "c", "--a.no_b", "--a.d", "True", "--a.e", "None", f"--{parts}", "x,y", "z"]

@@ -86,13 +86,13 @@ _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 
 def _matters(name: str, value: str) -> bool:
     """Whether a default could be a degree or a size."""
-    return not any(part in name for part in _OF_MEETING) and value.replace(".", "", 1).isdigit() and len(value) < 16
+    return not any(part in name for part in _OF_MEETING) and value.replace(".", "", 1).isdecimal() and len(value) < 16
 
 
 def _whole(given: dict[str, Any], names: list[str]) -> int:
     """The first of several options that is a number; of a range of nodes the upper end."""
     for name in names:
         text = str(given.get(name, "")).rpartition(":")[2]
-        if text.isdigit() and len(text) < 9:
+        if text.isdecimal() and len(text) < 9:
             return int(text)
     return 0

@@ -150,7 +150,7 @@ class Settings:
         else:
             try:
                 text = str(value)
-                found = int(text) if text.lstrip("+-").replace("_", "").isdigit() and len(text) < 20 else float(text)
+                found = int(text) if text.lstrip("+-").replace("_", "").isdecimal() and len(text) < 20 else float(text)
             except ValueError:
                 self._wrong(names, "a number")
                 return None

@@ -51,6 +51,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         IN_PYTHON.plain(config.given | words.given), spelled=IN_PYTHON.spelled,
         notes=[*notes, *reader.notes, *config.notes], lost=config.lost, faults=config.faults,
     )  # fmt: skip
+    settings.faults += IN_PYTHON.faults(config.given | words.given)
     _lose(settings)
     if not asked.cluster.devices and command.missing:
         settings.faults.append(missing_fault(command))

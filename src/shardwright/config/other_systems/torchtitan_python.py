@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.torchtitan_config import CLASSES, POLICIES
+from shardwright.config.other_systems.torchtitan_releases import IN_PYTHON
 
 FUNCTION = "job"
 _IMPORTS = {
@@ -31,14 +32,16 @@ _SECTIONS = ("training", "parallelism", "lr_scheduler")
 
 def python_text(job: JobSpec, theirs: Mapping[str, Any]) -> str:
     """A file of one function, from settings under the names of the table."""
-    sections = {section: _of(theirs, f"{section}.") for section in (*_SECTIONS, "optimizer")}
+    optimizer = _of(theirs, "optimizer.")
+    fields = {name: value for name, value in theirs.items() if name not in IN_PYTHON.spelled}
+    sections = {section: _of(fields, f"{section}.") for section in _SECTIONS}
     lines = _model_lines(theirs) if "model.name" in theirs else []
     lines += ["return Trainer.Config(", *(["    model_spec=model_spec,"] if lines else [])]
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
     lines += [f"    loss=ChunkedLossWrapper.Config(loss_fn={loss}),"]
     lines += ["    # Data and tokenizer stand for yours.", '    hf_assets_path="./assets/hf",']
     lines += ['    dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),']
-    lines += [f"    {line}" for line in _optimizer_lines(sections["optimizer"])]
+    lines += [f"    {line}" for line in _optimizer_lines(optimizer)]
     for section in _SECTIONS:
         if sections[section]:
             lines += [f"    {section}={CLASSES[section]}(", *_arguments(sections[section], 8), "    ),"]

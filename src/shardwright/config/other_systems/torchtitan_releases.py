@@ -37,6 +37,12 @@ class Release:
         back = {name: ours for ours, name in self.spelled.items()}
         return {back.get(name, name): value for name, value in theirs.items()}
 
+    def faults(self, theirs: Mapping[str, Any]) -> list[str]:
+        """Settings that other releases have, and this one refuses."""
+        refused = [name for name in theirs if name in self.lacks or name in self.spelled]
+        ways = {name: f"say {self.spelled[name]}" if name in self.spelled else "take it out" for name in refused}
+        return [f"{name} is no setting of torchtitan {self.number}; {way}" for name, way in ways.items()]
+
     def written(self, job: JobSpec) -> dict[str, Any]:
         """Settings of a job under the names of the table, less what the release lacks."""
         named = flavor_of(job.model, self.without)
@@ -120,7 +126,7 @@ def _layers_of(model: dict[str, Any], asked: Asked) -> int:
     """Layers of the model, which say how torchtitan cuts it into stages."""
     name = asked.fields.get("model.name", model.get("name", ""))
     given = asked.fields.get("model.layers", "")
-    if given.isdigit():
+    if given.isdecimal() and len(given) < 9:
         return int(given)
     if name in catalog.names("models"):
         return int(catalog.read("models", name)["layers"])

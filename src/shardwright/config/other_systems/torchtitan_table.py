@@ -28,10 +28,11 @@ def _read_degrees(theirs: Settings, ours: Flat) -> None:
     """dp is what shards times what replicates; with context parallelism tokens are sharded over too."""
     shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
     copies = theirs.count(_old("data_parallel_replicate_degree").split(), 1)
-    text = theirs.text([*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
+    names = [*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"]
+    text = theirs.text(names, "-1")
     world = theirs.count(WORLD, 0)
-    if text.isdigit():
-        shards = max(1, int(text))
+    if not text.startswith("-"):
+        shards = max(1, theirs.count(names, 1))
     elif world and world % max(1, shared * copies) == 0:
         shards = world // max(1, shared * copies)
     else:
@@ -119,7 +120,7 @@ def _read_batch(theirs: Settings, ours: Flat) -> None:
     dp, pp = ours["plan.dp"], ours["plan.pp"]
     local = theirs.count(("training.local_batch_size", "training.batch_size"), 8)
     whole = theirs.text("training.global_batch_size", "-1")
-    size = int(whole) if whole.isdigit() else local * dp
+    size = local * dp if whole.startswith("-") else theirs.count("training.global_batch_size", local * dp)
     microbatches = theirs.count("experimental.pipeline_parallel_microbatches", 0)
     each = theirs.count(_P + "pipeline_parallel_microbatch_size", 1)
     if pp > 1 and microbatches:
@@ -151,7 +152,7 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
             "selective recomputation by operator keeps what products and attention give; norms and activations are "
             "computed again"
         )
-    elif mode == "selective" and option.isdigit() and 0 < int(option[:6]) <= 1000:
+    elif mode == "selective" and option.isdecimal() and 0 < int(option[:6]) <= 1000 and len(option) < 6:
         ours |= {"plan.recompute": "full", "plan.recompute_every": int(option)}
     elif mode != "none":
         said = f"{mode[:30]} {option[:30]}" if mode == "selective" else mode[:30]
