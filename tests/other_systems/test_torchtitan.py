@@ -110,19 +110,23 @@ def test_what_can_not_be_known_and_counts_is_a_fault_with_its_line() -> None:
     (fault,) = wrong("    c = base()\n    c.training.steps = [n for n in (1, 2)]\n    return c\n")
     assert "mine.py, line 21" in fault and "training.steps" in fault
     assert taken("    c = base()\n    c.training.seq_len = longest()\n    return c\n", "--training.seq_len 64").job
+    (fault,) = wrong("    c = base()\n    for n in (1, 2):\n        c.training.steps = n\n    return c\n")
+    assert fault.startswith("training.steps = n (mine.py, line 22)")
+    (fault,) = wrong("    c = base()\n    if fast():\n        c.training = TrainingConfig()\n    return c\n")
+    assert fault.startswith("training = TrainingConfig() (mine.py, line 22)")
     (fault,) = wrong("    c = base()\n    c.parallelism = of_cluster()\n    return c\n")
     assert fault.startswith("parallelism = of_cluster(...)")
 
 
 def test_what_is_not_followed_is_told() -> None:
     found = taken(
-        "    c = base()\n    for n in range(3):\n        c.training.steps = n\n    tweak(c)\n"
+        "    c = base()\n    for n in range(3):\n        c.debug.seed = n\n    tweak(c)\n"
         "    c.metrics.log_freq = often()\n    c.something.new = 4\n    if unknown_here():\n        return None\n"
         "    return c\n"
     )
     told = " ".join(found.assumed)
     assert "line 21: a statement (for) is not followed" in told and "line 23: tweak(c) is not followed" in told
-    assert "line 26: if unknown_here() can't be known here and is taken as not so" in told
+    assert "line 26: if unknown_here() can't be known here" in told
     assert found.unknown == ("something.new = 4",)
     assert "metrics.log_freq" in found.without_effect["what torchtitan does beside"]
 
@@ -152,6 +156,11 @@ def test_the_file_of_a_function_that_is_torchtitans_own_is_asked_for() -> None:
     }
     found = read("torchtitan", **texts)
     assert (found.job.model.name, found.job.optimizer.steps) == ("llama3-8b", 5)
+
+
+def test_a_script_of_an_older_release_is_told_from_this_one() -> None:
+    (fault,) = faults("torchtitan", run_sh="torchrun -m torchtitan.train --job.config_file a.toml", a_toml="")
+    assert "name that TOML alone" in fault
 
 
 def test_a_python_file_alone_names_its_function() -> None:

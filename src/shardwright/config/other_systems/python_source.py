@@ -1,7 +1,8 @@
 """Python files, of which functions are followed without running anything: what one returns.
 
 Assignments to names, to fields and to items, what is returned, `if` whose condition is known, and calls of other
-functions in the files. What is not followed (loops, with, try, what other modules do) is said, with its line.
+functions in the files. What is not followed (loops, with, try, what other modules do) is said, with its line, and what
+it would set is not known from there on.
 """
 
 import ast
@@ -157,9 +158,19 @@ class Reader:
 
     def _if(self, node: ast.If, scope: Scope) -> list[Any]:
         says = self.expressions.truth(node.test, scope)
-        if says is None:
-            self.note(scope.source, node, f"if {source_of(node.test)} can't be known here and is taken as not so")
-        return self._block(node.body if says else node.orelse, scope)
+        if says is not None:
+            return self._block(node.body if says else node.orelse, scope)
+        self.note(scope.source, node, f"if {source_of(node.test)} can't be known here")
+        self._forget([*node.body, *node.orelse], scope)
+        return []
+
+    def _forget(self, body: list[ast.stmt], scope: Scope) -> None:
+        """What statements that are not followed would set is not known from there on."""
+        for node in (one for statement in body for one in ast.walk(statement)):
+            self.expressions.step()
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    self._put(target, self.expressions.unread(node.value, scope), scope)
 
     def _statement(self, node: ast.stmt, scope: Scope) -> None:
         value = self.expressions.value
@@ -186,6 +197,7 @@ class Reader:
         elif not isinstance(node, (ast.Expr, ast.Pass, ast.Assert, ast.ClassDef, ast.AnnAssign)):
             kind = type(node).__name__.lower()
             self.note(scope.source, node, f"a statement ({kind}) is not followed")
+            self._forget([node], scope)
 
     def _put(self, target: ast.expr, value: Any, scope: Scope) -> None:
         """A value where it belongs: a name, a field of what a call made, or an item."""

@@ -22,13 +22,13 @@ from shardwright.config.other_systems.torchtitan_releases import IN_PYTHON, told
 
 _ARGUMENTS = (mark("@"), mark("*"))  # of the script itself
 _MODULE = "job_config"
-_PROGRAMS = ("torchtitan.train", "torchtitan/train.py")
 
 
 def is_training(words: list[str]) -> bool:
     """Whether a command trains with torchtitan."""
     flags = {word.partition("=")[0] for word in words}
-    return any(word.endswith(_PROGRAMS) for word in words) or {"--module", "--config"} <= flags
+    programs = (word.removesuffix(".py").replace("/", ".") for word in words)
+    return any(one.endswith(program("torchtitan")) for one in programs) or {"--module", "--config"} <= flags
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
@@ -73,6 +73,8 @@ def _function(words: CommandLine, reader: Reader, asked: Asked) -> tuple[Source,
         if UNKNOWN.search(text):
             ways = " ".join(f"--set {name}=VALUE" for name in unknown_names(text))
             raise ShellFault(f"--{flag} depends on what nobody has set; say it: {ways}")
+    if "job.config_file" in words.given:
+        raise ShellFault("--job.config_file is of torchtitan up to 0.2; name that TOML alone, without the script")
     name = words.config or asked.variables.get("CONFIG", "")
     if not name:
         having = [one for source in reader.sources for one in source.functions if not one.startswith("_")]

@@ -51,6 +51,8 @@ class Config:
             expected = CLASSES.get(name)
             if expected and value.maker and value.last not in (expected, expected.partition(".")[0]):
                 self.notes.append(f"{name}: {value.last[:60]} is taken for {expected}, with its defaults")
+            if value.placed:
+                self.notes.append(f"{name}: arguments of {value.last[:60]} without names are not read")
             for key, one in value.values.items():
                 self.put(f"{name}.{key}", one, deep + 1)
         elif isinstance(value, dict):

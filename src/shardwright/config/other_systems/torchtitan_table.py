@@ -280,7 +280,8 @@ def _read_sequence(theirs: Settings, ours: Flat) -> None:
 
 
 def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
-    if job.plan.tp > 1 and not job.plan.sequence_parallel:
+    # Experts that are spread are whole there, and each rank of tp sends its own tokens to them.
+    if job.plan.tp > 1 and not job.plan.sequence_parallel and not (job.model.moe.experts and job.plan.ep > 1):
         theirs[_P + "enable_sequence_parallel"] = False
 
 
