@@ -67,9 +67,13 @@ soak: $(VENV)/installed-test  ## two long runs of two ranks: memory, threads, op
 	$(BIN)/python tests/fuzz/soak.py --job quickstart
 	$(BIN)/python tests/fuzz/soak.py --job quickstart-moe
 
+# The newest torchtitan pins an older `datasets` than the rest here takes; for reading configurations this one does.
+interchange: TITAN = torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1
 interchange: $(VENV)/installed-test  ## install DeepSpeed and torchtitan, and have them read what is exported to them
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[interchange]'
 	$(BIN)/python -m pytest -q tests/other_systems/heavier_packages.py
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/titan $(TITAN)
+	PYTHONPATH=$(VENV)/titan $(BIN)/python -m pytest -q tests/other_systems/heavier_packages.py -k torchtitan
 
 gpu: $(VENV)/installed  ## what one CUDA device shows, in eight minutes at most: runs/gpu/report.md (ARGS="--dry" needs none)
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

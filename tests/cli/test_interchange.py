@@ -138,12 +138,12 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("llama3-titan.toml").write_text(LLAMA)
     page = (Path(__file__).parents[2] / "docs" / "other-systems.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
-    assert len(lines) == 12
+    assert len(lines) == 14
     writing = [line for line in lines if " export " in line]
     first = [line for line in lines if "--toml" in line]
     for line in [*first, *writing]:
         assert run(*shlex.split(line)[1:]).exit_code == 0, line
-    Path("titan/job.toml").rename("job-titan.toml")
+    Path("titan-0.2/job.toml").rename("job-titan.toml")
     for source in ("nemo/megatron_gpt_config.yaml", "deepspeed/ds_config.json", "deepspeed/config.json"):
         shutil.copy(source, ".")
     shutil.copy("accelerate/accelerate.yaml", ".")
@@ -170,8 +170,22 @@ def test_a_plan_that_a_system_lacks_is_refused_with_the_nearest() -> None:
 
 
 def test_a_model_that_torchtitan_has_not_is_told_with_those_that_it_has() -> None:
-    with pytest.raises(ValueError, match=r"no model\.name and model\.flavor say a model .*known: llama3 8B"):
+    with pytest.raises(ValueError, match=r"no model_spec\.name and model_spec\.flavor say a model .*known: llama3 8B"):
         run("export", "quickstart", "--to", "torchtitan")
+
+
+def test_plan_from_torchtitan_says_fields_in_the_form_of_its_files(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(LLAMA)
+    options = ("--device", "h100-sxm", "--json", "--top", "1")
+    for system, files in (("torchtitan", ("run.sh", "job_config.py")), ("torchtitan-0.2", ("job.toml",))):
+        run("export", str(job), "--to", system, "--out", str(tmp_path / system))
+        paths = [str(tmp_path / system / name) for name in files]
+        beside = [word for path in paths[1:] for word in ("--with", path)]
+        done = run("plan", "--from", "torchtitan", paths[0], *beside, "--devices", "16", *options)
+        changes = json.loads(done.stdout)["as_given"]["faster"][0]["changes"]
+        policy = "activation_checkpoint" if system == "torchtitan" else "activation_checkpoint.mode"
+        assert changes[policy][0] == "full"
 
 
 def test_a_file_that_is_none_is_one_fault(tmp_path: Path) -> None:

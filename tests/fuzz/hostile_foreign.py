@@ -8,6 +8,7 @@ from typing import Any
 
 from fuzz import mutations as mutate
 from fuzz.hostile import Case
+from fuzz.hostile_python import PYTHON_FORMS, mangled_python
 from other_systems.public_jobs import files_of, public_jobs
 from shardwright.config.load import load_job
 from shardwright.config.other_systems.exported import exported
@@ -76,7 +77,9 @@ def _bases() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """Files of every system that are right."""
     found = [(job["system"], tuple(files_of(job).items())) for job in public_jobs().values()]
     job = load_job("quickstart", list(_LLAMA))
-    return (*found, *((name, tuple(exported(system, job).files.items())) for name, system in SYSTEMS.items()))
+    written = [(name, tuple(exported(system, job).files.items())) for name, system in SYSTEMS.items()]
+    script = dict(written)["torchtitan"][0]
+    return (*found, *written, *(("torchtitan", (script, ("job_config.py", text))) for text in PYTHON_FORMS))
 
 
 def foreign_case(random: Random) -> Case:
@@ -103,6 +106,8 @@ def _mangled(random: Random, name: str, text: str) -> bytes:
         return mutate.broken(random, text.encode())
     if PurePath(name).suffix == ".sh":
         return _mangled_script(random, text).encode("utf-8", "surrogatepass")
+    if PurePath(name).suffix == ".py":
+        return mangled_python(random, text).encode("utf-8", "surrogatepass")
     data: Any = mutate.fields(random, read_data(name, text), ["tp", "stage", "model", "trainer"])
     if not isinstance(data, dict):
         return json.dumps(data).encode()

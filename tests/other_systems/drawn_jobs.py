@@ -35,10 +35,12 @@ def jobs_of(system: System, seed: int, count: int) -> Iterator[JobSpec]:
     """So many jobs that the system has, with all of their plans different."""
     seen: set[str] = set()
     takes_any = system.name in ("megatron", "nemo")
+    # torchtitan had Llama 2 until 2024.
+    models = [model for model in MODELS if system.name != "torchtitan" or model != "llama2-7b"]
     number = 0
     while len(seen) < count:
         number += 1
-        model = "" if takes_any and number % 2 else MODELS[number % len(MODELS)]
+        model = "" if takes_any and number % 2 else models[number % len(models)]
         job = drawn_job(seed, number, model)
         if job is None:
             continue

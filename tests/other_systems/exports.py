@@ -17,10 +17,10 @@ def exports(name: str) -> list[dict[str, str]]:
     return [exported(SYSTEMS[name], job).files for job in jobs_of(SYSTEMS[name], seed=5, count=NUM_EXPORTS)]
 
 
-def arguments_of(script: str) -> list[str]:
-    """The arguments of the program that a script starts."""
+def arguments_of(script: str, program: str = ".py") -> list[str]:
+    """The arguments of the program that a script starts, by the ending of its name."""
     followed = Script(Variables())
     followed.follow(script)
     words = followed.commands[-1].words
-    at = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    at = next(place for place, word in enumerate(words) if word.endswith(program))
     return words[at + 1 :]

@@ -1,6 +1,7 @@
 """What files of other systems leave open is asked for, and what a job can't say is told."""
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -121,3 +122,16 @@ def test_references_of_hydra_are_followed() -> None:
 @pytest.mark.parametrize("text", ["a: [1", "- 1", "a: *b", "x" * 300_000, "a: !!python/object/apply:os.system [id]"])
 def test_yaml_of_strangers_is_one_fault(text: str) -> None:
     assert len(faults("nemo", conf_yaml=text)) == 1
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²", "--5", "٣"])
+def test_odd_numbers_are_faults_or_read(number: str) -> None:
+    """What Python's int() does not take, too, and what it takes and other programs don't."""
+    for flags in (f"--window-size {number},0", f"--step-batch-size-schedule '0:8 1:{number}'", f"--lr $(({number}))"):
+        with suppress(PlanError):
+            read("megatron", run_sh=MEGATRON + flags)
+    for key in ("parallelism.data_parallel_shard_degree", "training.global_batch_size", "training.steps"):
+        section, name = key.split(".")
+        titan = f'[model]\nname = "llama3"\nflavor = "8B"\n[{section}]\n{name} = "{number}"\n'
+        with suppress(PlanError):
+            read("torchtitan", devices=8, job_toml=titan)

@@ -13,7 +13,8 @@ from shardwright.config.other_systems.systems import SYSTEMS, job_of_texts
 VARIED = {
     "megatron": {"pp", "tp", "cp", "ep", "zero", "recompute", "virtual_stages", "order"},
     "nemo": {"pp", "tp", "cp", "ep", "zero", "recompute", "virtual_stages"},
-    "torchtitan": {"pp", "tp", "cp", "ep", "zero", "recompute", "schedule", "zero_ranks"},
+    "torchtitan": {"pp", "tp", "cp", "ep", "zero", "recompute", "schedule", "zero_ranks", "sequence_parallel"},
+    "torchtitan-0.2": {"pp", "tp", "cp", "ep", "zero", "recompute", "schedule", "zero_ranks", "cp_method"},
     "deepspeed": {"pp", "tp", "cp", "zero", "offload_optimizer", "recompute"},
     "accelerate": {"pp", "tp", "cp", "zero", "recompute", "zero_ranks"},
 }
@@ -72,7 +73,7 @@ def test_what_is_left_out_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "zero"), [("megatron", 0), ("nemo", 1), ("torchtitan", 2)])
+@pytest.mark.parametrize(("name", "zero"), [("megatron", 0), ("nemo", 1), ("torchtitan", 2), ("torchtitan-0.2", 2)])
 def test_uneven_stages_are_written(name: str, zero: int) -> None:
     sets = ["plan.schedule=1f1b", "plan.virtual_stages=1", "plan.pp=4", "plan.tp=8", "plan.dp=2", f"plan.zero={zero}"]
     sets += ["plan.layout=[31, 33, 33, 29]", "cluster.devices_per_node=8", "cluster.nodes=8", "precision.float8=none"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.search.constraints import Constraints
 
-NAMES = ("megatron", "torchtitan", "deepspeed", "nemo", "accelerate")
+NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate")
 
 
 @click.command(name="import", cls=PredictCommand)
@@ -124,10 +124,12 @@ def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[s
 
 def load_from(
     name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster"
-) -> "tuple[JobToPlan, Imported]":
-    """A job of another system to find better plans for. What was assumed goes to standard error."""
+) -> "tuple[JobToPlan, Imported, System]":
+    """A job of another system to find better plans for, with that system, in the release that its files are of. What
+    was assumed goes to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
+    from shardwright.config.other_systems.systems import system_of
     from shardwright.report.imported_text import imported_notes
 
     found = _imported(name, files, sets, cluster)
@@ -136,25 +138,24 @@ def load_from(
         fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(found) + "\n", err=True)
-    return with_own_plan(job), found
+    return with_own_plan(job), found, system_of(name, files)
 
 
-def changes(name: str, own: "JobSpec", advice: "Advice", as_json: bool, *, came: "Imported") -> "str | dict[str, Any]":
+def changes(
+    system: "System", own: "JobSpec", advice: "Advice", as_json: bool, *, came: "Imported"
+) -> "str | dict[str, Any]":
     """What the job takes as it stands, and the settings that would make it faster than as it `came`."""
-    from shardwright.config.other_systems.systems import SYSTEMS
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.advice import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
     (alone,) = priced([own], shipped())
-    found = faster_plans(SYSTEMS[name], alone, advice, came.sources)
-    return changes_dict(alone, found) if as_json else changes_text(SYSTEMS[name], alone, came.names, found)
+    found = faster_plans(system, alone, advice, came.sources)
+    return changes_dict(alone, found) if as_json else changes_text(system, alone, came.names, found)
 
 
-def held_to(name: str, constraints: "Constraints") -> "Constraints":
+def held_to(system: "System", constraints: "Constraints") -> "Constraints":
     """The constraints, less what the system does not have."""
     from dataclasses import replace
 
-    from shardwright.config.other_systems.systems import SYSTEMS
-
-    return replace(constraints, among={**constraints.among, **SYSTEMS[name].has})
+    return replace(constraints, among={**constraints.among, **system.has})

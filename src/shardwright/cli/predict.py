@@ -179,15 +179,16 @@ def plan(
     expect_many_actions()
     wanted = Wanted(top, keep, between, float8, objective, as_software, tokens, days)
     wanted.constraints()  # known before the job is read
+    came = of = None
     if system:
-        given, came = load_from(system, (job, *beside), overrides, asked_cluster(asked))
+        given, came, of = load_from(system, (job, *beside), overrides, asked_cluster(asked))
     else:
-        given, came = load_to_plan(job, overrides, asked_cluster(asked), as_json), None
-    found = found_plans(f"job {job}", given, wanted, partial(held_to, system) if system else None)
+        given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
+    found = found_plans(f"job {job}", given, wanted, partial(held_to, of) if of else None)
     advice = found.advice if as_json else found.explained
     told: str | dict[str, Any] = ""
-    if system and came and given.own and not given.own_faults:
-        told = changes(system, given.own, advice, as_json, came=came)
+    if of and came and given.own and not given.own_faults:
+        told = changes(of, given.own, advice, as_json, came=came)
     if as_json:
         click.echo(json.dumps({"as_given": told or None, "plans": found.dicts()} if system else found.dicts()))
     else:

@@ -84,7 +84,8 @@ def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
             unknown.append(readable(settings.said(key)))
     return Imported(
         job, tuple(map(readable, settings.notes)), tuple(map(readable, settings.lost)), tuple(unknown),
-        {about: tuple(names) for about, names in by_subject.items()}, frozenset(settings.given),
+        {about: tuple(names) for about, names in by_subject.items()},
+        frozenset(settings.spelled.get(name, name) for name in settings.given),
         {name: {one: readable(settings.said(one)) for one in found} for name, found in settings.sources.items()},
     )  # fmt: skip
 

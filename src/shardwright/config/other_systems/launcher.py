@@ -25,6 +25,8 @@ class Launched:
     nodes: int
     each: int
     program: str = ""
+    arguments: tuple[str, ...] = ()  # behind the program, word by word
+    exported: Mapping[str, str] = field(default_factory=dict)  # variables of the script that are words
     written: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -52,9 +54,11 @@ def launched(
 def _of_command(command: Command, script: Script) -> Launched:
     words = [word for word in command.words if word]
     at = next((n for n, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
+    end = max(at, 0)
     if at < 0:
         at = next((n for n, word in enumerate(words) if word == "-m" and n + 1 < len(words)), -1) + 1
-    before, settings = settings_of(words[: max(at, 0)]), settings_of(words[at + 1 :])
+        end = max(at - 1, 0)
+    before, settings = settings_of(words[:end]), settings_of(words[at + 1 :])
     before |= {f"slurm-{name}": value for name, value in script.batch.items()}
     nodes = _whole(before, [*_NODES, "slurm-nodes"])
     each = _whole(before, [*_EACH, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
@@ -66,8 +70,15 @@ def _of_command(command: Command, script: Script) -> Launched:
              if _matters(name, value) and name not in script.variables.fixed]  # fmt: skip
     if taken:
         notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
-    return Launched(before, settings, nodes, each, words[at] if at >= 0 else "", dict(script.written), tuple(notes),
-                    tuple(dict.fromkeys(missing)))  # fmt: skip
+    exported = {name: value for name, value in script.variables.values.items() if isinstance(value, str)}
+    return Launched(before, settings, nodes, each, words[at] if at >= 0 else "", tuple(words[at + 1 :]), exported,
+                    dict(script.written), tuple(notes), tuple(dict.fromkeys(missing)))  # fmt: skip
+
+
+def missing_fault(command: Launched) -> str:
+    """That the number of devices depends on what nobody has set, with ways out."""
+    ways = " ".join(f"--set {name}=VALUE" for name in command.missing)
+    return f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"
 
 
 _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
@@ -75,13 +86,13 @@ _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 
 def _matters(name: str, value: str) -> bool:
     """Whether a default could be a degree or a size."""
-    return not any(part in name for part in _OF_MEETING) and value.replace(".", "", 1).isdigit() and len(value) < 16
+    return not any(part in name for part in _OF_MEETING) and value.replace(".", "", 1).isdecimal() and len(value) < 16
 
 
 def _whole(given: dict[str, Any], names: list[str]) -> int:
     """The first of several options that is a number; of a range of nodes the upper end."""
     for name in names:
         text = str(given.get(name, "")).rpartition(":")[2]
-        if text.isdigit() and len(text) < 9:
+        if text.isdecimal() and len(text) < 9:
             return int(text)
     return 0

@@ -6,7 +6,7 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
-from shardwright.config.other_systems.launcher import Launched, launched
+from shardwright.config.other_systems.launcher import launched, missing_fault
 from shardwright.config.other_systems.megatron_experts import EXPERTS, FURTHER
 from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
@@ -32,7 +32,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     world = asked.cluster.devices or command.nodes * command.each
     settings = Settings(given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes))
     if not asked.cluster.devices and command.missing:
-        settings.faults.append(_missing(command))
+        settings.faults.append(missing_fault(command))
     fields = fields_of(settings, asked)
     is_whole = asked.cluster.devices == 0
     software = software_of_flags(settings)
@@ -41,11 +41,6 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         fields, settings, software, command.nodes if is_whole else 0, command.each,
         subjects(given, "megatron"),
     )  # fmt: skip
-
-
-def _missing(command: Launched) -> str:
-    ways = " ".join(f"--set {name}=VALUE" for name in command.missing)
-    return f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"
 
 
 def fields_of(settings: Settings, asked: Asked) -> Flat:

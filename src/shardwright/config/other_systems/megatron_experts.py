@@ -41,7 +41,7 @@ def _read_layers(theirs: Settings, ours: Flat) -> None:
 
 
 def _pattern(text: str, layers: int) -> list[bool] | None:
-    if text.isdigit() and len(text) < 6:
+    if text.isdecimal() and len(text) < 6:
         every = max(1, int(text))
         return [layer % every == 0 for layer in range(layers)]
     found: list[bool] = []

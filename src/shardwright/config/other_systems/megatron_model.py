@@ -191,7 +191,7 @@ def _read_window(theirs: Settings, ours: Flat) -> None:
     left = text.split(",")[0]
     if not text:
         return
-    if not left.isdigit() or not every.isdigit():
+    if not (left.isdecimal() and every.isdecimal() and len(left) < 16 and len(every) < 16):
         theirs.faults.append(f"{theirs.said('window-size')}, every {every}: it can't be said here; use LEFT,0")
         return
     ours |= {"model.window.size": int(left) + 1, "model.window.full_every": int(every)}

@@ -56,7 +56,7 @@ def _ramp_of(text: str, sequence: int, theirs: Settings, size: int) -> tuple[lis
         tokens, _, batch = one.partition(":")
         scale = _SCALES.get(tokens[-1:].upper(), 1.0)
         number = tokens[:-1] if scale > 1 else tokens
-        if not (number.replace(".", "", 1).isdigit() and batch.isdigit() and len(number) < 20):
+        if not (number.replace(".", "", 1).isdecimal() and batch.isdecimal() and max(len(number), len(batch)) < 16):
             theirs.faults.append(
                 f"--step-batch-size-schedule {text[:60]}: it should be TOKENS:BATCH with blanks between"
             )

@@ -113,7 +113,7 @@ def _number(value: Any) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     text = str(value)
-    return int(text) if text.lstrip("-").isdigit() and len(text) < 19 else None
+    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 19 else None
 
 
 def _closing(text: str, at: int) -> int:

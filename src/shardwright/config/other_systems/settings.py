@@ -18,7 +18,8 @@ Flat = dict[str, Any]  # fields of a job by their whole names: {"plan.tp": 8}
 @dataclass
 class Settings:
     """Settings by name. A value is text, as a command line has it, or what a configuration has; True is an option that
-    takes nothing. `prefix` is what stands before names where they are told: "--".
+    takes nothing. `prefix` is what stands before names where they are told: "--", and `spelled` are names that are told
+    otherwise than they stand here.
 
     Each method gives the value of the first of several names of one setting that is there, or the default; a value of
     the wrong kind is a fault, and the default is given. `notes` are what was assumed, and `lost` what was read and
@@ -27,6 +28,7 @@ class Settings:
 
     given: dict[str, Any]
     prefix: str = ""
+    spelled: Mapping[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -120,7 +122,7 @@ class Settings:
 
     def shown(self, name: str) -> str:
         """A name as their users write it."""
-        return self.prefix + name
+        return self.prefix + self.spelled.get(name, name)
 
     def said(self, name: str) -> str:
         """A setting with its value, as their users write it."""
@@ -148,7 +150,7 @@ class Settings:
         else:
             try:
                 text = str(value)
-                found = int(text) if text.lstrip("+-").replace("_", "").isdigit() and len(text) < 20 else float(text)
+                found = int(text) if text.lstrip("+-").replace("_", "").isdecimal() and len(text) < 20 else float(text)
             except ValueError:
                 self._wrong(names, "a number")
                 return None

@@ -85,7 +85,7 @@ class Script:
             name = _SHORT.get(word, word.removeprefix("--"))
             if name == "gres" and value.startswith("gpu"):
                 name, value = "gpus-per-node", value.rpartition(":")[2]
-            if name in _SLURM and value.isdigit():
+            if name in _SLURM and value.isdecimal():
                 self.batch.setdefault(name, value)
                 for variable in _SLURM[name]:
                     self.variables.values.setdefault(variable, value)

@@ -166,7 +166,7 @@ def _element(value: Value | None, index: str, quoted: bool) -> Value | None:
     values = [value] if isinstance(value, str) else value
     if index in ("@", "*"):
         return " ".join(values) if index == "*" and quoted else values
-    place = int(index) if index.isdigit() and len(index) < 6 else -1
+    place = int(index) if index.isdecimal() and len(index) < 6 else -1
     return values[place] if 0 <= place < len(values) else None
 
 
@@ -241,10 +241,10 @@ class _Sum:
         if token in ("-", "+", "!"):
             value = self._atom()
             return {"-": -value, "+": value}.get(token, int(not value))
-        if token.isdigit():
+        if token.isdecimal():
             return int(token) if len(token) < 19 else _LARGEST
         text = self.variables.values.get(token, "")
-        if not isinstance(text, str) or not text.strip().lstrip("-").isdigit() or len(text) > 19:
+        if not isinstance(text, str) or not text.strip().removeprefix("-").isdecimal() or len(text) > 19:
             raise ShellFault(f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE")
         return int(text)
 
@@ -286,6 +286,6 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
         return None
     if words[1] in ("=", "==", "!="):
         return fnmatchcase(words[0], words[2][:200]) == (words[1] != "!=")
-    if words[1] in _COMPARED and all(word.lstrip("-").isdigit() for word in (words[0], words[2])):
+    if words[1] in _COMPARED and all(word.removeprefix("-").isdecimal() for word in (words[0], words[2])):
         return bool(_Sum(f"{words[0]} {_COMPARED[words[1]]} {words[2]}", variables).value())
     return None

@@ -1,13 +1,13 @@
 """The systems whose jobs are read and written, by the names that commands take."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 
 from shardwright.config.base import PlanError, printable
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan
+from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan, torchtitan_toml
 from shardwright.config.other_systems.imported import Asked, Imported, Told, imported
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.units import MIB
@@ -30,6 +30,7 @@ class System:
     write: Callable[[JobSpec], dict[str, str]]
     settings: Callable[[JobSpec], dict[str, Any]]
     has: Mapping[str, tuple[Any, ...]]  # values of fields of the plan that a search may take
+    others: Mapping[str, str] = field(default_factory=dict)  # endings of files that are of another release, by its name
 
 
 # Of fields that a search chooses the values that systems have, as far as they say. The rest is seen when plans are
@@ -55,14 +56,23 @@ SYSTEMS = {
                megatron.write, megatron.flags, _MEGATRON_HAS),
         System("nemo", "NeMo", "a YAML configuration of megatron_gpt_pretraining", "", nemo.read, nemo.write,
                nemo.settings_of, _MEGATRON_HAS),
-        System("torchtitan", "torchtitan", "a TOML file", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
-               _TITAN_HAS),
+        System("torchtitan", "torchtitan", "a launch script, and the Python file with its configuration function", "",
+               torchtitan.read, torchtitan.write, torchtitan.settings_of, _TITAN_HAS, {".toml": "torchtitan-0.2"}),
+        System("torchtitan-0.2", "torchtitan 0.2", "a TOML file", "", torchtitan_toml.read, torchtitan_toml.write,
+               torchtitan_toml.settings_of, _TITAN_HAS),
         System("deepspeed", "DeepSpeed", "ds_config.json with config.json, and a launch script", "", deepspeed.read,
                deepspeed.write, deepspeed.settings_of, _PLAIN),
         System("accelerate", "Accelerate", "its YAML with config.json, and a launch script", "", accelerate.read,
                accelerate.write, accelerate.settings_of, _PLAIN),
     )
 }  # fmt: skip
+
+
+def system_of(name: str, files: Iterable[str]) -> System:
+    """The system of a name, in the release that the files are of."""
+    system = SYSTEMS[name]
+    endings = {PurePath(file).suffix.lower() for file in files}
+    return SYSTEMS[system.others[endings.pop()]] if len(endings) == 1 and endings <= system.others.keys() else system
 
 
 def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Imported:
@@ -88,6 +98,7 @@ def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Importe
 
 def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
     """The job of texts by their names. PlanError lists every fault."""
+    system = system_of(system.name, texts)
     try:
         told = system.read(texts, asked)
     except (ShellFault, RecursionError) as error:

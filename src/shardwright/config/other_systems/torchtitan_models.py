@@ -1,5 +1,6 @@
 """The models that torchtitan knows by a name and a flavor, as models of the catalog or as their own fields."""
 
+from collections.abc import Container
 from functools import cache
 from typing import Any
 
@@ -33,7 +34,7 @@ FLAVORS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("qwen3", "14B"): _qwen3(40, 5120, 40, 17408),
     ("qwen3", "32B"): _qwen3(64, 5120, 64, 25600),
     ("qwen3", "30B-A3B"): ("qwen3-30b-a3b", {}),
-    ("qwen3", "235B-A22B"): ("qwen3-235b-a22b", {}),
+    ("qwen3", "235B-A22B"): ("qwen3-235b-a22b", {"rotary_base": 5e6}),
 }
 
 
@@ -48,9 +49,9 @@ def model_fields(name: str, flavor: str) -> dict[str, Any] | None:
     return ({"name": entry} if entry else {"name": f"{name}-{bare}".lower()}) | fields
 
 
-def flavor_of(model: ModelSpec) -> tuple[str, str] | None:
-    """The name and flavor of a model; None if torchtitan has none."""
-    return next((key for key in FLAVORS if is_same(_spec(*key), model)), None)
+def flavor_of(model: ModelSpec, but: Container[str] = ()) -> tuple[str, str] | None:
+    """The name and flavor of a model, `but` of some names; None if torchtitan has none."""
+    return next((key for key in FLAVORS if key[0] not in but and is_same(_spec(*key), model)), None)
 
 
 @cache

@@ -1,0 +1,222 @@
+"""Python files, of which functions are followed without running anything: what one returns.
+
+Assignments to names, to fields and to items, what is returned, `if` whose condition is known, and calls of other
+functions in the files. What is not followed (loops, with, try, what other modules do) is said, with its line, and what
+it would set is not known from there on.
+"""
+
+import ast
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.other_systems.python_expressions import Expressions, Scope
+from shardwright.config.other_systems.python_values import Made, Unread, computed, source_of
+from shardwright.config.other_systems.shell_words import ShellFault
+from shardwright.config.units import KIB
+
+_MOST_TEXT, _MOST_CALLS = 256 * KIB, 30
+
+
+@dataclass
+class Source:
+    """A Python file: its functions, what it imports by the names it uses, and its constants as expressions."""
+
+    name: str
+    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
+    imports: dict[str, str] = field(default_factory=dict)  # "a.b.c" of `from a.b import c`
+    constants: dict[str, ast.expr] = field(default_factory=dict)
+
+    @property
+    def short(self) -> str:
+        """The file's name without folders."""
+        return PurePath(self.name).name
+
+
+def source_of_text(name: str, text: str) -> Source:
+    """A file, parsed. Raises ShellFault."""
+    short = PurePath(name).name
+    if len(text) > _MOST_TEXT:
+        raise ShellFault(f"{short} has {len(text):,} characters, and at most {_MOST_TEXT:,} of Python are read here")
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise ShellFault(f"{short} is not valid Python: line {error.lineno}: {shortened(error.msg, 100)}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise ShellFault(f"{short} can't be read as Python: it is nested too deep, or has odd characters") from None
+    found = Source(name)
+    for node in tree.body:
+        _take(node, found)
+    folder = PurePath(name).parent.name
+    if folder:  # of a package: what relative imports begin with
+        found.imports = {own: folder + whole if _is_beside(whole) else whole for own, whole in found.imports.items()}
+    return found
+
+
+def _is_beside(whole: str) -> bool:
+    """Whether an import is of the file's own folder."""
+    return whole.startswith(".") and not whole.startswith("..")
+
+
+def _take(node: ast.stmt, found: Source) -> None:
+    if isinstance(node, ast.FunctionDef):
+        found.functions[node.name] = node
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        found.imports |= imports_of(node)
+    elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        found.constants[node.targets[0].id] = node.value
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+        found.constants[node.target.id] = node.value
+    elif isinstance(node, ast.If):  # `if TYPE_CHECKING`, and others that import
+        for one in (*node.body, *node.orelse):
+            if isinstance(one, (ast.Import, ast.ImportFrom)):
+                _take(one, found)
+
+
+def imports_of(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    """Names that an import gives, with what they are; relative ones begin with points."""
+    if isinstance(node, ast.Import):
+        return {one.asname or one.name.partition(".")[0]: (one.asname and one.name) or one.name.partition(".")[0]
+                for one in node.names}  # fmt: skip
+    before = "." * node.level + (f"{node.module}." if node.module else "")
+    return {one.asname or one.name: before + one.name for one in node.names}
+
+
+class Reader:
+    """The files of one configuration, and what was told on the way. `environment` are variables that are known, and
+    `kept` names of functions whose calls say more than what they return, and `makers` give what others return."""
+
+    def __init__(
+        self,
+        sources: list[Source],
+        environment: Mapping[str, str],
+        kept: Container[str] = (),
+        makers: Mapping[str, Callable[[list[Any], dict[str, Any]], Made]] | None = None,
+    ) -> None:
+        self.sources, self.environment, self.kept, self.makers = sources, environment, kept, makers or {}
+        self.notes: list[str] = []
+        self.deep = 0
+        self.expressions = Expressions(self)
+
+    def find(self, name: str, module: str = "") -> Source | None:
+        """The file with a function, of several the one that a module's name fits best."""
+        having = [source for source in self.sources if name in source.functions and name not in self.kept]
+        parts = [part for part in module.split(".") if part and part != "config_registry"]
+        fits = [source for source in having if parts and parts[-1] in (*PurePath(source.name).with_suffix("").parts,)]
+        return next(iter([*fits, *having]), None)
+
+    def call(self, source: Source, name: str, placed: list[Any], named: dict[str, Any]) -> Any:
+        """What a function of a file returns."""
+        function = source.functions[name]
+        if self.deep >= _MOST_CALLS:
+            raise ShellFault(f"{source.short}: functions that call each other, more than {_MOST_CALLS} deep")
+        self.deep += 1
+        scope = Scope(source, self._arguments(source, function, placed, named))
+        found = self._block(function.body, scope)
+        self.deep -= 1
+        return found[0] if found else None
+
+    def note(self, source: Source, node: ast.AST, text: str) -> None:
+        """Tell what is not followed, once."""
+        told = f"{source.short}, line {getattr(node, 'lineno', 0)}: {text}"
+        if told not in self.notes:
+            self.notes.append(told)
+
+    def _arguments(
+        self, source: Source, function: ast.FunctionDef, placed: list[Any], named: dict[str, Any]
+    ) -> dict[str, Any]:
+        of = function.args
+        names = [one.arg for one in (*of.posonlyargs, *of.args)]
+        scope = Scope(source, {})
+        found: dict[str, Any] = {}
+        for one, default in zip(reversed(names), reversed(of.defaults), strict=False):
+            found[one] = self.expressions.value(default, scope)
+        for keyword, own in zip(of.kwonlyargs, of.kw_defaults, strict=True):
+            if own is not None:
+                found[keyword.arg] = self.expressions.value(own, scope)
+        found |= dict(zip(names, placed, strict=False))
+        known = {*names, *(one.arg for one in of.kwonlyargs)}
+        found |= {name: value for name, value in named.items() if name in known}
+        if of.kwarg:
+            found[of.kwarg.arg] = {name: value for name, value in named.items() if name not in known}
+        return found
+
+    def _block(self, body: list[ast.stmt], scope: Scope) -> list[Any]:
+        """Statements in their order; what is returned, in a list, or none."""
+        for node in body:
+            self.expressions.step()
+            if isinstance(node, ast.Return):
+                return [self.expressions.value(node.value, scope) if node.value else None]
+            if isinstance(node, ast.If):
+                if found := self._if(node, scope):
+                    return found
+            else:
+                self._statement(node, scope)
+        return []
+
+    def _if(self, node: ast.If, scope: Scope) -> list[Any]:
+        says = self.expressions.truth(node.test, scope)
+        if says is not None:
+            return self._block(node.body if says else node.orelse, scope)
+        self.note(scope.source, node, f"if {source_of(node.test)} can't be known here")
+        self._forget([*node.body, *node.orelse], scope)
+        return []
+
+    def _forget(self, body: list[ast.stmt], scope: Scope) -> None:
+        """What statements that are not followed would set is not known from there on."""
+        for node in (one for statement in body for one in ast.walk(statement)):
+            self.expressions.step()
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    self._put(target, self.expressions.unread(node.value, scope), scope)
+
+    def _statement(self, node: ast.stmt, scope: Scope) -> None:
+        value = self.expressions.value
+        if isinstance(node, ast.Assign):
+            found = value(node.value, scope)
+            for target in node.targets:
+                self._put(target, found, scope)
+        elif isinstance(node, ast.AnnAssign) and node.value:
+            self._put(node.target, value(node.value, scope), scope)
+        elif isinstance(node, ast.AugAssign):
+            try:
+                found = computed(type(node.op), value(node.target, scope), value(node.value, scope))
+            except ValueError:
+                found = self.expressions.unread(node, scope)
+            self._put(node.target, found, scope)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            scope.imports |= imports_of(node)
+        elif isinstance(node, ast.FunctionDef):
+            scope.values.pop(node.name, None)
+        elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+            found = value(node.value, scope)
+            if isinstance(found, (Made, Unread)):
+                self.note(scope.source, node, f"{source_of(node.value)} is not followed")
+        elif not isinstance(node, (ast.Expr, ast.Pass, ast.Assert, ast.ClassDef, ast.AnnAssign)):
+            kind = type(node).__name__.lower()
+            self.note(scope.source, node, f"a statement ({kind}) is not followed")
+            self._forget([node], scope)
+
+    def _put(self, target: ast.expr, value: Any, scope: Scope) -> None:
+        """A value where it belongs: a name, a field of what a call made, or an item."""
+        if isinstance(target, ast.Name):
+            scope.values[target.id] = value
+            return
+        if isinstance(target, ast.Attribute):
+            holder = self.expressions.holder(target.value, scope)
+            if isinstance(holder, Made):
+                holder.values[target.attr] = value
+                return
+        elif isinstance(target, ast.Subscript):
+            holder, key = self.expressions.holder(target.value, scope), self.expressions.value(target.slice, scope)
+            is_place = isinstance(holder, list) and isinstance(key, int) and -len(holder) <= key < len(holder)
+            if is_place or (isinstance(holder, dict) and isinstance(key, str)):
+                holder[key] = value
+                return
+        self.note(scope.source, target, f"{source_of(target)} = {_told(value)} is not followed")
+
+
+def _told(value: Any) -> str:
+    return shortened(str(value), 40) if not isinstance(value, (Made, Unread, list, dict)) else "..."

@@ -1,0 +1,147 @@
+"""What expressions of a Python file come to, as far as that is known without running anything.
+
+Constants, lists and dictionaries are themselves. What a call makes is a Made, a name that the files do not define a
+Named, and what can't be known an Unread, which says its line: so a value that nobody needs may stay unknown.
+"""
+
+import ast
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.config.base import shortened
+
+_MOST_ITEMS, _MOST_NUMBER = 10_000, 1 << 63
+
+
+@dataclass(frozen=True)
+class Named:
+    """A name that the files do not define, such as a class or a member of an enumeration."""
+
+    text: str
+
+    @property
+    def last(self) -> str:
+        """The part behind the last point."""
+        return self.text.rpartition(".")[2]
+
+
+@dataclass
+class Made:
+    """What a call makes: what is called, and its arguments by name and by place. What is put in later is among them."""
+
+    maker: str
+    values: dict[str, Any] = field(default_factory=dict)
+    placed: list[Any] = field(default_factory=list)
+
+    @property
+    def last(self) -> str:
+        """What is called, without the module: "FullAC.Config" of "ac.FullAC.Config"."""
+        parts = self.maker.split(".")
+        return ".".join(parts[-2:] if parts[-1] == "Config" else parts[-1:])
+
+    @property
+    def is_of_class(self) -> bool:
+        """Whether a class is called, by its name."""
+        return self.maker.rpartition(".")[2].lstrip("_")[:1].isupper()
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A value that is not known: its text, and where it stands."""
+
+    text: str
+    where: str
+
+
+_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+}  # fmt: skip
+_COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda one, among: one in among, ast.NotIn: lambda one, among: one not in among,
+}  # fmt: skip
+# Functions of Python's own on plain values.
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "int": int, "float": float, "str": str, "bool": bool, "len": len, "max": max, "min": min, "abs": abs,
+    "round": round, "list": list, "tuple": list, "dict": dict,
+}  # fmt: skip
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a constant, or a list or dictionary of them, of which not too much is read."""
+    if isinstance(value, list):
+        return len(value) <= _MOST_ITEMS and all(is_constant(one) for one in value)
+    if isinstance(value, dict):
+        return len(value) <= _MOST_ITEMS and all(is_constant(one) for one in value.values())
+    return is_constant(value)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is a number, a word, true, false or nothing."""
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value counts something."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def computed(kind: type[ast.AST], left: Any, right: Any) -> Any:
+    """Two values put together. ValueError where that is not known, or too large."""
+    both_lists = isinstance(left, list) and isinstance(right, list)
+    both_texts = isinstance(left, str) and isinstance(right, str)
+    if kind is ast.Add and (both_lists or both_texts):
+        if len(left) + len(right) > _MOST_ITEMS:
+            raise ValueError("it is too long")
+        return left + right
+    if kind is ast.Mult and isinstance(left, list) and isinstance(right, int) and len(left) * right <= _MOST_ITEMS:
+        return left * right
+    if kind not in _ARITHMETIC or not is_number(left) or not is_number(right):
+        raise ValueError("it is not arithmetic of numbers")
+    if kind is ast.Pow and (abs(right) > 64 or abs(left) > _MOST_NUMBER):
+        raise ValueError("the power is too large")
+    try:
+        found = _ARITHMETIC[kind](left, right)
+    except (ArithmeticError, ValueError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    if isinstance(found, complex) or (isinstance(found, int) and abs(found) > _MOST_NUMBER):
+        raise ValueError("the number is too large")
+    return found
+
+
+def compared(kind: type[ast.AST], left: Any, right: Any) -> bool:
+    """Whether a comparison holds. ValueError where that is not known."""
+    sides = [isinstance(one, (Named, Made)) or is_plain(one) for one in (left, right)]
+    if not all(sides) or (not (is_plain(left) and is_plain(right)) and left is not None and right is not None):
+        raise ValueError("a side of it is not known")
+    try:
+        return bool(_COMPARISONS[kind](left, right))
+    except (TypeError, KeyError) as error:
+        raise ValueError(str(error)) from None
+
+
+def called_plainly(name: str, placed: list[Any], named: dict[str, Any]) -> Any:
+    """What one of Python's own functions gives for plain values. ValueError where that is not known."""
+    if name not in _PLAIN or not all(map(is_plain, (*placed, *named.values()))):
+        raise ValueError(f"{name} is not followed")
+    if named and name != "dict":
+        raise ValueError(f"{name} has arguments by name")
+    try:
+        found = _PLAIN[name](*placed, **named)
+    except (ArithmeticError, ValueError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    if isinstance(found, int) and abs(found) > _MOST_NUMBER:
+        raise ValueError("the number is too large")
+    return found
+
+
+def source_of(node: ast.AST) -> str:
+    """The text of an expression, shortened."""
+    try:
+        return shortened(" ".join(ast.unparse(node).split()), 60)
+    except (RecursionError, ValueError):
+        return "an expression that is nested too deep"

@@ -1,0 +1,344 @@
+"""torchtitan's settings, under the names that its releases up to 0.2 have; what others call them is in
+torchtitan_releases.py."""
+
+import math
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word
+from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.plan import STAGES_PER_RANK, even_stages
+
+WORLD = "world"
+_SCHEDULES = {
+    "1F1B": "1f1b", "Interleaved1F1B": "interleaved-1f1b", "GPipe": "gpipe", "LoopedBFS": "looped-bfs",
+    "ZBVZeroBubble": "zb-v", "DualPipeV": "dualpipev",
+}  # fmt: skip
+_P = "parallelism."
+PARTS = _P + "module_fqns_per_model_part"  # of each stage
+
+
+def _old(name: str) -> str:
+    """Names of a key of [parallelism]: it was in [training] or [experimental] in 2024."""
+    return f"{_P}{name} training.{name} experimental.{name}"
+
+
+def _read_degrees(theirs: Settings, ours: Flat) -> None:
+    """dp is what shards times what replicates; with context parallelism tokens are sharded over too."""
+    shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
+    copies = theirs.count(_old("data_parallel_replicate_degree").split(), 1)
+    names = [*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"]
+    text = theirs.text(names, "-1")
+    world = theirs.count(WORLD, 0)
+    if not text.startswith("-"):
+        shards = max(1, theirs.count(names, 1))
+    elif world and world % max(1, shared * copies) == 0:
+        shards = world // max(1, shared * copies)
+    else:
+        shards = 1
+        what = f"{world} GPUs are not a multiple of {shared} x {copies}" if world else "how many there are is not said"
+        theirs.faults.append(
+            f"parallelism.data_parallel_shard_degree = {text[:20]} takes the GPUs that are left, and {what}; "
+            f"say it with --devices, such as {shared * copies * 8}"
+        )
+    ours["plan.dp"] = shards * copies
+    keeps = theirs.text(_P + "fsdp_reshard_after_forward", "default")
+    is_kept = keeps == "never" or (keeps == "default" and ours["plan.pp"] > 1)
+    sharing = shards * ours["plan.cp"]
+    ours["plan.zero"] = 0 if sharing == 1 else 2 if is_kept else 3
+    ours["plan.zero_ranks"] = sharing if sharing > 1 and copies > 1 else 0
+
+
+def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan = job.plan
+    if plan.zero == 0 and plan.cp == 1 and (plan.dp == 1 or plan.tp == plan.pp == 1):  # its DDP stands alone
+        theirs |= {_P + "data_parallel_replicate_degree": plan.dp, _P + "data_parallel_shard_degree": 1}
+        return
+    shards = (plan.zero_ranks or plan.replicas) // plan.cp or 1
+    if shards * plan.cp == 1 and plan.tp * plan.pp > 1:
+        shards = plan.dp
+    theirs |= {_P + "data_parallel_replicate_degree": plan.dp // shards, _P + "data_parallel_shard_degree": shards}
+    theirs[_P + "fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
+
+
+def generated(stages: int, layers: int, first: int, last: int) -> list[int]:
+    """Layers of each stage as torchtitan spreads them, embedding and head counted as so many layers."""
+    each, longer = divmod(layers + first + last, stages)
+    found = [each + (stage < longer) for stage in range(stages)]
+    found[0] -= first
+    found[-1] -= last
+    return found
+
+
+def _read_pipeline(theirs: Settings, ours: Flat) -> None:
+    pp = ours["plan.pp"]
+    schedule = theirs.one_of(_old("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
+    layers, each = ours.get("layers", 0), theirs.count(_P + "pipeline_parallel_layers_per_stage", 0)
+    around = [theirs.count(f"{_P}pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
+    parts = theirs.raw(PARTS)
+    if pp == 1:
+        ours["plan.schedule"] = "1f1b"
+        return
+    virtual = 1 if schedule in ("1f1b", "gpipe") else 2
+    stages: list[int] = []
+    if isinstance(parts, list) and parts and all(isinstance(part, list) for part in parts):
+        stages = [sum(str(name).startswith("layers.") for name in part) for part in parts]
+        virtual = max(1, len(stages) // pp)
+    elif each:
+        virtual = max(1, -(-(layers + sum(around)) // each) // pp)
+    ours["plan.schedule"] = schedule
+    if STAGES_PER_RANK.get(schedule) == 0:
+        ours["plan.virtual_stages"] = virtual
+    if not stages and pp * virtual <= layers + 2:
+        stages = generated(pp * virtual, layers, *around)
+    if stages and (stages != even_stages(layers, len(stages)) or 0 in stages):
+        ours["plan.layout"] = stages
+
+
+def _write_pipeline(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan, layers = job.plan, job.model.layers
+    if plan.pp == 1:
+        return
+    name = next((theirs_ for theirs_, ours in _SCHEDULES.items() if ours == plan.schedule), None)
+    theirs |= {_P + "pipeline_parallel_schedule": name} if name else {}
+    stages = plan.stage_layers(layers)
+    if len(stages) == plan.pp * (1 if plan.schedule in ("1f1b", "gpipe") else 2):
+        for ends in (1, 0):
+            if stages == generated(len(stages), layers, ends, ends):
+                for end in ("first", "last"):
+                    theirs[f"{_P}pipeline_parallel_{end}_stage_less_layers"] = ends
+                return
+    numbers = iter(range(layers))
+    parts = [[f"layers.{next(numbers)}" for _ in range(number)] for number in stages]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    theirs[PARTS] = parts
+
+
+def _read_batch(theirs: Settings, ours: Flat) -> None:
+    dp, pp = ours["plan.dp"], ours["plan.pp"]
+    local = theirs.count(("training.local_batch_size", "training.batch_size"), 8)
+    whole = theirs.text("training.global_batch_size", "-1")
+    size = local * dp if whole.startswith("-") else theirs.count("training.global_batch_size", local * dp)
+    microbatches = theirs.count("experimental.pipeline_parallel_microbatches", 0)
+    each = theirs.count(_P + "pipeline_parallel_microbatch_size", 1)
+    if pp > 1 and microbatches:
+        each = max(1, local // microbatches)
+    ours["plan.microbatch_size"] = each if pp > 1 else local
+    ours["batch.global_batch_size"] = size
+    if pp > 1 and size > local * dp:
+        theirs.lost.append(f"the pipeline drains {size // max(1, local * dp)} times in a step there, and once here")
+
+
+def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan, size = job.plan, job.batch.global_batch_size
+    theirs["training.local_batch_size"] = size // plan.dp if plan.pp > 1 else plan.microbatch_size
+    theirs["training.global_batch_size"] = size
+    if plan.pp > 1:
+        theirs[_P + "pipeline_parallel_microbatch_size"] = plan.microbatch_size
+
+
+def _read_recompute(theirs: Settings, ours: Flat) -> None:
+    mode = theirs.text(("activation_checkpoint.mode", "training.activation_checkpoint"), "selective")
+    option = theirs.text("activation_checkpoint.selective_ac_option", "2")
+    if theirs.raw("activation_checkpoint.selective_ac_type"):
+        option = theirs.text("activation_checkpoint.selective_ac_type")
+    if mode == "full":
+        ours["plan.recompute"] = "full"
+    elif mode == "selective" and option == "op":
+        ours |= {"plan.recompute": "selective", "plan.recompute_operators": ["norm", "activation"]}
+        theirs.note(
+            "selective recomputation by operator keeps what products and attention give; norms and activations are "
+            "computed again"
+        )
+    elif mode == "selective" and option.isdecimal() and 0 < int(option[:6]) <= 1000 and len(option) < 6:
+        ours |= {"plan.recompute": "full", "plan.recompute_every": int(option)}
+    elif mode != "none":
+        said = f"{mode[:30]} {option[:30]}" if mode == "selective" else mode[:30]
+        name = theirs.shown("activation_checkpoint.mode")
+        theirs.faults.append(f"{name} = {said} can't be said here; use none or full")
+
+
+def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
+    plan, key = job.plan, "activation_checkpoint."
+    mode, option = "none", ""
+    if plan.recompute == "full":
+        mode, option = ("full", "") if plan.recompute_every == 1 else ("selective", str(plan.recompute_every))
+    elif (
+        plan.recompute == "selective"
+        and set(plan.recompute_operators) == {"norm", "activation"}
+        and plan.recompute_every == 1
+    ):
+        mode, option = "selective", "op"
+    theirs[key + "mode"] = mode
+    theirs |= {key + "selective_ac_option": option} if option else {}
+
+
+def _is_float8(converter: str) -> bool:
+    """Whether a converter puts linear layers in float8."""
+    return "float8" in converter.lower() and "grouped" not in converter.lower()
+
+
+def _read_numbers(theirs: Settings, ours: Flat) -> None:
+    numbers = {"bfloat16": "bf16", "float32": "float32", "float16": "fp16"}
+    ours["precision.compute"] = theirs.one_of("training.mixed_precision_param", numbers, "bfloat16")
+    if theirs.text("training.dtype", "float32") == "bfloat16":
+        theirs.lost.append("training.dtype = bfloat16: weights that are updated are in float32 here")
+    converters = theirs.words("model.converters")
+    others = [one for one in converters if not _is_float8(one)]
+    if others:
+        theirs.lost.append(f"{theirs.shown('model.converters')} {' '.join(others)[:60]}: it can't be said here")
+    recipe = theirs.text(("quantize.linear.float8.recipe_name", "float8.recipe_name"), "tensorwise")
+    if len(others) < len(converters) or theirs.flag(("float8.enable_float8_linear", "training.enable_float8_linear")):
+        known = {
+            "tensorwise": ("tensorwise", True),
+            "rowwise": ("rowwise", True),
+            "rowwise_with_gw_hp": ("rowwise", False),
+        }
+        kind, weights = known.get(recipe, ("tensorwise", True))
+        ours |= {"precision.float8": kind, "precision.float8_weight_gradients": weights}
+    theirs.ignore("float8.enable_float8_linear", "training.enable_float8_linear")
+
+
+def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
+    precision = job.precision
+    theirs["training.mixed_precision_param"] = "bfloat16" if precision.compute == "bf16" else "float32"
+    names = {("tensorwise", True): "tensorwise", ("rowwise", True): "rowwise", ("rowwise", False): "rowwise_with_gw_hp"}
+    name = names.get((precision.float8, precision.float8_weight_gradients))
+    if name:
+        theirs |= {"model.converters": ["quantize.linear.float8"], "quantize.linear.float8.recipe_name": name}
+
+
+def _read_offload(theirs: Settings, ours: Flat) -> None:
+    if theirs.flag("training.enable_cpu_offload") and ours["plan.zero"]:
+        ours |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": ours["plan.zero"] == 3}
+
+
+def _write_offload(job: JobSpec, theirs: dict[str, Any]) -> None:
+    if job.plan.offload_optimizer == 1.0 and job.plan.offload_parameters == (job.plan.zero == 3):
+        theirs["training.enable_cpu_offload"] = True
+
+
+def _read_rate(theirs: Settings, ours: Flat) -> None:
+    key = "lr_scheduler."
+    steps = theirs.count("training.steps", 10000)
+    shape = theirs.text((key + "decay_type", key + "lr_decay_type"), "linear")
+    share = theirs.text((key + "decay_ratio", key + "lr_decay_ratio"), "")
+    ours["optimizer.steps"] = steps
+    if theirs.count(key + "total_steps", steps) != steps:
+        theirs.lose(key + "total_steps", f"the learning rate is that of a run of {steps:,} steps here")
+    ours["optimizer.warmup_steps"] = min(steps, theirs.count((key + "warmup_steps", "training.warmup_steps"), 200))
+    ours["optimizer.min_learning_rate_ratio"] = min(1.0, theirs.number((key + "min_lr_factor", key + "lr_min"), 0.0))
+    if shape not in ("linear", "cosine", "sqrt"):
+        theirs.faults.append(f"lr_scheduler.decay_type = {shape[:30]} can't be said here; use linear, cosine or sqrt")
+    elif not share and shape != "sqrt":
+        ours["optimizer.schedule"] = shape
+    else:
+        ratio = theirs.number((key + "decay_ratio", key + "lr_decay_ratio"), 1.0)
+        ours["optimizer.schedule"] = "wsd" if ratio > 0 else "constant"
+        ours |= {"optimizer.decay_share": min(1.0, ratio), "optimizer.decay_shape": shape} if ratio > 0 else {}
+
+
+def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
+    optimizer, key = job.optimizer, "lr_scheduler."
+    theirs |= {"training.steps": optimizer.steps, key + "warmup_steps": optimizer.warmup_steps}
+    theirs[key + "min_lr_factor"] = optimizer.min_learning_rate_ratio
+    if optimizer.schedule in ("linear", "cosine"):
+        theirs[key + "decay_type"] = optimizer.schedule
+    elif optimizer.schedule == "wsd":
+        theirs |= {key + "decay_type": optimizer.decay_shape, key + "decay_ratio": optimizer.decay_share}
+    elif optimizer.schedule == "constant":
+        theirs[key + "decay_ratio"] = 0.0
+
+
+_DISPATCH = {
+    "standard": "direct", "deepep": "node-aware", "hybridep": "node-aware", "minimal_async_ep": "direct",
+}  # fmt: skip
+
+
+def _read_experts(theirs: Settings, ours: Flat) -> None:
+    degree = theirs.count(_P + "expert_tensor_parallel_degree", 1)
+    ours["plan.ep"] = theirs.count(_P + "expert_parallel_degree", 1)
+    ours["plan.expert_tp"] = 0 if degree == ours["plan.tp"] or ours["plan.ep"] == 1 else degree
+    ours["plan.dispatch"] = theirs.one_of(_P + "expert_parallel_comm_backend", _DISPATCH, "standard")
+
+
+def _write_experts(job: JobSpec, theirs: dict[str, Any]) -> None:
+    shards = math.prod((theirs[_P + "data_parallel_shard_degree"], job.plan.cp, job.plan.tp))
+    if job.model.moe.experts and shards % (job.plan.ep * job.plan.expert_tp_size) == 0:  # within what is sharded
+        theirs |= {
+            _P + "expert_parallel_degree": job.plan.ep,
+            _P + "expert_tensor_parallel_degree": job.plan.expert_tp_size,
+        }
+        if job.plan.dispatch == "node-aware" and job.plan.ep > 1:
+            theirs[_P + "expert_parallel_comm_backend"] = "deepep"
+
+
+def _read_sequence(theirs: Settings, ours: Flat) -> None:
+    ours["plan.sequence_parallel"] = ours["plan.tp"] > 1 and theirs.flag(_P + "enable_sequence_parallel", True)
+
+
+def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
+    # Experts that are spread are whole there, and each rank of tp sends its own tokens to them.
+    if job.plan.tp > 1 and not job.plan.sequence_parallel and not (job.model.moe.experts and job.plan.ep > 1):
+        theirs[_P + "enable_sequence_parallel"] = False
+
+
+_IN_BF16 = "fused_opt_states_bf16"
+
+
+def _read_moments(theirs: Settings, ours: Flat) -> None:
+    ours["precision.moments"] = "bf16" if theirs.text("optimizer.implementation") == _IN_BF16 else "float32"
+
+
+def _write_moments(job: JobSpec, theirs: dict[str, Any]) -> None:
+    if job.precision.moments == "bf16":
+        theirs["optimizer.implementation"] = _IN_BF16
+
+
+def _read_graphs(theirs: Settings, _: Flat) -> None:
+    theirs.ignore("training.disable_cuda_graphs")
+
+
+def _write_graphs(job: JobSpec, theirs: dict[str, Any]) -> None:
+    """CUDA graphs can't hold a pipeline, nor experts whose tokens the host counts, nor what comes from the host."""
+    if job.plan.pp > 1 or (job.model.moe.experts and job.plan.ep > 1) or job.plan.offload_optimizer:
+        theirs["training.disable_cuda_graphs"] = True
+
+
+def _read_context(theirs: Settings, ours: Flat) -> None:
+    names = _old("context_parallel_rotate_method").split()
+    ours["plan.cp_method"] = theirs.one_of(names, {"allgather": "all-gather", "alltoall": "ring"}, "allgather")
+
+
+def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
+    if job.plan.cp > 1:
+        theirs[_P + "context_parallel_rotate_method"] = "alltoall" if job.plan.cp_method == "ring" else "allgather"
+
+
+TABLE: Table = (
+    degree(_old("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
+    degree(_old("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
+    degree(_old("context_parallel_degree"), "plan.cp", largest.RANKS),
+    Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
+    Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
+    Rule((_P + "enable_sequence_parallel",), _read_sequence, _write_sequence),
+    Rule((_P + "pipeline_parallel_schedule",), _read_pipeline, _write_pipeline),
+    Rule((_P + "expert_parallel_degree",), _read_experts, _write_experts),
+    Rule(("training.local_batch_size",), _read_batch, _write_batch),
+    Rule(("activation_checkpoint.mode",), _read_recompute, _write_recompute),
+    Rule(("training.mixed_precision_param",), _read_numbers, _write_numbers),
+    Rule(("training.enable_cpu_offload",), _read_offload, _write_offload),
+    Rule(("training.disable_cuda_graphs",), _read_graphs, _write_graphs),
+    Rule(("optimizer.implementation",), _read_moments, _write_moments),
+    count("training.seq_len", "model.sequence", 2048, always=True),
+    number("training.max_norm", "optimizer.clip_grad_norm", 1.0, always=True),
+    word("optimizer.name", "optimizer.name", {"AdamW": "adamw", "Adam": "adam"}, "AdamW", always=True),
+    number("optimizer.lr", "optimizer.learning_rate", 8e-4, always=True),
+    number("optimizer.beta1", "optimizer.beta1", 0.9),
+    number("optimizer.beta2", "optimizer.beta2", 0.95),
+    number("optimizer.eps", "optimizer.epsilon", 1e-8),
+    number("optimizer.weight_decay", "optimizer.weight_decay", 0.1, always=True),
+    Rule(("training.steps", "lr_scheduler.warmup_steps"), _read_rate, _write_rate),
+)

@@ -1,0 +1,44 @@
+"""torchtitan's TOML, of 2024 to early 2026, as it was read by its releases up to 0.2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data
+from shardwright.config.other_systems.settings import Settings
+from shardwright.config.other_systems.torchtitan_releases import IN_TOML, told_of
+from shardwright.config.toml_text import value_text
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> Told:
+    """What a TOML file says. Raises ShellFault."""
+    flat: dict[str, Any] = {}
+    for name, text in texts.items():
+        flat |= flat_keys(read_data(name, text))
+    return told_of(Settings(flat), IN_TOML, asked)
+
+
+def settings_of(job: JobSpec) -> dict[str, Any]:
+    """torchtitan's keys of a job."""
+    return IN_TOML.settings(job)
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """A configuration, by its name."""
+    lines = [
+        f"# {' '.join(job.name.split())}, for torchtitan up to 0.2, written by shardwright.",
+        f"# It takes {job.plan.world} GPUs.",
+    ]
+    for section, values in nested_keys(settings_of(job)).items():
+        lines += ["", *_section(section, values)]
+    return {"job.toml": "\n".join(lines) + "\n"}
+
+
+def _section(name: str, values: dict[str, Any]) -> list[str]:
+    plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    lines = [f"[{name}]", *(f"{key} = {value_text(value)}" for key, value in plain.items())] if plain else []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            lines += [*([""] if lines else []), *_section(f"{name}.{key}", value)]
+    return lines
