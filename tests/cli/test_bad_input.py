@@ -387,9 +387,12 @@ def test_a_job_that_is_no_file(here: Path, refused: Refused, job: str, fault: st
 
 def test_weights_that_are_not_there_say_no_model(here: Path, refused: Refused) -> None:
     (here / "empty").mkdir()
-    for folder, lacks in (("nothere", f"is not there (looked from {here})"), ("empty", "has no config.json")):
+    for folder, shown, lacks in (
+        ("nothere", "nothere", f"is not there (looked from {here})"),
+        ("empty", str(here / "empty"), "has no config.json"),
+    ):
         Path("job.toml").write_text(f'[model]\nweights = "{folder}"\nsequence = 64\n')
-        found = f"model.weights '{folder}' {lacks}, and no other field says what the model is; name a folder of"
+        found = f"model.weights '{shown}' {lacks}, and no other field says what the model is; name a folder of"
         assert refused().faults[0].startswith(found)
 
 

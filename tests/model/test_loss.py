@@ -73,7 +73,7 @@ def of_cut(
     told, dx_SBH, dweight_VH = expected(x_SBH, weight_VH, ids_T, counts_T, change)
     assert x_sBH.grad is not None and mine.gradient is not None
     return {
-        "loss": abs(float(loss) - float(told)) / max(1.0, abs(float(told))),
+        "loss": abs(loss.item() - float(told)) / max(1.0, abs(float(told))),
         "evaluated": abs(float(evaluated) - float(loss)),
         "input": float((x_sBH.grad - dx_SBH[share]).abs().max()),
         "weight": float((mine.gradient - dweight_VH[first:end]).abs().max()),

@@ -126,7 +126,7 @@ def _unknown(family: str) -> str:
     if not family:
         return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
     near = [one for one in nearest(family, sorted(FAMILIES)) if _is_misspelt(family, one)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"these can: {', '.join(sorted(FAMILIES))}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(FAMILIES))}"
     return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"
 
 
