@@ -12,7 +12,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.box_writer import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox
 from shardwright.train.checkpoint.compression_state import held_compression
 from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.resuming import begin

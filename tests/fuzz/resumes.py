@@ -33,7 +33,7 @@ from shardwright.schedule.job_program import job_program
 from shardwright.sharding.optimizer_state import STATES
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.box_writer import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox
 from shardwright.train.checkpoint.kept import check_whole
 from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.resuming import begin

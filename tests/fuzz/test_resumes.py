@@ -5,7 +5,7 @@ import torch
 
 from fuzz import resumes
 from fuzz.draw import draw
-from shardwright.train.checkpoint.box_writer import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox
 
 SEED, NUM_DRAWS = 2026, 5
 

@@ -30,7 +30,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.train.checkpoint.box_writer import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox
 from shardwright.train.checkpoint.kept import check_whole, remove_old, remove_unfinished_checkpoints, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.checkpoint.resuming import UnreadCheckpointError

@@ -36,7 +36,7 @@ from shardwright.sharding.optimizer_state import is_by_matrix
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.update_matrices import update_matrices
 from shardwright.train.build import Replica, build, job_mesh
-from shardwright.train.checkpoint.box_writer import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox
 from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.writing import CheckpointWriter

@@ -20,8 +20,9 @@ from shardwright.config.load import make_job
 from shardwright.sharding.parameter_shard import Box
 from shardwright.train.build import job_mesh
 from shardwright.train.checkpoint import box_reader
-from shardwright.train.checkpoint.box_reader import WantedBox, load_boxes
-from shardwright.train.checkpoint.box_writer import HeldBox, save_boxes
+from shardwright.train.checkpoint.box_reader import load_boxes
+from shardwright.train.checkpoint.box_writer import save_boxes
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox
 from shardwright.train.checkpoint.checked_blocks import CheckedFile
 from shardwright.train.checkpoint.kept import check_whole, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, FileIndex, StoredBox, digest_of, read_index

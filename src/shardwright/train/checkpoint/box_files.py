@@ -23,11 +23,6 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 # What a file is written and read in at a time.
 SLAB_BYTES = 32 * MIB
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def cause(error: dcp.CheckpointException) -> BaseException:

@@ -1,9 +1,8 @@
 """Boxes of tensors, loaded through torch.distributed.checkpoint from the files of a checkpoint, whoever wrote them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import num_elements_of, shape_of_box
-from shardwright.train.checkpoint.box_files import DTYPES, SLAB_BYTES, cause, chunk
+from shardwright.train.checkpoint.box_files import SLAB_BYTES, cause, chunk
+from shardwright.train.checkpoint.boxes import DTYPES, WantedBox
 from shardwright.train.checkpoint.checked_blocks import CheckedFile
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,
@@ -38,17 +37,6 @@ from shardwright.train.checkpoint.whole_tensors import whole_tensors
 
 # Files whose last blocks are kept for the next read.
 _OPEN_FILES = 4
-
-
-@dataclass(frozen=True)
-class WantedBox:
-    """A box of a tensor that this rank needs, and what takes its values, in the box's shape, where they are there: it
-    copies them, for their memory is used again."""
-
-    name: str
-    full_shape: tuple[int, ...]
-    box: Box
-    take: Callable[[Tensor], None]
 
 
 def load_boxes(boxes: Sequence[WantedBox], storage: Storage, folder: str, indices: list[FileIndex]) -> None:
@@ -245,8 +233,3 @@ def _copy_slabs(
         raw = file.read(start, start + (end - first) * one_bytes)
         slab = torch.frombuffer(raw, dtype=dtype).view(end - first, *shape[1:])
         into[first:end] = slab[(slice(None), *inner)]
-
-
-def full_shapes(indices: list[FileIndex]) -> Mapping[str, tuple[int, ...]]:
-    """The full shape of every tensor that some files have parts of."""
-    return {stored.name: stored.full_shape for index in indices for stored in index.boxes}

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from shardwright.sharding.parameter_shard import Box
-from shardwright.train.checkpoint.box_files import DTYPE_NAMES, SLAB_BYTES, cause, chunk
+from shardwright.train.checkpoint.box_files import SLAB_BYTES, cause, chunk
+from shardwright.train.checkpoint.boxes import DTYPE_NAMES, HeldBox
 from shardwright.train.checkpoint.checked_blocks import BlockSums, safetensors_header
 from shardwright.train.checkpoint.manifest import (
     FileIndex,
@@ -35,16 +34,6 @@ from shardwright.train.checkpoint.manifest import (
     to_bytes,
 )
 from shardwright.train.checkpoint.storage import Storage
-
-
-@dataclass(frozen=True)
-class HeldBox:
-    """A box of a tensor that this rank writes: its values, contiguous, in host memory."""
-
-    name: str
-    full_shape: tuple[int, ...]
-    box: Box
-    values: Tensor
 
 
 def save_boxes(boxes: Sequence[HeldBox], storage: Storage, folder: str, rank: int) -> bytes:

@@ -22,8 +22,7 @@ from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.sharding.row_boxes import RowBox, cut_rows
-from shardwright.train.checkpoint.box_reader import WantedBox
-from shardwright.train.checkpoint.box_writer import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox
 from shardwright.train.checkpoint.holds_state import HoldsState
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.gradient_norm import is_first_of_line

@@ -17,7 +17,8 @@ from torch import Tensor
 from shardwright.config.units import MIB
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import cut_rows, num_elements_of
-from shardwright.train.checkpoint.box_reader import WantedBox, load_boxes
+from shardwright.train.checkpoint.box_reader import load_boxes
+from shardwright.train.checkpoint.boxes import WantedBox
 from shardwright.train.checkpoint.kept import indices_of
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,

@@ -23,7 +23,8 @@ from shardwright.sharding.hugging_face.layout import choice_biases, copies, layo
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.stage_parameters import model_parameters
-from shardwright.train.checkpoint.box_reader import WantedBox, load_boxes
+from shardwright.train.checkpoint.box_reader import load_boxes
+from shardwright.train.checkpoint.boxes import WantedBox
 from shardwright.train.checkpoint.export import EXPORTED, TORCH, slabs_of, write_values
 from shardwright.train.checkpoint.kept import indices_of
 from shardwright.train.checkpoint.manifest import FileIndex, Manifest, folder_name

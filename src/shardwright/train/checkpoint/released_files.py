@@ -20,7 +20,7 @@ from torch import Tensor
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.units import MIB, counted
 from shardwright.config.user_file import FileFault, open_file, read_text
-from shardwright.train.checkpoint.box_files import DTYPES
+from shardwright.train.checkpoint.boxes import DTYPES
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
 _MOST_HEADER, _MOST_INDEX = 100 * MIB, 100 * MIB  # safetensors' own limit of a header

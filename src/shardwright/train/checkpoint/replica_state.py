@@ -33,8 +33,7 @@ from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.optimizer_state import FACTORS, states_of
 from shardwright.sharding.row_boxes import cut_rows, shape_of_box
 from shardwright.sharding.stage_parameters import model_parameters
-from shardwright.train.checkpoint.box_reader import WantedBox
-from shardwright.train.checkpoint.box_writer import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox
 from shardwright.train.checkpoint.compression_state import held_compression, wanted_compression
 from shardwright.train.checkpoint.holds_state import HoldsState
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError

@@ -13,7 +13,7 @@ from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.box_reader import full_shapes, load_boxes
+from shardwright.train.checkpoint.boxes import full_shapes
 from shardwright.train.checkpoint.kept import indices_of, kept_by, manifest_of, place_of, put_aside, steps_kept
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,
@@ -122,6 +122,8 @@ def _load_newest(
             scaled_by = 1.0 if weights_alone else _go_on_with_scale(replica, manifest)
             is_anew = weights_alone or not has_optimizer(job, shapes)
             boxes = wanted_boxes(replica, shapes, weights_alone, scaled_by, optimizer_anew=is_anew)
+            from shardwright.train.checkpoint.box_reader import load_boxes  # it takes half a second, and few load
+
             load_boxes(boxes, storage, folder_name(step), indices)
         except BrokenCheckpointError as error:
             reason = str(error)

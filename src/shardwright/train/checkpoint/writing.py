@@ -23,7 +23,6 @@ from shardwright.parallel.comm.collectives import all_reduce, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.background import BackgroundWrite
-from shardwright.train.checkpoint.box_writer import save_boxes
 from shardwright.train.checkpoint.kept import (
     make_whole,
     place_of,
@@ -78,7 +77,9 @@ class CheckpointWriter:
     def __init__(
         self, job: JobSpec, replica: Replica, mesh: Mesh, folder: Path, best_interval_s: BestInterval | None = None
     ) -> None:
-        self._job, self._replica, self._mesh = job, replica, mesh
+        from shardwright.train.checkpoint.box_writer import save_boxes  # it takes half a second, not in the first save
+
+        self._job, self._replica, self._mesh, self._save_boxes = job, replica, mesh, save_boxes
         self._storage = open_storage(place_of(job, folder))
         self._best_interval_s = best_interval_s
         self._current: _Save | None = None
@@ -121,7 +122,7 @@ class CheckpointWriter:
             if copied is not None:
                 torch.cuda.set_device(mesh.device)  # of this thread: else it would wake the first one
                 copied.synchronize()
-            save_boxes(boxes, storage, folder_name(step), mesh.rank)
+            self._save_boxes(boxes, storage, folder_name(step), mesh.rank)
             boxes.clear()
 
         work = BackgroundWrite(write, f"checkpoint of step {step}")

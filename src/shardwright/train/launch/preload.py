@@ -5,6 +5,8 @@ import tempfile
 import torch
 import torch.fx.experimental.symbolic_shapes  # the first backward imports it, and it takes half a second
 
+import shardwright.train.checkpoint.box_reader
+import shardwright.train.checkpoint.box_writer  # what ranks import themselves, for those who start them need none of it
 import shardwright.train.trainer  # noqa: F401
 
 # An OpenMP pool does not survive a fork.

@@ -12,8 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import broadcast
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train.checkpoint.box_reader import WantedBox, full_shapes, load_boxes
-from shardwright.train.checkpoint.box_writer import HeldBox, save_boxes
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, full_shapes
 from shardwright.train.checkpoint.kept import indices_of, make_whole, manifest_of, steps_kept
 from shardwright.train.checkpoint.manifest import (
     MANIFEST,
@@ -37,6 +36,8 @@ _BUFFER, _FROZEN, _TRAINED = "buffer.", "frozen.", "weights."
 def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str, step: int) -> None:
     """Write this rank's boxes, and on rank 0 the manifest once all have. Buffers and what is frozen are rank 0's.
     Raises RunError, the same on every rank."""
+    from shardwright.train.checkpoint.box_writer import save_boxes  # it takes half a second, and not all save
+
     storage = _reached(folder, mesh)
     boxes, error = held_boxes(replica, mesh), ""
     if mesh.rank == 0:
@@ -62,6 +63,8 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
 def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str) -> int:
     """Take up the newest whole checkpoint of a folder, as rank 0 sees it. Returns its step. Raises PlanError where rank
     0 sees none and RunError where a rank can't take up this very one: the same on every rank."""
+    from shardwright.train.checkpoint.box_reader import load_boxes  # it takes half a second, and few load
+
     storage = _reached(folder, mesh)
     step = _chosen_step(storage, mesh)
     if step < 0:
