@@ -121,3 +121,53 @@ def test_references_of_hydra_are_followed() -> None:
 @pytest.mark.parametrize("text", ["a: [1", "- 1", "a: *b", "x" * 300_000, "a: !!python/object/apply:os.system [id]"])
 def test_yaml_of_strangers_is_one_fault(text: str) -> None:
     assert len(faults("nemo", conf_yaml=text)) == 1
+
+
+ODD_DIGITS = ("²", "1²", "9" * 5000)
+
+
+@pytest.mark.parametrize("digits", ODD_DIGITS)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--window-size {},0", "--window-size 4,0 --window-attn-skip-freq {}", "--num-experts 4 --moe-layer-freq {}",
+        "--rampup-batch-size {} 1 1", "--step-batch-size-schedule '0:1 1K:{}'", "--num-experts {}",
+        "--sequence-parallel $(({}+1))",
+    ],
+)  # fmt: skip
+def test_digits_that_are_no_number_are_a_fault_of_their_flag(flags: str, digits: str) -> None:
+    assert faults("megatron", run_sh=MEGATRON + flags.format(digits))
+
+
+@pytest.mark.parametrize("digits", ODD_DIGITS)
+@pytest.mark.parametrize("key", ["data_parallel_shard_degree", "global_batch_size", "selective_ac_option"])
+def test_digits_that_are_no_number_are_a_fault_of_their_key(key: str, digits: str) -> None:
+    section = {"data_parallel_shard_degree": "parallelism", "global_batch_size": "training"}
+    titan = (
+        f'[model]\nname = "llama3"\nflavor = "8B"\n[{section.get(key, "activation_checkpoint")}]\n{key} = "{digits}"\n'
+    )
+    assert any(key in fault or "activation_checkpoint" in fault for fault in faults("torchtitan", job_toml=titan))
+    assert faults("torchtitan", f"model.layers={digits}", devices=8, job_toml=titan)
+
+
+@pytest.mark.parametrize("digits", ODD_DIGITS)
+def test_digits_that_are_no_number_are_no_number_of_devices_or_elements(digits: str) -> None:
+    script = MEGATRON.replace("node 8", f"node {digits}")
+    assert any("how many GPUs" in line for line in read("megatron", run_sh=script).assumed)
+    assert faults("megatron", run_sh="A=(1 2)\n" + MEGATRON + f"--tensor-model-parallel-size ${{A[{digits}]}}x")
+    assert faults("megatron", run_sh=f"N={digits}\n" + MEGATRON + "--tensor-model-parallel-size $((N*2))")
+
+
+def test_a_length_by_samples_counts_beside_one_by_steps() -> None:
+    flags = "--lr-decay-style cosine --lr-decay-samples 40 --lr-warmup-samples 16"
+    found = read("megatron", run_sh=MEGATRON + flags)
+    assert any("until step 5 there, and until the last of 10 here" in line for line in found.lost)
+    assert found.job.optimizer.warmup_steps == 2
+    script = MEGATRON.replace("--train-iters 10", "--train-samples 80")
+    assert read("megatron", run_sh=script + "--lr-warmup-iters 3").job.optimizer.steps == 10
+
+
+@pytest.mark.parametrize("name", ["train", "lr-decay", "lr-warmup"])
+def test_a_length_that_is_said_twice_is_a_fault(name: str) -> None:
+    flags = f"--{name}-samples 40" + ("" if name == "train" else f" --{name}-iters 5")
+    assert any(f"--{name}-iters" in fault for fault in faults("megatron", run_sh=MEGATRON + flags))

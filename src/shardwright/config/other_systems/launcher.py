@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.other_systems.megatron_flags import settings_of
 from shardwright.config.other_systems.shell_script import Command, Script
 from shardwright.config.other_systems.shell_values import Variables, unknown_names
 from shardwright.config.other_systems.shell_words import ShellFault
+from shardwright.config.other_systems.whole_text import whole
 
 _NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
 _EACH = ("nproc-per-node", "num-gpus", "num-gpus-per-node", "ntasks-per-node", "gpus-per-node")
@@ -75,13 +77,13 @@ _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 
 def _matters(name: str, value: str) -> bool:
     """Whether a default could be a degree or a size."""
-    return not any(part in name for part in _OF_MEETING) and value.replace(".", "", 1).isdigit() and len(value) < 16
+    return not any(part in name for part in _OF_MEETING) and whole(value.replace(".", "", 1)) is not None
 
 
 def _whole(given: dict[str, Any], names: list[str]) -> int:
     """The first of several options that is a number; of a range of nodes the upper end."""
     for name in names:
-        text = str(given.get(name, "")).rpartition(":")[2]
-        if text.isdigit() and len(text) < 9:
-            return int(text)
+        found = whole(str(given.get(name, "")).rpartition(":")[2])
+        if found is not None and found <= largest.RANKS:
+            return found
     return 0

@@ -7,6 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.moe import is_routed
 from shardwright.config.other_systems.rows import Rule, Table, count, number, word
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.whole_text import whole
 
 _AUX = {
     "aux_loss": ("switch", "microbatch"), "seq_aux_loss": ("switch", "sequence"),
@@ -41,8 +42,8 @@ def _read_layers(theirs: Settings, ours: Flat) -> None:
 
 
 def _pattern(text: str, layers: int) -> list[bool] | None:
-    if text.isdigit() and len(text) < 6:
-        every = max(1, int(text))
+    if (said := whole(text)) is not None:
+        every = max(1, said)
         return [layer % every == 0 for layer in range(layers)]
     found: list[bool] = []
     for part in text.strip("()").split("+"):

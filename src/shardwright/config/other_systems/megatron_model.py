@@ -7,6 +7,7 @@ from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.rows import Rule, Table, count, flag, number, word
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.whole_text import whole
 
 # Tokens of vocabularies that a launch script names by their tokenizer alone.
 _VOCABULARIES = {
@@ -188,13 +189,13 @@ def _write_positions(job: JobSpec, theirs: dict[str, Any]) -> None:
 def _read_window(theirs: Settings, ours: Flat) -> None:
     text = "".join(theirs.words("window-size")).strip("()").replace(" ", "")
     every = theirs.text("window-attn-skip-freq", "0")
-    left = text.split(",")[0]
     if not text:
         return
-    if not left.isdigit() or not every.isdigit():
+    left, full = whole(text.split(",")[0]), whole(every)
+    if left is None or full is None:
         theirs.faults.append(f"{theirs.said('window-size')}, every {every}: it can't be said here; use LEFT,0")
         return
-    ours |= {"model.window.size": int(left) + 1, "model.window.full_every": int(every)}
+    ours |= {"model.window.size": left + 1, "model.window.full_every": full}
 
 
 def _write_window(job: JobSpec, theirs: dict[str, Any]) -> None:

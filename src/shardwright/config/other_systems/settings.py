@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.other_systems.shell_values import UNKNOWN
+from shardwright.config.other_systems.whole_text import signed
 
 Flat = dict[str, Any]  # fields of a job by their whole names: {"plan.tp": 8}
 
@@ -148,7 +149,8 @@ class Settings:
         else:
             try:
                 text = str(value)
-                found = int(text) if text.lstrip("+-").replace("_", "").isdigit() and len(text) < 20 else float(text)
+                exact = signed(text)
+                found = float(text) if exact is None else exact
             except ValueError:
                 self._wrong(names, "a number")
                 return None

@@ -19,6 +19,7 @@ from shardwright.config.other_systems.shell_values import (
     unknown_names,
 )
 from shardwright.config.other_systems.shell_words import ShellFault, ShellReader, Token, WordPiece
+from shardwright.config.other_systems.whole_text import whole
 
 _MOST_STEPS, _MOST_DEEP = 20_000, 10
 _ENDS = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done"}
@@ -85,7 +86,7 @@ class Script:
             name = _SHORT.get(word, word.removeprefix("--"))
             if name == "gres" and value.startswith("gpu"):
                 name, value = "gpus-per-node", value.rpartition(":")[2]
-            if name in _SLURM and value.isdigit():
+            if name in _SLURM and whole(value) is not None:
                 self.batch.setdefault(name, value)
                 for variable in _SLURM[name]:
                     self.variables.values.setdefault(variable, value)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from shardwright.config.other_systems.shell_words import ShellFault, ShellReader, Token, WordPiece
+from shardwright.config.other_systems.whole_text import signed, whole
 
 Value = str | list[str]
 
@@ -166,8 +167,8 @@ def _element(value: Value | None, index: str, quoted: bool) -> Value | None:
     values = [value] if isinstance(value, str) else value
     if index in ("@", "*"):
         return " ".join(values) if index == "*" and quoted else values
-    place = int(index) if index.isdigit() and len(index) < 6 else -1
-    return values[place] if 0 <= place < len(values) else None
+    place = whole(index)
+    return values[place] if place is not None and place < len(values) else None
 
 
 def _listed(value: Value | None) -> list[str]:
@@ -179,7 +180,7 @@ def _check(length: int) -> None:
         raise ShellFault(f"a word of more than {_MOST_TEXT:,} characters; check that it is the launch script")
 
 
-_SUM = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|\d+|[A-Za-z_]\w*)")
+_SUM = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|[0-9]+|[A-Za-z_]\w*)")
 _BINDS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
 _LARGEST = 1 << 63
 
@@ -241,12 +242,14 @@ class _Sum:
         if token in ("-", "+", "!"):
             value = self._atom()
             return {"-": -value, "+": value}.get(token, int(not value))
-        if token.isdigit():
-            return int(token) if len(token) < 19 else _LARGEST
+        if token.isdecimal():
+            said = whole(token)
+            return _LARGEST if said is None else said
         text = self.variables.values.get(token, "")
-        if not isinstance(text, str) or not text.strip().lstrip("-").isdigit() or len(text) > 19:
+        number = signed(text.strip()) if isinstance(text, str) else None
+        if number is None:
             raise ShellFault(f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE")
-        return int(text)
+        return number
 
     def _apply(self, sign: str, a: int, b: int) -> int:
         if sign in ("/", "%") and b == 0:
@@ -286,6 +289,6 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
         return None
     if words[1] in ("=", "==", "!="):
         return fnmatchcase(words[0], words[2][:200]) == (words[1] != "!=")
-    if words[1] in _COMPARED and all(word.lstrip("-").isdigit() for word in (words[0], words[2])):
+    if words[1] in _COMPARED and None not in (signed(words[0]), signed(words[2])):
         return bool(_Sum(f"{words[0]} {_COMPARED[words[1]]} {words[2]}", variables).value())
     return None

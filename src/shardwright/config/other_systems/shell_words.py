@@ -164,7 +164,7 @@ class ShellReader:
             if text.startswith(opening, at):
                 return WordPiece(kind, self._bracketed(opening, closing), quoted)
         end = at + 1
-        if text[end : end + 1].isdigit() or text[end : end + 1] in tuple("@*#?$!-"):
+        if text[end : end + 1] in tuple("0123456789@*#?$!-"):
             end += 1
         else:
             while end < len(text) and (text[end].isalnum() or text[end] == "_") and text[end].isascii():

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config import catalog, largest
+from shardwright.config.base import shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
@@ -12,6 +13,7 @@ from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, 
 from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields
+from shardwright.config.other_systems.whole_text import whole
 from shardwright.config.plan import STAGES_PER_RANK, even_stages
 from shardwright.config.toml_text import value_text
 
@@ -28,14 +30,22 @@ def _old(name: str) -> str:
     return f"{_P}{name} training.{name} experimental.{name}"
 
 
+def _or_the_rest(text: str, name: str, theirs: Settings) -> int | None:
+    """A number; None for -1, which takes what is left."""
+    found = whole(text)
+    if found is None and text != "-1":
+        theirs.faults.append(f"{name} = {shortened(text)}: it should be a whole number, or -1")
+    return found
+
+
 def _read_degrees(theirs: Settings, ours: Flat) -> None:
     """dp is what shards times what replicates; with context parallelism tokens are sharded over too."""
     shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
     copies = theirs.count(_old("data_parallel_replicate_degree").split(), 1)
     text = theirs.text([*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
     world = theirs.count(_WORLD, 0)
-    if text.isdigit():
-        shards = max(1, int(text))
+    if (said := _or_the_rest(text, "parallelism.data_parallel_shard_degree", theirs)) is not None:
+        shards = max(1, said)
     elif world and world % max(1, shared * copies) == 0:
         shards = world // max(1, shared * copies)
     else:
@@ -122,8 +132,8 @@ def _write_pipeline(job: JobSpec, theirs: dict[str, Any]) -> None:
 def _read_batch(theirs: Settings, ours: Flat) -> None:
     dp, pp = ours["plan.dp"], ours["plan.pp"]
     local = theirs.count(("training.local_batch_size", "training.batch_size"), 8)
-    whole = theirs.text("training.global_batch_size", "-1")
-    size = int(whole) if whole.isdigit() else local * dp
+    said = _or_the_rest(theirs.text("training.global_batch_size", "-1"), "training.global_batch_size", theirs)
+    size = local * dp if said is None else said
     microbatches = theirs.count("experimental.pipeline_parallel_microbatches", 0)
     each = theirs.count(_P + "pipeline_parallel_microbatch_size", 1)
     if pp > 1 and microbatches:
@@ -154,8 +164,8 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
         theirs.note(
             "selective_ac_option op keeps what products and attention give; norms and activations are computed again"
         )
-    elif mode == "selective" and option.isdigit() and 0 < int(option[:6]) <= 1000:
-        ours |= {"plan.recompute": "full", "plan.recompute_every": int(option)}
+    elif mode == "selective" and 0 < (every := whole(option) or 0) <= 1000:
+        ours |= {"plan.recompute": "full", "plan.recompute_every": every}
     elif mode != "none":
         theirs.faults.append(
             f"activation_checkpoint.mode = {mode[:30]} {option[:30]} can't be said here; use none or full"
@@ -336,9 +346,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
 def _layers_of(model: dict[str, Any], asked: Asked) -> int:
     """Layers of the model, which say how torchtitan cuts it into stages."""
     name = asked.fields.get("model.name", model.get("name", ""))
-    given = asked.fields.get("model.layers", "")
-    if given.isdigit():
-        return int(given)
+    given = whole(asked.fields.get("model.layers", ""))
+    if given is not None:
+        return given
     if name in catalog.names("models"):
         return int(catalog.read("models", name)["layers"])
     return int(model.get("layers", 0))
