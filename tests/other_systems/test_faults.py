@@ -171,3 +171,38 @@ def test_a_length_by_samples_counts_beside_one_by_steps() -> None:
 def test_a_length_that_is_said_twice_is_a_fault(name: str) -> None:
     flags = f"--{name}-samples 40" + ("" if name == "train" else f" --{name}-iters 5")
     assert any(f"--{name}-iters" in fault for fault in faults("megatron", run_sh=MEGATRON + flags))
+
+
+FUNCTION = 'get_args() { echo "--bf16 --swiglu"; }\n'
+
+
+@pytest.mark.parametrize("flags", ["--use-flash-attn", "--zarr-thing", "--lr-decay-style cosine", "--bf16", "--save x"])
+@pytest.mark.parametrize("unknown", ["$EXTRA", '"${EXTRA[@]}"', "$(get_args)", "`get_args`"])
+def test_words_that_are_not_followed_are_a_fault_with_a_way_out_that_works(flags: str, unknown: str) -> None:
+    script = FUNCTION + "EXTRA=$(get_args)\n" + MEGATRON + f"{flags} {unknown}"
+    name = "EXTRA" if "EXTRA" in unknown else "_get_args_"
+    (fault,) = faults("megatron", run_sh=script)
+    assert f"--set {name}=" in fault
+    assert read("megatron", f"{name}=--bf16 --swiglu", run_sh=script).job.model.gated_mlp
+    assert not read("megatron", f"{name}=", run_sh=script).job.model.gated_mlp
+
+
+def test_a_value_that_is_not_known_and_changes_nothing_is_no_fault() -> None:
+    flags = "--save $(date +%s) --data-path 0.5 $ONE 0.5 $TWO --tensorboard-dir $WHERE --log-interval $N"
+    assert read("megatron", run_sh=MEGATRON + flags).job.plan.tp == 1
+
+
+def test_words_of_the_launcher_that_are_not_followed_are_asked_for() -> None:
+    script = "D=$(dist)\n" + MEGATRON.replace("--nproc_per_node 8", "--master_port 1 $D")
+    assert "--set D=VALUE, or with --devices N" in faults("megatron", run_sh=script)[0]
+    assert read("megatron", "D=--nproc_per_node 4", run_sh=script).job.plan.dp == 4
+
+
+@pytest.mark.parametrize("system", ["deepspeed", "accelerate"])
+def test_options_that_are_not_followed_are_a_fault(system: str) -> None:
+    own = {"deepspeed": {"zero_optimization": {"stage": 2}}, "accelerate": {"distributed_type": "NO"}}[system]
+    script = f"{system} train.py --per_device_train_batch_size 1 --do_train $(more)"
+    files = {"run_sh": script, "own_json": json.dumps(own), "config_json": json.dumps(LLAMA)}
+    (fault,) = faults(system, devices=1, **files)
+    assert "--set _more_=WORDS" in fault
+    assert read(system, "_more_=--bf16", devices=1, **files).job.precision.compute == "bf16"

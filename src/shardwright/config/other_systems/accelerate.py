@@ -8,6 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import deepspeed
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
+from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.rows import Rule, Table, write_table
 from shardwright.config.other_systems.script_text import nodes_of
@@ -229,6 +230,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     read_model(model, asked, settings, fields)
     for row in TABLE:
         row.read(settings, fields)
+    settings.faults += loose_faults(command.loose if command else (), settings, "accelerate", "deepspeed", "options")
     settings.ignore(deepspeed.WORLD)
     settings.note("priced as fsdp-2024 software (--as NAME for another)")
     told = bool(processes) and not asked.cluster.devices and processes % machines == 0

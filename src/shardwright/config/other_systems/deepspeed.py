@@ -8,6 +8,7 @@ from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
+from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.rows import Rule, Table, write_table
 from shardwright.config.other_systems.script_text import nodes_of
@@ -196,6 +197,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     read_model(model, asked, settings, fields)
     for row in TABLE:
         row.read(settings, fields)
+    settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options")
     settings.ignore(WORLD)
     settings.note(
         "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"

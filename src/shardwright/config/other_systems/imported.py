@@ -1,5 +1,6 @@
 """A job made of another system's files: its fields, and all that was assumed, lost or passed over on the way."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
 from shardwright.config.other_systems.plain_data import nested_keys
-from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.settings import Flat, Settings, plain_text
 from shardwright.config.other_systems.shell_values import readable, unknown_names
 
 
@@ -66,7 +67,7 @@ def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
 def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
     """The job, checked. PlanError lists every fault."""
     settings = told.settings
-    faults = [*_unknown_faults(settings), *settings.faults]
+    faults = [readable(fault) for fault in (*_unknown_faults(settings), *settings.faults)]
     fields = {"name": name} | nested_keys({key: value for key, value in told.fields.items() if value is not None})
     if faults:
         raise PlanError(subject, faults)
@@ -93,12 +94,12 @@ def _unknown_faults(settings: Settings) -> list[str]:
     """One fault for all settings that matter and depend on what nobody has set."""
     needing: dict[str, list[str]] = {}
     for key in settings.needed:
-        for name in unknown_names(str(settings.given.get(key))):
-            needing.setdefault(name, []).append(settings.shown(key))
+        for name in unknown_names(plain_text(settings.given.get(key))):
+            needing[name] = [*dict.fromkeys([*needing.get(name, []), settings.shown(key)])]
     if not needing:
         return []
     what = "; ".join(f"{', '.join(keys)} by {name}" for name, keys in needing.items())
-    ways = " ".join(f"--set {name}=VALUE" for name in needing)
+    ways = " ".join(f"--set {shlex.quote(name)}=VALUE" for name in needing)
     return [f"the script takes what it needs from its environment ({what}); say it: {ways}"]
 
 

@@ -29,6 +29,11 @@ def subjects(names: Any, *systems: str) -> dict[str, str]:
     return {name: subject for name, subject in found.items() if subject}
 
 
+def known_setting(list_name: str, system: str, name: str) -> bool:
+    """Whether a setting is in a list of a system that is there for another reason than its subject."""
+    return name.startswith(tuple(_known()[list_name].get(system, ())))
+
+
 def program(system: str) -> str:
     """The program that launchers start."""
     return str(_known()["programs"][system])

@@ -7,8 +7,11 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.base import shortened
+from shardwright.config.other_systems.loose_words import LooseWord, loose_words
 from shardwright.config.other_systems.megatron_flags import settings_of
-from shardwright.config.other_systems.shell_script import Command, Script
+from shardwright.config.other_systems.settings import plain_text
+from shardwright.config.other_systems.shell_commands import Command
+from shardwright.config.other_systems.shell_script import Script
 from shardwright.config.other_systems.shell_values import Variables, unknown_names
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.other_systems.whole_text import whole
@@ -30,6 +33,7 @@ class Launched:
     written: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    loose: tuple[LooseWord, ...] = ()
 
 
 def launched(
@@ -62,14 +66,17 @@ def _of_command(command: Command, script: Script) -> Launched:
     each = _whole(before, [*_EACH, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
     if not nodes and each and not any(name in before for name in (*_NODES, "slurm-nodes")):
         nodes = 1
-    missing = [name for key in (*_NODES, *_EACH) for name in unknown_names(str(before.get(key, "")))]
+    missing = [name for key in (*_NODES, *_EACH) for name in unknown_names(plain_text(before.get(key, "")))]
+    is_made = script.variables.is_made
+    if not (nodes and each):  # which further words of the launcher may say
+        missing += [name for word in loose_words(words[: max(at, 0)], is_made) if word.place for name in word.names]
     notes = list(script.notes)
     taken = [f"{name}={shortened(value, 30)}" for name, value in script.variables.defaulted.items()
              if _matters(name, value) and name not in script.variables.fixed]  # fmt: skip
     if taken:
         notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
     return Launched(before, settings, nodes, each, words[at] if at >= 0 else "", dict(script.written), tuple(notes),
-                    tuple(dict.fromkeys(missing)))  # fmt: skip
+                    tuple(dict.fromkeys(missing)), loose_words(words[at + 1 :], is_made))  # fmt: skip
 
 
 _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")

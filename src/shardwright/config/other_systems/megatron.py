@@ -7,6 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.launcher import Launched, launched
+from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.megatron_experts import EXPERTS, FURTHER
 from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
@@ -34,6 +35,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     if not asked.cluster.devices and command.missing:
         settings.faults.append(_missing(command))
     fields = fields_of(settings, asked)
+    settings.faults += loose_faults(command.loose, settings, "megatron")
     is_whole = asked.cluster.devices == 0
     software = software_of_flags(settings)
     settings.note(f"priced as {software} software, by its flags (--as NAME for another)")

@@ -135,7 +135,7 @@ class Settings:
         value = self.given.get(name)
         if value is True and self.prefix:
             return ""
-        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = plain_text(value)
         return (" " if self.prefix else " = ") + shortened(text)
 
     def _number(self, names: tuple[str, ...]) -> float | None:
@@ -161,13 +161,15 @@ class Settings:
 
     def _is_unknown(self, value: Any, names: tuple[str, ...]) -> bool:
         """Whether a value that matters depends on what nobody has set, which is told then."""
-        if not isinstance(value, (str, list)) or not UNKNOWN.search(str(value)):
+        if not isinstance(value, (str, list)) or not UNKNOWN.search(plain_text(value)):
             return False
         self.needed.append(next(name for name in names if self.given.get(name) is not None))
         return True
 
     def _wrong(self, names: tuple[str, ...], wanted: str) -> None:
         name = next(name for name in names if self.given.get(name) is not None)
+        if self._is_unknown(self.given[name], names):
+            return
         fault = f"{self.said(name)}: it should be {wanted}"
         if fault not in self.faults:
             self.faults.append(fault)
@@ -176,6 +178,11 @@ class Settings:
 def _says(value: Any) -> bool:
     """Whether a value may mean something: null, false and nothing mean that it is absent."""
     return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
+
+
+def plain_text(value: Any) -> str:
+    """A value, or several with blanks between."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:
