@@ -206,3 +206,39 @@ def test_options_that_are_not_followed_are_a_fault(system: str) -> None:
     (fault,) = faults(system, devices=1, **files)
     assert "--set _more_=WORDS" in fault
     assert read(system, "_more_=--bf16", devices=1, **files).job.precision.compute == "bf16"
+
+
+def test_the_microbatch_that_is_asked_for_makes_the_batch() -> None:
+    files = {"acc_yaml": "distributed_type: MULTI_GPU\nnum_processes: 8\n", "config_json": json.dumps(LLAMA)}
+    asks = "(--set plan.microbatch_size=N)"
+    assert any(asks in line for line in read("accelerate", **files).assumed)
+    found = read("accelerate", "plan.microbatch_size=2", "model.sequence=32", **files)
+    assert found.job.batch.global_batch_size == 16
+    assert not any(asks in line or "how long samples are" in line for line in found.assumed)
+    ds = json.dumps({"zero_optimization": {"stage": 2}})
+    found = read("deepspeed", "plan.microbatch_size=2", devices=8, ds_json=ds, config_json=files["config_json"])
+    assert (found.job.batch.global_batch_size, found.job.plan.microbatch_size) == (16, 2)
+
+
+def test_what_is_set_is_what_the_rest_is_derived_from() -> None:
+    script = MEGATRON.replace("--global-batch-size 8", "")
+    job = read("megatron", "plan.microbatch_size=2", "plan.tp=2", run_sh=script).job
+    assert (job.plan.tp, job.plan.dp, job.batch.global_batch_size) == (2, 4, 8)
+    titan = '[model]\nname = "llama3"\nflavor = "8B"\n'
+    job = read("torchtitan", "plan.microbatch_size=2", devices=8, job_toml=titan).job
+    assert (job.batch.global_batch_size, job.plan.microbatch_size) == (16, 2)
+
+
+@pytest.mark.parametrize(("tp", "pp", "devices"), [(3, 4, 24), (3, 1, 24), (5, 1, 40), (2, 8, 16)])
+def test_the_number_of_devices_that_is_offered_is_taken(tp: int, pp: int, devices: int) -> None:
+    flags = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --num-attention-heads 60"
+    script = (
+        MEGATRON.replace("--num-layers 4", "--num-layers 60").replace("--hidden-size 64", "--hidden-size 240") + flags
+    )
+    script = script.replace("--vocab-size 1024", "--vocab-size 15360").replace("batch-size 8", "batch-size 120")
+    if 8 % (tp * pp):
+        (fault,) = faults("megatron", run_sh=script)
+        assert fault.endswith(f"--devices, such as {devices}")
+    asked = Asked({}, (), AskedCluster(devices, "h100-sxm"))
+    found = job_of_texts(SYSTEMS["megatron"], {"run.sh": script}, asked, "the files")
+    assert found.job.plan.world == devices and found.job.cluster.nodes == devices // 8

@@ -10,19 +10,21 @@ from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.plain_data import nested_keys
-from shardwright.config.other_systems.rows import Rule, Table, write_table
+from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
 from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.training_arguments import (
     OPTIONS,
+    WORLD,
     model_file,
     option_lines,
     read_model,
     read_parts,
 )
+from shardwright.config.usual_links import USUAL_NODE, filled_nodes
 
-WORLD = "world_size"
 _ZERO = "zero_optimization."
+STAGE = (_ZERO + "stage",)
 _MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
 _OWN = frozenset((
     "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
@@ -34,7 +36,8 @@ def read_batch(theirs: Settings, ours: Flat) -> None:
     """dp, the microbatch and the batch: of their three numbers two make the third."""
     shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
     world = theirs.count(WORLD, 0)
-    micro, whole = theirs.count(_MICRO, 0), theirs.count("train_batch_size", 0)
+    micro = theirs.overridden("plan.microbatch_size") or theirs.count(_MICRO, 0)
+    whole = theirs.count("train_batch_size", 0)
     times = theirs.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
     if not micro and whole and times and world:
         micro = whole // max(1, times * (world // shared))
@@ -48,10 +51,11 @@ def read_batch(theirs: Settings, ours: Flat) -> None:
         theirs.note(f"{dp * shared} GPUs, for a batch of {whole} is {micro} x {times} x {dp} (--devices N for others)")
     else:
         dp = 1
+        ways = f"say how many with --devices, such as {filled_nodes(shared, world or USUAL_NODE)}"
         theirs.faults.append(
-            f"{world} GPUs are not a multiple of {shared} that share a replica; say how many with --devices"
+            f"{world} GPUs are not a multiple of {shared} that share a replica; {ways}"
             if world
-            else "nothing says how many GPUs there are; say it with --devices, such as 8"
+            else f"nothing says how many GPUs there are; {ways}"
         )
     ours |= {"plan.dp": dp, "plan.microbatch_size": micro}
     ours["batch.global_batch_size"] = whole or micro * max(1, times) * dp
@@ -104,6 +108,13 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 def read_numbers(theirs: Settings, ours: Flat) -> None:
     """Number types of what is computed and of gradients."""
+    names = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
+    left = [name for name in names if name in theirs.automatic]
+    if left and not theirs.has("--bf16", "--fp16"):
+        theirs.note(
+            f"{' and '.join(left)} is auto, and no option --bf16 or --fp16 of the program is there, so numbers are "
+            "float32 (--set precision.compute=bf16)"
+        )
     bf16 = theirs.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = theirs.flag(("fp16.enabled", "--fp16")) and not bf16
     ours["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
@@ -153,6 +164,11 @@ def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 def _read_clip(theirs: Settings, ours: Flat) -> None:
+    if theirs.is_open("gradient_clipping", "--max_grad_norm"):
+        theirs.note(
+            "nothing says gradient_clipping; 1.0 is taken, as by releases since 0.19, and earlier ones do not clip "
+            "(--set optimizer.clip_grad_norm=NORM)"
+        )
     ours["optimizer.clip_grad_norm"] = theirs.number(("gradient_clipping", "--max_grad_norm"), 1.0)
 
 
@@ -189,14 +205,15 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
     """What a configuration says, with a launch script and a config.json. Raises ShellFault."""
-    given, model, command = read_parts(texts, asked, is_own)
+    parts = read_parts(texts, asked, is_own)
+    given, command = parts.given, parts.command
     nodes, each = (command.nodes, command.each) if command and not asked.cluster.devices else (0, 0)
     world = asked.cluster.devices or nodes * each
-    settings = Settings(given | ({WORLD: world} if world else {}), notes=list(command.notes) if command else [])
+    settings = parts.settings(asked, world)
     fields: Flat = {}
-    read_model(model, asked, settings, fields)
+    read_model(parts.model, asked, settings, fields)
     for row in TABLE:
-        row.read(settings, fields)
+        read_row(row, settings, fields)
     settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options")
     settings.ignore(WORLD)
     settings.note(

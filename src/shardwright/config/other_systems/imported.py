@@ -9,9 +9,11 @@ from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
+from shardwright.config.other_systems.known_settings import is_uncounted
 from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.settings import Flat, Settings, plain_text
 from shardwright.config.other_systems.shell_values import readable, unknown_names
+from shardwright.config.usual_links import usual_divisor
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,29 @@ def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
     except ValueError as error:
         raise PlanError(subject, [str(error)]) from None
     job = job_of_fields(fields, list(asked.overrides), subject)
+    by_subject, unknown, uncounted = _unread(told)
+    return Imported(
+        job, tuple(map(readable, settings.notes)), (*map(readable, settings.lost), *uncounted), tuple(unknown),
+        {about: tuple(names) for about, names in by_subject.items()}, frozenset(settings.given),
+        {name: {one: readable(settings.said(one)) for one in found} for name, found in settings.sources.items()},
+    )  # fmt: skip
+
+
+def _unread(told: Told) -> tuple[dict[str, list[str]], list[str], list[str]]:
+    """Settings that nobody asked for: those that change nothing, by what they are about; those that are not known; and
+    a line for what those change that is not counted."""
+    settings = told.settings
     by_subject: dict[str, list[str]] = {}
     unknown = []
     for key in settings.unread():
         if about := told.without_effect.get(key, ""):
-            by_subject.setdefault(about, []).append(readable(settings.shown(key)))
+            text = settings.said(key) if is_uncounted(about) else settings.shown(key)
+            by_subject.setdefault(about, []).append(readable(text))
         else:
             unknown.append(readable(settings.said(key)))
-    return Imported(
-        job, tuple(map(readable, settings.notes)), tuple(map(readable, settings.lost)), tuple(unknown),
-        {about: tuple(names) for about, names in by_subject.items()}, frozenset(settings.given),
-        {name: {one: readable(settings.said(one)) for one in found} for name, found in settings.sources.items()},
-    )  # fmt: skip
+    uncounted = [about for about in by_subject if is_uncounted(about)]
+    lines = [f"{', '.join(by_subject.pop(about))}: this changes {about}, which is not counted" for about in uncounted]
+    return by_subject, unknown, lines
 
 
 def _unknown_faults(settings: Settings) -> list[str]:
@@ -118,7 +131,7 @@ def _cluster(told: Told, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]
     count = asked.cluster.devices or ranks
     each = asked.cluster.devices_per_node or (told.each if count % max(1, told.each) == 0 else 0)
     if not each and not asked.cluster.device:
-        each = next(size for size in (8, 4, 2, 1) if count % size == 0)
+        each = usual_divisor(count)
         told.settings.note(f"nodes of {each} devices are taken (--devices-per-node N)")
     whole = AskedCluster(count, asked.cluster.device, each)
     return {"software": told.software} | whole.over(found)

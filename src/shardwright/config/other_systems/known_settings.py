@@ -23,6 +23,11 @@ def subject_of(system: str, name: str) -> str:
     return next((subject for beginning, subject in _beginnings(system) if name.startswith(beginning)), "")
 
 
+def is_uncounted(subject: str) -> bool:
+    """Whether settings on a subject change something that counts, and that is not counted here."""
+    return subject in _known()["uncounted"]["subjects"]
+
+
 def subjects(names: Any, *systems: str) -> dict[str, str]:
     """Names that say nothing of the plan in one of the systems, with what they are about."""
     found = {name: next(filter(None, (subject_of(system, name) for system in systems)), "") for name in names}

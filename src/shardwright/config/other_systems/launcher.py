@@ -1,5 +1,6 @@
 """The command of a launch script that trains, and the ranks that its launcher starts."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -17,6 +18,7 @@ from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.other_systems.whole_text import whole
 
 _NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
+_HOSTS = ("hostfile", "include", "exclude")
 _EACH = ("nproc-per-node", "num-gpus", "num-gpus-per-node", "ntasks-per-node", "gpus-per-node")
 
 
@@ -34,6 +36,7 @@ class Launched:
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     loose: tuple[LooseWord, ...] = ()
+    hosts: str = ""  # the option that says which nodes there are, where no other says how many
 
 
 def launched(
@@ -55,6 +58,17 @@ def launched(
     return _of_command(found[-1], script)
 
 
+def missing_ranks(command: Launched) -> list[str]:
+    """A fault where the number of devices depends on what is not read."""
+    if command.hosts:
+        option = f"--{command.hosts} {shortened(plain_text(command.before.get(command.hosts)), 40)}"
+        return [f"{option} says which nodes there are, and is not read; say how many GPUs there are with --devices"]
+    if not command.missing:
+        return []
+    ways = " ".join(f"--set {shlex.quote(name)}=VALUE" for name in command.missing)
+    return [f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"]
+
+
 def _of_command(command: Command, script: Script) -> Launched:
     words = [word for word in command.words if word]
     at = next((n for n, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
@@ -64,7 +78,8 @@ def _of_command(command: Command, script: Script) -> Launched:
     before |= {f"slurm-{name}": value for name, value in script.batch.items()}
     nodes = _whole(before, [*_NODES, "slurm-nodes"])
     each = _whole(before, [*_EACH, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
-    if not nodes and each and not any(name in before for name in (*_NODES, "slurm-nodes")):
+    hosts = next((name for name in _HOSTS if name in before), "")
+    if not nodes and each and not hosts and not any(name in before for name in (*_NODES, "slurm-nodes")):
         nodes = 1
     missing = [name for key in (*_NODES, *_EACH) for name in unknown_names(plain_text(before.get(key, "")))]
     is_made = script.variables.is_made
@@ -76,7 +91,8 @@ def _of_command(command: Command, script: Script) -> Launched:
     if taken:
         notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
     return Launched(before, settings, nodes, each, words[at] if at >= 0 else "", dict(script.written), tuple(notes),
-                    tuple(dict.fromkeys(missing)), loose_words(words[at + 1 :], is_made))  # fmt: skip
+                    tuple(dict.fromkeys(missing)), loose_words(words[at + 1 :], is_made),
+                    hosts if not nodes else "")  # fmt: skip
 
 
 _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")

@@ -6,7 +6,7 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
-from shardwright.config.other_systems.launcher import Launched, launched
+from shardwright.config.other_systems.launcher import launched, missing_ranks
 from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.megatron_experts import EXPERTS, FURTHER
 from shardwright.config.other_systems.megatron_flags import flag_words
@@ -31,9 +31,10 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     command = launched(texts, asked.variables, is_training)
     given = dict(command.settings)
     world = asked.cluster.devices or command.nodes * command.each
-    settings = Settings(given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes))
-    if not asked.cluster.devices and command.missing:
-        settings.faults.append(_missing(command))
+    settings = Settings(
+        given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes), overrides=asked.fields
+    )
+    settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     fields = fields_of(settings, asked)
     settings.faults += loose_faults(command.loose, settings, "megatron")
     is_whole = asked.cluster.devices == 0
@@ -43,11 +44,6 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         fields, settings, software, command.nodes if is_whole else 0, command.each,
         subjects(given, "megatron"),
     )  # fmt: skip
-
-
-def _missing(command: Launched) -> str:
-    ways = " ".join(f"--set {name}=VALUE" for name in command.missing)
-    return f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"
 
 
 def fields_of(settings: Settings, asked: Asked) -> Flat:

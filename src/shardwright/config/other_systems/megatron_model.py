@@ -143,7 +143,8 @@ def _read_positions(theirs: Settings, ours: Flat) -> None:
     stretch = theirs.count("rotary-seq-len-interpolation-factor", 1)
     llama = theirs.number("rope-scaling-factor", 8.0) if theirs.flag("use-rope-scaling") else 1.0
     factor = theirs.number("rotary-scaling-factor", 1.0)
-    theirs.ignore("rotary-interleaved", "no-position-embedding", "no-rope-fusion", "rope-type")
+    turns = theirs.one_of("rope-type", {"rope": "rope", "yarn": "yarn"}, "yarn" if latent or is_yarn else "rope")
+    theirs.ignore("rotary-interleaved", "no-position-embedding", "no-rope-fusion")
     if kind != "rotary":
         return
     ours["model.rotary_base"] = base
@@ -155,7 +156,9 @@ def _read_positions(theirs: Settings, ours: Flat) -> None:
         scaling = {"kind": "llama3", "factor": llama, "trained_sequence": 8192}
     elif stretch > 1:
         scaling = {"kind": "linear", "factor": float(stretch)}
-    elif (latent or is_yarn) and factor != 1.0:
+    elif latent and turns == "rope" and factor != 1.0:  # which has no angles of YaRN, but its scale of attention
+        theirs.lose("mscale-all-dim", "attention has its scale by the width of heads alone here")
+    elif turns == "yarn" and factor != 1.0:
         scaling = {"kind": "yarn", "factor": factor, "mscale": theirs.number("mscale", 1.0),
                    "mscale_all_dim": theirs.number("mscale-all-dim", 0.0)}  # fmt: skip
         scaling["trained_sequence"] = theirs.count("yarn-original-max-position-embeddings", 4096)

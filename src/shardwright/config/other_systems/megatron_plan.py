@@ -9,6 +9,7 @@ from shardwright.config.other_systems.rows import Rule, Table, degree
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.plan import even_stages, layer_policies
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE
+from shardwright.config.usual_links import filled_nodes
 
 WORLD = "world-size"  # ranks, by the launcher of the command
 
@@ -32,7 +33,7 @@ def _read_dp(theirs: Settings, ours: Flat) -> None:
         theirs.faults.append(
             f"the launcher starts {world} ranks, and tensor {ours['plan.tp']} x pipeline {ours['plan.pp']}{cp} = "
             f"{shared} of them share one replica ({world} / {shared} = {world / shared:.2f}); say how many GPUs there "
-            f"are with --devices, such as {max(1, -(-world // shared)) * shared}"
+            f"are with --devices, such as {filled_nodes(shared, world)}"
         )
 
 
@@ -135,13 +136,17 @@ def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 def _read_zero(theirs: Settings, ours: Flat) -> None:
     shards = theirs.flag("use-distributed-optimizer")
-    strategy = theirs.one_of("data-parallel-sharding-strategy", _SHARDED, "optim_grads_params")
+    strategy = theirs.one_of("data-parallel-sharding-strategy", _SHARDED, "no_shard")
     zero = max(int(shards), theirs.count("zero-stage", 0))
     if theirs.flag("deepspeed") and theirs.flag("bf16") and zero == 0 and theirs.has("zero-stage"):
         zero = 1
         theirs.note("DeepSpeed shards the optimizer's state with bf16 also at --zero-stage 0, so plan.zero is 1")
     if theirs.has(*_FSDP):
         zero = strategy
+        if not theirs.has("data-parallel-sharding-strategy"):
+            theirs.note(
+                "--use-megatron-fsdp shards nothing without --data-parallel-sharding-strategy: no_shard is its default"
+            )
     if theirs.flag("use-torch-fsdp2"):
         zero = 2 if theirs.flag("torch-fsdp2-no-reshard-after-forward") else 3
     copies = theirs.count("num-distributed-optimizer-instances", 1)

@@ -106,17 +106,12 @@ def read_row(row: SettingRow | Rule, theirs: Settings, ours: Flat) -> None:
     """Our fields of a row, with what is there of the settings that it was read from."""
     asked, theirs.asked = theirs.asked, set()
     row.read(theirs, ours)
+    for field_name in theirs.overrides.keys() & ours.keys():  # rows behind it go by what is said beside the files
+        if type(ours[field_name]) is int and (said := theirs.overridden(field_name)) is not None:
+            ours[field_name] = said
     found = tuple(name for name in theirs.given if name in theirs.asked)
     theirs.sources |= dict.fromkeys(row.names, found)
     theirs.asked |= asked
-
-
-def read_table(table: Table, theirs: Settings) -> Flat:
-    """Our fields of their settings."""
-    ours: Flat = {}
-    for row in table:
-        row.read(theirs, ours)
-    return ours
 
 
 def write_table(table: Table, job: JobSpec) -> dict[str, Any]:

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from shardwright.config.job import JobSpec
-from shardwright.config.usual_links import node_devices
-
-_USUAL_NODE = 8
+from shardwright.config.usual_links import USUAL_NODE, node_devices
 
 
 def nodes_of(job: JobSpec) -> tuple[int, int]:
     """Nodes, and devices of each."""
     world = job.plan.world
-    each = min(world, node_devices(job.cluster) or _USUAL_NODE)
+    each = min(world, node_devices(job.cluster) or USUAL_NODE)
     while world % each:
         each -= 1
     return world // each, each

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.other_systems.shell_values import UNKNOWN
-from shardwright.config.other_systems.whole_text import signed
+from shardwright.config.other_systems.whole_text import signed, whole
 
 Flat = dict[str, Any]  # fields of a job by their whole names: {"plan.tp": 8}
 
@@ -34,6 +34,8 @@ class Settings:
     faults: list[str] = field(default_factory=list)
     needed: list[str] = field(default_factory=list)  # whose values depend on what nobody has set
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of what a row writes, what it was read from
+    overrides: Mapping[str, str] = field(default_factory=dict)  # fields that are said beside the files
+    automatic: frozenset[str] = frozenset()  # names whose values their files leave to another: "auto"
 
     def has(self, *names: str) -> bool:
         """Whether one of the names is there and says something."""
@@ -111,8 +113,17 @@ class Settings:
         self.asked.update(names)
 
     def note(self, text: str) -> None:
-        """Tell what was assumed."""
-        self.notes.append(text)
+        """Tell what was assumed, but where the field is said that the text offers to say."""
+        if not any(f"--set {name}=" in text for name in self.overrides):
+            self.notes.append(text)
+
+    def overridden(self, name: str) -> int | None:
+        """The whole number, at least 1, that is said for a field beside the files."""
+        return whole(self.overrides.get(name, "")) or None
+
+    def is_open(self, *names: str) -> bool:
+        """Whether nothing is said, and no file leaves it to another."""
+        return not any(name in self.automatic or self.given.get(name) is not None for name in names)
 
     def lose(self, name: str, why: str) -> None:
         """Tell that a setting, if it is there, is not in the job, and why."""

@@ -10,7 +10,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data
-from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word, write_table
+from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, read_row, word, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields
 from shardwright.config.other_systems.whole_text import whole
@@ -132,13 +132,15 @@ def _write_pipeline(job: JobSpec, theirs: dict[str, Any]) -> None:
 def _read_batch(theirs: Settings, ours: Flat) -> None:
     dp, pp = ours["plan.dp"], ours["plan.pp"]
     local = theirs.count(("training.local_batch_size", "training.batch_size"), 8)
-    said = _or_the_rest(theirs.text("training.global_batch_size", "-1"), "training.global_batch_size", theirs)
-    size = local * dp if said is None else said
     microbatches = theirs.count("experimental.pipeline_parallel_microbatches", 0)
     each = theirs.count(_P + "pipeline_parallel_microbatch_size", 1)
     if pp > 1 and microbatches:
         each = max(1, local // microbatches)
+    if pp == 1:
+        local = theirs.overridden("plan.microbatch_size") or local
     ours["plan.microbatch_size"] = each if pp > 1 else local
+    said = _or_the_rest(theirs.text("training.global_batch_size", "-1"), "training.global_batch_size", theirs)
+    size = local * dp if said is None else said
     ours["batch.global_batch_size"] = size
     if pp > 1 and size > local * dp:
         theirs.lost.append(f"the pipeline drains {size // max(1, local * dp)} times in a step there, and once here")
@@ -323,7 +325,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     flat: dict[str, Any] = {}
     for name, text in texts.items():
         flat |= flat_keys(read_data(name, text))
-    settings = Settings(flat | ({_WORLD: asked.cluster.devices} if asked.cluster.devices else {}))
+    world = {_WORLD: asked.cluster.devices} if asked.cluster.devices else {}
+    settings = Settings(flat | world, overrides=asked.fields)
     named = settings.text("model.name", "llama3"), settings.text("model.flavor", "debugmodel")
     model = model_fields(*named)
     if model is None and not any(field.startswith("model.") for field in asked.fields):
@@ -334,7 +337,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         settings.faults.append(f"{what} (known: {known}); give it with --set model.name=NAME of the catalog")
     fields: Flat = {"layers": _layers_of(model or {}, asked)}
     for row in TABLE:
-        row.read(settings, fields)
+        read_row(row, settings, fields)
     del fields["layers"]
     fields |= {f"model.{name}": value for name, value in flat_keys(model or {}).items()}
     settings.note("priced as torchtitan-2025 software (--as NAME for another)")
