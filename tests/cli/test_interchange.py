@@ -169,6 +169,18 @@ def test_a_plan_that_a_system_lacks_is_refused_with_the_nearest() -> None:
         run("export", "deepseek-v3", "--to", "megatron")
 
 
+def test_the_way_out_is_no_fault_and_leads_on() -> None:
+    sets = ("--set", "batch.ramp.start=8", "--set", "batch.ramp.increment=8", "--set", "batch.ramp.samples=64")
+    with pytest.raises(ValueError, match="nearest plan that") as caught:
+        run("export", "quickstart", "--to", "deepspeed", *sets)
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith(f"{len(lines) - 2} faults") and lines[-1].startswith(
+        "  the nearest plan that DeepSpeed has"
+    )
+    way = shlex.split(lines[-1].partition(": ")[2])
+    assert run("export", "quickstart", "--to", "deepspeed", *sets, *way).exit_code == 0
+
+
 def test_a_model_that_torchtitan_has_not_is_told_with_those_that_it_has() -> None:
     with pytest.raises(ValueError, match=r"no model\.name and model\.flavor say a model .*known: llama3 8B"):
         run("export", "quickstart", "--to", "torchtitan")

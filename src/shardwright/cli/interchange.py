@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
+    from shardwright.config.other_systems.exported import Lacking
     from shardwright.config.other_systems.imported import Imported
     from shardwright.config.other_systems.systems import System
     from shardwright.planner.advice.advice import Advice
@@ -93,7 +94,7 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
     try:
         found = exported(to, spec)
     except Lacking as error:
-        raise PlanError(error.subject, [*error.faults, *_nearest(to, spec, error.nearest)]) from None
+        raise PlanError(error.subject, error.faults, _nearest(to, spec, error)) from None
     if as_json:
         left_out, rate = list(found.left_out), found.unsaid_learning_rate
         click.echo(json.dumps({"files": found.files, "left_out": left_out, "unsaid_learning_rate": rate}))
@@ -112,14 +113,17 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
         click.echo(notes, err=True)
 
 
-def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[str]:
-    """The way out: a plan that the system has."""
-    from shardwright.report.set_line import set_line
+def _nearest(system: "System", job: "JobSpec", lack: "Lacking") -> str:
+    """The way out: a plan that the system has. Empty where each fault has its own."""
+    from shardwright.config.other_systems.nearest import way_to
+    from shardwright.report.set_line import set_words
     from shardwright.schedule.job_program import plan_faults
 
+    near = lack.nearest
     if near is None or plan_faults(near):
-        return []
-    return [f"the nearest plan that {system.title} has: {set_line(job, near)}"]
+        is_named = any("can't be said to" in fault for fault in lack.faults)
+        return f"no job near to it is known that {system.title} has; change these, or take another --to" * is_named
+    return f"the nearest plan that {system.title} has: {set_words(way_to(job, near))}"
 
 
 def load_from(

@@ -214,6 +214,9 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
     """NeMo's keys of a job."""
     flags = megatron.flags(job)
     flat: dict[str, Any] = {key: flags[flag] for key, flag in _SAME.items() if flag in flags}
+    if job.batch.grows:  # which Megatron-LM counts in samples, and NeMo in steps
+        flat |= {"trainer.max_steps": job.optimizer.steps}
+        flat |= {"model.optim.sched.warmup_steps": job.optimizer.warmup_steps}
     nodes, each = nodes_of(job)
     precision = {"bf16": "bf16", "fp16": "16", "float32": "32"}[job.precision.compute]
     flat |= {"trainer.num_nodes": nodes, "trainer.devices": each, "trainer.precision": precision}

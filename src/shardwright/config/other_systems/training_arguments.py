@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from shardwright.config.base import shortened
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.hugging_face.config_json import fields_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
@@ -293,7 +293,13 @@ OPTIONS: Table = (
 
 def model_file(job: JobSpec) -> str:
     """The config.json of a job's model. PlanError if no family has it."""
-    keys = written_config(job.model)[1]
+    try:
+        keys = written_config(job.model)[1]
+    except PlanError as error:
+        fault = (
+            "no family of Hugging Face's has these layers, so there is no config.json for them; use a model that one "
+        )
+        raise PlanError(error.subject, [f"{fault}has, such as --set model.name=llama3-8b, or --to megatron"]) from None
     if job.model.moe.aux_loss == "switch" and job.model.moe.aux_scope == "microbatch":
         keys |= {"output_router_logits": True, "router_aux_loss_coef": job.model.moe.aux_coefficient}
     return json.dumps(keys, indent=2) + "\n"
