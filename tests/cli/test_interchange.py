@@ -159,6 +159,15 @@ def test_plan_from_as_json(script: str) -> None:
     assert found["plans"]
 
 
+def test_changes_of_an_old_script_are_those_of_its_generation(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    old = SCRIPT.replace("--use-distributed-optimizer", "--DDP-impl local").replace("--recompute-granularity full", "")
+    path.write_text(re.sub(r"--recompute-\S+ (uniform|1)\b", "", old))
+    done = run("plan", "--from", "megatron", str(path), "--device", "a100-80g", "--top", "2")
+    assert "as megatron-2021" in done.stdout and "held to what megatron-2021 has" in done.stdout.replace("\n", " ")
+    assert "--sequence-parallel" not in done.stdout and "--use-distributed-optimizer" not in done.stdout
+
+
 def test_plan_from_asks_for_the_device(script: str) -> None:
     with pytest.raises(ValueError, match="--device, such as h100-sxm"):
         run("plan", "--from", "megatron", script)

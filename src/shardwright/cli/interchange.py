@@ -155,10 +155,15 @@ def changes(name: str, own: "JobSpec", advice: "Advice", as_json: bool, *, came:
     return changes_dict(alone, found) if as_json else changes_text(SYSTEMS[name], alone, came.names, found)
 
 
-def held_to(name: str, constraints: "Constraints") -> "Constraints":
-    """The constraints, less what the system does not have."""
+def held_to(name: str, software: str, constraints: "Constraints") -> "Constraints":
+    """The constraints, less what the system does not have, nor the generation of it that prices the job."""
     from dataclasses import replace
 
     from shardwright.config.other_systems.systems import SYSTEMS
+    from shardwright.config.software import software_of
+    from shardwright.config.software_support import had_by
 
-    return replace(constraints, among={**constraints.among, **SYSTEMS[name].has})
+    has = dict(SYSTEMS[name].has)
+    for field, values in had_by(software_of(software)).items():
+        has[field] = tuple(value for value in has.get(field, values) if value in values)
+    return replace(constraints, among={**constraints.among, **has})

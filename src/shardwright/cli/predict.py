@@ -183,7 +183,8 @@ def plan(
         given, came = load_from(system, (job, *beside), overrides, asked_cluster(asked))
     else:
         given, came = load_to_plan(job, overrides, asked_cluster(asked), as_json), None
-    found = found_plans(f"job {job}", given, wanted, partial(held_to, system) if system else None)
+    within = partial(held_to, system, given.job.cluster.software) if system else None
+    found = found_plans(f"job {job}", given, wanted, within)
     advice = found.advice if as_json else found.explained
     told: str | dict[str, Any] = ""
     if system and came and given.own and not given.own_faults:

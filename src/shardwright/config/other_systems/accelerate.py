@@ -53,7 +53,12 @@ def _read_degrees(theirs: Settings, ours: Flat) -> None:
     if split > 1:
         ours |= {"plan.cp": split, "plan.cp_method": "ulysses"}
     ours["plan.schedule"] = "1f1b"
-    ours["plan.sequence_parallel"] = is_megatron and theirs.flag(_M + "sequence_parallelism") and ours["plan.tp"] > 1
+    is_said = is_megatron and theirs.flag(_M + "sequence_parallelism")
+    ours["plan.sequence_parallel"] = is_said and ours["plan.tp"] > 1
+    if is_said and ours["plan.tp"] == 1:
+        theirs.note(
+            f"{_M}sequence_parallelism is off, as Megatron-LM turns it off where no tensors are split (tensor 1)"
+        )
 
 
 def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:

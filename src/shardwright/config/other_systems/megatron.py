@@ -16,6 +16,9 @@ from shardwright.config.other_systems.megatron_training import TRAINING
 from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.script_text import script_text
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.plan import PlanSpec
+from shardwright.config.software import software_of
+from shardwright.config.software_support import plan_lacks
 
 _TELLING = {"--num-layers", "--hidden-size", "--num-attention-heads", "--tensor-model-parallel-size",
             "--micro-batch-size", "--encoder-num-layers"}  # fmt: skip
@@ -38,8 +41,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     fields = fields_of(settings, asked)
     settings.faults += loose_faults(command.loose, settings, "megatron")
     is_whole = asked.cluster.devices == 0
-    software = software_of_flags(settings)
-    settings.note(f"priced as {software} software, by its flags (--as NAME for another)")
+    software = software_of_flags(settings, fields)
     return Told(
         fields, settings, software, command.nodes if is_whole else 0, command.each,
         subjects(given, "megatron"),
@@ -74,14 +76,29 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     return ours
 
 
-def software_of_flags(settings: Settings) -> str:
-    """The generation of software that a command is of: what its flags belong to."""
+_GENERATIONS = ("megatron-2021", "megatron-2022", "megatron-core")  # the oldest first
+
+
+def software_of_flags(settings: Settings, fields: Flat) -> str:
+    """The generation of software that a command is of: the oldest that its flags belong to and that has its plan."""
     given = settings.given
+    plan = PlanSpec.model_construct(
+        **{name.removeprefix("plan."): value for name, value in fields.items() if name.startswith("plan.")}
+    )
+    missing: tuple[str, ...] = ()
     if "deepspeed" in given or "zero-stage" in given:
-        return "megatron-deepspeed"
-    if {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"} & given.keys():
-        return "megatron-2021"
-    return "large-2024" if "overlap-grad-reduce" in given else "megatron-core"
+        found = "megatron-deepspeed"
+    elif "overlap-grad-reduce" in given:
+        found = "large-2024"
+    elif not {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"} & given.keys():
+        found = _GENERATIONS[-1]
+    else:
+        lacking = {name: plan_lacks(software_of(name), plan) for name in _GENERATIONS}
+        found = next((name for name, lacked in lacking.items() if not lacked), _GENERATIONS[-1])
+        missing = lacking[_GENERATIONS[0]]
+    why = f"by its flags, with {', '.join(missing)}" if missing else "by its flags"
+    settings.note(f"priced as {found} software, {why} (--as NAME for another)")
+    return found
 
 
 def flags(job: JobSpec) -> dict[str, Any]:

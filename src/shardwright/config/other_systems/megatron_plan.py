@@ -306,7 +306,10 @@ def _modules_of(policy: frozenset[str], job: JobSpec) -> list[str]:
 
 
 def _read_sequence(theirs: Settings, ours: Flat) -> None:
-    ours["plan.sequence_parallel"] = theirs.flag("sequence-parallel") and ours["plan.tp"] > 1
+    is_said = theirs.flag("sequence-parallel")
+    ours["plan.sequence_parallel"] = is_said and ours["plan.tp"] > 1
+    if is_said and ours["plan.tp"] == 1:
+        theirs.note("--sequence-parallel is off, as Megatron-LM turns it off where no tensors are split (tensor 1)")
 
 
 def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
