@@ -46,12 +46,16 @@ def import_job(
     Nothing of them is run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a
     job can't say and what is not known is told on standard error.
     """
+    from dataclasses import replace
+
     from shardwright.api.asked_job import planned
+    from shardwright.config.other_systems.carried_data import beside
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.job_toml import job_toml, write_toml
 
     found = _imported(system, files, overrides, asked_cluster(asked))
     planned(f"job {found.job.name}", found.job)
+    found = replace(found, job=beside(found.job, toml.parent if toml else Path()))
     if as_json:
         click.echo(json.dumps(imported_dict(found)))
     elif toml is None:

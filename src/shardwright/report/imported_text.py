@@ -24,6 +24,8 @@ def _lines(found: Imported) -> Iterator[str]:
         if lines:
             yield heading
             yield from (textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="    ") for line in lines)
+    for remark in found.of_data:
+        yield textwrap.fill(remark[:1].upper() + remark[1:] + ".", 110, subsequent_indent="  ", break_on_hyphens=False)
     if found.without_effect:
         yield "Not read, for it does not change the plan:"
         for about, names in found.without_effect.items():
@@ -39,6 +41,7 @@ def imported_dict(found: Imported) -> dict[str, Any]:
         "assumed": list(found.assumed),
         "lost": list(found.lost),
         "unknown": list(found.unknown),
+        "of_data": list(found.of_data),
         "without_effect": {about: list(names) for about, names in found.without_effect.items()},
     }
 

@@ -3,12 +3,14 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
+from shardwright.config.other_systems.carried_data import carried_data
 from shardwright.config.other_systems.known_settings import is_uncounted
 from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.settings import Flat, Settings, plain_text
@@ -49,13 +51,14 @@ class Imported:
     settings that change nothing of a plan, by what they are about. `sources` are, by the newest name of a setting, the
     settings that it was read from, as their users write them."""
 
-    job: JobSpec
+    job: JobSpec  # paths of its data are whole
     assumed: tuple[str, ...]
     lost: tuple[str, ...]
     unknown: tuple[str, ...]
     without_effect: Mapping[str, tuple[str, ...]]
     names: frozenset[str] = frozenset()  # of the settings that the files have
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    of_data: tuple[str, ...] = ()  # what of the data is not in the job, and why
 
 
 def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -66,8 +69,8 @@ def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
     return variables, tuple(one for one in sets if "." in one.partition("=")[0] or "=" not in one)
 
 
-def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
-    """The job, checked. PlanError lists every fault."""
+def imported(told: Told, asked: Asked, subject: str, name: str, folder: Path) -> Imported:
+    """The job of files in a folder, checked. PlanError lists every fault."""
     settings = told.settings
     faults = [readable(fault) for fault in (*_unknown_faults(settings), *settings.faults)]
     fields = {"name": name} | nested_keys({key: value for key, value in told.fields.items() if value is not None})
@@ -77,12 +80,15 @@ def imported(told: Told, asked: Asked, subject: str, name: str) -> Imported:
         fields["cluster"] = _cluster(told, asked, fields)
     except ValueError as error:
         raise PlanError(subject, [str(error)]) from None
+    data = carried_data(settings, (folder, Path()), asked.fields)
+    fields |= {"data": data.fields} if data.fields else {}
     job = job_of_fields(fields, list(asked.overrides), subject)
     by_subject, unknown, uncounted = _unread(told)
     return Imported(
         job, tuple(map(readable, settings.notes)), (*map(readable, settings.lost), *uncounted), tuple(unknown),
         {about: tuple(names) for about, names in by_subject.items()}, frozenset(settings.given),
         {name: {one: readable(settings.said(one)) for one in found} for name, found in settings.sources.items()},
+        tuple(map(readable, data.remarks)),
     )  # fmt: skip
 
 
