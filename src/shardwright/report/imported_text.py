@@ -56,4 +56,11 @@ def exported_notes(found: Exported, title: str) -> str:
             f"The job says no learning rate, and {found.unsaid_learning_rate:g} is in the files; say yours with "
             "--set optimizer.learning_rate=RATE."
         )
+    if found.nodes > 1 and "run.sh" in found.files:
+        notes.append(
+            f"Start run.sh on each of the {found.nodes} nodes, with NODE_RANK (0 to {found.nodes - 1}) and MASTER_ADDR "
+            "(the first node's address) in its environment."
+        )
+    elif found.nodes > 1:
+        notes.append(f"It is for {found.nodes} nodes; how they start and find each other is your launcher's to say.")
     return "\n".join(textwrap.fill(note, 110, break_on_hyphens=False) for note in notes)

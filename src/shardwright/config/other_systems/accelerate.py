@@ -318,6 +318,8 @@ def write(job: JobSpec) -> dict[str, str]:
     fixed |= {"main_training_function": "main", "rdzv_backend": "static"}
     own = fixed | {"num_machines": nodes, "num_processes": nodes * each} | own
     launcher = "accelerate launch --config_file accelerate.yaml"
+    if nodes > 1:  # which the file says for one machine alone
+        launcher += " --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
     return {
         "run.sh": deepspeed.launch_text(job, flat, launcher, "Accelerate", []),
         "accelerate.yaml": yaml_text(nested_keys(own)),

@@ -11,7 +11,7 @@ from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
-from shardwright.config.other_systems.script_text import nodes_of
+from shardwright.config.other_systems.script_text import MEETING, nodes_of, torchrun_line
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.training_arguments import (
     OPTIONS,
@@ -233,16 +233,20 @@ def write(job: JobSpec) -> dict[str, str]:
     flat = settings_of(job)
     own = nested_keys({name: value for name, value in flat.items() if not name.startswith("--")})
     return {
-        "run.sh": launch_text(job, flat, "deepspeed", "DeepSpeed", ["--deepspeed ds_config.json"]),
+        "run.sh": launch_text(job, flat, _launcher(job), "DeepSpeed", ["--deepspeed ds_config.json"]),
         "ds_config.json": json.dumps(own, indent=2) + "\n",
         "config.json": model_file(job),
     }
 
 
-def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: str, first: list[str]) -> str:
-    """The script that starts the program."""
+def _launcher(job: JobSpec) -> str:
+    """DeepSpeed's own launcher on one node. On several it reads a file of their names; torchrun needs none."""
     nodes, each = nodes_of(job)
-    how = f"deepspeed --num_nodes {nodes} --num_gpus {each}" if launcher == "deepspeed" else launcher
+    return torchrun_line(str(nodes), str(each)) if nodes > 1 else f"deepspeed --num_nodes 1 --num_gpus {each}"
+
+
+def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: str, first: list[str]) -> str:
+    """The script that starts the program, on each node."""
     lines = [
         *first,
         "--config_name config.json",
@@ -253,4 +257,5 @@ def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: st
     ]
     words = " \\\n".join(f"    {line}" for line in lines)
     heading = f"#!/bin/bash\n# {' '.join(job.name.split())}, for {system}, written by shardwright.\n"
-    return f"{heading}set -euo pipefail\n\n{how} {program('options')} \\\n{words}\n"
+    meeting = "".join(f"{line}\n" for line in MEETING) if nodes_of(job)[0] > 1 else ""
+    return f"{heading}set -euo pipefail\n{meeting}\n{launcher} {program('options')} \\\n{words}\n"

@@ -28,6 +28,7 @@ class Exported:
     files: dict[str, str]
     left_out: tuple[str, ...]
     unsaid_learning_rate: float | None
+    nodes: int = 1
 
 
 class Lacking(PlanError):  # noqa: N818 (what a plan needs and a system has not)
@@ -51,7 +52,7 @@ def exported(system: System, job: JobSpec) -> Exported:
         raise Lacking(subject, [_lack(system, *one) for one in (differences(job, near) if near else found)], near)
     optimizer = job.optimizer
     unsaid = None if "learning_rate" in optimizer.model_fields_set else optimizer.learning_rate
-    return Exported(files, tuple(_left_out(job)), unsaid)
+    return Exported(files, tuple(_left_out(job)), unsaid, nodes_of(job)[0])
 
 
 def asked_of(job: JobSpec) -> Asked:
