@@ -30,6 +30,9 @@ def test_token_files_of_a_script_are_named_from_the_folder_of_the_job(folder: Pa
     job = folder / "jobs" / "job.toml"
     done = CliRunner().invoke(cli, ["import", "megatron", str(folder / "run.sh"), "--toml", str(job)])
     assert done.exit_code == 0 and "not carried" not in done.stderr
+    (folder / "run.sh").write_text(MEGATRON + "--data-path gone")
+    told = CliRunner().invoke(cli, ["import", "megatron", str(folder / "run.sh"), "--toml", str(folder / "x.toml")])
+    assert "The data is not carried: --data-path gone: gone is not on this machine" in told.stderr
     text = job.read_text()
     assert 'path = "../data/one"' in text and 'tokenizer = "../tok"' in text and str(folder) not in text
     assert load_job(str(job)).data.tokenizer == str(folder / "jobs" / ".." / "tok")

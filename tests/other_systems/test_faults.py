@@ -242,3 +242,27 @@ def test_the_number_of_devices_that_is_offered_is_taken(tp: int, pp: int, device
     asked = Asked({}, (), AskedCluster(devices, "h100-sxm"))
     found = job_of_texts(SYSTEMS["megatron"], {"run.sh": script}, asked, "the files")
     assert found.job.plan.world == devices and found.job.cluster.nodes == devices // 8
+
+
+@pytest.mark.parametrize(
+    "flags", ["--recompute-granularity $X", "--recompute-granularity selective --recompute-modules $X",
+     "--cp-comm-type $X",
+              "--num-experts 4 --moe-layer-freq $X", "--window-size $X", "--rampup-batch-size $X 8 8"]
+)  # fmt: skip
+def test_a_word_that_is_not_known_is_asked_for_with_its_fault(flags: str) -> None:
+    (fault,) = faults("megatron", run_sh=MEGATRON + flags)
+    assert "$X" in fault and "--set X=VALUE" in fault
+
+
+@pytest.mark.parametrize(
+    ("modules", "operators", "lost"),
+    [("core_attn", ["attention"], ""), ("mlp layernorm", ["norm", "up", "activation"], ""),
+     ("moe_act", ["activation"], ""),
+     ("core_attn mla_up_proj", ["attention"], ""), ("layernorm mla_up_proj", ["norm"], "mla_up_proj"),
+     ("mlp shared_experts", ["up", "activation"], "shared_experts")],
+)  # fmt: skip
+def test_modules_that_are_computed_again_are_operators(modules: str, operators: list[str], lost: str) -> None:
+    flags = f"--recompute-granularity selective --recompute-modules {modules}"
+    found = read("megatron", run_sh=MEGATRON + flags)
+    assert found.job.plan.recompute_operators == operators
+    assert any(f"--recompute-modules {lost}:" in line for line in found.lost) == bool(lost)

@@ -143,7 +143,7 @@ def load_from(
     if job.cluster.device == "unknown":
         fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
         raise PlanError(f"{name} {files[0]}", [fault])
-    click.echo(imported_notes(found) + "\n", err=True)
+    click.echo(imported_notes(found, with_data=False) + "\n", err=True)
     return with_own_plan(job), found
 
 

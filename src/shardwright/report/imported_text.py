@@ -10,9 +10,11 @@ from shardwright.config.other_systems.imported import Imported
 _SHOWN = 6  # names of settings on a subject
 
 
-def imported_notes(found: Imported) -> str:
+def imported_notes(found: Imported, with_data: bool = True) -> str:
     """Everything that is not as the files have it, or that they don't say."""
-    return "\n".join(_lines(found))
+    of_data = found.of_data if with_data else ()
+    told = (remark[:1].upper() + remark[1:] + "." for remark in of_data)
+    return "\n".join([*_lines(found), *(textwrap.fill(one, 110, break_on_hyphens=False) for one in told)])
 
 
 def _lines(found: Imported) -> Iterator[str]:
@@ -24,8 +26,6 @@ def _lines(found: Imported) -> Iterator[str]:
         if lines:
             yield heading
             yield from (textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="    ") for line in lines)
-    for remark in found.of_data:
-        yield textwrap.fill(remark[:1].upper() + remark[1:] + ".", 110, subsequent_indent="  ", break_on_hyphens=False)
     if found.without_effect:
         yield "Not read, for it does not change the plan:"
         for about, names in found.without_effect.items():

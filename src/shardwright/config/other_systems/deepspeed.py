@@ -183,17 +183,13 @@ def _write_options(job: JobSpec, theirs: dict[str, Any]) -> None:
     }
 
 
-def _nothing(theirs: Settings, ours: Flat) -> None:
-    """Read nothing: it is read elsewhere."""
-
-
 TABLE: Table = (
     Rule(("sequence_parallel_size", "pipeline.stages"), _read_degrees, _write_degrees),
     Rule(("train_batch_size",), read_batch, _write_batch),
     Rule((_ZERO + "stage",), read_zero, _write_zero),
     Rule(("bf16.enabled", "fp16.enabled"), read_numbers, _write_numbers),
     Rule(("gradient_clipping",), _read_clip, _write_clip),
-    Rule(("--per_device_train_batch_size",), _nothing, _write_options),
+    Rule(("--per_device_train_batch_size",), None, _write_options),
     *OPTIONS,
 )
 

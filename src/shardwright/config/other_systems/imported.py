@@ -72,7 +72,7 @@ def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
 def imported(told: Told, asked: Asked, subject: str, name: str, folder: Path) -> Imported:
     """The job of files in a folder, checked. PlanError lists every fault."""
     settings = told.settings
-    faults = [readable(fault) for fault in (*_unknown_faults(settings), *settings.faults)]
+    faults = [_with_way_out(fault) for fault in (*_unknown_faults(settings), *settings.faults)]
     fields = {"name": name} | nested_keys({key: value for key, value in told.fields.items() if value is not None})
     if faults:
         raise PlanError(subject, faults)
@@ -90,6 +90,13 @@ def imported(told: Told, asked: Asked, subject: str, name: str, folder: Path) ->
         {name: {one: readable(settings.said(one)) for one in found} for name, found in settings.sources.items()},
         tuple(map(readable, data.remarks)),
     )  # fmt: skip
+
+
+def _with_way_out(fault: str) -> str:
+    """A fault for reading, and how to say what in it is not known."""
+    names = [] if "--set" in fault else unknown_names(fault)
+    ways = " ".join(f"--set {shlex.quote(name)}=VALUE" for name in names)
+    return readable(fault) + (f", or say what it is: {ways}" if ways else "")
 
 
 def _unread(told: Told) -> tuple[dict[str, list[str]], list[str], list[str]]:

@@ -166,12 +166,7 @@ def _write_widths(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs["moe-ffn-hidden-size"] = job.model.moe.ffn_size(job.model.ffn_size)
 
 
-def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """Leave out what nothing here says."""
-
-
-def _read_more(theirs: Settings, ours: Flat) -> None:
-    """What has no field here."""
+def _tell_what_has_no_field(theirs: Settings, ours: Flat) -> None:
     theirs.lose("moe-latent-size", "experts work on the whole width here")
     theirs.lose("moe-input-jitter-eps", "inputs of the router are not jittered here")
     if theirs.text("moe-token-dispatcher-type") == "allgather":
@@ -190,7 +185,7 @@ EXPERTS: Table = (
     Rule(("moe-shared-expert-intermediate-size",), _read_shared, _write_shared),
     Rule(("moe-expert-capacity-factor",), _read_room, _write_room),
     word("moe-token-dispatcher-type", "plan.dispatch", _TO_EXPERTS, "allgather", always=True),
-    Rule((), _read_more, _nothing),
+    Rule((), _tell_what_has_no_field),
 )
 
 FURTHER: Table = (

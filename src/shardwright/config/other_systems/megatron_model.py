@@ -241,10 +241,6 @@ def _write_dropout(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs |= {"attention-dropout": 0.0, "hidden-dropout": job.model.dropout}
 
 
-def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """Leave out what the released versions have no flag for."""
-
-
 def _read_embedding_norm(theirs: Settings, ours: Flat) -> None:
     ours["model.embedding_norm"] = theirs.flag("embed-layernorm")  # of Megatron-DeepSpeed
 
@@ -271,6 +267,6 @@ MODEL: Table = (
     number("init-method-std", "model.init_std", 0.02),
     word("softmax-type", "model.sinks", {"vanilla": False, "learnable": True}, "vanilla"),
     Rule(("window-size",), _read_window, _write_window),
-    Rule((), _read_embedding_norm, _nothing),
+    Rule((), _read_embedding_norm),
     Rule(("vocab-size", "make-vocab-size-divisible-by"), _read_vocab, _write_vocab),
 )

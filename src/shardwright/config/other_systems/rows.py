@@ -59,19 +59,22 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class Rule:
-    """Several settings and several fields. `names` are the settings that it writes."""
+    """Several settings and several fields. `names` are the settings that it writes. What is read elsewhere has no
+    `reads`, and what their newest releases have no setting for no `writes`."""
 
     names: tuple[str, ...]
-    reads: Callable[[Settings, Flat], None]
-    writes: Callable[[JobSpec, dict[str, Any]], None]
+    reads: Callable[[Settings, Flat], None] | None
+    writes: Callable[[JobSpec, dict[str, Any]], None] | None = None
 
     def read(self, theirs: Settings, ours: Flat) -> None:
         """Put our fields down."""
-        self.reads(theirs, ours)
+        if self.reads is not None:
+            self.reads(theirs, ours)
 
     def write(self, job: JobSpec, theirs: dict[str, Any]) -> None:
         """Put their settings down."""
-        self.writes(job, theirs)
+        if self.writes is not None:
+            self.writes(job, theirs)
 
 
 Table = Sequence[SettingRow | Rule]

@@ -291,17 +291,13 @@ def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
         theirs[_P + "context_parallel_rotate_method"] = "alltoall" if job.plan.cp_method == "ring" else "allgather"
 
 
-def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """Leave out what is so without a word."""
-
-
 TABLE: Table = (
     degree(_old("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
     degree(_old("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
     degree(_old("context_parallel_degree"), "plan.cp", largest.RANKS),
     Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
-    Rule((), _read_sequence, _nothing),
+    Rule((), _read_sequence),
     Rule((_P + "pipeline_parallel_schedule",), _read_pipeline, _write_pipeline),
     Rule((_P + "expert_parallel_degree",), _read_experts, _write_experts),
     Rule(("training.local_batch_size",), _read_batch, _write_batch),
