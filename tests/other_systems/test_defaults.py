@@ -115,6 +115,12 @@ def test_rates_of_deepspeed_have_its_defaults() -> None:
     )
 
 
+def test_a_microbatch_that_is_left_to_the_program_has_its_default() -> None:
+    found = deepspeed({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"})
+    assert (found.job.plan.microbatch_size, found.job.batch.global_batch_size) == (8, 32)
+    assert any("8, the program's default, is taken" in line for line in found.assumed)
+
+
 def test_a_schedule_that_is_not_known_is_a_fault() -> None:
     own = {"scheduler": {"type": "OneCycle"}, "train_batch_size": 4}
     (fault,) = faults("deepspeed", devices=4, ds_json=json.dumps(own), config_json=MODEL)
@@ -171,6 +177,12 @@ def test_what_changes_memory_time_or_learning_and_is_not_counted_is_told() -> No
     assert any("the time of a step" in line and "--tp-comm-overlap" in line for line in found.lost)
     assert any("what is learned" in line and "--reset-attention-mask" in line for line in found.lost)
     assert set(found.without_effect) == {"logs"}
+    usual = read("megatron", run_sh=MEGATRON + "--attention-backend flash")
+    assert usual.without_effect == {"what is taken anyway": ("--attention-backend",)}
+    assert any(
+        "--attention-backend unfused: " in one
+        for one in read("megatron", run_sh=MEGATRON + "--attention-backend unfused").lost
+    )
     own = {
         "zero_optimization": {
             "stage": 3,

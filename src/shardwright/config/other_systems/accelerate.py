@@ -156,7 +156,7 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 def _read_batch(theirs: Settings, ours: Flat) -> None:
-    renamed = Settings(_deepspeed_keys(theirs.given), overrides=theirs.overrides)
+    renamed = Settings(_deepspeed_keys(theirs.given), overrides=theirs.overrides, automatic=theirs.automatic)
     deepspeed.read_batch(renamed, ours)
     for name in ("faults", "notes", "needed"):
         getattr(theirs, name).extend(getattr(renamed, name))

@@ -42,8 +42,11 @@ def read_batch(theirs: Settings, ours: Flat) -> None:
     if not micro and whole and times and world:
         micro = whole // max(1, times * (world // shared))
     if not micro:
-        micro = 1
-        theirs.note("nothing says how many sequences a device takes at once; 1 is taken (--set plan.microbatch_size=N)")
+        micro, whose = (8, ", the program's default,") if _MICRO[0] in theirs.automatic else (1, "")
+        theirs.note(
+            f"nothing says how many sequences a device takes at once; {micro}{whose} is taken (--set "
+            "plan.microbatch_size=N)"
+        )
     if world and world % shared == 0:
         dp = world // shared
     elif whole and times and whole % (micro * times) == 0:

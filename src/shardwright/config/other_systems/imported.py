@@ -11,7 +11,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
 from shardwright.config.other_systems.carried_data import carried_data
-from shardwright.config.other_systems.known_settings import is_uncounted
+from shardwright.config.other_systems.known_settings import is_uncounted, is_usual
 from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.settings import Flat, Settings, plain_text
 from shardwright.config.other_systems.shell_values import readable, unknown_names
@@ -106,7 +106,10 @@ def _unread(told: Told) -> tuple[dict[str, list[str]], list[str], list[str]]:
     by_subject: dict[str, list[str]] = {}
     unknown = []
     for key in settings.unread():
-        if about := told.without_effect.get(key, ""):
+        about = told.without_effect.get(key, "")
+        if is_uncounted(about) and is_usual(key, settings.given[key]):
+            about = "what is taken anyway"
+        if about:
             text = settings.said(key) if is_uncounted(about) else settings.shown(key)
             by_subject.setdefault(about, []).append(readable(text))
         else:

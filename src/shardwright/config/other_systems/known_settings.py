@@ -28,6 +28,11 @@ def is_uncounted(subject: str) -> bool:
     return subject in _known()["uncounted"]["subjects"]
 
 
+def is_usual(name: str, value: Any) -> bool:
+    """Whether a setting that could change something that is not counted has the value that is counted with."""
+    return str(value) in _known()["usual"].get(name, ())
+
+
 def subjects(names: Any, *systems: str) -> dict[str, str]:
     """Names that say nothing of the plan in one of the systems, with what they are about."""
     found = {name: next(filter(None, (subject_of(system, name) for system in systems)), "") for name in names}
