@@ -192,3 +192,14 @@ def test_what_changes_memory_time_or_learning_and_is_not_counted_is_told() -> No
     }
     lost = deepspeed(own | {"train_batch_size": 4}).lost
     assert any("prefetch" in line and "memory" in line for line in lost) and not any("16bit" in line for line in lost)
+
+
+def test_the_stage_of_a_configuration_of_deepspeed_is_read_where_no_flag_says_it() -> None:
+    script = MEGATRON + "--deepspeed --deepspeed_config conf/ds.json"
+    (fault,) = faults("megatron", run_sh=script)
+    assert "conf/ds.json" in fault and "--set plan.zero=STAGE" in fault
+    assert read("megatron", run_sh=script, ds_json='{"zero_optimization": {"stage": 2}}').job.plan.zero == 2
+    assert read("megatron", "plan.zero=1", run_sh=script).job.plan.zero == 1
+    assert read("megatron", run_sh=script + " --zero-stage 1").job.plan.zero == 1
+    written = 'cat <<EOT > conf/ds.json\n{"zero_optimization": {"stage": 3}}\nEOT\n'
+    assert read("megatron", run_sh=written + script).job.plan.zero == 3

@@ -49,13 +49,13 @@ def import_job(
     from dataclasses import replace
 
     from shardwright.api.asked_job import planned
-    from shardwright.config.other_systems.carried_data import beside
+    from shardwright.config.other_systems.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.job_toml import job_toml, write_toml
 
     found = _imported(system, files, overrides, asked_cluster(asked))
     planned(f"job {found.job.name}", found.job)
-    found = replace(found, job=beside(found.job, toml.parent if toml else Path()))
+    found = replace(found, job=with_paths_from(found.job, toml.parent if toml else Path()))
     if as_json:
         click.echo(json.dumps(imported_dict(found)))
     elif toml is None:

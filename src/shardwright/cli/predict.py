@@ -174,6 +174,7 @@ def plan(
     those that can't be told apart from the fastest. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.api.found_plans import Wanted, found_plans
+    from shardwright.config.other_systems.carried_data import with_paths_from
     from shardwright.report.job_toml import write_toml
 
     expect_many_actions()
@@ -196,7 +197,7 @@ def plan(
     if found.best is None:
         sys.exit(1)
     if toml:
-        write_toml(toml, found.best)
+        write_toml(toml, with_paths_from(found.best, toml.parent) if system else found.best)
         click.echo(f"the job with the recommended plan is in {toml}", err=True)
 
 

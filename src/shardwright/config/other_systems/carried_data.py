@@ -53,7 +53,7 @@ def carried_data(settings: Settings, folders: Sequence[Path], set_fields: Mappin
     return replace(tokenizer, fields=fields | tokenizer.fields)
 
 
-def beside(job: JobSpec, folder: Path) -> JobSpec:
+def with_paths_from(job: JobSpec, folder: Path) -> JobSpec:
     """The job with paths of its data as they are from a folder."""
 
     def short(path: str) -> str:

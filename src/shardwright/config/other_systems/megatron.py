@@ -1,8 +1,10 @@
 """Megatron-LM: a launch script to a job, and a job to a launch script."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
+from shardwright.config.base import shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
@@ -13,6 +15,7 @@ from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
 from shardwright.config.other_systems.megatron_plan import PLAN, WORLD
 from shardwright.config.other_systems.megatron_training import TRAINING
+from shardwright.config.other_systems.plain_data import flat_keys, read_data
 from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.script_text import script_text
 from shardwright.config.other_systems.settings import Flat, Settings
@@ -38,6 +41,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes), overrides=asked.fields
     )
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
+    _read_stage(settings, dict(texts) | command.written)
     fields = fields_of(settings, asked)
     settings.faults += loose_faults(command.loose, settings, "megatron")
     is_whole = asked.cluster.devices == 0
@@ -46,6 +50,23 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         fields, settings, software, command.nodes if is_whole else 0, command.each,
         subjects(given, "megatron"),
     )  # fmt: skip
+
+
+def _read_stage(settings: Settings, texts: Mapping[str, str]) -> None:
+    """The ZeRO stage of DeepSpeed's configuration, where no flag says it."""
+    name = settings.given.get("deepspeed-config")
+    if not isinstance(name, str) or settings.has("zero-stage") or "plan.zero" in settings.overrides:
+        return
+    text = next((text for path, text in texts.items() if PurePath(path).name == PurePath(name).name), None)
+    if text is None:
+        settings.faults.append(
+            f"--deepspeed-config {shortened(name)} says what is sharded, and it is not read: name that file, or say "
+            "--set plan.zero=STAGE"
+        )
+        return
+    stage = flat_keys(read_data("deepspeed.json", text)).get("zero_optimization.stage", 0)
+    settings.given |= {"zero-stage": stage}
+    settings.ignore("deepspeed-config")
 
 
 def fields_of(settings: Settings, asked: Asked) -> Flat:
