@@ -159,6 +159,15 @@ def test_plan_from_as_json(script: str) -> None:
     assert found["plans"]
 
 
+def test_changes_of_an_old_script_are_those_of_its_generation(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    old = SCRIPT.replace("--use-distributed-optimizer", "--DDP-impl local").replace("--recompute-granularity full", "")
+    path.write_text(re.sub(r"--recompute-\S+ (uniform|1)\b", "", old))
+    done = run("plan", "--from", "megatron", str(path), "--device", "a100-80g", "--top", "2")
+    assert "as megatron-2021" in done.stdout and "held to what megatron-2021 has" in done.stdout.replace("\n", " ")
+    assert "--sequence-parallel" not in done.stdout and "--use-distributed-optimizer" not in done.stdout
+
+
 def test_plan_from_asks_for_the_device(script: str) -> None:
     with pytest.raises(ValueError, match="--device, such as h100-sxm"):
         run("plan", "--from", "megatron", script)
@@ -167,6 +176,18 @@ def test_plan_from_asks_for_the_device(script: str) -> None:
 def test_a_plan_that_a_system_lacks_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"nearest plan that Megatron-LM has: --set plan\.schedule=1f1b"):
         run("export", "deepseek-v3", "--to", "megatron")
+
+
+def test_the_way_out_is_no_fault_and_leads_on() -> None:
+    sets = ("--set", "batch.ramp.start=8", "--set", "batch.ramp.increment=8", "--set", "batch.ramp.samples=64")
+    with pytest.raises(ValueError, match="nearest plan that") as caught:
+        run("export", "quickstart", "--to", "deepspeed", *sets)
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith(f"{len(lines) - 2} faults") and lines[-1].startswith(
+        "  the nearest plan that DeepSpeed has"
+    )
+    way = shlex.split(lines[-1].partition(": ")[2])
+    assert run("export", "quickstart", "--to", "deepspeed", *sets, *way).exit_code == 0
 
 
 def test_a_model_that_torchtitan_has_not_is_told_with_those_that_it_has() -> None:

@@ -65,6 +65,8 @@ _BOMBS = (
     'bash -c "bash -c \'bash -c \\"torchrun a.py --num-layers 1 --hidden-size 2\\"\'"\n',
 )
 _WORDS = ("--tensor-model-parallel-size", "--unknown-flag", "$TP", "${N:-8}", "$((2*4))", "'", "\\")
+# Digits that are no number, or one that no machine word holds.
+_DIGITS = ("²", "1²", "٣", "٣²", "--5", "-²", "1" * 5000, "9" * 19, "0" * 30, "1_000", "+7", "²:8", "1.²")
 _ARGUMENTS = (
     ["--devices", "64", "--device", "h100-sxm"], ["--devices", "7"], ["--device", "nope"], ["--set", "TP=4"],
     ["--set", "plan.tp=3"], ["--set", "model.vocab=1000"], ["--set", "=4"], ["--set", "A"],
@@ -111,9 +113,21 @@ def _mangled(random: Random, name: str, text: str) -> bytes:
     data: Any = mutate.fields(random, read_data(name, text), ["tp", "stage", "model", "trainer"])
     if not isinstance(data, dict):
         return json.dumps(data).encode()
+    if random.random() < 0.3:
+        _put_digits(random, data)
     kind = PurePath(name).suffix
     written = {".toml": mutate.toml, ".json": json.dumps}.get(kind, _yaml)(data)
     return written.encode("utf-8", "surrogatepass")
+
+
+def _put_digits(random: Random, data: dict[Any, Any]) -> None:
+    """Digits that are no number, in the place of some value that is no section."""
+    while data:
+        key = random.choice(list(data))
+        if not isinstance(data[key], dict):
+            data[key] = random.choice(_DIGITS)
+            return
+        data = data[key]
 
 
 def _yaml(data: Any) -> str:
@@ -133,14 +147,9 @@ def _mangled_script(random: Random, text: str) -> str:
     for _ in range(random.choice([1, 1, 2, 5])):
         at = random.randrange(len(words))
         if kind == 1:
-            words[at] = str(mutate.value(random, 8))[:2000]
+            words[at] = random.choice(_DIGITS) if random.random() < 0.3 else str(mutate.value(random, 8))[:2000]
         elif kind == 2:
-            words.insert(
-                at,
-                random.choice(
-                    ["--tensor-model-parallel-size", "--unknown-flag", "$TP", "${N:-8}", "$((2*4))", "'", "\\"]
-                ),
-            )
+            words.insert(at, random.choice(_WORDS + _DIGITS))
         else:
             del words[at]
     return " ".join(words)

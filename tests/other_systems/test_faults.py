@@ -1,7 +1,6 @@
 """What files of other systems leave open is asked for, and what a job can't say is told."""
 
 import json
-from contextlib import suppress
 
 import pytest
 
@@ -124,14 +123,146 @@ def test_yaml_of_strangers_is_one_fault(text: str) -> None:
     assert len(faults("nemo", conf_yaml=text)) == 1
 
 
-@pytest.mark.parametrize("number", ["9" * 5000, "²", "--5", "٣"])
-def test_odd_numbers_are_faults_or_read(number: str) -> None:
-    """What Python's int() does not take, too, and what it takes and other programs don't."""
-    for flags in (f"--window-size {number},0", f"--step-batch-size-schedule '0:8 1:{number}'", f"--lr $(({number}))"):
-        with suppress(PlanError):
-            read("megatron", run_sh=MEGATRON + flags)
-    for key in ("parallelism.data_parallel_shard_degree", "training.global_batch_size", "training.steps"):
-        section, name = key.split(".")
-        titan = f'[model]\nname = "llama3"\nflavor = "8B"\n[{section}]\n{name} = "{number}"\n'
-        with suppress(PlanError):
-            read("torchtitan", devices=8, job_toml=titan)
+ODD_DIGITS = ("²", "1²", "9" * 5000)
+
+
+@pytest.mark.parametrize("digits", ODD_DIGITS)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--window-size {},0", "--window-size 4,0 --window-attn-skip-freq {}", "--num-experts 4 --moe-layer-freq {}",
+        "--rampup-batch-size {} 1 1", "--step-batch-size-schedule '0:1 1K:{}'", "--num-experts {}",
+        "--sequence-parallel $(({}+1))",
+    ],
+)  # fmt: skip
+def test_digits_that_are_no_number_are_a_fault_of_their_flag(flags: str, digits: str) -> None:
+    assert faults("megatron", run_sh=MEGATRON + flags.format(digits))
+
+
+@pytest.mark.parametrize("digits", ODD_DIGITS)
+@pytest.mark.parametrize("key", ["data_parallel_shard_degree", "global_batch_size", "selective_ac_option"])
+def test_digits_that_are_no_number_are_a_fault_of_their_key(key: str, digits: str) -> None:
+    section = {"data_parallel_shard_degree": "parallelism", "global_batch_size": "training"}
+    titan = (
+        f'[model]\nname = "llama3"\nflavor = "8B"\n[{section.get(key, "activation_checkpoint")}]\n{key} = "{digits}"\n'
+    )
+    assert any(key in fault or "activation_checkpoint" in fault for fault in faults("torchtitan", job_toml=titan))
+    assert faults("torchtitan", f"model.layers={digits}", devices=8, job_toml=titan)
+
+
+@pytest.mark.parametrize("digits", ODD_DIGITS)
+def test_digits_that_are_no_number_are_no_number_of_devices_or_elements(digits: str) -> None:
+    script = MEGATRON.replace("node 8", f"node {digits}")
+    assert any("how many GPUs" in line for line in read("megatron", run_sh=script).assumed)
+    assert faults("megatron", run_sh="A=(1 2)\n" + MEGATRON + f"--tensor-model-parallel-size ${{A[{digits}]}}x")
+    assert faults("megatron", run_sh=f"N={digits}\n" + MEGATRON + "--tensor-model-parallel-size $((N*2))")
+
+
+def test_a_length_by_samples_counts_beside_one_by_steps() -> None:
+    flags = "--lr-decay-style cosine --lr-decay-samples 40 --lr-warmup-samples 16"
+    found = read("megatron", run_sh=MEGATRON + flags)
+    assert any("until step 5 there, and until the last of 10 here" in line for line in found.lost)
+    assert found.job.optimizer.warmup_steps == 2
+    script = MEGATRON.replace("--train-iters 10", "--train-samples 80")
+    assert read("megatron", run_sh=script + "--lr-warmup-iters 3").job.optimizer.steps == 10
+
+
+@pytest.mark.parametrize("name", ["train", "lr-decay", "lr-warmup"])
+def test_a_length_that_is_said_twice_is_a_fault(name: str) -> None:
+    flags = f"--{name}-samples 40" + ("" if name == "train" else f" --{name}-iters 5")
+    assert any(f"--{name}-iters" in fault for fault in faults("megatron", run_sh=MEGATRON + flags))
+
+
+FUNCTION = 'get_args() { echo "--bf16 --swiglu"; }\n'
+
+
+@pytest.mark.parametrize("flags", ["--use-flash-attn", "--zarr-thing", "--lr-decay-style cosine", "--bf16", "--save x"])
+@pytest.mark.parametrize("unknown", ["$EXTRA", '"${EXTRA[@]}"', "$(get_args)", "`get_args`"])
+def test_words_that_are_not_followed_are_a_fault_with_a_way_out_that_works(flags: str, unknown: str) -> None:
+    script = FUNCTION + "EXTRA=$(get_args)\n" + MEGATRON + f"{flags} {unknown}"
+    name = "EXTRA" if "EXTRA" in unknown else "_get_args_"
+    (fault,) = faults("megatron", run_sh=script)
+    assert f"--set {name}=" in fault
+    assert read("megatron", f"{name}=--bf16 --swiglu", run_sh=script).job.model.gated_mlp
+    assert not read("megatron", f"{name}=", run_sh=script).job.model.gated_mlp
+
+
+def test_a_value_that_is_not_known_and_changes_nothing_is_no_fault() -> None:
+    flags = "--save $(date +%s) --data-path 0.5 $ONE 0.5 $TWO --tensorboard-dir $WHERE --log-interval $N"
+    assert read("megatron", run_sh=MEGATRON + flags).job.plan.tp == 1
+
+
+def test_words_of_the_launcher_that_are_not_followed_are_asked_for() -> None:
+    script = "D=$(dist)\n" + MEGATRON.replace("--nproc_per_node 8", "--master_port 1 $D")
+    assert "--set D=VALUE, or with --devices N" in faults("megatron", run_sh=script)[0]
+    assert read("megatron", "D=--nproc_per_node 4", run_sh=script).job.plan.dp == 4
+
+
+@pytest.mark.parametrize("system", ["deepspeed", "accelerate"])
+def test_options_that_are_not_followed_are_a_fault(system: str) -> None:
+    own = {"deepspeed": {"zero_optimization": {"stage": 2}}, "accelerate": {"distributed_type": "NO"}}[system]
+    script = f"{system} train.py --per_device_train_batch_size 1 --do_train $(more)"
+    files = {"run_sh": script, "own_json": json.dumps(own), "config_json": json.dumps(LLAMA)}
+    (fault,) = faults(system, devices=1, **files)
+    assert "--set _more_=WORDS" in fault
+    assert read(system, "_more_=--bf16", devices=1, **files).job.precision.compute == "bf16"
+
+
+def test_the_microbatch_that_is_asked_for_makes_the_batch() -> None:
+    files = {"acc_yaml": "distributed_type: MULTI_GPU\nnum_processes: 8\n", "config_json": json.dumps(LLAMA)}
+    asks = "(--set plan.microbatch_size=N)"
+    assert any(asks in line for line in read("accelerate", **files).assumed)
+    found = read("accelerate", "plan.microbatch_size=2", "model.sequence=32", **files)
+    assert found.job.batch.global_batch_size == 16
+    assert not any(asks in line or "how long samples are" in line for line in found.assumed)
+    ds = json.dumps({"zero_optimization": {"stage": 2}})
+    found = read("deepspeed", "plan.microbatch_size=2", devices=8, ds_json=ds, config_json=files["config_json"])
+    assert (found.job.batch.global_batch_size, found.job.plan.microbatch_size) == (16, 2)
+
+
+def test_what_is_set_is_what_the_rest_is_derived_from() -> None:
+    script = MEGATRON.replace("--global-batch-size 8", "")
+    job = read("megatron", "plan.microbatch_size=2", "plan.tp=2", run_sh=script).job
+    assert (job.plan.tp, job.plan.dp, job.batch.global_batch_size) == (2, 4, 8)
+    titan = '[model]\nname = "llama3"\nflavor = "8B"\n'
+    job = read("torchtitan", "plan.microbatch_size=2", devices=8, job_toml=titan).job
+    assert (job.batch.global_batch_size, job.plan.microbatch_size) == (16, 2)
+
+
+@pytest.mark.parametrize(("tp", "pp", "devices"), [(3, 4, 24), (3, 1, 24), (5, 1, 40), (2, 8, 16)])
+def test_the_number_of_devices_that_is_offered_is_taken(tp: int, pp: int, devices: int) -> None:
+    flags = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --num-attention-heads 60"
+    script = (
+        MEGATRON.replace("--num-layers 4", "--num-layers 60").replace("--hidden-size 64", "--hidden-size 240") + flags
+    )
+    script = script.replace("--vocab-size 1024", "--vocab-size 15360").replace("batch-size 8", "batch-size 120")
+    if 8 % (tp * pp):
+        (fault,) = faults("megatron", run_sh=script)
+        assert fault.endswith(f"--devices, such as {devices}")
+    asked = Asked({}, (), AskedCluster(devices, "h100-sxm"))
+    found = job_of_texts(SYSTEMS["megatron"], {"run.sh": script}, asked, "the files")
+    assert found.job.plan.world == devices and found.job.cluster.nodes == devices // 8
+
+
+@pytest.mark.parametrize(
+    "flags", ["--recompute-granularity $X", "--recompute-granularity selective --recompute-modules $X",
+     "--cp-comm-type $X",
+              "--num-experts 4 --moe-layer-freq $X", "--window-size $X", "--rampup-batch-size $X 8 8"]
+)  # fmt: skip
+def test_a_word_that_is_not_known_is_asked_for_with_its_fault(flags: str) -> None:
+    (fault,) = faults("megatron", run_sh=MEGATRON + flags)
+    assert "$X" in fault and "--set X=VALUE" in fault
+
+
+@pytest.mark.parametrize(
+    ("modules", "operators", "lost"),
+    [("core_attn", ["attention"], ""), ("mlp layernorm", ["norm", "up", "activation"], ""),
+     ("moe_act", ["activation"], ""),
+     ("core_attn mla_up_proj", ["attention"], ""), ("layernorm mla_up_proj", ["norm"], "mla_up_proj"),
+     ("mlp shared_experts", ["up", "activation"], "shared_experts")],
+)  # fmt: skip
+def test_modules_that_are_computed_again_are_operators(modules: str, operators: list[str], lost: str) -> None:
+    flags = f"--recompute-granularity selective --recompute-modules {modules}"
+    found = read("megatron", run_sh=MEGATRON + flags)
+    assert found.job.plan.recompute_operators == operators
+    assert any(f"--recompute-modules {lost}:" in line for line in found.lost) == bool(lost)

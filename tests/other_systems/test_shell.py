@@ -108,3 +108,43 @@ def test_what_has_no_end_is_one_fault(text: str) -> None:
 def test_any_text_is_followed_or_refused(text: str) -> None:
     with suppress(ShellFault):
         followed(text)
+
+
+@pytest.mark.parametrize("redirection", ["2>&1", "2>err", "1>out 2>&1", "2>>err", "2> err", ">&2", "<in 2>&1"])
+def test_the_number_of_a_file_before_a_redirection_is_no_word(redirection: str) -> None:
+    assert [one.words for one in followed(f"run --bf16 {redirection} | tee log").commands] == [
+        ["run", "--bf16"],
+        ["tee", "log"],
+    ]
+    assert followed(f"run --lr 2 {redirection}").commands[0].words == ["run", "--lr", "2"]
+
+
+def test_words_that_nobody_gives_are_none() -> None:
+    script = (
+        'run "$@" $* $@ --a "${@}" --n $#\nfor one in "$@"; do N=$one; done\nwhile [ $# -gt 0 ]; do N=$1; done\nrun $N'
+    )
+    assert [one.words for one in followed(script, N="").commands] == [["run", "--a", "--n", "0"], ["run"]]
+    assert followed(script, N="").notes == []
+    assert followed('run "$@"', **{"@": "--a"}).commands[0].words == ["run", "--a"]
+
+
+UNFOLLOWED = {
+    "a command": "EXTRA=$(get_args)", "backticks": "EXTRA=`get_args`", "a part": 'EXTRA="--a $(get_args)"',
+    "a loop": 'for x in 1 2; do EXTRA="$EXTRA --a $x"; done', "what a command reads": "cat f | read -r EXTRA",
+    "a function": "f() {\n  EXTRA='--a'\n}\nf", "functions in functions": "f() { EXTRA+=(--a); }\nfunction g { f; }\ng",
+    "a branch": 'if [ "$(hostname)" = a ]; then EXTRA=--a; else EXTRA=--b; fi',
+    "a branch on a command": "EXTRA=--b\nif nvidia-smi | grep -q H100; then EXTRA+=' --a'; fi",
+    "a case": "H=$(hostname)\ncase $H in a*) EXTRA=--a ;; *) EXTRA=--b ;; esac", "(( ))": "EXTRA=1\n((EXTRA++))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_what_is_not_followed_is_not_known_until_it_is_given(name: str) -> None:
+    assert "$EXTRA" in readable(" ".join(followed(UNFOLLOWED[name] + "\nrun $EXTRA").commands[-1].words))
+    given = followed(UNFOLLOWED[name] + '\nrun $EXTRA "${EXTRA[@]}"', EXTRA="--x 1").commands[-1].words
+    assert given == ["run", "--x", "1", "--x", "1"]
+
+
+def test_a_part_that_is_known_to_do_nothing_changes_nothing() -> None:
+    text = "N=4\nwhile false; do N=8; done\nfor x in; do N=1; done\nf() { N=9; }\nif (( N > 8 )); then N=7; fi\nrun $N"
+    assert followed(text).commands[-1].words == ["run", "4"]

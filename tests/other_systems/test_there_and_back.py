@@ -7,6 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.config.other_systems.exported import Lacking, asked_of, exported
 from shardwright.config.other_systems.meaning import differences
+from shardwright.config.other_systems.nearest import way_to, with_fields
 from shardwright.config.other_systems.systems import SYSTEMS, job_of_texts
 
 # Of what 30 plans of each there must be some, so that the equality says something.
@@ -52,6 +53,9 @@ def test_what_a_system_lacks_is_refused_with_the_nearest_plan_that_it_has(name: 
         if near is not None:
             refused += 1
             exported(system, near)
+            pasted = with_fields(job, way_to(job, near))
+            assert pasted is not None
+            exported(system, pasted)
     assert refused >= 2
 
 
@@ -96,3 +100,43 @@ def test_a_field_that_counts_is_a_difference(field: str) -> None:
         update={"plan": job.plan.model_copy(update={field: 2 if field != "offload_optimizer" else 0.5})}
     )
     assert [name for name, _, _ in differences(job, other)] == [f"plan.{field}"]
+
+
+RAMP = ["batch.ramp.start=16", "batch.ramp.increment=16", "batch.ramp.samples=64"]
+LLAMA = ["model.name=llama3-8b", "plan.tp=2", "plan.dp=4", "plan.pp=1"]
+
+
+def test_a_batch_that_grows_goes_to_nemo_with_the_steps_of_the_run() -> None:
+    job = load_job("quickstart", RAMP)
+    back = job_of_texts(SYSTEMS["nemo"], exported(SYSTEMS["nemo"], job).files, asked_of(job), "back").job
+    assert differences(job, back) == [] and back.batch.grows and back.optimizer.steps == job.optimizer.steps
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "accelerate"])
+def test_the_way_out_has_every_field_that_can_not_be_said_and_no_other(name: str) -> None:
+    job = load_job("quickstart", [*LLAMA, *RAMP, "plan.zero=2"])
+    near = nearest_of(name, job)
+    assert near is not None
+    ramp = dict.fromkeys(("batch.ramp.start", "batch.ramp.increment", "batch.ramp.samples"), 0)
+    assert way_to(job, near) == {"plan.sequence_parallel": False} | ramp
+
+
+def test_sequence_parallel_goes_before_what_is_sharded() -> None:
+    job = load_job("quickstart", [*LLAMA, "plan.zero=3", "plan.sequence_parallel=true"])
+    near = nearest_of("accelerate", job)
+    assert near is not None and way_to(job, near) == {"plan.sequence_parallel": False}
+
+
+def test_a_field_of_the_model_is_in_the_way_out() -> None:
+    job = load_job("bloom-176b-384")
+    near = nearest_of("nemo", job)
+    assert near is not None
+    assert {"model.positions", "model.embedding_norm"} <= way_to(job, near).keys()
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "accelerate"])
+def test_a_model_without_a_family_is_refused_in_words_of_this_command(name: str) -> None:
+    job = load_job("quickstart", ["model.qk_norm=l2"])
+    with pytest.raises(Lacking) as caught:
+        exported(SYSTEMS[name], job)
+    assert "--names" not in str(caught.value) and "--to megatron" in str(caught.value)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
+    from shardwright.config.other_systems.exported import Lacking
     from shardwright.config.other_systems.imported import Imported
     from shardwright.config.other_systems.systems import System
     from shardwright.planner.advice.advice import Advice
@@ -45,12 +46,16 @@ def import_job(
     Nothing of them is run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a
     job can't say and what is not known is told on standard error.
     """
+    from dataclasses import replace
+
     from shardwright.api.asked_job import planned
+    from shardwright.config.other_systems.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.job_toml import job_toml, write_toml
 
     found = _imported(system, files, overrides, asked_cluster(asked))
     planned(f"job {found.job.name}", found.job)
+    found = replace(found, job=with_paths_from(found.job, toml.parent if toml else Path()))
     if as_json:
         click.echo(json.dumps(imported_dict(found)))
     elif toml is None:
@@ -93,7 +98,7 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
     try:
         found = exported(to, spec)
     except Lacking as error:
-        raise PlanError(error.subject, [*error.faults, *_nearest(to, spec, error.nearest)]) from None
+        raise PlanError(error.subject, error.faults, _nearest(to, spec, error)) from None
     if as_json:
         left_out, rate = list(found.left_out), found.unsaid_learning_rate
         click.echo(json.dumps({"files": found.files, "left_out": left_out, "unsaid_learning_rate": rate}))
@@ -112,14 +117,17 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
         click.echo(notes, err=True)
 
 
-def _nearest(system: "System", job: "JobSpec", near: "JobSpec | None") -> list[str]:
-    """The way out: a plan that the system has."""
-    from shardwright.report.set_line import set_line
+def _nearest(system: "System", job: "JobSpec", lack: "Lacking") -> str:
+    """The way out: a plan that the system has. Empty where each fault has its own."""
+    from shardwright.config.other_systems.nearest import way_to
+    from shardwright.report.set_line import set_words
     from shardwright.schedule.job_program import plan_faults
 
+    near = lack.nearest
     if near is None or plan_faults(near):
-        return []
-    return [f"the nearest plan that {system.title} has: {set_line(job, near)}"]
+        is_named = any("can't be said to" in fault for fault in lack.faults)
+        return f"no job near to it is known that {system.title} has; change these, or take another --to" * is_named
+    return f"the nearest plan that {system.title} has: {set_words(way_to(job, near))}"
 
 
 def load_from(
@@ -137,7 +145,7 @@ def load_from(
     if job.cluster.device == "unknown":
         fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
         raise PlanError(f"{name} {files[0]}", [fault])
-    click.echo(imported_notes(found) + "\n", err=True)
+    click.echo(imported_notes(found, with_data=False) + "\n", err=True)
     return with_own_plan(job), found, system_of(name, files)
 
 
@@ -154,8 +162,14 @@ def changes(
     return changes_dict(alone, found) if as_json else changes_text(system, alone, came.names, found)
 
 
-def held_to(system: "System", constraints: "Constraints") -> "Constraints":
-    """The constraints, less what the system does not have."""
+def held_to(system: "System", software: str, constraints: "Constraints") -> "Constraints":
+    """The constraints, less what the system does not have, nor the generation of it that prices the job."""
     from dataclasses import replace
 
-    return replace(constraints, among={**constraints.among, **system.has})
+    from shardwright.config.software import software_of
+    from shardwright.config.software_support import had_by
+
+    has = dict(system.has)
+    for field, values in had_by(software_of(software)).items():
+        has[field] = tuple(value for value in has.get(field, values) if value in values)
+    return replace(constraints, among={**constraints.among, **has})

@@ -174,6 +174,7 @@ def plan(
     those that can't be told apart from the fastest. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.api.found_plans import Wanted, found_plans
+    from shardwright.config.other_systems.carried_data import with_paths_from
     from shardwright.report.job_toml import write_toml
 
     expect_many_actions()
@@ -184,7 +185,8 @@ def plan(
         given, came, of = load_from(system, (job, *beside), overrides, asked_cluster(asked))
     else:
         given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
-    found = found_plans(f"job {job}", given, wanted, partial(held_to, of) if of else None)
+    within = partial(held_to, of, given.job.cluster.software) if of else None
+    found = found_plans(f"job {job}", given, wanted, within)
     advice = found.advice if as_json else found.explained
     told: str | dict[str, Any] = ""
     if of and came and given.own and not given.own_faults:
@@ -196,7 +198,7 @@ def plan(
     if found.best is None:
         sys.exit(1)
     if toml:
-        write_toml(toml, found.best)
+        write_toml(toml, with_paths_from(found.best, toml.parent) if system else found.best)
         click.echo(f"the job with the recommended plan is in {toml}", err=True)
 
 

@@ -11,9 +11,9 @@ class Spec(BaseModel):
 
 class PlanError(ValueError):
     """Everything that is wrong with what the user asked for, at once. Each fault is one sentence with its arithmetic
-    and a way out."""
+    and a way out; `way_out` is one that all of them have in common."""
 
-    def __init__(self, subject: str, faults: list[str]) -> None:
+    def __init__(self, subject: str, faults: list[str], way_out: str = "") -> None:
         assert faults, "an error needs a fault"
         faults = list(dict.fromkeys(faults))  # what many cases have in common is said once
         self.subject = subject
@@ -23,6 +23,7 @@ class PlanError(ValueError):
         lines += [f"  {i}. {_shown(fault, _MOST_TEXT)}" for i, fault in enumerate(faults[:_MOST_FAULTS], 1)]
         if len(faults) > _MOST_FAULTS:
             lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; correct these first")
+        lines += [f"  {_shown(way_out, _MOST_TEXT)}"] if way_out else []
         super().__init__("\n".join(lines))
 
 

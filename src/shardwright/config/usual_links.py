@@ -1,9 +1,24 @@
 """The links and the nodes of a cluster: its own where it states them, else those that are usual for its device."""
 
+import math
 from functools import lru_cache
 
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
+
+USUAL_NODE = 8  # devices, where nothing is known of the device
+
+
+def usual_divisor(world: int) -> int:
+    """The largest usual size of a node that divides a number of ranks: 8, 4, 2 or 1."""
+    return math.gcd(world, USUAL_NODE)
+
+
+def filled_nodes(shared: int, least: int) -> int:
+    """The smallest number of ranks, at least `least`, that is a multiple of `shared` and fills usual nodes, or one in
+    part."""
+    count = -(-max(1, least) // shared) * shared
+    return count if count < USUAL_NODE else -(-count // math.lcm(shared, USUAL_NODE)) * math.lcm(shared, USUAL_NODE)
 
 
 @lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ from shardwright.report.step_cost import PARTS
 
 _SHOWN, _PARTS_SHOWN = 3, 4
 _TOKENS = 1e12
+_OLDER = ("megatron-2021", "megatron-2022", "megatron-deepspeed")  # generations whose flags had other names
 _TOLD = 1.005  # times faster, from which a plan is worth a line
 
 
@@ -84,6 +85,13 @@ def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: 
         if own.fits:
             stays += " What is recommended below is the simplest of those as good, for a job that begins."
         return "\n".join([lines[0], textwrap.fill(stays, 110)])
+    if own.job.cluster.software in _OLDER:
+        lines.append(
+            textwrap.fill(
+                f"Changes are held to what {own.job.cluster.software} has (--as megatron-core for what today's code "
+                "has); flags have the names of today's Megatron-LM, which code of that age has others for.", 110,
+            )
+        )  # fmt: skip
     for number, one in enumerate(found, 1):
         step, memory = seconds_text(float(one.priced.time.total)), memory_text(int(one.priced.memory.process))
         lines += ["", f"{number}. {_times(one.times)}: {step} for a step at {memory}; change"]

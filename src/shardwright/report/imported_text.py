@@ -10,9 +10,11 @@ from shardwright.config.other_systems.imported import Imported
 _SHOWN = 6  # names of settings on a subject
 
 
-def imported_notes(found: Imported) -> str:
+def imported_notes(found: Imported, with_data: bool = True) -> str:
     """Everything that is not as the files have it, or that they don't say."""
-    return "\n".join(_lines(found))
+    of_data = found.of_data if with_data else ()
+    told = (remark[:1].upper() + remark[1:] + "." for remark in of_data)
+    return "\n".join([*_lines(found), *(textwrap.fill(one, 110, break_on_hyphens=False) for one in told)])
 
 
 def _lines(found: Imported) -> Iterator[str]:
@@ -39,6 +41,7 @@ def imported_dict(found: Imported) -> dict[str, Any]:
         "assumed": list(found.assumed),
         "lost": list(found.lost),
         "unknown": list(found.unknown),
+        "of_data": list(found.of_data),
         "without_effect": {about: list(names) for about, names in found.without_effect.items()},
     }
 
@@ -53,4 +56,11 @@ def exported_notes(found: Exported, title: str) -> str:
             f"The job says no learning rate, and {found.unsaid_learning_rate:g} is in the files; say yours with "
             "--set optimizer.learning_rate=RATE."
         )
+    if found.nodes > 1 and "run.sh" in found.files:
+        notes.append(
+            f"Start run.sh on each of the {found.nodes} nodes, with NODE_RANK (0 to {found.nodes - 1}) and MASTER_ADDR "
+            "(the first node's address) in its environment."
+        )
+    elif found.nodes > 1:
+        notes.append(f"It is for {found.nodes} nodes; how they start and find each other is your launcher's to say.")
     return "\n".join(textwrap.fill(note, 110, break_on_hyphens=False) for note in notes)

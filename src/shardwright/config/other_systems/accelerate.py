@@ -1,18 +1,28 @@
 """Accelerate's configuration, with the launch script and the config.json that belong to it."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config import largest
+from shardwright.config.base import shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import deepspeed
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
+from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.plain_data import nested_keys
-from shardwright.config.other_systems.rows import Rule, Table, write_table
+from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
 from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.settings import Flat, Settings
-from shardwright.config.other_systems.training_arguments import OPTIONS, model_file, read_model, read_parts
+from shardwright.config.other_systems.training_arguments import (
+    OPTIONS,
+    WORLD,
+    model_file,
+    read_model,
+    read_parts,
+)
+from shardwright.config.other_systems.whole_text import whole
 from shardwright.config.yaml_text import yaml_text
 
 _P, _F, _M, _D = (
@@ -21,8 +31,11 @@ _P, _F, _M, _D = (
     "megatron_lm_config.megatron_lm_",
     "deepspeed_config.",
 )
-_SHARDED = {"FULL_SHARD": 3, "1": 3, "SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0, "HYBRID_SHARD": 3, "4": 3,
-            "HYBRID_SHARD_ZERO2": 2, "5": 2}  # fmt: skip
+# Strategies in the order of their numbers, from 1: the ZeRO stage, and whether each machine has a whole copy.
+_SHARDED = {
+    "FULL_SHARD": (3, False), "SHARD_GRAD_OP": (2, False), "NO_SHARD": (0, False), "HYBRID_SHARD": (3, True),
+    "HYBRID_SHARD_ZERO2": (2, True),
+}  # fmt: skip
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
 
 
@@ -40,7 +53,12 @@ def _read_degrees(theirs: Settings, ours: Flat) -> None:
     if split > 1:
         ours |= {"plan.cp": split, "plan.cp_method": "ulysses"}
     ours["plan.schedule"] = "1f1b"
-    ours["plan.sequence_parallel"] = is_megatron and theirs.flag(_M + "sequence_parallelism") and ours["plan.tp"] > 1
+    is_said = is_megatron and theirs.flag(_M + "sequence_parallelism")
+    ours["plan.sequence_parallel"] = is_said and ours["plan.tp"] > 1
+    if is_said and ours["plan.tp"] == 1:
+        theirs.note(
+            f"{_M}sequence_parallelism is off, as Megatron-LM turns it off where no tensors are split (tensor 1)"
+        )
 
 
 def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -65,6 +83,8 @@ def _read_zero(theirs: Settings, ours: Flat) -> None:
     ours["plan.zero"] = 0
     if kind == "DEEPSPEED":
         renamed = Settings(_deepspeed_keys(theirs.given))
+        if not theirs.has(_D + "deepspeed_config_file", *deepspeed.STAGE):
+            renamed.given.setdefault(deepspeed.STAGE[0], 2)  # Accelerate's own default
         deepspeed.read_zero(renamed, ours)
         theirs.lost += renamed.lost
         theirs.faults += renamed.faults
@@ -78,26 +98,35 @@ def _read_zero(theirs: Settings, ours: Flat) -> None:
         )
 
 
-def _read_fsdp(theirs: Settings, ours: Flat) -> None:
-    strategy = theirs.text(_F + "sharding_strategy", "FULL_SHARD").upper()
-    if strategy not in _SHARDED:
-        theirs.faults.append(
-            f"fsdp_config.fsdp_sharding_strategy = {strategy[:40]} can't be said here; use one of {', '.join(_SHARDED)}"
-        )
-    zero = _SHARDED.get(strategy, 3)
-    whole = theirs.text(_F + "reshard_after_forward", "").lower()
+def _strategy(theirs: Settings) -> tuple[int, bool, str]:
+    """The ZeRO stage, whether each machine has a whole copy, and the word for it. The newer key says the same."""
+    gathers = theirs.text(_F + "reshard_after_forward").upper()
+    word = theirs.text(_F + "sharding_strategy", "FULL_SHARD").upper()
     if theirs.count(_F + "version", 1) == 2 or (
-        whole in ("true", "false") and not theirs.has(_F + "sharding_strategy")
+        gathers in ("TRUE", "FALSE") and not theirs.has(_F + "sharding_strategy")
     ):
-        zero = 2 if whole == "false" else 3
-    if whole.upper() in _SHARDED and not theirs.has(_F + "sharding_strategy"):
-        zero = _SHARDED[whole.upper()]
+        return 2 if gathers == "FALSE" else 3, False, word
+    if gathers and not theirs.has(_F + "sharding_strategy"):
+        word = gathers
+    number = whole(word)
+    if number is not None and 0 < number <= len(_SHARDED):
+        word = [*_SHARDED][number - 1]
+    if word not in _SHARDED:
+        theirs.faults.append(
+            f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)} can't be said here; use one of "
+            f"{', '.join(_SHARDED)}"
+        )
+    return *_SHARDED.get(word, (3, False)), word
+
+
+def _read_fsdp(theirs: Settings, ours: Flat) -> None:
+    zero, is_hybrid, strategy = _strategy(theirs)
     copies = theirs.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
     shards = theirs.count(_P + "dp_shard_size", 0)
     replicas = ours["plan.dp"] * ours["plan.cp"]
     ours["plan.zero"] = zero if replicas > 1 and shards * ours["plan.cp"] != 1 else 0
-    nodes = theirs.count("num_machines", 1)
-    if strategy.startswith("HYBRID") and nodes > 1:
+    nodes = theirs.count(("--num_machines", "num_machines"), 1)
+    if is_hybrid and nodes > 1:
         copies = nodes
         theirs.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
     ours["plan.zero_ranks"] = replicas // copies if ours["plan.zero"] and copies > 1 and replicas % copies == 0 else 0
@@ -127,7 +156,7 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 def _read_batch(theirs: Settings, ours: Flat) -> None:
-    renamed = Settings(_deepspeed_keys(theirs.given))
+    renamed = Settings(_deepspeed_keys(theirs.given), overrides=theirs.overrides, automatic=theirs.automatic)
     deepspeed.read_batch(renamed, ours)
     for name in ("faults", "notes", "needed"):
         getattr(theirs, name).extend(getattr(renamed, name))
@@ -156,8 +185,9 @@ def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
 def _read_numbers(theirs: Settings, ours: Flat) -> None:
     numbers = {"no": "float32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
     ours["precision.compute"] = theirs.one_of(("--mixed_precision", "mixed_precision"), numbers, "no")
-    if theirs.flag(("--bf16", "bf16.enabled")) and ours["precision.compute"] == "float32":
-        ours["precision.compute"] = "bf16"
+    for name in ("fp16", "bf16"):  # of the program, which have the last word
+        if theirs.flag((f"--{name}", f"{name}.enabled")):
+            ours["precision.compute"] = name
     if "fp8" in (theirs.given.get("mixed_precision"), theirs.given.get("--mixed_precision")):
         ours["precision.float8"] = "delayed"
         theirs.note(
@@ -210,30 +240,69 @@ TABLE: Table = (
 )
 
 
+# Keys of a file of --fsdp_config.
+_FSDP_FILE = ("reshard_after_forward", "fsdp_reshard_after_forward", "activation_checkpointing", "auto_wrap_policy",
+              "transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "min_num_params", "version",
+              "backward_prefetch", "fsdp_backward_prefetch", "forward_prefetch", "fsdp_forward_prefetch", "cpu_offload",
+              "use_orig_params", "fsdp_use_orig_params", "state_dict_type", "limit_all_gathers", "xla",
+              "cpu_ram_efficient_loading", "sync_module_states")  # fmt: skip
+
+
 def _is_own(data: dict[str, Any]) -> bool:
-    own = {"distributed_type", "compute_environment", "num_processes", "fsdp_config", "parallelism_config"}
+    own = {"distributed_type", "compute_environment", "num_processes", "fsdp_config", "parallelism_config", *_FSDP_FILE}
     return bool(own & data.keys()) or deepspeed.is_own(data)
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
     """What a configuration says, with a launch script and a config.json. Raises ShellFault."""
-    given, model, command = read_parts(texts, asked, _is_own)
-    notes = list(command.notes) if command else []
-    settings = Settings(dict(given), notes=notes)
-    machines = settings.count(("--num_machines", "num_machines"), 1) or 1
-    processes = settings.count(("--num_processes", "num_processes"), 0)
+    parts = read_parts(texts, asked, _is_own)
+    given, command = parts.given, parts.command
+    settings = parts.settings(asked, asked.cluster.devices)
+    _fsdp_of_options(settings)
+    started = (command.nodes, command.each) if command and command.nodes * command.each else (1, 0)  # by torchrun
+    machines = settings.count(("--num_machines", "num_machines"), started[0]) or 1
+    processes = settings.count(("--num_processes", "num_processes"), started[0] * started[1])
     world = asked.cluster.devices or processes
-    if world:
-        settings.given[deepspeed.WORLD] = world
+    settings.given |= {WORLD: world} if world else {}
+    settings.given |= {"num_machines": machines} if machines > 1 else {}
     fields: Flat = {}
-    read_model(model, asked, settings, fields)
+    read_model(parts.model, asked, settings, fields)
     for row in TABLE:
-        row.read(settings, fields)
-    settings.ignore(deepspeed.WORLD)
+        read_row(row, settings, fields)
+    settings.faults += loose_faults(command.loose if command else (), settings, "accelerate", "deepspeed", "options")
+    settings.ignore(WORLD)
     settings.note("priced as fsdp-2024 software (--as NAME for another)")
     told = bool(processes) and not asked.cluster.devices and processes % machines == 0
     without = subjects(given, "accelerate", "deepspeed", "options")
     return Told(fields, settings, "fsdp-2024", machines if told else 0, processes // machines if told else 0, without)
+
+
+def _fsdp_of_options(theirs: Settings) -> None:
+    """The options --fsdp and --fsdp_config of the program, under Accelerate's names for them."""
+    words = [word.strip("'\"") for word in theirs.words("--fsdp")]
+    if not words and theirs.given.get("--fsdp") is not True:
+        return
+    theirs.given["distributed_type"] = "FSDP"
+    found: dict[str, Any] = {}
+    for word in words:
+        if word.upper() in _SHARDED:
+            found["sharding_strategy"] = word
+        elif word == "offload":
+            found["offload_params"] = True
+        elif word.lower() not in ("auto_wrap", "true"):
+            theirs.faults.append(
+                f"--fsdp {shortened(word)} can't be said here; use one of {', '.join(_SHARDED).lower()}"
+            )
+    text = theirs.text("--fsdp_config")
+    try:
+        more = json.loads(text) if text.lstrip().startswith("{") else {}
+    except ValueError:
+        theirs.faults.append(f"{theirs.said('--fsdp_config')}: it should be JSON, or the name of a file of it")
+        more = {}
+    more |= {name: theirs.given.pop(name) for name in _FSDP_FILE if name in theirs.given}
+    found |= {str(name).removeprefix("fsdp_"): value for name, value in more.items()}
+    names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
+    theirs.given |= {_F + names.get(name, name): value for name, value in found.items()}
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
@@ -249,6 +318,8 @@ def write(job: JobSpec) -> dict[str, str]:
     fixed |= {"main_training_function": "main", "rdzv_backend": "static"}
     own = fixed | {"num_machines": nodes, "num_processes": nodes * each} | own
     launcher = "accelerate launch --config_file accelerate.yaml"
+    if nodes > 1:  # which the file says for one machine alone
+        launcher += " --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
     return {
         "run.sh": deepspeed.launch_text(job, flat, launcher, "Accelerate", []),
         "accelerate.yaml": yaml_text(nested_keys(own)),

@@ -8,20 +8,23 @@ from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
+from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.plain_data import nested_keys
-from shardwright.config.other_systems.rows import Rule, Table, write_table
-from shardwright.config.other_systems.script_text import nodes_of
+from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
+from shardwright.config.other_systems.script_text import MEETING, nodes_of, torchrun_line
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.training_arguments import (
     OPTIONS,
+    WORLD,
     model_file,
     option_lines,
     read_model,
     read_parts,
 )
+from shardwright.config.usual_links import USUAL_NODE, filled_nodes
 
-WORLD = "world_size"
 _ZERO = "zero_optimization."
+STAGE = (_ZERO + "stage",)
 _MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
 _OWN = frozenset((
     "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
@@ -33,13 +36,17 @@ def read_batch(theirs: Settings, ours: Flat) -> None:
     """dp, the microbatch and the batch: of their three numbers two make the third."""
     shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
     world = theirs.count(WORLD, 0)
-    micro, whole = theirs.count(_MICRO, 0), theirs.count("train_batch_size", 0)
+    micro = theirs.overridden("plan.microbatch_size") or theirs.count(_MICRO, 0)
+    whole = theirs.count("train_batch_size", 0)
     times = theirs.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
     if not micro and whole and times and world:
         micro = whole // max(1, times * (world // shared))
     if not micro:
-        micro = 1
-        theirs.note("nothing says how many sequences a device takes at once; 1 is taken (--set plan.microbatch_size=N)")
+        micro, whose = (8, ", the program's default,") if _MICRO[0] in theirs.automatic else (1, "")
+        theirs.note(
+            f"nothing says how many sequences a device takes at once; {micro}{whose} is taken (--set "
+            "plan.microbatch_size=N)"
+        )
     if world and world % shared == 0:
         dp = world // shared
     elif whole and times and whole % (micro * times) == 0:
@@ -47,10 +54,11 @@ def read_batch(theirs: Settings, ours: Flat) -> None:
         theirs.note(f"{dp * shared} GPUs, for a batch of {whole} is {micro} x {times} x {dp} (--devices N for others)")
     else:
         dp = 1
+        ways = f"say how many with --devices, such as {filled_nodes(shared, world or USUAL_NODE)}"
         theirs.faults.append(
-            f"{world} GPUs are not a multiple of {shared} that share a replica; say how many with --devices"
+            f"{world} GPUs are not a multiple of {shared} that share a replica; {ways}"
             if world
-            else "nothing says how many GPUs there are; say it with --devices, such as 8"
+            else f"nothing says how many GPUs there are; {ways}"
         )
     ours |= {"plan.dp": dp, "plan.microbatch_size": micro}
     ours["batch.global_batch_size"] = whole or micro * max(1, times) * dp
@@ -103,6 +111,13 @@ def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 def read_numbers(theirs: Settings, ours: Flat) -> None:
     """Number types of what is computed and of gradients."""
+    names = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
+    left = [name for name in names if name in theirs.automatic]
+    if left and not theirs.has("--bf16", "--fp16"):
+        theirs.note(
+            f"{' and '.join(left)} is auto, and no option --bf16 or --fp16 of the program is there, so numbers are "
+            "float32 (--set precision.compute=bf16)"
+        )
     bf16 = theirs.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = theirs.flag(("fp16.enabled", "--fp16")) and not bf16
     ours["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
@@ -152,6 +167,11 @@ def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 def _read_clip(theirs: Settings, ours: Flat) -> None:
+    if theirs.is_open("gradient_clipping", "--max_grad_norm"):
+        theirs.note(
+            "nothing says gradient_clipping; 1.0 is taken, as by releases since 0.19, and earlier ones do not clip "
+            "(--set optimizer.clip_grad_norm=NORM)"
+        )
     ours["optimizer.clip_grad_norm"] = theirs.number(("gradient_clipping", "--max_grad_norm"), 1.0)
 
 
@@ -166,17 +186,13 @@ def _write_options(job: JobSpec, theirs: dict[str, Any]) -> None:
     }
 
 
-def _nothing(theirs: Settings, ours: Flat) -> None:
-    """Read nothing: it is read elsewhere."""
-
-
 TABLE: Table = (
     Rule(("sequence_parallel_size", "pipeline.stages"), _read_degrees, _write_degrees),
     Rule(("train_batch_size",), read_batch, _write_batch),
     Rule((_ZERO + "stage",), read_zero, _write_zero),
     Rule(("bf16.enabled", "fp16.enabled"), read_numbers, _write_numbers),
     Rule(("gradient_clipping",), _read_clip, _write_clip),
-    Rule(("--per_device_train_batch_size",), _nothing, _write_options),
+    Rule(("--per_device_train_batch_size",), None, _write_options),
     *OPTIONS,
 )
 
@@ -188,14 +204,16 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
     """What a configuration says, with a launch script and a config.json. Raises ShellFault."""
-    given, model, command = read_parts(texts, asked, is_own)
+    parts = read_parts(texts, asked, is_own)
+    given, command = parts.given, parts.command
     nodes, each = (command.nodes, command.each) if command and not asked.cluster.devices else (0, 0)
     world = asked.cluster.devices or nodes * each
-    settings = Settings(given | ({WORLD: world} if world else {}), notes=list(command.notes) if command else [])
+    settings = parts.settings(asked, world)
     fields: Flat = {}
-    read_model(model, asked, settings, fields)
+    read_model(parts.model, asked, settings, fields)
     for row in TABLE:
-        row.read(settings, fields)
+        read_row(row, settings, fields)
+    settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options")
     settings.ignore(WORLD)
     settings.note(
         "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
@@ -214,16 +232,20 @@ def write(job: JobSpec) -> dict[str, str]:
     flat = settings_of(job)
     own = nested_keys({name: value for name, value in flat.items() if not name.startswith("--")})
     return {
-        "run.sh": launch_text(job, flat, "deepspeed", "DeepSpeed", ["--deepspeed ds_config.json"]),
+        "run.sh": launch_text(job, flat, _launcher(job), "DeepSpeed", ["--deepspeed ds_config.json"]),
         "ds_config.json": json.dumps(own, indent=2) + "\n",
         "config.json": model_file(job),
     }
 
 
-def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: str, first: list[str]) -> str:
-    """The script that starts the program."""
+def _launcher(job: JobSpec) -> str:
+    """DeepSpeed's own launcher on one node. On several it reads a file of their names; torchrun needs none."""
     nodes, each = nodes_of(job)
-    how = f"deepspeed --num_nodes {nodes} --num_gpus {each}" if launcher == "deepspeed" else launcher
+    return torchrun_line(str(nodes), str(each)) if nodes > 1 else f"deepspeed --num_nodes 1 --num_gpus {each}"
+
+
+def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: str, first: list[str]) -> str:
+    """The script that starts the program, on each node."""
     lines = [
         *first,
         "--config_name config.json",
@@ -234,4 +256,5 @@ def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: st
     ]
     words = " \\\n".join(f"    {line}" for line in lines)
     heading = f"#!/bin/bash\n# {' '.join(job.name.split())}, for {system}, written by shardwright.\n"
-    return f"{heading}set -euo pipefail\n\n{how} {program('options')} \\\n{words}\n"
+    meeting = "".join(f"{line}\n" for line in MEETING) if nodes_of(job)[0] > 1 else ""
+    return f"{heading}set -euo pipefail\n{meeting}\n{launcher} {program('options')} \\\n{words}\n"

@@ -4,18 +4,18 @@ What is written is read back before anybody gets it. So a plan is written whole 
 the system lacks.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
-from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked
 from shardwright.config.other_systems.meaning import differences
+from shardwright.config.other_systems.nearest import near_job, variants
 from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.systems import System, job_of_texts
-from shardwright.config.plan import UNSEARCHED
 
 _SECTIONS = ("data", "run", "checkpoint", "health")  # that other systems say in their own way
 _HOW = ("bucket_mib", "loss_chunk_mib", "compress_least", "fallback")  # of [plan], how and when it is done
@@ -28,6 +28,7 @@ class Exported:
     files: dict[str, str]
     left_out: tuple[str, ...]
     unsaid_learning_rate: float | None
+    nodes: int = 1
 
 
 class Lacking(PlanError):  # noqa: N818 (what a plan needs and a system has not)
@@ -41,17 +42,17 @@ class Lacking(PlanError):  # noqa: N818 (what a plan needs and a system has not)
 def exported(system: System, job: JobSpec) -> Exported:
     """The job in the files of a system. Raises Lacking."""
     subject = f"job {job.name} for {system.title}"
-    files = system.write(job)
     try:
-        back = job_of_texts(system, files, asked_of(job), subject).job
+        files, back = _there_and_back(system, job, subject)
     except PlanError as error:
         raise Lacking(subject, [f"{system.title} has no such job: {fault}" for fault in error.faults], None) from None
     found = differences(job, back)
     if found:
-        raise Lacking(subject, [_lack(system, *one) for one in found], _nearest(job, back, found))
+        near = _nearest(system, job)
+        raise Lacking(subject, [_lack(system, *one) for one in (differences(job, near) if near else found)], near)
     optimizer = job.optimizer
     unsaid = None if "learning_rate" in optimizer.model_fields_set else optimizer.learning_rate
-    return Exported(files, tuple(_left_out(job)), unsaid)
+    return Exported(files, tuple(_left_out(job)), unsaid, nodes_of(job)[0])
 
 
 def asked_of(job: JobSpec) -> Asked:
@@ -70,16 +71,21 @@ def _shown(value: Any) -> str:
     return shortened(str(value), 80)
 
 
-def _nearest(job: JobSpec, back: JobSpec, found: list[tuple[str, Any, Any]]) -> JobSpec | None:
-    """The job as the system has it, if its model is the same."""
-    if any(name.startswith("model.") for name, _, _ in found):
-        return None
-    plan = back.plan.model_copy(update={name: getattr(job.plan, name) for name in UNSEARCHED if name != "compress"})
-    plan = plan.model_copy(update={"compress_rank": 4, "compress_share": 0.01})
-    near = job.model_copy(
-        update={"plan": plan, "batch": back.batch, "precision": back.precision, "optimizer": back.optimizer}
-    )
-    return None if job_faults(near) else near
+def _there_and_back(system: System, job: JobSpec, subject: str) -> tuple[dict[str, str], JobSpec]:
+    files = system.write(job)
+    return files, job_of_texts(system, files, asked_of(job), subject).job
+
+
+def _nearest(system: System, job: JobSpec) -> JobSpec | None:
+    """The job that the system has and that differs in the fewest fields."""
+    found = []
+    for variant in variants(job):
+        with suppress(PlanError):
+            back = _there_and_back(system, variant, "a variant")[1]
+            near = near_job(variant, back, differences(variant, back))
+            if near is not None and not differences(near, _there_and_back(system, near, "a variant")[1]):
+                found.append(near)
+    return min(found, key=lambda near: (len(differences(job, near)), abs(near.plan.zero - job.plan.zero)), default=None)
 
 
 def _left_out(job: JobSpec) -> list[str]:

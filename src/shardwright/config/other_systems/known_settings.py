@@ -23,10 +23,25 @@ def subject_of(system: str, name: str) -> str:
     return next((subject for beginning, subject in _beginnings(system) if name.startswith(beginning)), "")
 
 
+def is_uncounted(subject: str) -> bool:
+    """Whether settings on a subject change something that counts, and that is not counted here."""
+    return subject in _known()["uncounted"]["subjects"]
+
+
+def is_usual(name: str, value: Any) -> bool:
+    """Whether a setting that could change something that is not counted has the value that is counted with."""
+    return str(value) in _known()["usual"].get(name, ())
+
+
 def subjects(names: Any, *systems: str) -> dict[str, str]:
     """Names that say nothing of the plan in one of the systems, with what they are about."""
     found = {name: next(filter(None, (subject_of(system, name) for system in systems)), "") for name in names}
     return {name: subject for name, subject in found.items() if subject}
+
+
+def known_setting(list_name: str, system: str, name: str) -> bool:
+    """Whether a setting is in a list of a system that is there for another reason than its subject."""
+    return name.startswith(tuple(_known()[list_name].get(system, ())))
 
 
 def program(system: str) -> str:

@@ -1,17 +1,24 @@
 """The command of a launch script that trains, and the ranks that its launcher starts."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.base import shortened
+from shardwright.config.other_systems.loose_words import LooseWord, loose_words
 from shardwright.config.other_systems.megatron_flags import settings_of
-from shardwright.config.other_systems.shell_script import Command, Script
+from shardwright.config.other_systems.settings import plain_text
+from shardwright.config.other_systems.shell_commands import Command
+from shardwright.config.other_systems.shell_script import Script
 from shardwright.config.other_systems.shell_values import Variables, unknown_names
 from shardwright.config.other_systems.shell_words import ShellFault
+from shardwright.config.other_systems.whole_text import whole
 
 _NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
+_HOSTS = ("hostfile", "include", "exclude")
 _EACH = ("nproc-per-node", "num-gpus", "num-gpus-per-node", "ntasks-per-node", "gpus-per-node")
 
 
@@ -30,6 +37,8 @@ class Launched:
     written: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    loose: tuple[LooseWord, ...] = ()
+    hosts: str = ""  # the option that says which nodes there are, where no other says how many
 
 
 def launched(
@@ -51,6 +60,17 @@ def launched(
     return _of_command(found[-1], script)
 
 
+def missing_ranks(command: Launched) -> list[str]:
+    """A fault where the number of devices depends on what is not read."""
+    if command.hosts:
+        option = f"--{command.hosts} {shortened(plain_text(command.before.get(command.hosts)), 40)}"
+        return [f"{option} says which nodes there are, and is not read; say how many GPUs there are with --devices"]
+    if not command.missing:
+        return []
+    ways = " ".join(f"--set {shlex.quote(name)}=VALUE" for name in command.missing)
+    return [f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"]
+
+
 def _of_command(command: Command, script: Script) -> Launched:
     words = [word for word in command.words if word]
     at = next((n for n, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
@@ -62,23 +82,24 @@ def _of_command(command: Command, script: Script) -> Launched:
     before |= {f"slurm-{name}": value for name, value in script.batch.items()}
     nodes = _whole(before, [*_NODES, "slurm-nodes"])
     each = _whole(before, [*_EACH, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
-    if not nodes and each and not any(name in before for name in (*_NODES, "slurm-nodes")):
+    hosts = next((name for name in _HOSTS if name in before), "")
+    if not nodes and each and not hosts and not any(name in before for name in (*_NODES, "slurm-nodes")):
         nodes = 1
-    missing = [name for key in (*_NODES, *_EACH) for name in unknown_names(str(before.get(key, "")))]
+    missing = [name for key in (*_NODES, *_EACH) for name in unknown_names(plain_text(before.get(key, "")))]
+    is_made = script.variables.is_made
+    if not (nodes and each):  # which further words of the launcher may say
+        missing += [name for word in loose_words(words[: max(at, 0)], is_made) if word.place for name in word.names]
     notes = list(script.notes)
     taken = [f"{name}={shortened(value, 30)}" for name, value in script.variables.defaulted.items()
              if _matters(name, value) and name not in script.variables.fixed]  # fmt: skip
     if taken:
         notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
     exported = {name: value for name, value in script.variables.values.items() if isinstance(value, str)}
-    return Launched(before, settings, nodes, each, words[at] if at >= 0 else "", tuple(words[at + 1 :]), exported,
-                    dict(script.written), tuple(notes), tuple(dict.fromkeys(missing)))  # fmt: skip
-
-
-def missing_fault(command: Launched) -> str:
-    """That the number of devices depends on what nobody has set, with ways out."""
-    ways = " ".join(f"--set {name}=VALUE" for name in command.missing)
-    return f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"
+    return Launched(
+        before, settings, nodes, each, words[at] if at >= 0 else "", arguments=tuple(words[at + 1 :]),
+        exported=exported, written=dict(script.written), notes=tuple(notes), missing=tuple(dict.fromkeys(missing)),
+        loose=loose_words(words[at + 1 :], is_made), hosts=hosts if not nodes else "",
+    )  # fmt: skip
 
 
 _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
@@ -86,13 +107,13 @@ _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 
 def _matters(name: str, value: str) -> bool:
     """Whether a default could be a degree or a size."""
-    return not any(part in name for part in _OF_MEETING) and value.replace(".", "", 1).isdecimal() and len(value) < 16
+    return not any(part in name for part in _OF_MEETING) and whole(value.replace(".", "", 1)) is not None
 
 
 def _whole(given: dict[str, Any], names: list[str]) -> int:
     """The first of several options that is a number; of a range of nodes the upper end."""
     for name in names:
-        text = str(given.get(name, "")).rpartition(":")[2]
-        if text.isdecimal() and len(text) < 9:
-            return int(text)
+        found = whole(str(given.get(name, "")).rpartition(":")[2])
+        if found is not None and found <= largest.RANKS:
+            return found
     return 0

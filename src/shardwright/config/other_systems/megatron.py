@@ -1,20 +1,27 @@
 """Megatron-LM: a launch script to a job, and a job to a launch script."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
+from shardwright.config.base import shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
-from shardwright.config.other_systems.launcher import launched, missing_fault
+from shardwright.config.other_systems.launcher import launched, missing_ranks
+from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.megatron_experts import EXPERTS, FURTHER
 from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
 from shardwright.config.other_systems.megatron_plan import PLAN, WORLD
 from shardwright.config.other_systems.megatron_training import TRAINING
+from shardwright.config.other_systems.plain_data import flat_keys, read_data
 from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.script_text import script_text
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.plan import PlanSpec
+from shardwright.config.software import software_of
+from shardwright.config.software_support import plan_lacks
 
 _TELLING = {"--num-layers", "--hidden-size", "--num-attention-heads", "--tensor-model-parallel-size",
             "--micro-batch-size", "--encoder-num-layers"}  # fmt: skip
@@ -30,17 +37,36 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     command = launched(texts, asked.variables, is_training)
     given = dict(command.settings)
     world = asked.cluster.devices or command.nodes * command.each
-    settings = Settings(given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes))
-    if not asked.cluster.devices and command.missing:
-        settings.faults.append(missing_fault(command))
+    settings = Settings(
+        given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes), overrides=asked.fields
+    )
+    settings.faults += [] if asked.cluster.devices else missing_ranks(command)
+    _read_stage(settings, dict(texts) | command.written)
     fields = fields_of(settings, asked)
+    settings.faults += loose_faults(command.loose, settings, "megatron")
     is_whole = asked.cluster.devices == 0
-    software = software_of_flags(settings)
-    settings.note(f"priced as {software} software, by its flags (--as NAME for another)")
+    software = software_of_flags(settings, fields)
     return Told(
         fields, settings, software, command.nodes if is_whole else 0, command.each,
         subjects(given, "megatron"),
     )  # fmt: skip
+
+
+def _read_stage(settings: Settings, texts: Mapping[str, str]) -> None:
+    """The ZeRO stage of DeepSpeed's configuration, where no flag says it."""
+    name = settings.given.get("deepspeed-config")
+    if not isinstance(name, str) or settings.has("zero-stage") or "plan.zero" in settings.overrides:
+        return
+    text = next((text for path, text in texts.items() if PurePath(path).name == PurePath(name).name), None)
+    if text is None:
+        settings.faults.append(
+            f"--deepspeed-config {shortened(name)} says what is sharded, and it is not read: name that file, or say "
+            "--set plan.zero=STAGE"
+        )
+        return
+    stage = flat_keys(read_data("deepspeed.json", text)).get("zero_optimization.stage", 0)
+    settings.given |= {"zero-stage": stage}
+    settings.ignore("deepspeed-config")
 
 
 def fields_of(settings: Settings, asked: Asked) -> Flat:
@@ -71,14 +97,29 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     return ours
 
 
-def software_of_flags(settings: Settings) -> str:
-    """The generation of software that a command is of: what its flags belong to."""
+_GENERATIONS = ("megatron-2021", "megatron-2022", "megatron-core")  # the oldest first
+
+
+def software_of_flags(settings: Settings, fields: Flat) -> str:
+    """The generation of software that a command is of: the oldest that its flags belong to and that has its plan."""
     given = settings.given
+    plan = PlanSpec.model_construct(
+        **{name.removeprefix("plan."): value for name, value in fields.items() if name.startswith("plan.")}
+    )
+    missing: tuple[str, ...] = ()
     if "deepspeed" in given or "zero-stage" in given:
-        return "megatron-deepspeed"
-    if {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"} & given.keys():
-        return "megatron-2021"
-    return "large-2024" if "overlap-grad-reduce" in given else "megatron-core"
+        found = "megatron-deepspeed"
+    elif "overlap-grad-reduce" in given:
+        found = "large-2024"
+    elif not {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"} & given.keys():
+        found = _GENERATIONS[-1]
+    else:
+        lacking = {name: plan_lacks(software_of(name), plan) for name in _GENERATIONS}
+        found = next((name for name, lacked in lacking.items() if not lacked), _GENERATIONS[-1])
+        missing = lacking[_GENERATIONS[0]]
+    why = f"by its flags, with {', '.join(missing)}" if missing else "by its flags"
+    settings.note(f"priced as {found} software, {why} (--as NAME for another)")
+    return found
 
 
 def flags(job: JobSpec) -> dict[str, Any]:

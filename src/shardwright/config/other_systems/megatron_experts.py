@@ -7,6 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.moe import is_routed
 from shardwright.config.other_systems.rows import Rule, Table, count, number, word
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.whole_text import whole
 
 _AUX = {
     "aux_loss": ("switch", "microbatch"), "seq_aux_loss": ("switch", "sequence"),
@@ -41,8 +42,8 @@ def _read_layers(theirs: Settings, ours: Flat) -> None:
 
 
 def _pattern(text: str, layers: int) -> list[bool] | None:
-    if text.isdecimal() and len(text) < 6:
-        every = max(1, int(text))
+    if (said := whole(text)) is not None:
+        every = max(1, said)
         return [layer % every == 0 for layer in range(layers)]
     found: list[bool] = []
     for part in text.strip("()").split("+"):
@@ -165,12 +166,7 @@ def _write_widths(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs["moe-ffn-hidden-size"] = job.model.moe.ffn_size(job.model.ffn_size)
 
 
-def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """Leave out what nothing here says."""
-
-
-def _read_more(theirs: Settings, ours: Flat) -> None:
-    """What has no field here."""
+def _tell_what_has_no_field(theirs: Settings, ours: Flat) -> None:
     theirs.lose("moe-latent-size", "experts work on the whole width here")
     theirs.lose("moe-input-jitter-eps", "inputs of the router are not jittered here")
     if theirs.text("moe-token-dispatcher-type") == "allgather":
@@ -189,7 +185,7 @@ EXPERTS: Table = (
     Rule(("moe-shared-expert-intermediate-size",), _read_shared, _write_shared),
     Rule(("moe-expert-capacity-factor",), _read_room, _write_room),
     word("moe-token-dispatcher-type", "plan.dispatch", _TO_EXPERTS, "allgather", always=True),
-    Rule((), _read_more, _nothing),
+    Rule((), _tell_what_has_no_field),
 )
 
 FURTHER: Table = (

@@ -7,6 +7,7 @@ from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.rows import Rule, Table, count, flag, number, word
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.whole_text import whole
 
 # Tokens of vocabularies that a launch script names by their tokenizer alone.
 _VOCABULARIES = {
@@ -142,7 +143,8 @@ def _read_positions(theirs: Settings, ours: Flat) -> None:
     stretch = theirs.count("rotary-seq-len-interpolation-factor", 1)
     llama = theirs.number("rope-scaling-factor", 8.0) if theirs.flag("use-rope-scaling") else 1.0
     factor = theirs.number("rotary-scaling-factor", 1.0)
-    theirs.ignore("rotary-interleaved", "no-position-embedding", "no-rope-fusion", "rope-type")
+    turns = theirs.one_of("rope-type", {"rope": "rope", "yarn": "yarn"}, "yarn" if latent or is_yarn else "rope")
+    theirs.ignore("rotary-interleaved", "no-position-embedding", "no-rope-fusion")
     if kind != "rotary":
         return
     ours["model.rotary_base"] = base
@@ -154,7 +156,9 @@ def _read_positions(theirs: Settings, ours: Flat) -> None:
         scaling = {"kind": "llama3", "factor": llama, "trained_sequence": 8192}
     elif stretch > 1:
         scaling = {"kind": "linear", "factor": float(stretch)}
-    elif (latent or is_yarn) and factor != 1.0:
+    elif latent and turns == "rope" and factor != 1.0:  # which has no angles of YaRN, but its scale of attention
+        theirs.lose("mscale-all-dim", "attention has its scale by the width of heads alone here")
+    elif turns == "yarn" and factor != 1.0:
         scaling = {"kind": "yarn", "factor": factor, "mscale": theirs.number("mscale", 1.0),
                    "mscale_all_dim": theirs.number("mscale-all-dim", 0.0)}  # fmt: skip
         scaling["trained_sequence"] = theirs.count("yarn-original-max-position-embeddings", 4096)
@@ -188,13 +192,13 @@ def _write_positions(job: JobSpec, theirs: dict[str, Any]) -> None:
 def _read_window(theirs: Settings, ours: Flat) -> None:
     text = "".join(theirs.words("window-size")).strip("()").replace(" ", "")
     every = theirs.text("window-attn-skip-freq", "0")
-    left = text.split(",")[0]
     if not text:
         return
-    if not (left.isdecimal() and every.isdecimal() and len(left) < 16 and len(every) < 16):
+    left, full = whole(text.split(",")[0]), whole(every)
+    if left is None or full is None:
         theirs.faults.append(f"{theirs.said('window-size')}, every {every}: it can't be said here; use LEFT,0")
         return
-    ours |= {"model.window.size": int(left) + 1, "model.window.full_every": int(every)}
+    ours |= {"model.window.size": left + 1, "model.window.full_every": full}
 
 
 def _write_window(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -237,10 +241,6 @@ def _write_dropout(job: JobSpec, theirs: dict[str, Any]) -> None:
     theirs |= {"attention-dropout": 0.0, "hidden-dropout": job.model.dropout}
 
 
-def _nothing(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """Leave out what the released versions have no flag for."""
-
-
 def _read_embedding_norm(theirs: Settings, ours: Flat) -> None:
     ours["model.embedding_norm"] = theirs.flag("embed-layernorm")  # of Megatron-DeepSpeed
 
@@ -267,6 +267,6 @@ MODEL: Table = (
     number("init-method-std", "model.init_std", 0.02),
     word("softmax-type", "model.sinks", {"vanilla": False, "learnable": True}, "vanilla"),
     Rule(("window-size",), _read_window, _write_window),
-    Rule((), _read_embedding_norm, _nothing),
+    Rule((), _read_embedding_norm),
     Rule(("vocab-size", "make-vocab-size-divisible-by"), _read_vocab, _write_vocab),
 )

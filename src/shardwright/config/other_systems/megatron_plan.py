@@ -1,14 +1,18 @@
 """Megatron-LM's flags for the plan: degrees, pipeline, sharding, recomputation."""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
 from shardwright.config.other_systems.rows import Rule, Table, degree
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.plan import even_stages, layer_policies
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE
+from shardwright.config.usual_links import filled_nodes
 
 WORLD = "world-size"  # ranks, by the launcher of the command
 
@@ -32,7 +36,7 @@ def _read_dp(theirs: Settings, ours: Flat) -> None:
         theirs.faults.append(
             f"the launcher starts {world} ranks, and tensor {ours['plan.tp']} x pipeline {ours['plan.pp']}{cp} = "
             f"{shared} of them share one replica ({world} / {shared} = {world / shared:.2f}); say how many GPUs there "
-            f"are with --devices, such as {max(1, -(-world // shared)) * shared}"
+            f"are with --devices, such as {filled_nodes(shared, world)}"
         )
 
 
@@ -135,13 +139,17 @@ def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 def _read_zero(theirs: Settings, ours: Flat) -> None:
     shards = theirs.flag("use-distributed-optimizer")
-    strategy = theirs.one_of("data-parallel-sharding-strategy", _SHARDED, "optim_grads_params")
+    strategy = theirs.one_of("data-parallel-sharding-strategy", _SHARDED, "no_shard")
     zero = max(int(shards), theirs.count("zero-stage", 0))
     if theirs.flag("deepspeed") and theirs.flag("bf16") and zero == 0 and theirs.has("zero-stage"):
         zero = 1
         theirs.note("DeepSpeed shards the optimizer's state with bf16 also at --zero-stage 0, so plan.zero is 1")
     if theirs.has(*_FSDP):
         zero = strategy
+        if not theirs.has("data-parallel-sharding-strategy"):
+            theirs.note(
+                "--use-megatron-fsdp shards nothing without --data-parallel-sharding-strategy: no_shard is its default"
+            )
     if theirs.flag("use-torch-fsdp2"):
         zero = 2 if theirs.flag("torch-fsdp2-no-reshard-after-forward") else 3
     copies = theirs.count("num-distributed-optimizer-instances", 1)
@@ -205,10 +213,27 @@ def _write_expert_tp(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 # ---- recomputation -------------------------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True)
+class _Module:
+    """A module that can be computed again: the operators that it is, and the models that have it. `is_part` is one
+    that is less than an operator here."""
+
+    operators: frozenset[str]
+    is_in: Callable[[ModelSpec], bool] = lambda model: True
+    is_part: bool = False
+
+
+_FFN = frozenset(("up", "activation"))
 _MODULES = {
-    "core_attn": {"attention"}, "layernorm": {"norm"}, "mlp": {"up", "activation"}, "moe": {"up", "activation"},
-    "moe_act": {"activation"}, "shared_experts": set[str](), "mla_up_proj": set[str](),
-}  # fmt: skip
+    "core_attn": _Module(frozenset(("attention",))),
+    "mla_up_proj": _Module(frozenset(("attention",)), lambda model: model.is_latent, is_part=True),
+    "layernorm": _Module(frozenset(("norm",))),
+    "mlp": _Module(_FFN, lambda model: not all(map(model.moe.has_experts, range(model.layers)))),
+    "moe": _Module(_FFN, lambda model: model.moe.experts > 0),
+    "moe_act": _Module(frozenset(("activation",)), lambda model: model.moe.experts > 0),
+    "shared_experts": _Module(frozenset(), lambda model: False, is_part=True),
+}
 
 
 def _read_recompute(theirs: Settings, ours: Flat) -> None:
@@ -236,10 +261,11 @@ def _read_modules(modules: list[str], theirs: Settings, ours: Flat) -> None:
         theirs.faults.append(
             f"--recompute-modules {' '.join(unknown)[:60]} can't be said here; use one of {', '.join(_MODULES)}"
         )
-    for name in ("shared_experts", "mla_up_proj"):
-        if name in modules and not (name == "mla_up_proj" and "core_attn" in modules):
+    known = {name: _MODULES[name] for name in modules if name in _MODULES}
+    operators = frozenset[str]().union(*(module.operators for module in known.values() if not module.is_part))
+    for name, module in known.items():
+        if module.is_part and not (module.operators and module.operators <= operators):
             theirs.lost.append(f"--recompute-modules {name}: no operator here is that part alone; it is kept")
-    operators = set().union(*(_MODULES.get(name, set()) for name in modules))
     if operators:
         names = [one for one in ("norm", "qkv", "attention", "up", "activation") if one in operators]
         ours |= {"plan.recompute": "selective", "plan.recompute_operators": names}
@@ -287,21 +313,22 @@ def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
 
 
 def _modules_of(policy: frozenset[str], job: JobSpec) -> list[str]:
-    moe = job.model.moe
-    modules = ["core_attn", *(["mla_up_proj"] if job.model.is_latent else [])] if "attention" in policy else []
-    modules += ["layernorm"] if "norm" in policy else []
-    if {"up", "activation"} <= policy:
-        dense = not moe.experts or not all(map(moe.has_experts, range(job.model.layers)))
-        modules += ["mlp"] * dense + ["moe"] * (moe.experts > 0)
-    elif "activation" in policy and moe.experts:
-        modules.append("moe_act")
+    found = {
+        name: module.operators
+        for name, module in _MODULES.items()
+        if module.operators and module.operators <= policy and module.is_in(job.model)
+    }
+    modules = [name for name, operators in found.items() if not any(operators < other for other in found.values())]
     # Norms and activations are made again from what they gave, which delayed scales do not allow.
     is_refused = job.precision.float8 == "delayed" and {"layernorm", "moe_act"} & {*modules}
     return [] if is_refused else modules
 
 
 def _read_sequence(theirs: Settings, ours: Flat) -> None:
-    ours["plan.sequence_parallel"] = theirs.flag("sequence-parallel") and ours["plan.tp"] > 1
+    is_said = theirs.flag("sequence-parallel")
+    ours["plan.sequence_parallel"] = is_said and ours["plan.tp"] > 1
+    if is_said and ours["plan.tp"] == 1:
+        theirs.note("--sequence-parallel is off, as Megatron-LM turns it off where no tensors are split (tensor 1)")
 
 
 def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -312,7 +339,7 @@ PLAN: Table = (
     degree("tensor-model-parallel-size model-parallel-size", "plan.tp", largest.RANKS, always=True),
     degree("pipeline-model-parallel-size", "plan.pp", largest.PIPELINE_RANKS, always=True),
     degree("context-parallel-size ds-sequence-parallel-size", "plan.cp", largest.RANKS),
-    Rule((WORLD,), _read_dp, lambda job, theirs: None),
+    Rule((WORLD,), _read_dp),
     Rule((*_VIRTUAL, _LAYOUT), _read_pipeline, _write_pipeline),
     Rule(("cp-comm-type",), _read_context, _write_context),
     degree("expert-model-parallel-size", "plan.ep", largest.RANKS),

@@ -8,6 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.megatron_plan import shards_state
 from shardwright.config.other_systems.rows import Rule, Table, number
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.whole_text import whole
 
 _NUMBERS = {"fp32": "float32", "bf16": "bf16"}
 _FLOAT8 = {"delayed": "delayed", "tensorwise": "tensorwise", "blockwise": "blockwise"}
@@ -32,11 +33,11 @@ def _read_batch(theirs: Settings, ours: Flat) -> None:
     ours["batch.global_batch_size"] = size
     if not ramp:
         return
-    try:
-        start, increment, samples = (int(one) for one in ramp)
-    except ValueError:
+    found = [number for one in ramp if (number := whole(one.replace("_", ""))) is not None]
+    if len(found) != 3 or len(ramp) != 3:
         theirs.faults.append(f"{theirs.said('rampup-batch-size')}: it should be three whole numbers")
         return
+    start, increment, samples = found
     if share and (start % share or increment % share) and size % share == 0:
         theirs.lost.append(
             f"the batch grows from {start} by {increment}, which {ours['plan.dp']} replicas x "
@@ -56,12 +57,13 @@ def _ramp_of(text: str, sequence: int, theirs: Settings, size: int) -> tuple[lis
         tokens, _, batch = one.partition(":")
         scale = _SCALES.get(tokens[-1:].upper(), 1.0)
         number = tokens[:-1] if scale > 1 else tokens
-        if not (number.replace(".", "", 1).isdecimal() and batch.isdecimal() and max(len(number), len(batch)) < 16):
+        size_then = whole(batch)
+        if size_then is None or whole(number.replace(".", "", 1)) is None:
             theirs.faults.append(
                 f"--step-batch-size-schedule {text[:60]}: it should be TOKENS:BATCH with blanks between"
             )
             return [], size
-        pairs.append((float(number) * scale, int(batch)))
+        pairs.append((float(number) * scale, size_then))
     if len(pairs) < 2 or sequence == 0:
         return [], pairs[0][1] if pairs else size
     steps = {(round(b[0] - a[0], 3), b[1] - a[1]) for a, b in pairwise(pairs)}
@@ -171,7 +173,12 @@ def _read_length(theirs: Settings, ours: Flat) -> None:
         samples = theirs.count(f"{name}-samples", 0) or theirs.count(f"{name}-tokens", 0) // max(
             1, ours["model.sequence"]
         )
-        return theirs.count(f"{name}-iters", default) or steps_of(batch, min(samples, 1 << 50)) or default
+        iterations = theirs.count(f"{name}-iters", 0)
+        if iterations and samples:
+            theirs.faults.append(
+                f"{theirs.said(f'{name}-iters')} and its samples or tokens are both there; leave one out"
+            )
+        return iterations or steps_of(batch, min(samples, 1 << 50)) or default
 
     total = steps("train", 0)
     if not total:

@@ -119,22 +119,29 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
     nodes, each = (flat.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
     counts = [one if isinstance(one, int) and not isinstance(one, bool) and one > 0 else 1 for one in (nodes, each)]
-    given = _DEFAULTS | _flags_of(flat)
+    given = _DEFAULTS | _flags_of(flat, counts[0])
     world = asked.cluster.devices or counts[0] * counts[1]
-    settings = Settings(given | {WORLD: world}, "")
-    if any(flat.get(f"model.{name}") for name in ("cpu_offloading",)):
-        settings.lost.append("model.cpu_offloading: activations of single layers are not offloaded here")
+    settings = Settings(given | {WORLD: world}, "", overrides=asked.fields)
+    if flat.get("trainer.precision") is None:
+        settings.note("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
     fields = megatron.fields_of(settings, asked)
     told = Settings(flat, "", needed=[_THEIRS.get(key, key) for key in settings.needed])
     told.notes, told.lost, told.faults = (
         [_named(one) for one in texts] for texts in (settings.notes, settings.lost, settings.faults)
     )
     told.ignore(*_SAME, *_READ)
+    for name, why in _NOT_HERE.items():
+        told.lose(name, why)
     told.note("priced as nemo software (--as NAME for another)")
     whole = 0 if asked.cluster.devices else counts[0]
     return Told(fields, told, "nemo", whole, counts[1], subjects(flat, "nemo"))
 
 
+_NOT_HERE = {
+    "model.cpu_offloading": "activations of single layers are not offloaded here",
+    "model.activations_checkpoint_layers_per_pipeline": "all stages recompute alike here, later ones less there",
+    "model.num_micro_batches_with_partial_activation_checkpoints": "all microbatches are recomputed alike here",
+}
 _THEIRS = {flag: key for key, flag in _SAME.items()}
 _READ = (
     "model.normalization", "model.activation", "model.bias", "model.share_embeddings_and_output_weights", "model.fp8",
@@ -153,8 +160,8 @@ def _named(text: str) -> str:
     )
 
 
-def _flags_of(flat: dict[str, Any]) -> dict[str, Any]:
-    """Flags of Megatron-LM for NeMo's keys."""
+def _flags_of(flat: dict[str, Any], nodes: int) -> dict[str, Any]:
+    """Flags of Megatron-LM for NeMo's keys, on so many nodes."""
     found = {flag: flat[key] for key, flag in _SAME.items() if flat.get(key) is not None and flat[key] is not False}
     found = {flag: value for flag, value in found.items() if not (flag in _OPTIONAL and value == 1)}
     model = {key.removeprefix("model."): value for key, value in flat.items() if key.startswith("model.")}
@@ -173,7 +180,7 @@ def _flags_of(flat: dict[str, Any]) -> dict[str, Any]:
         found |= {"tokenizer-model": model.get("tokenizer.type") or "", "tokenizer-type": "huggingface"}
     if model.get("override_vocab_size"):
         found["vocab-size"] = model["override_vocab_size"]
-    precision = str(flat.get("trainer.precision", "bf16"))
+    precision = str(flat.get("trainer.precision", "32-true"))
     found |= {"bf16": True} if "bf16" in precision else {"fp16": True} if "16" in precision else {}
     if "fp16" in found:
         found["accumulate-allreduce-grads-in-fp32"] = True
@@ -187,6 +194,7 @@ def _flags_of(flat: dict[str, Any]) -> dict[str, Any]:
         found |= {"optimizer": "sgd", "sgd-momentum": model.get("optim.momentum", 0.9)}
     if model.get("fsdp") is True:
         strategy = str(model.get("fsdp_sharding_strategy", "full"))
+        found |= {"num-distributed-optimizer-instances": nodes} if strategy == "hybrid" and nodes > 1 else {}
         found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": _SHARDED.get(strategy, strategy)}
     betas = model.get("optim.betas")
     if isinstance(betas, list) and len(betas) == 2:
@@ -206,6 +214,9 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
     """NeMo's keys of a job."""
     flags = megatron.flags(job)
     flat: dict[str, Any] = {key: flags[flag] for key, flag in _SAME.items() if flag in flags}
+    if job.batch.grows:  # which Megatron-LM counts in samples, and NeMo in steps
+        flat |= {"trainer.max_steps": job.optimizer.steps}
+        flat |= {"model.optim.sched.warmup_steps": job.optimizer.warmup_steps}
     nodes, each = nodes_of(job)
     precision = {"bf16": "bf16", "fp16": "16", "float32": "32"}[job.precision.compute]
     flat |= {"trainer.num_nodes": nodes, "trainer.devices": each, "trainer.precision": precision}
@@ -224,6 +235,8 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
         flat |= {"model.optim.name": "sgd", "model.optim.momentum": job.optimizer.momentum}
     if is_fsdp:
         strategy = {"optim_grads": "grad", "optim_grads_params": "full"}[flags["data-parallel-sharding-strategy"]]
+        if strategy == "full" and flags.get("num-distributed-optimizer-instances") == nodes:
+            strategy = "hybrid"
         flat |= {"model.fsdp": True, "model.fsdp_sharding_strategy": strategy}
     flat["model.optim.betas"] = [job.optimizer.beta1, job.optimizer.beta2]
     flat["model.optim.sched.name"] = next(

@@ -7,6 +7,7 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.other_systems.shell_values import mark
 from shardwright.config.other_systems.shell_words import ShellFault
+from shardwright.config.other_systems.whole_text import signed
 from shardwright.config.toml_file import TOML_ERRORS, value_faults
 from shardwright.config.units import KIB
 
@@ -112,8 +113,7 @@ def _referred(path: str, name: str, flat: dict[str, Any], deep: int) -> Any:
 def _number(value: Any) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
-    text = str(value)
-    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 19 else None
+    return signed(str(value))
 
 
 def _closing(text: str, at: int) -> int:

@@ -59,19 +59,22 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class Rule:
-    """Several settings and several fields. `names` are the settings that it writes."""
+    """Several settings and several fields. `names` are the settings that it writes. What is read elsewhere has no
+    `reads`, and what their newest releases have no setting for no `writes`."""
 
     names: tuple[str, ...]
-    reads: Callable[[Settings, Flat], None]
-    writes: Callable[[JobSpec, dict[str, Any]], None]
+    reads: Callable[[Settings, Flat], None] | None
+    writes: Callable[[JobSpec, dict[str, Any]], None] | None = None
 
     def read(self, theirs: Settings, ours: Flat) -> None:
         """Put our fields down."""
-        self.reads(theirs, ours)
+        if self.reads is not None:
+            self.reads(theirs, ours)
 
     def write(self, job: JobSpec, theirs: dict[str, Any]) -> None:
         """Put their settings down."""
-        self.writes(job, theirs)
+        if self.writes is not None:
+            self.writes(job, theirs)
 
 
 Table = Sequence[SettingRow | Rule]
@@ -106,17 +109,12 @@ def read_row(row: SettingRow | Rule, theirs: Settings, ours: Flat) -> None:
     """Our fields of a row, with what is there of the settings that it was read from."""
     asked, theirs.asked = theirs.asked, set()
     row.read(theirs, ours)
+    for field_name in theirs.overrides.keys() & ours.keys():  # rows behind it go by what is said beside the files
+        if type(ours[field_name]) is int and (said := theirs.overridden(field_name)) is not None:
+            ours[field_name] = said
     found = tuple(name for name in theirs.given if name in theirs.asked)
     theirs.sources |= dict.fromkeys(row.names, found)
     theirs.asked |= asked
-
-
-def read_table(table: Table, theirs: Settings) -> Flat:
-    """Our fields of their settings."""
-    ours: Flat = {}
-    for row in table:
-        row.read(theirs, ours)
-    return ours
 
 
 def write_table(table: Table, job: JobSpec) -> dict[str, Any]:

@@ -3,23 +3,31 @@
 from collections.abc import Mapping, Sequence
 
 from shardwright.config.job import JobSpec
-from shardwright.config.usual_links import node_devices
+from shardwright.config.usual_links import USUAL_NODE, node_devices
 
-_USUAL_NODE = 8
+# How nodes find each other: each says its number, and the address of the first one.
+MEETING = (
+    "NODE_RANK=${NODE_RANK:-0}", "MASTER_ADDR=${MASTER_ADDR:-localhost}", "MASTER_PORT=${MASTER_PORT:-6000}",
+)  # fmt: skip
+
+
+def torchrun_line(nodes: str, each: str) -> str:
+    """torchrun on each of some nodes, as variables of MEETING say."""
+    where = "--node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
+    return f"torchrun --nproc_per_node {each} --nnodes {nodes} {where}"
 
 
 def nodes_of(job: JobSpec) -> tuple[int, int]:
     """Nodes, and devices of each."""
     world = job.plan.world
-    each = min(world, node_devices(job.cluster) or _USUAL_NODE)
+    each = min(world, node_devices(job.cluster) or USUAL_NODE)
     while world % each:
         each -= 1
     return world // each, each
 
 
 def script_text(
-    job: JobSpec, system: str, program: str, sections: Mapping[str, Sequence[str]], exports: Mapping[str, str],
-    launcher: str = "torchrun",
+    job: JobSpec, system: str, program: str, sections: Mapping[str, Sequence[str]], exports: Mapping[str, str]
 ) -> str:  # fmt: skip
     """A script for bash. Its data is made up: what trains is to be put in its place."""
     nodes, each = nodes_of(job)
@@ -31,17 +39,15 @@ def script_text(
         *(f"export {name}={value}" for name, value in exports.items()),
         f"GPUS_PER_NODE={each}",
         f"NUM_NODES={nodes}",
-        "NODE_RANK=${NODE_RANK:-0}",
-        "MASTER_ADDR=${MASTER_ADDR:-localhost}",
-        "MASTER_PORT=${MASTER_PORT:-6000}",
+        *MEETING,
     ]
     for name, words in sections.items():
         lines += ["", f"{name}_ARGS=(", *(f"    {word}" for word in words), ")"]
     arrays = [f'    "${{{name}_ARGS[@]}}"' for name in sections]
     lines += [
         "",
-        f"{launcher} --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES --node_rank $NODE_RANK \\",
-        f"    --master_addr $MASTER_ADDR --master_port $MASTER_PORT {program} \\",
+        f"{torchrun_line('$NUM_NODES', '$GPUS_PER_NODE')} \\",
+        f"    {program} \\",
         " \\\n".join(arrays),
     ]
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.other_systems.shell_values import UNKNOWN
+from shardwright.config.other_systems.whole_text import signed, whole
 
 Flat = dict[str, Any]  # fields of a job by their whole names: {"plan.tp": 8}
 
@@ -35,6 +36,8 @@ class Settings:
     faults: list[str] = field(default_factory=list)
     needed: list[str] = field(default_factory=list)  # whose values depend on what nobody has set
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of what a row writes, what it was read from
+    overrides: Mapping[str, str] = field(default_factory=dict)  # fields that are said beside the files
+    automatic: frozenset[str] = frozenset()  # names whose values their files leave to another: "auto"
 
     def has(self, *names: str) -> bool:
         """Whether one of the names is there and says something."""
@@ -112,8 +115,17 @@ class Settings:
         self.asked.update(names)
 
     def note(self, text: str) -> None:
-        """Tell what was assumed."""
-        self.notes.append(text)
+        """Tell what was assumed, but where the field is said that the text offers to say."""
+        if not any(f"--set {name}=" in text for name in self.overrides):
+            self.notes.append(text)
+
+    def overridden(self, name: str) -> int | None:
+        """The whole number, at least 1, that is said for a field beside the files."""
+        return whole(self.overrides.get(name, "")) or None
+
+    def is_open(self, *names: str) -> bool:
+        """Whether nothing is said, and no file leaves it to another."""
+        return not any(name in self.automatic or self.given.get(name) is not None for name in names)
 
     def lose(self, name: str, why: str) -> None:
         """Tell that a setting, if it is there, is not in the job, and why."""
@@ -136,7 +148,7 @@ class Settings:
         value = self.given.get(name)
         if value is True and self.prefix:
             return ""
-        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = plain_text(value)
         return (" " if self.prefix else " = ") + shortened(text)
 
     def _number(self, names: tuple[str, ...]) -> float | None:
@@ -150,7 +162,8 @@ class Settings:
         else:
             try:
                 text = str(value)
-                found = int(text) if text.lstrip("+-").replace("_", "").isdecimal() and len(text) < 20 else float(text)
+                exact = signed(text)
+                found = float(text) if exact is None else exact
             except ValueError:
                 self._wrong(names, "a number")
                 return None
@@ -161,13 +174,15 @@ class Settings:
 
     def _is_unknown(self, value: Any, names: tuple[str, ...]) -> bool:
         """Whether a value that matters depends on what nobody has set, which is told then."""
-        if not isinstance(value, (str, list)) or not UNKNOWN.search(str(value)):
+        if not isinstance(value, (str, list)) or not UNKNOWN.search(plain_text(value)):
             return False
         self.needed.append(next(name for name in names if self.given.get(name) is not None))
         return True
 
     def _wrong(self, names: tuple[str, ...], wanted: str) -> None:
         name = next(name for name in names if self.given.get(name) is not None)
+        if self._is_unknown(self.given[name], names):
+            return
         fault = f"{self.said(name)}: it should be {wanted}"
         if fault not in self.faults:
             self.faults.append(fault)
@@ -176,6 +191,11 @@ class Settings:
 def _says(value: Any) -> bool:
     """Whether a value may mean something: null, false and nothing mean that it is absent."""
     return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
+
+
+def plain_text(value: Any) -> str:
+    """A value, or several with blanks between."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -4,54 +4,27 @@ Assignments, arrays, here-documents, if, case, groups, scripts within strings (`
 it starts or sources where these are given too. What is not followed (loops, functions, what a command prints) is said.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from pathlib import PurePath
 
-from shardwright.config.base import shortened
-from shardwright.config.other_systems.shell_values import (
-    Value,
-    Variables,
-    is_true,
-    readable,
-    unknown_names,
-)
+from shardwright.config.other_systems.shell_commands import Command, CommandEffects
+from shardwright.config.other_systems.shell_skipped import SkippedPart, assigned, names_of
+from shardwright.config.other_systems.shell_values import Variables, unknown_names
 from shardwright.config.other_systems.shell_words import ShellFault, ShellReader, Token, WordPiece
+from shardwright.config.other_systems.whole_text import whole
 
 _MOST_STEPS, _MOST_DEEP = 20_000, 10
 _ENDS = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done"}
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
-_DECLARING = ("export", "declare", "local", "readonly", "typeset")
-_WITHOUT_EFFECT = (
-    "echo",
-    "mkdir",
-    "set",
-    "cd",
-    "clear",
-    "printf",
-    "true",
-    "module",
-    "ulimit",
-    "conda",
-    "wait",
-    "sleep",
-)
 # Options of a batch system that say how large the job is, and the variables that it sets from them.
 _SLURM = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
     "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"), "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
 }  # fmt: skip
 _SHORT = {"-N": "nodes", "-n": "ntasks"}
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command that the script would run, with its words expanded."""
-
-    line: int
-    words: list[str]
 
 
 @dataclass
@@ -64,14 +37,29 @@ class Script:
     written: dict[str, str] = field(default_factory=dict)  # files that here-documents make
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system
     notes: list[str] = field(default_factory=list)
+    functions: dict[str, SkippedPart] = field(default_factory=dict)
     steps: int = 0
 
-    def follow(self, text: str, deep: int = 0) -> None:
-        """All of a script. Raises ShellFault."""
+    def follow(self, text: str, deep: int = 0, has_words: bool = False) -> None:
+        """All of a script, which starts with words of its own or without. Raises ShellFault."""
         if deep > _MOST_DEEP:
             raise ShellFault(f"scripts within scripts, more than {_MOST_DEEP} levels deep; name the innermost one")
         self._directives(text)
+        if not has_words:
+            self.variables.values.setdefault("#", "0")
+        else:
+            self.variables.values.pop("#", None)
         _Run(self, ShellReader(text).read(), deep).all()
+
+    def doubt(self, part: SkippedPart) -> None:
+        """From here on nothing is known of what a part would have set, nor the functions that it would have called."""
+        called, seen = [part], set[str]()
+        while called:
+            one = called.pop()
+            for name, appends in one.sets.items():
+                self.variables.doubt(name, appends)
+            called += [self.functions[name] for name in one.calls - seen if name in self.functions]
+            seen |= one.calls
 
     def _directives(self, text: str) -> None:
         for line in text.splitlines():
@@ -85,17 +73,35 @@ class Script:
             name = _SHORT.get(word, word.removeprefix("--"))
             if name == "gres" and value.startswith("gpu"):
                 name, value = "gpus-per-node", value.rpartition(":")[2]
-            if name in _SLURM and value.isdecimal():
+            if name in _SLURM and whole(value) is not None:
                 self.batch.setdefault(name, value)
                 for variable in _SLURM[name]:
                     self.variables.values.setdefault(variable, value)
 
 
-class _Run:
+class _Run(CommandEffects):
     """One text on its way: the place of the next token, and whether what is read there is followed."""
 
     def __init__(self, script: Script, tokens: list[Token], deep: int) -> None:
-        self.script, self.tokens, self.deep, self.at, self.ended = script, tokens, deep, 0, False
+        super().__init__(script, deep)
+        self.tokens, self.at = tokens, 0
+        self.noted: SkippedPart | None = None  # what the commands that are passed would set
+
+    @contextmanager
+    def _noting(self) -> Iterator[SkippedPart]:
+        outer, self.noted = self.noted, SkippedPart()
+        try:
+            yield self.noted
+        finally:
+            if outer is not None:
+                outer.add(self.noted)
+            self.noted = outer
+
+    def _is_doubtful(self, begin: int) -> bool:
+        """Whether words from there on hang on more than what nobody has set, which counts as empty."""
+        variables = self.script.variables
+        names = [name for token in self.tokens[begin : self.at] for name in unknown_names(variables.text_of(token))]
+        return not names or any(map(variables.is_made, names))
 
     def all(self) -> None:
         while self.at < len(self.tokens) and not self.ended:
@@ -148,11 +154,24 @@ class _Run:
         return self._simple(active)
 
     def _if(self, active: bool, nested: int) -> bool | None:
-        begin, is_done = self.tokens[self.at].line, not active
+        with self._noting() as part:
+            is_doubtful = self._branches(active, nested, part)
+        if is_doubtful:
+            self.script.doubt(part)
+        return True
+
+    def _branches(self, active: bool, nested: int, part: SkippedPart) -> bool:
+        """All of an if. Whether it is not known which branch is the one."""
+        begin, is_done, is_doubtful = self.tokens[self.at].line, not active, False
         while (token := self._peek()) is not None and token.plain in ("if", "elif"):
             self.at += 1
+            start = self.at
             says = self._until(("then",), active and not is_done, nested + 1)
             if says is None and not is_done:
+                if not is_doubtful and self._is_doubtful(start):
+                    is_doubtful = True
+                    part.sets.clear()
+                    part.calls.clear()
                 self.script.notes.append(f"line {token.line}: a condition that can't be known here is taken as not so")
             self.at += 1
             self._until(("elif", "else", "fi"), active and not is_done and says is True, nested + 1)
@@ -163,9 +182,17 @@ class _Run:
         if not self.ended and self._peek() is None:
             raise ShellFault(f"line {begin}: if without fi; check it")
         self.at += 1
-        return True
+        return is_doubtful
 
     def _case(self, active: bool, nested: int) -> bool | None:
+        with self._noting() as part:
+            is_doubtful = self._patterns(active, nested)
+        if is_doubtful:
+            self.script.doubt(part)
+        return True
+
+    def _patterns(self, active: bool, nested: int) -> bool:
+        """All of a case. Whether it is not known which pattern is the one."""
         begin = self.tokens[self.at].line
         words: list[str] = []
         self.at += 1
@@ -173,6 +200,8 @@ class _Run:
             words += self.script.variables.words_of(token) if not token.operator else []
             self.at += 1
         subject, is_done = " ".join(words), not active
+        names = unknown_names(subject)
+        is_doubtful = active and any(map(self.script.variables.is_made, names))
         self.at += 1
         while (token := self._peek()) is not None and token.plain != "esac" and not self.ended:
             if token.operator in ("\n", ";;", "("):
@@ -189,30 +218,56 @@ class _Run:
         if not self.ended and self._peek() is None:
             raise ShellFault(f"line {begin}: case without esac; check it")
         self.at += 1
-        return True
+        return is_doubtful
 
     def _is_function(self) -> bool:
         """Whether NAME() { begins here."""
         after = self.tokens[self.at + 1 : self.at + 10]
         rest = [token for token in after[2:] if token.operator != "\n"]
-        is_called = [token.operator for token in after[:2]] == ["(", ")"] and not _assigned(self.tokens[self.at])
+        is_called = [token.operator for token in after[:2]] == ["(", ")"] and not assigned(self.tokens[self.at])
         return is_called and bool(rest) and (rest[0].plain == "{" or rest[0].operator == "(")
 
     def _skipped(self, active: bool, nested: int) -> bool | None:
         """A loop or a function, which is passed over."""
         token = self.tokens[self.at]
-        end = _ENDS.get(token.plain, "}")
-        if active:
-            what = f"a {token.plain} loop" if token.plain in _ENDS else "a function"
-            self.script.notes.append(f"line {token.line}: {what} is not followed")
-        while (one := self._peek()) is not None and one.plain not in ("do", "{"):
+        end, is_loop = _ENDS.get(token.plain, "}"), token.plain in _ENDS
+        header: list[Token] = []
+        says: bool | None = None
+        with self._noting() as part:
+            if token.plain in ("while", "until"):
+                self.at += 1
+                says = self._until(("do",), active, nested + 1)
+            while (one := self._peek()) is not None and one.plain not in ("do", "{"):
+                header.append(one)
+                self.at += 1
             self.at += 1
-        self.at += 1
-        self._until((end,), active=False, nested=nested + 1)
+            self._until((end,), active=False, nested=nested + 1)
         if self._peek() is None:
             raise ShellFault(f"line {token.line}: {token.plain or 'a function'} without {end}; check it")
         self.at += 1
+        if not active or (is_loop and self._is_empty(token.plain, header, says)):
+            return True
+        self.script.notes.append(
+            f"line {token.line}: {f'a {token.plain} loop' if is_loop else 'a function'} is not followed"
+        )
+        if is_loop:
+            for name in names_of(header[1:2]):
+                part.put(name, False)
+            self.script.doubt(part)
+        else:
+            self.script.functions[(header[1] if token.plain == "function" else token).plain] = part
         return True
+
+    def _is_empty(self, kind: str, header: list[Token], says: bool | None) -> bool:
+        """Whether a loop is known to do nothing."""
+        if kind in ("while", "until"):
+            return says is (kind == "until")
+        words = [one for one in header[2:] if not one.operator]
+        if words and words[0].plain != "in":
+            return False
+        variables = self.script.variables
+        listed = [word for one in words[1:] for word in variables.words_of(one)] if words else variables.values.get("@")
+        return not listed
 
     def _simple(self, active: bool) -> bool | None:
         """Assignments, and a command behind them."""
@@ -231,7 +286,7 @@ class _Run:
                     redirected[token.operator] = target
                     self.at += 1
                 continue
-            if token.operator == "(" and tokens and _assigned(tokens[-1]):
+            if token.operator == "(" and tokens and assigned(tokens[-1]):
                 tokens[-1] = self._array(tokens[-1], active)
                 continue
             if token.operator:
@@ -240,7 +295,9 @@ class _Run:
             self.at += 1
         if not tokens and not redirected:
             self.at += 1  # an operator out of place
-        return self._act(line, tokens, redirected) if active else True
+        if self.noted is not None:
+            self.noted.command(tokens)
+        return self.act(line, tokens, redirected) if active else True
 
     def _array(self, name: Token, active: bool) -> Token:
         """The words within NAME=( ... ), which are put where they belong; nothing is left to do then."""
@@ -253,100 +310,10 @@ class _Run:
         if self._peek() is None:
             raise ShellFault(f"line {name.line}: ( is not closed; check it")
         self.at += 1
+        named, appends = assigned(name) or ("", False)
+        if self.noted is not None:
+            self.noted.put(named, appends)
         if active:
-            named, appends = _assigned(name) or ("", False)
-            self.script.variables.put(named, values, appends)
+            variables = self.script.variables
+            variables.put(named, [variables.named(named, value) for value in values], appends)
         return Token(name.line)
-
-    def _act(self, line: int, tokens: list[Token], redirected: dict[str, Token]) -> bool | None:
-        variables, script = self.script.variables, self.script
-        rest = [token for token in tokens if token.pieces]
-        if rest and rest[0].plain in _DECLARING:
-            rest = [token for token in rest[1:] if _assigned(token)]
-            while rest:
-                rest = self._assign(rest)
-            return True
-        while rest and _assigned(rest[0]):
-            rest = self._assign(rest)
-        if not rest and not redirected:
-            return True
-        words = [word for token in rest for word in variables.words_of(token)]
-        document = next((redirected[name].document for name in ("<<", "<<-") if name in redirected), None)
-        if document is not None:
-            token = redirected.get("<<") or redirected["<<-"]
-            text = variables.document_of(document) if token.expands else document
-            return self._document(words, text, redirected)
-        return self._command(line, words, script) if words else True
-
-    def _assign(self, tokens: list[Token]) -> list[Token]:
-        name, appends = _assigned(tokens[0]) or ("", False)
-        first = tokens[0].pieces[0]
-        pieces = (WordPiece("text", first.text[first.text.index("=") + 1 :], False), *tokens[0].pieces[1:])
-        value: Value = self.script.variables.text_of(Token(tokens[0].line, pieces=pieces))
-        self.script.variables.put(name, value, appends)
-        return tokens[1:]
-
-    def _document(self, words: list[str], text: str, redirected: dict[str, Token]) -> bool:
-        target = redirected.get(">") or redirected.get(">>")
-        if target is not None:
-            self.script.written[self.script.variables.text_of(target)] = text
-        elif words and PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun"):
-            self.script.batch_options([part for word in words for part in word.split("=", 1)])
-            self.script.follow(text, self.deep + 1)
-        return True
-
-    def _command(self, line: int, words: list[str], script: Script) -> bool | None:
-        name = PurePath(words[0]).name or words[0]
-        if name in ("[", "[[", "test"):
-            return is_true([word for word in words[1:] if word not in ("]", "]]")], script.variables)
-        if name in ("exit", "return"):
-            self.ended = True
-            return True
-        if name in ("false", "true"):
-            return name == "true"
-        if name in _WITHOUT_EFFECT:
-            return True
-        if name == "unset":
-            for word in words[1:]:
-                script.variables.values.pop(word, None)
-            return True
-        if name in ("sbatch", "srun", "salloc"):
-            script.batch_options([part for word in words for part in word.split("=", 1)])
-        sourced = name in ("source", ".")
-        other = next((word for word in words[1:] if PurePath(word).name in script.files), None)
-        if other and (sourced or name in ("sbatch", "bash", "sh", "srun")):
-            script.follow(script.files[PurePath(other).name], self.deep + 1)
-        elif sourced:
-            script.notes.append(
-                f"line {line}: {shortened(readable(' '.join(words[:2])))} is not read: name that file too"
-            )
-        else:
-            self._started(line, words, script)
-        return True
-
-    def _started(self, line: int, words: list[str], script: Script) -> None:
-        """A command, or the script within one of its words."""
-        if words[0] == "eval":
-            script.follow(" ".join(words[1:]), self.deep + 1)
-            return
-        for before, word in zip(["", *words], words, strict=False):
-            is_script = before == "-c" or (" --" in word and ".py" in word)
-            if is_script and any(blank in word for blank in " \n"):
-                script.follow(word, self.deep + 1)
-                return
-        script.commands.append(Command(line, words))
-
-
-def _assigned(token: Token) -> tuple[str, bool] | None:
-    """The name that a word assigns, and whether it adds to what is there."""
-    if not token.pieces or token.pieces[0].kind != "text" or token.pieces[0].quoted:
-        return None
-    name, equals, _ = token.pieces[0].text.partition("=")
-    appends = name.endswith("+")
-    name = name.removesuffix("+")
-    return (name, appends) if equals and name.isascii() and name.isidentifier() else None
-
-
-def unknown_in(words: list[str]) -> list[str]:
-    """What the words of a command depend on that is not known."""
-    return [name for word in words for name in unknown_names(word)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from shardwright.config.other_systems.shell_words import ShellFault, ShellReader, Token, WordPiece
+from shardwright.config.other_systems.whole_text import signed, whole
 
 Value = str | list[str]
 
@@ -44,6 +45,11 @@ class Variables:
     values: dict[str, Value] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     defaulted: dict[str, str] = field(default_factory=dict)
+    expansions: set[str] = field(default_factory=set)  # names of marks that stand for no variable
+
+    def is_made(self, name: str) -> bool:
+        """Whether what is not known is made by the script itself, and not left to its environment."""
+        return name in self.values or name in self.expansions
 
     def put(self, name: str, value: Value, appends: bool = False) -> None:
         """Set one, or add to it."""
@@ -58,12 +64,33 @@ class Variables:
         _check(sum(map(len, value)) if isinstance(value, list) else len(value))
         self.values[name] = value
 
+    def doubt(self, name: str, appends: bool) -> None:
+        """From here on a variable has a value that is not known, or has more than is known."""
+        old = self.values.get(name) if appends else None
+        self.put(name, f" {mark(name)}" if isinstance(old, str) and old else mark(name), appends)
+
+    def named(self, name: str, text: str) -> str:
+        """A text that a variable gets. What a command prints has no name by which it could be given; the variable
+        has."""
+        return UNKNOWN.sub(lambda found: mark(name) if found[1] in self.expansions else found[0], text)
+
+    def unfollowed(self, what: str) -> str:
+        """What is given for an expansion that is not followed, else its mark."""
+        found = mark(what)
+        given = self.values.get(found[1:-1])
+        if isinstance(given, str):
+            return given
+        self.expansions.add(found[1:-1])
+        return found
+
     def words_of(self, token: Token, deep: int = 0) -> list[str]:
-        """A word with its expansions: cut at blanks where they are not quoted."""
+        """A word with its expansions: cut at blanks where they are not quoted. "$@" of nothing is no word."""
         words: list[str] = []
         current: str | None = None
+        vanishes = False
         for piece in token.pieces:
             values = self._values(piece, deep)
+            vanishes = vanishes or (not values and piece.quoted)
             for number, (text, splits) in enumerate(values):
                 if number:
                     words, current = [*words, *([] if current is None else [current])], None
@@ -80,7 +107,7 @@ class Variables:
                 if parts and text[-1:].isspace():
                     words, current = [*words, current or ""], None
             _check(sum(map(len, words)) + len(current or ""))
-        return words if current is None else [*words, current]
+        return words if current is None or (vanishes and not current) else [*words, current]
 
     def text_of(self, token: Token, deep: int = 0) -> str:
         """A word as one text, as in an assignment."""
@@ -91,7 +118,7 @@ class Variables:
     def document_of(self, text: str) -> str:
         """A here-document with its expansions."""
         reader = ShellReader('"' + text.replace('"', '\\"') + '"')
-        return self.text_of(Token(1, pieces=tuple(reader._quoted())))
+        return self.text_of(Token(1, pieces=tuple(reader.quoted())))
 
     def _values(self, piece: WordPiece, deep: int) -> list[tuple[str, bool]]:
         """The texts of a piece, and whether they are cut at blanks; several of an array."""
@@ -106,16 +133,19 @@ class Variables:
         return [(text, not piece.quoted) for text in self._variable(piece.text, piece.quoted, deep)]
 
     def _command(self, text: str) -> str:
-        """What a command would print: known of echo alone."""
-        return "." if text.strip() == "pwd" else mark(f"({' '.join(text.split())})")
+        """What a command would print: known of pwd alone."""
+        return "." if text.strip() == "pwd" else self.unfollowed(f"({' '.join(text.split())})")
 
     def _variable(self, text: str, quoted: bool, deep: int) -> list[str]:
         found = _NAME.match(text)
         if not found or (text.startswith(("#", "!")) and len(text) > 1):
-            return [mark(f"{{{text}}}")]
+            return [self.unfollowed(f"{{{text}}}")]
         name, rest = found[0], text[found.end() :]
         value = self.values.get(name)
+        if name in ("@", "*") and value is None:  # nobody gives the script any words
+            return [""] if name == "*" and quoted else []
         if rest.startswith("["):
+            value = value.split() if isinstance(value, str) and name in self.fixed else value  # an array, as one text
             index, _, rest = rest[1:].partition("]")
             value = _element(value, index, quoted)
         is_empty = value is None or (rest.startswith(":") and value in ("", []))
@@ -133,7 +163,7 @@ class Variables:
             return [""] if is_empty else [self._expanded(other, deep)]
         if kind == "?":
             return _listed(mark(name) if is_empty else value)
-        return [mark(f"{{{text}}}")]
+        return [self.unfollowed(f"{{{text}}}")]
 
     def _expanded(self, text: str, deep: int) -> str:
         tokens = [token for token in ShellReader(text).read() if not token.operator]
@@ -154,7 +184,7 @@ def _pieces_of(text: str) -> Iterator[WordPiece | None]:
     reader = ShellReader(text)
     while reader.at < len(text):
         if text[reader.at] in "$`":
-            yield reader._expansion(quoted=True)
+            yield reader.expansion(quoted=True)
         else:
             yield WordPiece("text", text[reader.at], True)
             reader.at += 1
@@ -166,8 +196,8 @@ def _element(value: Value | None, index: str, quoted: bool) -> Value | None:
     values = [value] if isinstance(value, str) else value
     if index in ("@", "*"):
         return " ".join(values) if index == "*" and quoted else values
-    place = int(index) if index.isdecimal() and len(index) < 6 else -1
-    return values[place] if 0 <= place < len(values) else None
+    place = whole(index)
+    return values[place] if place is not None and place < len(values) else None
 
 
 def _listed(value: Value | None) -> list[str]:
@@ -179,7 +209,7 @@ def _check(length: int) -> None:
         raise ShellFault(f"a word of more than {_MOST_TEXT:,} characters; check that it is the launch script")
 
 
-_SUM = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|\d+|[A-Za-z_]\w*)")
+_SUM = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|[0-9]+|[A-Za-z_]\w*)")
 _BINDS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
 _LARGEST = 1 << 63
 
@@ -242,11 +272,13 @@ class _Sum:
             value = self._atom()
             return {"-": -value, "+": value}.get(token, int(not value))
         if token.isdecimal():
-            return int(token) if len(token) < 19 else _LARGEST
+            said = whole(token)
+            return _LARGEST if said is None else said
         text = self.variables.values.get(token, "")
-        if not isinstance(text, str) or not text.strip().removeprefix("-").isdecimal() or len(text) > 19:
+        number = signed(text.strip()) if isinstance(text, str) else None
+        if number is None:
             raise ShellFault(f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE")
-        return int(text)
+        return number
 
     def _apply(self, sign: str, a: int, b: int) -> int:
         if sign in ("/", "%") and b == 0:
@@ -286,6 +318,6 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
         return None
     if words[1] in ("=", "==", "!="):
         return fnmatchcase(words[0], words[2][:200]) == (words[1] != "!=")
-    if words[1] in _COMPARED and all(word.removeprefix("-").isdecimal() for word in (words[0], words[2])):
+    if words[1] in _COMPARED and None not in (signed(words[0]), signed(words[2])):
         return bool(_Sum(f"{words[0]} {_COMPARED[words[1]]} {words[2]}", variables).value())
     return None

@@ -6,9 +6,12 @@ command would print), each quoted or not; which values they have is decided late
 
 from dataclasses import dataclass
 
+from shardwright.config.other_systems.whole_text import whole
+
 OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|", "<", ">",
              "(", ")", "\n")  # fmt: skip
 _ENDS_WORD = " \t\r\n;&|<>()"
+_BEFORE_COMMANDS = ("if", "elif", "while", "until", "then", "else", "do", "!", "{")
 _MOST_WORDS = 100_000
 
 
@@ -50,6 +53,7 @@ class ShellReader:
         self.text, self.at, self.line = text, 0, line
         self.tokens: list[Token] = []
         self._documents: list[tuple[int, bool, bool]] = []  # tokens that a document follows, tabs cut, end awaited
+        self._word_end = -1  # where the last word ends
 
     def read(self) -> list[Token]:
         """All words and operators. Raises ShellFault."""
@@ -79,6 +83,8 @@ class ShellReader:
     def _operator(self, found: str) -> None:
         if found == "((" and not self._begins_command():
             found = "("
+        if found[0] in "<>" and self._is_descriptor():
+            self.tokens.pop()
         self.at += len(found)
         if found == "((":
             end = self.text.find("))", self.at)
@@ -91,14 +97,23 @@ class ShellReader:
             self.line += 1
             self._read_documents()
 
+    def _is_descriptor(self) -> bool:
+        """Whether digits stand directly before a redirection: the number of a file, and no word of the command."""
+        if not self.tokens or self._word_end != self.at or whole(self.tokens[-1].plain) is None:
+            return False
+        return not self._documents or self._documents[-1][0] != len(self.tokens) - 1
+
     def _begins_command(self) -> bool:
-        return not self.tokens or self.tokens[-1].operator in ("\n", ";", "&&", "||", "|")
+        if not self.tokens or self.tokens[-1].plain in _BEFORE_COMMANDS:
+            return True
+        return self.tokens[-1].operator in ("\n", ";", "&&", "||", "|", "&", "(")
 
     def _word(self) -> None:
         line, pieces = self.line, list[WordPiece]()
         while self.at < len(self.text) and self.text[self.at] not in _ENDS_WORD:
             pieces += self._piece()
         self.tokens.append(Token(line, pieces=tuple(pieces)))
+        self._word_end = self.at
         before = self.tokens[-2].operator if len(self.tokens) > 1 else ""
         if before in ("<<", "<<-"):
             self._documents.append((len(self.tokens) - 1, before == "<<-", any(piece.quoted for piece in pieces)))
@@ -115,12 +130,12 @@ class ShellReader:
         if char == "'":
             return [WordPiece("text", self._until("'"), True)]
         if char == '"':
-            return self._quoted()
+            return self.quoted()
         if char == "$" and self.text.startswith("$'", self.at):
             self.at += 1
             return [WordPiece("text", self._until("'"), True)]
         if char in "$`":
-            return [self._expansion(quoted=False)]
+            return [self.expansion(quoted=False)]
         begin = self.at
         while self.at < len(self.text) and self.text[self.at] not in _ENDS_WORD + "\\'\"$`":
             self.at += 1
@@ -135,7 +150,8 @@ class ShellReader:
         self.at = end + 1
         return found
 
-    def _quoted(self) -> list[WordPiece]:
+    def quoted(self) -> list[WordPiece]:
+        """The pieces of a text in double quotes, which begins here. Raises ShellFault."""
         begin, pieces, text = self.line, [WordPiece("text", "", True)], ""
         self.at += 1
         while self.at < len(self.text) and self.text[self.at] != '"':
@@ -145,7 +161,7 @@ class ShellReader:
                 self.line += self.text[self.at + 1] == "\n"
                 self.at += 2
             elif char in "$`":
-                pieces += [WordPiece("text", text, True), self._expansion(quoted=True)]
+                pieces += [WordPiece("text", text, True), self.expansion(quoted=True)]
                 text = ""
             else:
                 self.line += char == "\n"
@@ -156,7 +172,8 @@ class ShellReader:
         self.at += 1
         return [*pieces, WordPiece("text", text, True)]
 
-    def _expansion(self, quoted: bool) -> WordPiece:
+    def expansion(self, quoted: bool) -> WordPiece:
+        """The expansion that begins here, at $ or a backtick. Raises ShellFault."""
         text, at = self.text, self.at
         if text[at] == "`":
             return WordPiece("command", self._until("`"), quoted)
@@ -164,7 +181,7 @@ class ShellReader:
             if text.startswith(opening, at):
                 return WordPiece(kind, self._bracketed(opening, closing), quoted)
         end = at + 1
-        if text[end : end + 1].isdecimal() or text[end : end + 1] in tuple("@*#?$!-"):
+        if text[end : end + 1] in tuple("0123456789@*#?$!-"):
             end += 1
         else:
             while end < len(text) and (text[end].isalnum() or text[end] == "_") and text[end].isascii():

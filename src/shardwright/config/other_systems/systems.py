@@ -104,7 +104,8 @@ def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject
     except (ShellFault, RecursionError) as error:
         raise PlanError(subject, [printable(str(error))]) from None
     told.settings.note(f"what nothing says has {system.title}'s own default")
-    return imported(told, asked, subject, _name_of(next(iter(texts))))
+    first = next(iter(texts))
+    return imported(told, asked, subject, _name_of(first), Path(first).parent)
 
 
 def _text_of(path: Path) -> str:

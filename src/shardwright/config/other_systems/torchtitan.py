@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
-from shardwright.config.other_systems.launcher import Launched, launched, missing_fault
+from shardwright.config.other_systems.launcher import Launched, launched, missing_ranks
 from shardwright.config.other_systems.python_source import Reader, Source, source_of_text
 from shardwright.config.other_systems.script_text import script_text
 from shardwright.config.other_systems.settings import Settings
@@ -49,12 +49,11 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         config.unread.pop(flag, None)
     settings = Settings(
         IN_PYTHON.plain(config.given | words.given), spelled=IN_PYTHON.spelled,
-        notes=[*notes, *reader.notes, *config.notes], lost=config.lost, faults=config.faults,
+        notes=[*notes, *reader.notes, *config.notes], lost=config.lost, faults=config.faults, overrides=asked.fields,
     )  # fmt: skip
     settings.faults += IN_PYTHON.faults(config.given | words.given)
     _lose(settings)
-    if not asked.cluster.devices and command.missing:
-        settings.faults.append(missing_fault(command))
+    settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     told = told_of(settings, IN_PYTHON, asked, command.nodes, command.each)
     tell_unread(settings, IN_PYTHON.plain(config.unread))
     return replace(told, without_effect=subjects(settings.given, "torchtitan"))

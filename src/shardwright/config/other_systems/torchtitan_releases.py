@@ -9,10 +9,11 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.plain_data import flat_keys
-from shardwright.config.other_systems.rows import write_table
+from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields
 from shardwright.config.other_systems.torchtitan_table import PARTS, TABLE, WORLD
+from shardwright.config.other_systems.whole_text import whole
 
 _SOFTWARE = "torchtitan-2025"
 GROUP = "optimizer.param_groups.0."  # the parameters that no other group takes
@@ -114,7 +115,7 @@ def told_of(settings: Settings, release: Release, asked: Asked, nodes: int = 0, 
         settings.faults.append(f"{what} (known: {known}); give it with --set model.name=NAME of the catalog")
     fields: Flat = {"layers": _layers_of(model or {}, asked)}
     for row in TABLE:
-        row.read(settings, fields)
+        read_row(row, settings, fields)
     del fields["layers"]
     fields |= {f"model.{name}": value for name, value in flat_keys(model or {}).items()}
     settings.note(f"priced as {_SOFTWARE} software (--as NAME for another)")
@@ -125,9 +126,9 @@ def told_of(settings: Settings, release: Release, asked: Asked, nodes: int = 0, 
 def _layers_of(model: dict[str, Any], asked: Asked) -> int:
     """Layers of the model, which say how torchtitan cuts it into stages."""
     name = asked.fields.get("model.name", model.get("name", ""))
-    given = asked.fields.get("model.layers", "")
-    if given.isdecimal() and len(given) < 9:
-        return int(given)
+    given = whole(asked.fields.get("model.layers", ""))
+    if given is not None:
+        return given
     if name in catalog.names("models"):
         return int(catalog.read("models", name)["layers"])
     return int(model.get("layers", 0))

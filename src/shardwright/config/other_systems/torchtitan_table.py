@@ -5,9 +5,11 @@ import math
 from typing import Any
 
 from shardwright.config import largest
+from shardwright.config.base import shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.whole_text import whole
 from shardwright.config.plan import STAGES_PER_RANK, even_stages
 
 WORLD = "world"
@@ -24,15 +26,22 @@ def _old(name: str) -> str:
     return f"{_P}{name} training.{name} experimental.{name}"
 
 
+def _or_the_rest(text: str, name: str, theirs: Settings) -> int | None:
+    """A number; None for -1, which takes what is left."""
+    found = whole(text)
+    if found is None and text != "-1":
+        theirs.faults.append(f"{name} = {shortened(text)}: it should be a whole number, or -1")
+    return found
+
+
 def _read_degrees(theirs: Settings, ours: Flat) -> None:
     """dp is what shards times what replicates; with context parallelism tokens are sharded over too."""
     shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
     copies = theirs.count(_old("data_parallel_replicate_degree").split(), 1)
-    names = [*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"]
-    text = theirs.text(names, "-1")
+    text = theirs.text([*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
     world = theirs.count(WORLD, 0)
-    if not text.startswith("-"):
-        shards = max(1, theirs.count(names, 1))
+    if (said := _or_the_rest(text, _P + "data_parallel_shard_degree", theirs)) is not None:
+        shards = max(1, said)
     elif world and world % max(1, shared * copies) == 0:
         shards = world // max(1, shared * copies)
     else:
@@ -119,13 +128,20 @@ def _write_pipeline(job: JobSpec, theirs: dict[str, Any]) -> None:
 def _read_batch(theirs: Settings, ours: Flat) -> None:
     dp, pp = ours["plan.dp"], ours["plan.pp"]
     local = theirs.count(("training.local_batch_size", "training.batch_size"), 8)
-    whole = theirs.text("training.global_batch_size", "-1")
-    size = local * dp if whole.startswith("-") else theirs.count("training.global_batch_size", local * dp)
     microbatches = theirs.count("experimental.pipeline_parallel_microbatches", 0)
     each = theirs.count(_P + "pipeline_parallel_microbatch_size", 1)
     if pp > 1 and microbatches:
         each = max(1, local // microbatches)
+    elif pp > 1 and not theirs.has(_P + "pipeline_parallel_microbatch_size"):
+        theirs.note(
+            "a microbatch has 1 sample, as since 2025; code of 2024 made as many microbatches as there are stages "
+            "(--set plan.microbatch_size=N)"
+        )
+    if pp == 1:
+        local = theirs.overridden("plan.microbatch_size") or local
     ours["plan.microbatch_size"] = each if pp > 1 else local
+    said = _or_the_rest(theirs.text("training.global_batch_size", "-1"), "training.global_batch_size", theirs)
+    size = local * dp if said is None else said
     ours["batch.global_batch_size"] = size
     if pp > 1 and size > local * dp:
         theirs.lost.append(f"the pipeline drains {size // max(1, local * dp)} times in a step there, and once here")
@@ -152,8 +168,8 @@ def _read_recompute(theirs: Settings, ours: Flat) -> None:
             "selective recomputation by operator keeps what products and attention give; norms and activations are "
             "computed again"
         )
-    elif mode == "selective" and option.isdecimal() and 0 < int(option[:6]) <= 1000 and len(option) < 6:
-        ours |= {"plan.recompute": "full", "plan.recompute_every": int(option)}
+    elif mode == "selective" and 0 < (every := whole(option) or 0) <= 1000:
+        ours |= {"plan.recompute": "full", "plan.recompute_every": every}
     elif mode != "none":
         said = f"{mode[:30]} {option[:30]}" if mode == "selective" else mode[:30]
         name = theirs.shown("activation_checkpoint.mode")

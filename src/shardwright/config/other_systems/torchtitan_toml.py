@@ -16,7 +16,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     flat: dict[str, Any] = {}
     for name, text in texts.items():
         flat |= flat_keys(read_data(name, text))
-    return told_of(Settings(flat), IN_TOML, asked)
+    return told_of(Settings(flat, overrides=asked.fields), IN_TOML, asked)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

@@ -2,20 +2,25 @@
 and the model in its config.json. Keys are as command lines have them: "--learning_rate"."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.hugging_face.config_json import fields_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked
-from shardwright.config.other_systems.launcher import Launched, launched
+from shardwright.config.other_systems.launcher import Launched, launched, missing_ranks
 from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.plain_data import flat_keys, read_data
 from shardwright.config.other_systems.rows import Rule, Table, number
 from shardwright.config.other_systems.settings import Flat, Settings
+from shardwright.config.other_systems.shell_values import unknown_names
 from shardwright.config.other_systems.shell_words import ShellFault
 
+WORLD = "world_size"
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant",
               "cosine_with_min_lr": "cosine", "inverse_sqrt": "inverse-sqrt", "warmup_stable_decay": "wsd"}  # fmt: skip
 _OPTIMIZERS = {
@@ -33,13 +38,31 @@ def is_training(words: list[str]) -> bool:
     return program and (bool(names & telling) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
 
 
-def read_parts(
-    texts: Mapping[str, str], asked: Asked, is_own: Any
-) -> tuple[dict[str, Any], dict[str, Any] | None, Launched | None]:
-    """Settings of all files, keys of a config.json, and the command of a launch script, if there is one. `is_own` says
-    whether keys are of the system's own configuration. Raises ShellFault."""
+@dataclass(frozen=True)
+class FileParts:
+    """Settings of all files, names of those that are left to another file ("auto"), keys of a config.json, the command
+    of a launch script, and a fault for each file that they name and that is not there."""
+
+    given: dict[str, Any]
+    automatic: frozenset[str]
+    model: dict[str, Any] | None
+    command: Launched | None
+    faults: tuple[str, ...]
+
+    def settings(self, asked: Asked, world: int) -> Settings:
+        """The settings of all files and of the command, to be read for so many devices; 0 is not known."""
+        missing = [] if world or not self.command else missing_ranks(self.command)
+        return Settings(
+            self.given | ({WORLD: world} if world else {}), notes=list(self.command.notes) if self.command else [],
+            faults=[*self.faults, *missing], overrides=asked.fields, automatic=self.automatic,
+        )  # fmt: skip
+
+
+def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[str, Any]], bool]) -> FileParts:
+    """What all files say. `is_own` says whether keys are of the system's own configuration. Raises ShellFault."""
     given: dict[str, Any] = {}
     model: dict[str, Any] | None = None
+    has_own = False
     command: Launched | None = None
     scripts = {name: text for name, text in texts.items() if not name.lower().endswith((".json", ".yaml", ".yml"))}
     scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
@@ -57,13 +80,36 @@ def read_parts(
             model = data
         elif is_own(data):
             given |= flat_keys(data)
+            has_own = True
         elif "per_device_train_batch_size" in data or "learning_rate" in data:
             given |= {f"--{key}": value for key, value in data.items()}
         else:
             raise ShellFault(
                 f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
             )
-    return {key: value for key, value in given.items() if value != "auto"}, model, command
+    names = {PurePath(name).name for name in (*texts, *written)}
+    return FileParts(
+        {key: value for key, value in given.items() if value != "auto"},
+        frozenset(key for key, value in given.items() if value == "auto"),
+        model,
+        command,
+        tuple(_missing_files(given, names, has_own)),
+    )
+
+
+_FILES = ("--deepspeed", "--deepspeed_config", "--deepspeed_config_file", "deepspeed_config.deepspeed_config_file",
+          "--config_file", "--fsdp_config")  # fmt: skip
+
+
+def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Iterator[str]:
+    """A fault for each configuration that is named in another file, or in a script, and that is not read."""
+    for key in _FILES:
+        value = given.get(key)
+        if not isinstance(value, str) or value in ("none", "") or value.lstrip().startswith("{"):
+            continue
+        is_there = has_own if unknown_names(value) else PurePath(value).name in names
+        if not is_there:
+            yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
 
 
 def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, ours: Flat) -> None:
@@ -115,14 +161,16 @@ def _read_rate(theirs: Settings, ours: Flat) -> None:
         extra = {}
         theirs.faults.append(f"{theirs.said('--lr_scheduler_kwargs')}: it should be JSON")
     extra = extra if isinstance(extra, dict) else {}
-    own = theirs.text("scheduler.type")
-    kind = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}.get(own, kind)
+    kind = _own_schedule(theirs, kind)
     ratio = theirs.number("--warmup_ratio", 0.0)
     warmup = theirs.count(
-        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"), round(ratio * steps)
+        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"),
+        1000 if _is_default(theirs, "scheduler.params.warmup_num_steps") else round(ratio * steps),
     )
     ours |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
-    least = extra.get("min_lr_rate", extra.get("min_lr_ratio", theirs.number("scheduler.params.cos_min_ratio", 0.0)))
+    is_cosine = theirs.text("scheduler.type") == "WarmupCosineLR"
+    lowest = 0.0001 if is_cosine and theirs.is_open("scheduler.params.cos_min_ratio") else 0.0
+    least = extra.get("min_lr_rate", extra.get("min_lr_ratio", theirs.number("scheduler.params.cos_min_ratio", lowest)))
     ours["optimizer.min_learning_rate_ratio"] = least if isinstance(least, (int, float)) else 0.0
     if kind == "wsd":
         falling = extra.get("num_decay_steps", max(1, steps // 10))
@@ -130,6 +178,44 @@ def _read_rate(theirs: Settings, ours: Flat) -> None:
         shape = str(extra.get("decay_type", "cosine"))
         ours["optimizer.decay_shape"] = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}.get(shape, "linear")
     theirs.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
+
+
+_OWN_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def _is_default(theirs: Settings, name: str) -> bool:
+    """Whether a schedule of DeepSpeed's own is there, and a parameter of it has DeepSpeed's default."""
+    return theirs.text("scheduler.type") in _OWN_SCHEDULES and theirs.is_open(name)
+
+
+def _own_schedule(theirs: Settings, kind: str) -> str:
+    """The schedule of DeepSpeed's configuration in place of the program's."""
+    own = theirs.text("scheduler.type")
+    if not own:
+        return kind
+    if own not in _OWN_SCHEDULES and "optimizer.schedule" not in theirs.overrides:
+        theirs.faults.append(
+            f"scheduler.type = {shortened(own)} can't be said here; use one of {', '.join(_OWN_SCHEDULES)}, or say "
+            "what comes near it with --set optimizer.schedule=NAME, such as cosine"
+        )
+    if own in _OWN_SCHEDULES and theirs.text("scheduler.params.warmup_type", "log") == "log":
+        theirs.lost.append("scheduler.params.warmup_type is log there, and the warm-up is linear here")
+    return _OWN_SCHEDULES.get(own, kind)
+
+
+def _read_peak(theirs: Settings, ours: Flat) -> None:
+    """The learning rate: an optimizer or a schedule of DeepSpeed's own has DeepSpeed's default, 1e-3."""
+    names = ("--learning_rate", "optimizer.params.lr", "scheduler.params.warmup_max_lr")
+    falls = theirs.text("scheduler.type") == "WarmupDecayLR" and theirs.is_open(names[2])
+    own = theirs.has("optimizer.type") and theirs.is_open(names[1])
+    default = 1e-3 if falls or own else 5e-5
+    if theirs.is_open(*names):
+        theirs.note(f"nothing says the learning rate; {default:g} is taken (--set optimizer.learning_rate=RATE)")
+    ours["optimizer.learning_rate"] = theirs.number(names, default)
+
+
+def _write_peak(job: JobSpec, theirs: dict[str, Any]) -> None:
+    theirs["--learning_rate"] = job.optimizer.learning_rate
 
 
 def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
@@ -199,12 +285,7 @@ OPTIONS: Table = (
     Rule(("--block_size",), _read_sequence, _write_sequence),
     Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),
-    number(
-        "--learning_rate optimizer.params.lr scheduler.params.warmup_max_lr",
-        "optimizer.learning_rate",
-        5e-5,
-        always=True,
-    ),
+    Rule(("--learning_rate",), _read_peak, _write_peak),
     number("--weight_decay optimizer.params.weight_decay", "optimizer.weight_decay", 0.0, always=True),
     Rule(("--max_steps", "--lr_scheduler_type"), _read_rate, _write_rate),
 )
@@ -212,7 +293,13 @@ OPTIONS: Table = (
 
 def model_file(job: JobSpec) -> str:
     """The config.json of a job's model. PlanError if no family has it."""
-    keys = written_config(job.model)[1]
+    try:
+        keys = written_config(job.model)[1]
+    except PlanError as error:
+        fault = (
+            "no family of Hugging Face's has these layers, so there is no config.json for them; use a model that one "
+        )
+        raise PlanError(error.subject, [f"{fault}has, such as --set model.name=llama3-8b, or --to megatron"]) from None
     if job.model.moe.aux_loss == "switch" and job.model.moe.aux_scope == "microbatch":
         keys |= {"output_router_logits": True, "router_aux_loss_coef": job.model.moe.aux_coefficient}
     return json.dumps(keys, indent=2) + "\n"

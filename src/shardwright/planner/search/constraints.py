@@ -9,6 +9,7 @@ from shardwright.config import largest
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import SoftwareSpec
+from shardwright.config.software_support import had_by
 from shardwright.config.validation_messages import field_faults
 from shardwright.planner.search.plan_block import NUMBERS, Words
 
@@ -57,13 +58,7 @@ class Constraints:
 
     def as_software(self, software: SoftwareSpec) -> "Constraints":
         """The constraints, less what a generation of software does not have. PlanError where that is not known."""
-        has = {
-            "schedule": software.schedules,
-            "zero": software.zero_stages,
-            "sequence_parallel": (False,) if software.sequence_parallel is False else None,
-            "cp": (1,) if software.context_parallel is False else None,
-        }
-        known = {name: values for name, values in has.items() if values is not None}
+        known = had_by(software)
         if not known:
             fault = (
                 "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "

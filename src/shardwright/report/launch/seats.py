@@ -10,7 +10,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
-from shardwright.config.usual_links import device_entry, node_devices
+from shardwright.config.usual_links import device_entry, node_devices, usual_divisor
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _server_devices(job: JobSpec) -> int:
     if not node and cluster.device != "unknown" and cluster.nodes == 1:
         node = job.plan.world  # devices without fast links: one server has them all
     if not node:
-        size = _divisor(job.plan.world)
+        size = usual_divisor(job.plan.world)
         example = f"--set cluster.devices_per_node={size} --set cluster.nodes={job.plan.world // size}"
         fault = (
             f"nothing is known of the nodes of cluster {cluster.name!r}, so there is no saying how many ranks a node "
@@ -80,8 +80,3 @@ def _server_devices(job: JobSpec) -> int:
 def _of_a_server(cluster: ClusterSpec, node: int) -> int:
     own = device_entry(cluster.device).server_devices if cluster.device != "unknown" else 0
     return own if own and node % own == 0 else node
-
-
-def _divisor(world: int) -> int:
-    """The largest usual size of a node that divides a number of ranks."""
-    return next(size for size in (8, 4, 2, 1) if world % size == 0)

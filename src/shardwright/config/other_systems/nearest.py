@@ -1,0 +1,72 @@
+"""The nearest job to one that a system lacks, and the fields that make it of that one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.other_systems.meaning import differences
+from shardwright.config.other_systems.plain_data import flat_keys
+from shardwright.config.other_systems.settings import Flat
+from shardwright.config.plan import UNSEARCHED
+
+_SECTIONS = ("model", "plan", "batch", "precision", "optimizer")
+
+
+def variants(job: JobSpec) -> Iterator[JobSpec]:
+    """The job, and what it is without a field that decides what a system has of the others."""
+    yield job
+    if job.plan.sequence_parallel and job.plan.tp > 1:
+        yield job.model_copy(update={"plan": job.plan.model_copy(update={"sequence_parallel": False})})
+
+
+def near_job(job: JobSpec, back: JobSpec, found: list[tuple[str, Any, Any]]) -> JobSpec | None:
+    """The job with what a system made of it, which came `back` and `found` is what differs; None if that is none."""
+    plan = back.plan.model_copy(update={name: getattr(job.plan, name) for name in UNSEARCHED if name != "compress"})
+    plan = plan.model_copy(update={"compress_rank": 4, "compress_share": 0.01})
+    near = job.model_copy(
+        update={"plan": plan, "batch": back.batch, "precision": back.precision, "optimizer": back.optimizer}
+    )
+    of_model = {name: theirs for name, _, theirs in found if name.startswith("model.")}
+    if of_model:
+        changed = None if None in of_model.values() else with_fields(near, of_model)
+        if changed is None:
+            return None
+        near = changed
+    return None if job_faults(near) else near
+
+
+def way_to(job: JobSpec, near: JobSpec) -> Flat:
+    """The fewest fields that make a job mean what the near one does."""
+    old, new = _fields_of(job), _fields_of(near)
+    fields = {name: new[name] for name in new if name in old and new[name] != old[name]}
+    for name in list(fields):
+        rest = {one: value for one, value in fields.items() if one != name}
+        without = with_fields(job, rest)
+        if without is not None and not differences(without, near) and not job_faults(without):
+            fields = rest
+    return fields
+
+
+def with_fields(job: JobSpec, fields: Flat) -> JobSpec | None:
+    """The job with other values of fields; None where they are no fields, or have no such values."""
+    data = job.model_dump(exclude_unset=True)
+    for path, value in fields.items():
+        *sections, name = path.split(".")
+        place = data
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                return None
+        place[name] = value
+    try:
+        return JobSpec.model_validate(data)
+    except ValueError:
+        return None
+
+
+def _fields_of(job: JobSpec) -> Flat:
+    found: Flat = {}
+    for section in _SECTIONS:
+        found |= flat_keys(getattr(job, section).model_dump(mode="json"), f"{section}.")
+    return {name: value for name, value in found.items() if name != "plan.fallback"}
