@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.step_collectives import Traffic
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -208,6 +209,7 @@ def record_after(steps: list[StepResult], replica: Replica, mesh: Mesh, job: Job
     return Record(steps, boxes, evaluate(job, replica, mesh, my_tokens(mesh, job, len(steps))))
 
 
+@leaves_nothing
 def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
     """Build a job on this rank, train some steps, and take the record."""
     replica = build(job, mesh)
@@ -222,8 +224,6 @@ def remembered(job: JobSpec, function: Callable[..., Any], *args: Any) -> list[A
 
     For what many tests compare with.
     """
-    from ranks import run_on_mesh
-
     key = function, job.model_dump_json(), args
     if key not in _remembered:
         _remembered[key] = run_on_mesh(job, function, job, *args)
@@ -241,8 +241,6 @@ def against_one_rank(job: JobSpec, num_steps: int = 2) -> Verdict:
 
     The second step is of weights and an optimizer that the first has moved; a third would only do the same again.
     """
-    from ranks import run_on_mesh
-
     return compare(run_on_mesh(job, record, job, num_steps), by_one_rank(job, record, num_steps))
 
 

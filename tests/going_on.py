@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from cases import my_tokens
+from ranks import leaves_nothing
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -38,6 +39,7 @@ def state(replica: Replica, mesh: Mesh) -> Boxes:
     return {f"{box.name} {box.box}": box.values for box in held_boxes(replica, mesh)}
 
 
+@leaves_nothing
 def save_and_go_on(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float], Boxes]:
     replica = build(job, mesh)
     steps(replica, mesh, job, 0, STEPS)
@@ -47,12 +49,14 @@ def save_and_go_on(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float],
     return steps(replica, mesh, job, STEPS, 2 * STEPS), state(replica, mesh)
 
 
+@leaves_nothing
 def go_on(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float], Boxes]:
     begun = begin(job, mesh, folder)
     assert (begun.step, begun.samples) == (STEPS, STEPS * job.batch.global_batch_size), begun.said
     return steps(begun.replica, mesh, job, STEPS, 2 * STEPS), state(begun.replica, mesh)
 
 
+@leaves_nothing
 def save_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     replica = build(job, mesh)
     steps(replica, mesh, job, 0, STEPS)
@@ -62,10 +66,12 @@ def save_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     return list(held_compression(replica, mesh))
 
 
+@leaves_nothing
 def go_on_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     return list(held_compression(begin(job, mesh, folder).replica, mesh))
 
 
+@leaves_nothing
 def began_anew(mesh: Mesh, job: JobSpec, folder: Path) -> bool:
     begun = begin(job, mesh, folder)
     first = build(job, mesh)
@@ -82,9 +88,11 @@ def refusal(mesh: Mesh, job: JobSpec, folder: Path) -> list[str]:
     return []
 
 
+@leaves_nothing
 def save_and_load_in_memory(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float], list[float]]:
     return save_and_go_on(mesh, job, folder)[0], go_on(mesh, job, folder)[0]
 
 
+@leaves_nothing
 def go_on_and_hold(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     return held_boxes(begin(job, mesh, folder).replica, mesh)

@@ -3,6 +3,7 @@
 import torch
 
 from cases import by_one_rank, record, record_after, train
+from ranks import leaves_nothing
 from shardwright.config.job import JobSpec
 from shardwright.measure.rounding import HALF_UNIT, MOVES, is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
@@ -14,6 +15,7 @@ from shardwright.train.build import build
 ALWAYS = 16 * HALF_UNIT["float32"]
 
 
+@leaves_nothing
 def moved_record(mesh: Mesh, job: JobSpec, num_steps: int, number: int) -> Record:
     """The record of a job on this rank, from weights that are moved by a rounding."""
     replica = build(job, mesh, moved_weights(job, seeded(job.run.seed), number))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cases import ATTENTIONS, BLOCKS, KINDS, LATENT, RULES, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.activations import documents_kept, embedding_kept, head_kept, layer_of
 from shardwright.account.further_tokens import further_layers
 from shardwright.config.job import JobSpec
@@ -74,11 +74,13 @@ def input_of(job: JobSpec, stage: DecoderStage) -> Tensor:
     return stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
 
 
+@leaves_nothing
 def saved_by_layers(mesh: Mesh, jobs: list[JobSpec]) -> list[int]:
     """Of jobs with the same mesh."""
     return [saved_by_layer(mesh, job) for job in jobs]
 
 
+@leaves_nothing
 def saved_by_layer(mesh: Mesh, job: JobSpec, number: int = 0) -> int:
     stage = build(job, mesh).stages[0]
     x = input_of(job, stage)
@@ -169,6 +171,7 @@ def test_stages_that_share_sequences(plan: dict[str, Any], separate: bool) -> No
         assert measured == layers + sum(sum(tensors.values()) for tensors in kept)
 
 
+@leaves_nothing
 def saved_by_stage(mesh: Mesh, job: JobSpec) -> int:
     """As the executor runs it; what separate documents take is counted."""
     stage = next(iter(build(job, mesh).stages.values()))
@@ -217,6 +220,7 @@ def test_stages_with_their_ends(kind: str, plan: dict[str, Any]) -> None:
         assert measured == expected
 
 
+@leaves_nothing
 def deferred(mesh: Mesh, job: JobSpec) -> int:
     """Bytes that products wait with, between I and W: what their closures hold, parameters apart."""
     stage = build(job, mesh).stages[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cases import made_up_tokens, of_replicas, ring_bytes, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.job_memory import job_memory, rank_memory
 from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import rank_state
@@ -92,6 +92,7 @@ def pool_bytes(job: JobSpec, pp_rank: int, tp_index: int) -> int:
     return replay(job, program, pp_rank, rank_state(job, program, pp_rank, tp_index)).pool_bytes
 
 
+@leaves_nothing
 def account_of_steps(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, dict[str, dict[str, int]]]:
     """What a rank has allocated after some steps, and what it moved in the last one."""
     replica = build(job, mesh)
@@ -192,6 +193,7 @@ def test_classic_volumes() -> None:
         assert sent == expected + loss
 
 
+@leaves_nothing
 def run_of_stream(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, RankMemory]:
     replica = build(job, mesh)
     steps = job.optimizer.steps

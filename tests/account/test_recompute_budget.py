@@ -8,7 +8,7 @@ import pytest
 
 import shardwright
 from cases import by_one_rank, made_up_tokens, record, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.activation_peak import activation_bytes, bytes_at, job_stages, moments, peak
 from shardwright.account.activations import layer_of
 from shardwright.account.budget import meet_budget
@@ -49,6 +49,7 @@ def between(job: JobSpec, share: float) -> float:
     return least + share * (most - least)
 
 
+@leaves_nothing
 def live_peak(mesh: Mesh, job: JobSpec) -> int:
     """The most bytes that saved tensors of this rank held in a training step."""
     replica = build(job, mesh)

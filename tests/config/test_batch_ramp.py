@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import against_one_rank, by_one_rank, record, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from rounding import check_rounding
 from shardwright.config.base import PlanError
 from shardwright.config.batch import BatchSpec, RampSpec
@@ -113,6 +113,7 @@ def test_a_stream_ends_where_the_batch_grows() -> None:
     assert ends == [2, 3, 4, 10]
 
 
+@leaves_nothing
 def spans(mesh: Mesh, job: JobSpec) -> list[int]:
     replica, ends = build(job, mesh), [0]
     while ends[-1] < job.optimizer.steps:

@@ -32,7 +32,7 @@ from torch import Tensor
 from cases import marked, skewed_tokens
 from fuzz.draw import Fields, draw
 from fuzz.ledgers import Table, foretold_otherwise
-from ranks import RankFailedError, run_on_mesh
+from ranks import RankFailedError, leaves_nothing, run_on_mesh
 from shardwright.account.budget import meet_budget
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -110,6 +110,7 @@ def unprofiled(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"run": job.run.model_copy(update={"profile_steps": 0})})
 
 
+@leaves_nothing
 def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     """Train and evaluate on one rank of a job; from the number `moved_by` on weights are moved by a rounding."""
     replica = build(job, mesh, moved_weights(job, seeded(job.run.seed), moved_by) if moved_by else None)

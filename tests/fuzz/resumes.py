@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fuzz.draw import Fields, draw
 from fuzz.plans import accepted, as_command, share_of
-from ranks import RankFailedError, run_on_mesh
+from ranks import RankFailedError, leaves_nothing, run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -67,6 +67,7 @@ def steps_of(replica: Replica, mesh: Mesh, job: JobSpec, first: int, num_steps: 
     return [found.loss for found in train_stream(job, replica, mesh, program, first, lambda i: mine(first + i))]
 
 
+@leaves_nothing
 def first_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
     """Train, save, and go on without stopping: the second half of the run that this was."""
     replica = build(job, mesh)
@@ -79,6 +80,7 @@ def first_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
     return Half(losses, held, held_boxes(replica, mesh))
 
 
+@leaves_nothing
 def second_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
     """Go on from what was saved."""
     begun = begin(job, mesh, folder)
@@ -88,6 +90,7 @@ def second_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
     return Half(losses, held, held_boxes(begun.replica, mesh))
 
 
+@leaves_nothing
 def held_at_first(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     """What a rank of another plan would save before it goes on."""
     begun = begin(job, mesh, folder)

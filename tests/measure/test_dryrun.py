@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import made_up_tokens, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
@@ -54,6 +54,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
 }
 
 
+@leaves_nothing
 def of_a_step(mesh: Mesh, job: JobSpec) -> tuple[dict[str, dict[str, int]], RankMemory]:
     """What a rank moves in its second step, and what it holds after it."""
     replica = build(job, mesh)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import by_one_rank, record, record_after, small_job, train
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from rounding import check_rounding
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record, compare
@@ -31,6 +31,7 @@ def job_for(schedule: str, pp: int, kind: str = "llama", **fields: Any) -> JobSp
     return small_job(kind, **plan)
 
 
+@leaves_nothing
 def run_and_watch(mesh: Mesh, job: JobSpec) -> tuple[Record, list[str], tuple[int, int]]:
     """The record of two steps, and what was done and kept in the last of them."""
     replica = build(job, mesh)

@@ -8,7 +8,7 @@ import torch
 
 from cases import made_up_tokens, small_job
 from programs import training_program
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
@@ -20,6 +20,7 @@ from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, microbatches, train_step
 
 
+@leaves_nothing
 def performed_and_counted(mesh: Mesh, job: JobSpec) -> tuple[list[str], dict[str, dict[str, int]]]:
     """The second step of a rank: what it did, and what it moved."""
     replica = build(job, mesh)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cases import made_up_tokens, record, remembered, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -61,6 +61,7 @@ def test_beside_a_forward_that_communicates(sequence_parallel: bool) -> None:
     assert_same_bits(run_on_mesh(again, record, again, NUM_STEPS), run_on_mesh(kept, record, kept, NUM_STEPS))
 
 
+@leaves_nothing
 def collectives(mesh: Mesh, job: JobSpec) -> int:
     replica = build(job, mesh)
     mesh.ledger.clear()

@@ -6,7 +6,7 @@ import pytest
 
 from cases import by_one_rank, my_tokens, record, record_after, small_job
 from mesh_lines import mesh_array
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from rounding import check_rounding
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
@@ -39,6 +39,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@leaves_nothing
 def trained(mesh: Mesh, job: JobSpec) -> tuple[Record, Ledger, dict[str, tuple[int, ...]]]:
     """What a rank has computed in some steps, moved in the last of them, and with whom it is on each axis."""
     replica, steps = build(job, mesh), []
@@ -76,6 +77,7 @@ def test_an_order_trains_as_one_rank_and_moves_what_the_default_moves(name: str)
             assert lines[axis] == tuple(places[along].tolist())
 
 
+@leaves_nothing
 def losses_and_bytes(mesh: Mesh, job: JobSpec) -> tuple[list[float], dict[str, int]]:
     """The losses of some steps, and bytes that a rank has sent inside its node and out of it."""
     replica = build(job, mesh)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases import made_up_tokens, record, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.cli.main import cli
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
@@ -33,6 +33,7 @@ def job_for(schedule: str, pp: int, **fields: Any) -> JobSpec:
     return job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"clip_grad_norm": 0.0})})
 
 
+@leaves_nothing
 def streamed(mesh: Mesh, job: JobSpec) -> tuple[dict, dict, int, list[float], list[str]]:
     """Weights after a stream of batches, the versions that were seen, the most that were alive, losses, actions."""
     replica = build(job, mesh)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cases import against_one_rank, record, remembered, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from rounding import check_rounding
 from same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 from shardwright.config.job import JobSpec
@@ -55,6 +55,7 @@ def test_recomputed_has_the_same_bits(kind: str, plan: str, policy: str) -> None
     assert_same_bits(run_on_mesh(again, record, again, NUM_STEPS), remembered(kept, record, NUM_STEPS))
 
 
+@leaves_nothing
 def moved(mesh: Mesh, job: JobSpec) -> dict[str, tuple[int, int]]:
     """Calls and bytes over tp of one attention, forward and backward."""
     stage = build(job, mesh).stages[0]

@@ -35,7 +35,7 @@ from shardwright.train.trainer import RunResult, RunStart, TrainingRun, train
 
 pytestmark = pytest.mark.processes
 
-BATCH, BAD_RANK = 4, 1
+BATCH, BAD_RANK = 2, 1
 State = dict[str, torch.Tensor]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from cases import against_one_rank, context_bytes, made_up_tokens, record, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from rounding import check_rounding
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -124,6 +124,7 @@ def test_the_mean_is_over_targets_that_count() -> None:
     run_on_mesh(job, means, job)
 
 
+@leaves_nothing
 def streamed(mesh: Mesh, job: JobSpec) -> tuple[float, dict[str, torch.Tensor]]:
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
@@ -160,6 +161,7 @@ def test_documents_that_are_not_separate_change_nothing() -> None:
     assert on == pytest.approx(off, abs=1e-6)
 
 
+@leaves_nothing
 def forward_bytes(mesh: Mesh, job: JobSpec) -> tuple[int, list[int]]:
     """Bytes over cp in an evaluation, and some generated tokens."""
     replica = build(job, mesh)

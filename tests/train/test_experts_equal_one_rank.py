@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cases import EXPERTS, against_one_rank, by_one_rank, made_up_tokens, of_replicas, small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from rounding import check_rounding
 from shardwright.account.job_memory import job_memory
 from shardwright.account.step_collectives import Traffic, step_ledger
@@ -76,6 +76,7 @@ def with_moe(job: JobSpec, **fields: Any) -> JobSpec:
     return job.model_copy(update={"model": job.model.model_copy(update={"moe": moe})})
 
 
+@leaves_nothing
 def route(mesh: Mesh, job: JobSpec) -> tuple[list[tuple[LayerRouting, ...]], dict[str, Tensor]]:
     """What two steps tell, and what the routers here then remember."""
     replica = build(job, mesh)
@@ -179,6 +180,7 @@ def test_every_kind_of_gate_is_there() -> None:
     }  # fmt: skip
 
 
+@leaves_nothing
 def held_and_moved(mesh: Mesh, job: JobSpec) -> tuple[int, dict[str, dict[str, int]]]:
     """Bytes of state after a step, and what the step moved."""
     replica = build(job, mesh)

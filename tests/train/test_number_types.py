@@ -7,7 +7,7 @@ import torch
 
 from cases import record, remembered, small_job
 from cases import train as train_steps
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import PrecisionSpec
 from shardwright.measure.verdict import Record
@@ -70,6 +70,7 @@ def test_zero_changes_no_bit(name: str) -> None:
         assert_same_bits(train(job_in(EVERY[name], batch=2, dp=2, zero=zero), 2), whole)
 
 
+@leaves_nothing
 def past_amaxes(mesh: Mesh, job: JobSpec) -> list[dict[str, Any]]:
     """What the fp8 layers of this rank remember after two steps, stage by stage."""
     replica = build(job, mesh)
@@ -122,6 +123,7 @@ def test_experts_follow_float32(name: str, plan: str) -> None:
     assert any(step.loss != other.loss for step, other in zip(exact.steps, rounded.steps, strict=True))
 
 
+@leaves_nothing
 def expert_amaxes(mesh: Mesh, job: JobSpec) -> dict[str, Any]:
     """What the experts of this rank remember after two steps, by name."""
     replica = build(job, mesh)

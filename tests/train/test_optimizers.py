@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from cases import against_one_rank, made_up_tokens, my_tokens, record, small_job, train, with_optimizer
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from rounding import check_rounding
 from shardwright.account.job_memory import rank_memory
 from shardwright.account.persistent_buffers import kept_bytes
@@ -255,6 +255,7 @@ def test_where_zero_cuts_changes_no_bit(name: str) -> None:
                 assert torch.equal(box, other), place.name
 
 
+@leaves_nothing
 def account_of_steps(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, dict[str, dict[str, int]]]:
     replica = build(job, mesh)
     for step in range(2):
@@ -302,6 +303,7 @@ def test_what_a_parameter_needs() -> None:
 # --- checkpoints ---
 
 
+@leaves_nothing
 def save(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     replica = build(job, mesh)
     train(replica, mesh, job, 2)
@@ -311,6 +313,7 @@ def save(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     return held_boxes(replica, mesh)
 
 
+@leaves_nothing
 def take_up(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[HeldBox], tuple[str, ...], float]:
     begun = begin(job, mesh, folder)
     held = held_boxes(begun.replica, mesh)

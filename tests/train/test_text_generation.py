@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cases import small_job
-from ranks import run_on_mesh
+from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
@@ -13,10 +13,12 @@ from shardwright.train.text_generation import generate
 from shardwright.train.trainer import sample_text
 
 
+@leaves_nothing
 def written(mesh: Mesh, job: JobSpec) -> str:
     return sample_text(job, build(job, mesh), mesh)
 
 
+@leaves_nothing
 def ids_of(mesh: Mesh, job: JobSpec, ends: tuple[int, ...]) -> list[int]:
     replica = build(job, mesh)
     with replica.gathered():
