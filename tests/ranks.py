@@ -7,6 +7,7 @@ A forked process copies each page that it writes to, which is half of what a few
 function leaves nothing behind, its ranks are kept for the next such: each run has a process group of its own.
 """
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -111,6 +112,7 @@ def _live(connection: Any) -> None:
             # By value: tensors would travel as shared memory of a process that is about to end.
             connection.send_bytes(pickle.dumps(message))
         del told, message
+        gc.collect()  # cycles hold the groups of the run that is over, and these a thread for each pair of ranks
 
 
 def _collect(ranks: list[_Rank], deadline: float) -> list[Any]:
