@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,8 +40,11 @@ class RankFailedError(AssertionError):
 class _Rank:
     process: Any
     connection: Any
+    num_runs: int = 0
 
 
+# Of a rank that is kept: a graph without a backward holds its groups for ever, and each of these has threads that poll.
+_MOST_RUNS = 12
 # Ranks that wait for their next run, all alike: each run says which rank it is.
 _kept: list[_Rank] = []
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -64,8 +67,9 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout_s: f
                 forked.connection.send_bytes(pickle.dumps(told))
             found = _collect(ranks, time.monotonic() + timeout_s)
             if keeps:
-                _kept.extend(reversed(ranks))
-                ranks = []
+                lived = [replace(forked, num_runs=forked.num_runs + 1) for forked in ranks]
+                _kept.extend(forked for forked in reversed(lived) if forked.num_runs < _MOST_RUNS)
+                ranks = [forked for forked in lived if forked.num_runs == _MOST_RUNS]
             return found
         finally:
             for forked in ranks:
