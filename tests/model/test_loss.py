@@ -74,7 +74,7 @@ def of_cut(
     assert x_sBH.grad is not None and mine.gradient is not None
     return {
         "loss": abs(loss.item() - float(told)) / max(1.0, abs(float(told))),
-        "evaluated": abs(float(evaluated) - float(loss)),
+        "evaluated": abs(evaluated.item() - loss.item()),
         "input": float((x_sBH.grad - dx_SBH[share]).abs().max()),
         "weight": float((mine.gradient - dweight_VH[first:end]).abs().max()),
     }
