@@ -41,9 +41,9 @@ RENAMED = {
     ".block_sparse_moe.router.": ".block_sparse_moe.router.layer.", ".block_sparse_moe.experts.": ".mlp.experts.",
 }  # fmt: skip
 STEPS = 3
-# Families whose layouts have something of their own, each under two plans that cut what is so.
-PLANNED = ("gpt2", "gemma2", "gpt_oss", "deepseek_v3", "falcon 40b", "llama4")
 PLANS: tuple[dict[str, Any], ...] = ({"tp": 2, "sequence_parallel": True}, {"pp": 2})
+# Of one key/value head, which two ranks of tp can't share.
+PLANS_OF_ONE_HEAD: tuple[dict[str, Any], ...] = ({"dp": 2, "zero": 3}, {"pp": 2})
 
 
 def job_of(folder: Path, plan: dict[str, Any] | None = None) -> JobSpec:
@@ -168,13 +168,13 @@ def gradients_by_their_names(family: str, job: JobSpec, stage: DecoderStage) -> 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", RELEASED)
 def test_in_and_out_under_plans(name: str, tmp_path: Path) -> None:
     save_released(name, tmp_path / "in")
     one = job_of(tmp_path / "in")
     after = trained_and_saved(job_mesh(one, 0, torch.device("cpu")), one, tmp_path / "one")
     assert after is not None
-    for number, plan in enumerate(PLANS):
+    for number, plan in enumerate(PLANS if one.model.num_kv_heads > 1 else PLANS_OF_ONE_HEAD):
         job, folder = job_of(tmp_path / "in", plan), tmp_path / str(number)
         run_on_mesh(job, trained_and_saved, job, folder)
         # Another order of sums moves the weights by roundings, which Adam makes larger.
