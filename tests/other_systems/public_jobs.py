@@ -18,8 +18,8 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.other_systems.imported import Asked, Imported, split_sets
-from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.systems import SYSTEMS, job_of_texts
 from shardwright.config.toml_text import value_text
 from shardwright.config.yaml_text import yaml_text

@@ -8,8 +8,8 @@ from typing import Any
 from shardwright.api.asked_job import JobToPlan
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
+from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.plain_data import flat_keys
 from shardwright.config.plain_values import GivenOptions
 from shardwright.config.precision import FLOAT8
 from shardwright.config.software import software_of

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from shardwright.api.plan_for_world import for_world
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
+from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.plain_data import flat_keys
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals

@@ -13,7 +13,7 @@ from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.checks.check import faults_without_plan, job_faults
-from shardwright.config.hugging_face.config_json import names_config, path_of, read_model
+from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names_config, path_of, read_model
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import with_usual
 from shardwright.config.optimizer import with_fitting_warmup
@@ -311,11 +311,8 @@ def _shapeless(model: dict[str, Any]) -> list[str]:
     if not isinstance(weights, str) or names_config(weights) or "layers" in model or "hidden" in model:
         return []
     lacks = "has no config.json" if _is_there(weights) else f"is not there (looked from {Path.cwd()})"
-    if _is_there(str(Path(weights, "adapter_config.json"))):
-        return [
-            f"model.weights {shortened(weights, 200)!r} is an adapter (LoRA) and no model; merge it into its model, "
-            "and name that"
-        ]
+    if is_adapter(weights):
+        return [f"model.weights {shortened(weights, 200)!r} is {MERGE}"]
     return [
         f"model.weights {shortened(weights, 200)!r} {lacks}, and no other field says what the model is; name a folder "
         "of Hugging Face's, or the model in model.name"

@@ -40,9 +40,9 @@ def bytes_text(num_bytes: int) -> str:
 
 def memory_text(num_bytes: int) -> str:
     """ "0.8 MiB", "75.4 GiB": memory of a device, to one decimal, so that a column of them is compared at a glance; in
-    KiB what would be 0.0 MiB and is not nothing."""
+    its own unit what would be 0.0 MiB and is not nothing."""
     if 0 < num_bytes < MIB / 20:
-        return f"{max(num_bytes / 1024, 0.1):,.1f} KiB"
+        return bytes_text(num_bytes)
     return f"{num_bytes / MIB:,.1f} MiB" if num_bytes < GIB else f"{num_bytes / GIB:,.1f} GiB"
 
 

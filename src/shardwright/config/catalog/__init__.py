@@ -76,7 +76,12 @@ def nearest(word: str, known: list[str], most: int = 2) -> list[str]:
     most alike first."""
     if short := [name for name in known if "_" in name and word == "".join(part[:1] for part in name.split("_"))]:
         return short[:most]
-    return difflib.get_close_matches(word[:_LONGEST_WORD], known, n=most, cutoff=0.6)
+    return written_alike(word, known, most)
+
+
+def written_alike(word: str, known: list[str], most: int = 2, share: float = 0.6) -> list[str]:
+    """Names of which at least so large a share is the same as in a word, the most alike first."""
+    return difflib.get_close_matches(word[:_LONGEST_WORD], known, n=most, cutoff=share)
 
 
 def did_you_mean(word: str, known: list[str]) -> str:

@@ -5,16 +5,17 @@ A family is what model_type says. What a released configuration leaves out has t
 """
 
 import json
+import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
-from difflib import SequenceMatcher
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from shardwright.config.base import PlanError, shortened
-from shardwright.config.catalog import nearest
+from shardwright.config.catalog import written_alike
 from shardwright.config.hugging_face import like_llama, older, with_experts
 from shardwright.config.hugging_face.decoder_fields import Fields
 from shardwright.config.hugging_face.reading import Reading
@@ -22,10 +23,11 @@ from shardwright.config.toml_file import value_faults
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 
-CONFIG = "config.json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"  # of a model, and of what peft trained beside one
+MERGE = "an adapter (LoRA) and no model; merge it into its model, and name that"
 USUAL_SEQUENCE = 4096  # tokens of a sample, of models that could read more
 _MOST_BYTES = 4 * MIB
-_ALIKE, _LONGEST_WORD = 0.85, 64  # from which a word may be another that was misspelt, and how much of it is looked at
+_MISSPELT = 0.85  # of a word, from which it may be another by mistake
 
 FAMILIES: Mapping[str, Callable[[Reading], Fields]] = {
     "bloom": older.bloom, "deepseek_v2": with_experts.deepseek_v2, "deepseek_v3": with_experts.deepseek_v3,
@@ -64,6 +66,11 @@ def read_model(name: str) -> Fields:
 def path_of(name: str) -> Path:
     """The config.json that a name means."""
     return Path(name) if name.endswith(".json") else Path(name, CONFIG)
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder has an adapter (LoRA), which is no model by itself."""
+    return os.path.exists(os.path.join(folder, ADAPTER))
 
 
 def family_of(keys: dict[str, Any]) -> str:
@@ -125,13 +132,9 @@ def _called(path: Path) -> str:
 def _unknown(family: str) -> str:
     if not family:
         return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
-    near = [one for one in nearest(family, sorted(FAMILIES)) if _is_misspelt(family, one)]
+    # Names of other families often differ in a number.
+    digits = re.findall(r"\d", family)
+    alike = written_alike(family, sorted(FAMILIES), share=_MISSPELT)
+    near = [one for one in alike if re.findall(r"\d", one) == digits]
     hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(FAMILIES))}"
     return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"
-
-
-def _is_misspelt(word: str, known: str) -> bool:
-    """Whether a word is another by mistake, and not the name of another family: these often differ in a number, or in
-    what follows."""
-    is_alike = SequenceMatcher(a=word[:_LONGEST_WORD], b=known).ratio() >= _ALIKE
-    return is_alike and [c for c in word if c.isdigit()] == [c for c in known if c.isdigit()]

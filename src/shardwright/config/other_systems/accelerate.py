@@ -6,12 +6,12 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.base import shortened
+from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import deepspeed
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.loose_words import loose_faults
-from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
 from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.settings import Flat, Settings

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config import largest
+from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.loose_words import loose_faults
-from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
 from shardwright.config.other_systems.script_text import MEETING, nodes_of, torchrun_line
 from shardwright.config.other_systems.settings import Flat, Settings

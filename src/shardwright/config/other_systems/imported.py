@@ -8,11 +8,11 @@ from typing import Any
 
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
 from shardwright.config.other_systems.carried_data import carried_data
 from shardwright.config.other_systems.known_settings import is_uncounted, is_usual
-from shardwright.config.other_systems.plain_data import nested_keys
 from shardwright.config.other_systems.settings import Flat, Settings, plain_text
 from shardwright.config.other_systems.shell_values import readable, unknown_names
 from shardwright.config.usual_links import usual_divisor

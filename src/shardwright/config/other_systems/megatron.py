@@ -5,6 +5,7 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import program, subjects
@@ -15,7 +16,7 @@ from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
 from shardwright.config.other_systems.megatron_plan import PLAN, WORLD
 from shardwright.config.other_systems.megatron_training import TRAINING
-from shardwright.config.other_systems.plain_data import flat_keys, read_data
+from shardwright.config.other_systems.plain_data import read_data
 from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.script_text import script_text
 from shardwright.config.other_systems.settings import Flat, Settings

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardwright.config.checks.check import job_faults
+from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.meaning import differences
-from shardwright.config.other_systems.plain_data import flat_keys
 from shardwright.config.other_systems.settings import Flat
 from shardwright.config.plan import UNSEARCHED
 

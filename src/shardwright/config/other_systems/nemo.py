@@ -5,12 +5,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import megatron
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.megatron_plan import WORLD
-from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data, resolved
+from shardwright.config.other_systems.plain_data import read_data, resolved
 from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.settings import Settings
 from shardwright.config.yaml_text import yaml_text

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.config import catalog
+from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
 from shardwright.config.other_systems.known_settings import subjects
-from shardwright.config.other_systems.plain_data import flat_keys
 from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields

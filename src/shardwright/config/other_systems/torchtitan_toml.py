@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
-from shardwright.config.other_systems.plain_data import flat_keys, nested_keys, read_data
+from shardwright.config.other_systems.plain_data import read_data
 from shardwright.config.other_systems.settings import Settings
 from shardwright.config.other_systems.torchtitan_releases import IN_TOML, told_of
 from shardwright.config.toml_text import value_text

@@ -8,13 +8,14 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import PlanError, shortened
+from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.hugging_face.config_json import fields_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked
 from shardwright.config.other_systems.launcher import Launched, launched, missing_ranks
 from shardwright.config.other_systems.megatron_flags import flag_words
-from shardwright.config.other_systems.plain_data import flat_keys, read_data
+from shardwright.config.other_systems.plain_data import read_data
 from shardwright.config.other_systems.rows import Rule, Table, number
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.shell_values import unknown_names

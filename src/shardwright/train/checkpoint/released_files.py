@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.base import PlanError, shortened
+from shardwright.config.hugging_face.config_json import MERGE, is_adapter
 from shardwright.config.units import MIB, counted
 from shardwright.config.user_file import FileFault, open_file, read_text
 from shardwright.train.checkpoint.boxes import DTYPES
@@ -25,7 +26,6 @@ from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
 _MOST_HEADER, _MOST_INDEX = 100 * MIB, 100 * MIB  # safetensors' own limit of a header
 READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-ADAPTER = "adapter_config.json"  # of peft's
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
@@ -102,8 +102,8 @@ def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
     if not index.exists():
         if (folder / one_file).exists():
             return [folder / one_file]
-        if (folder / ADAPTER).exists():
-            raise FileFault(f"{folder} is an adapter (LoRA) and no model; merge it into its model, and name that")
+        if is_adapter(folder):
+            raise FileFault(f"{folder} is {MERGE}")
         older = next((f.name for f in sorted(folder.iterdir()) if f.suffix in (".bin", ".pt", ".pth")), "")
         pickled = f"{older} is pickled; run shardwright convert {folder} --to OUT, and name that"
         hint = pickled if older else "check it"
