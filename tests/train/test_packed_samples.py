@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.data.packed_samples import PackedSamples, pack
-from shardwright.train.data.token_stream import TokenSpan
+from shardwright.train.data.token_stream import TokenSpan, TokenStream
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(2, 25))
@@ -79,7 +79,7 @@ def test_documents_that_keep_nothing_to_learn_are_counted(tmp_path: Path) -> Non
     documents = [list(range(10)), list(range(4)), list(range(8))]
     span = write(tmp_path, documents, [(5, 9), (11, 13), (20, 22)])  # from the 6th, the 2nd and the 7th token on
     samples = {room: PackedSamples([span], room - 1, seed=0) for room in (2, 6, 7, 20)}
-    assert samples[20].first_learned.tolist() == [5, 1, 6]
+    assert TokenStream([span], marks=True).first_learned().tolist() == [5, 1, 6]
     assert {room: one.num_unlearned for room, one in samples.items()} == {2: 2, 6: 1, 7: 0, 20: 0}
-    assert PackedSamples([span.cut(10, 22)], 5, seed=0).first_learned.tolist() == [1, 6]
+    assert TokenStream([span.cut(10, 22)], marks=True).first_learned().tolist() == [1, 6]
     assert PackedSamples([replace(span, answers=None)], 5, seed=0).num_unlearned == 0  # all of it is learned

@@ -13,15 +13,14 @@ from shardwright.train.checkpoint.storage import Storage
 # What may be another in a run that goes on: the rest of a job is told where it differs.
 _OF_THE_RUN = ("name", "plan", "cluster", "run", "checkpoint", "health")
 _NO_ARITHMETIC = ("name", "weights", "longest_sequence")  # of a model: what it is called and where it comes from
-GO_ON, FROM = "begin anew with --fresh, or name another run.folder", "name a run of this model in --from"
+_GO_ON, _FROM = "begin anew with --fresh, or name another run.folder", "name a run of this model in --from"
 
 
-def refuse_other_model(
-    manifest: Manifest, job: JobSpec, storage: Storage, way_out: str, weights_alone: bool = False
-) -> None:
+def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weights_alone: bool) -> None:
     """PlanError where a checkpoint is of another model. Where its weights alone are taken, samples may be longer or
     shorter than they were, unless each position has a vector of its own."""
     now, then = job.model.model_dump(mode="json"), manifest.job["model"]
+    way_out = _FROM if weights_alone else _GO_ON
     free = {*_NO_ARITHMETIC, "sequence"} if weights_alone and job.model.positions != "learned" else {*_NO_ARITHMETIC}
     other = {field: then.get(field) for field in now if then.get(field) != now[field] and field not in free}
     if other:
@@ -39,7 +38,7 @@ def refuse_weights_from(job: JobSpec, run: str) -> None:
     says."""
     storage, steps = kept_by(run, "train --from")
     try:
-        refuse_other_model(manifest_of(storage, steps[0]), job, storage, FROM, weights_alone=True)
+        refuse_other_model(manifest_of(storage, steps[0]), job, storage, weights_alone=True)
     except (BrokenCheckpointError, OSError):
         return  # older ones are looked at when it begins
 

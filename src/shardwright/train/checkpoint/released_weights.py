@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.base import PlanError
+from shardwright.config.hugging_face.config_json import MERGE
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import MIB
 from shardwright.parallel.tensor.initial_values import Initial
@@ -193,7 +194,7 @@ def _why(missing: list[str], tensors: Collection[str]) -> str:
     if any(name.endswith((".qweight", ".weight_packed")) for name in tensors):
         return "the folder has weights quantised as by GPTQ or AWQ, which are not read: name the plain ones"
     if any(".lora_" in name for name in tensors):
-        return "the folder has an adapter (LoRA): merge it into its model, and name that"
+        return f"the folder has {MERGE}"
     if any("lm_head" in name or "embed_out" in name for name in missing) and len(missing) == 1:
         return "the model may be one whose head is its table: set model.tied_embeddings = true"
     return "check that the folder is of this model"

@@ -22,7 +22,7 @@ from shardwright.train.checkpoint.manifest import (
     folder_name,
     optimizer_of,
 )
-from shardwright.train.checkpoint.other_job import FROM, GO_ON, differences, refuse_other_model
+from shardwright.train.checkpoint.other_job import differences, refuse_other_model
 from shardwright.train.checkpoint.released_weights import ReleasedWeights
 from shardwright.train.checkpoint.replica_state import has_optimizer, take_up, wanted_boxes
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
@@ -116,7 +116,7 @@ def _load_newest(
         manifest, reason, is_unread, is_anew = None, "", False, False
         try:
             manifest = manifest_of(storage, step)
-            refuse_other_model(manifest, job, storage, FROM if weights_alone else GO_ON, weights_alone)
+            refuse_other_model(manifest, job, storage, weights_alone)
             indices = indices_of(storage, manifest)
             shapes, is_touched = dict(full_shapes(indices)), True
             scaled_by = 1.0 if weights_alone else _go_on_with_scale(replica, manifest)

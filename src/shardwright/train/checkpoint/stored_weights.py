@@ -77,14 +77,14 @@ def plain_tensors(files: StoredFiles) -> list[PlainTensor]:
     """All tensors of a folder as plain numbers, in the order of its files. Raises PlanError with every tensor that
     can't be read as such."""
     found, faults = list[PlainTensor](), list[str]()
-    packed = [
-        name for name, stored in files.tensors.items()
+    packed = {
+        name: None for name, stored in files.tensors.items()
         if stored.dtype not in (*_PLAIN, *_FP8) and _is_packed(name) and not _is_mxfp4(name, files.tensors)
-    ]  # fmt: skip
+    }  # fmt: skip
     if packed:
         faults.append(
             f"{counted(len(packed), 'tensor')} of integers stand for weights, of a quantisation that is not read here "
-            f"(GPTQ and AWQ have such): {listed(packed)}; name a folder of plain weights"
+            f"(GPTQ and AWQ have such): {listed(list(packed))}; name a folder of plain weights"
         )
     for name, stored in files.tensors.items():
         if name in packed:

@@ -61,6 +61,11 @@ def pack(lengths: NDArray[np.int64], room: int) -> Packing:
     return Packing(order, ends, len(over), int(over.sum()))
 
 
+def is_unlearned(stream: TokenStream, room: int) -> NDArray[np.bool_]:
+    """Which documents of a stream nothing is learned of where they are cut to `room` tokens."""
+    return stream.first_learned() >= np.minimum(np.diff(stream.documents()), room)
+
+
 class PackedSamples:
     """The samples of one side of chats, as an endless sequence: in each epoch every one once, in an order of that
     epoch's own, or in that of the packing if `shuffle` is false.
@@ -75,10 +80,8 @@ class PackedSamples:
         self._seed = seed if shuffle else None
         self._stream = TokenStream(tokens, marks=True)
         self._bounds = self._stream.documents()
-        lengths = np.diff(self._bounds)
-        self.packing = pack(lengths, sequence + 1)
-        self.first_learned = self._stream.first_learned()
-        self.num_unlearned = int((self.first_learned >= np.minimum(lengths, sequence + 1)).sum())
+        self.packing = pack(np.diff(self._bounds), sequence + 1)
+        self.num_unlearned = int(is_unlearned(self._stream, sequence + 1).sum())
         if not len(self.packing):
             raise ValueError("there are no chats to pack")
 

@@ -17,7 +17,7 @@ from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import counted
 from shardwright.train.data.encoding_process import EncodingSetup
-from shardwright.train.data.packed_samples import PackedSamples
+from shardwright.train.data.packed_samples import is_unlearned
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import Say
 from shardwright.train.data.source_files import IN_PLACE, SourceFile, find_files
@@ -205,11 +205,12 @@ def _split_chats(
 
 def _refuse_unlearned(train: tuple[TokenSpan, ...], data: DataSpec, model: ModelSpec) -> None:
     """PlanError where nothing would be learned: samples end before the first answers begin."""
-    samples = PackedSamples(train, model.sequence, seed=0, shuffle=False)
-    if samples.num_unlearned == (number := len(samples.first_learned)):
-        first = int(samples.first_learned.min())
+    stream = TokenStream(train, marks=True)
+    unlearned = is_unlearned(stream, model.sequence + 1)
+    if unlearned.all():
+        first = int(stream.first_learned().min())
         fault = (
-            f"of none of {counted(number, 'chat')} of data.path {data.path} an answer is left: they are cut to "
+            f"of none of {counted(len(unlearned), 'chat')} of data.path {data.path} an answer is left: they are cut to "
             f"model.sequence {model.sequence} + 1 tokens, and the first answer begins behind {first:,}; use a longer "
             "model.sequence, or shorter chats"
         )
