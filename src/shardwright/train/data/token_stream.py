@@ -127,8 +127,9 @@ class TokenStream:
         bounds, found = self.documents(), []
         for index, ((_, first_token), answers) in enumerate(zip(self._documents, self._answers, strict=True)):
             begin, end = self._starts[index : index + 2]
-            within = bounds[(bounds >= begin) & (bounds < end)]  # of a span without answers all is learned
-            found.append(within if answers is None else answers[0::2] - first_token + begin)
+            # Of a span without answers all is learned; the file of one that was cut has those behind it, too.
+            firsts = bounds if answers is None else answers[0::2] - first_token + begin
+            found.append(firsts[(firsts >= begin) & (firsts < end)])
         learned = np.concatenate([*found, [len(self)]])
         firsts = learned[np.searchsorted(learned, bounds[:-1])]
         return np.minimum(firsts, bounds[1:]) - bounds[:-1]
