@@ -82,6 +82,6 @@ def test_documents_that_keep_nothing_to_learn_are_counted(tmp_path: Path) -> Non
     assert TokenStream([span], marks=True).first_learned().tolist() == [5, 1, 6]
     assert {room: one.num_unlearned for room, one in samples.items()} == {2: 2, 6: 1, 7: 0, 20: 0}
     assert TokenStream([span.cut(10, 22)], marks=True).first_learned().tolist() == [1, 6]
-    both = TokenStream([span.cut(0, 10), span.cut(10, 14)], marks=True)  # the first one's file has answers behind it
-    assert both.first_learned().tolist() == [5, 1]
+    both = TokenStream([span.cut(10, 14), span.cut(0, 10)], marks=True)  # each file has answers of the other, too
+    assert both.first_learned().tolist() == [1, 5]
     assert PackedSamples([replace(span, answers=None)], 5, seed=0).num_unlearned == 0  # all of it is learned
