@@ -7,11 +7,14 @@ A forked process copies each page that it writes to, which is half of what a few
 function leaves nothing behind, its ranks are kept for the next such: each run has a process group of its own.
 """
 
+import atexit
 import gc
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import shutil
 import tempfile
 import time
 import traceback
@@ -19,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +51,7 @@ class _Rank:
 _MOST_RUNS = 12
 # Ranks that wait for their next run, all alike: each run says which rank it is.
 _kept: list[_Rank] = []
+_numbers = itertools.count()  # of runs, each with a store of its own
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -58,24 +63,41 @@ def leaves_nothing(function: _Function) -> _Function:
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout_s: float = PATIENCE_S) -> list[Any]:
     """Call `function(rank, store_path, *args)` in `world` processes; returns what each returned, by rank."""
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        keeps = hasattr(args[1] if function in (_on_mesh, in_group) else function, "leaves_nothing")
-        ranks = [_kept.pop() if keeps and _kept else _forked() for _ in range(world)]
-        try:
-            for rank, forked in enumerate(ranks):
-                told = keeps, function, rank, str(Path(folder, "store")), args
-                forked.connection.send_bytes(pickle.dumps(told))
-            found = _collect(ranks, time.monotonic() + timeout_s)
-            if keeps:
-                lived = [replace(forked, num_runs=forked.num_runs + 1) for forked in ranks]
-                _kept.extend(forked for forked in reversed(lived) if forked.num_runs < _MOST_RUNS)
-                ranks = [forked for forked in lived if forked.num_runs == _MOST_RUNS]
-            return found
-        finally:
-            for forked in ranks:
-                forked.process.kill()
-                forked.process.join()
-                forked.connection.close()
+    keeps = hasattr(args[1] if function in (_on_mesh, in_group) else function, "leaves_nothing")
+    ranks = [_kept.pop() if keeps and _kept else _forked() for _ in range(world)]
+    store = str(_folder_of_stores() / str(next(_numbers)))
+    try:
+        for rank, forked in enumerate(ranks):
+            forked.connection.send_bytes(pickle.dumps((keeps, function, rank, store, args)))
+        results = _collect(ranks, time.monotonic() + timeout_s)
+        if keeps:
+            lived = [replace(forked, num_runs=forked.num_runs + 1) for forked in ranks]
+            _kept.extend(forked for forked in reversed(lived) if forked.num_runs < _MOST_RUNS)
+            ranks = [forked for forked in lived if forked.num_runs == _MOST_RUNS]
+        return results
+    finally:
+        _end(ranks)
+
+
+@cache
+def _folder_of_stores() -> Path:
+    """Where ranks meet, as long as this process lives. A rank that is kept may let go of a store long after its run, and
+    torch's destructor of a FileStore writes to its file: it ends the process where the folder is gone."""
+    folder = tempfile.mkdtemp(prefix="ranks-")
+
+    def end() -> None:
+        _end(_kept)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    return Path(folder)
+
+
+def _end(ranks: list[_Rank]) -> None:
+    for forked in ranks:
+        forked.process.kill()
+        forked.process.join()
+        forked.connection.close()
 
 
 def _forked() -> _Rank:

@@ -118,12 +118,14 @@ def options_on_ranks(rank: int, world: int) -> dict[str, Any]:
     for zero in (0, 1, 2, 3):
         model = trained("tricky", {"zero": zero}, rank, world, optimizer=SGD, accumulate=2)
         found[f"accumulate {zero}"] = differences(model, expected)
-    # In bf16 stages of ZeRO compute the same numbers, and add up the same gradients.
-    bf16 = [trained("resnet", {"zero": zero}, rank, world, precision={"compute": "bf16"}) for zero in (0, 3)]
-    found["bf16"] = differences(bf16[1], _as_module(bf16[0]))
-    found["bf16 norms"] = bf16[1].module.stem[1].weight.dtype == torch.float32
+    bf16 = {"compute": "bf16"}
+    # In bf16 stages of ZeRO compute the same numbers, and add up the same gradients. SGD's first step shows them.
+    steps = [trained("resnet", {"zero": zero}, rank, world, 1, optimizer=SGD, precision=bf16) for zero in (0, 3)]
+    found["bf16 stages"] = differences(steps[1], _as_module(steps[0]))
+    two_steps = trained("resnet", {"zero": 3}, rank, world, precision=bf16)
+    found["bf16 norms"] = two_steps.module.stem[1].weight.dtype == torch.float32
     exact = trained_in_turn(*MODULES["resnet"](), world, STEPS, spec_of(ADAMW))[rank]
-    found["bf16 and float32"] = differences(bf16[0], exact)
+    found["bf16 and float32"] = differences(two_steps, exact)
     norms = {}
     for method, zero in product(("none", "bf16", "int8", "powersgd", "topk"), (0, 3)):
         plan = {"zero": zero, "compress": method} | ({} if method == "none" else {"compress_least": 64})
@@ -153,7 +155,9 @@ def test_options() -> None:
     for found in run_ranks(2, in_group, 2, options_on_ranks):
         for name in [name for name in found if name.startswith("accumulate")]:
             assert found.pop(name) < 1e-6, name
-        assert found.pop("bf16") == 0.0
+        # A vector and what is left of a tensor behind the last one may be updated with other roundings: two of a weight
+        # and of its step, both below 4. A gradient that was added up in another order would differ by 2^-9 of itself.
+        assert found.pop("bf16 stages") <= 4 * 2 * 2**-24
         # Adam's first steps are as long as the rate, whichever way a gradient near 0 is rounded.
         assert 0 < found.pop("bf16 and float32") <= 2 * STEPS * 1e-2 + 0.05
         assert all(found.values()), found
