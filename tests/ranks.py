@@ -81,8 +81,8 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout_s: f
 
 @cache
 def _folder_of_stores() -> Path:
-    """Where ranks meet, as long as this process lives. A rank that is kept may let go of a store long after its run, and
-    torch's destructor of a FileStore writes to its file: it ends the process where the folder is gone."""
+    """Where ranks meet, as long as this process lives. A rank that is kept may let go of a store long after its run,
+    and torch's destructor of a FileStore opens its file: it ends the process where the folder is gone."""
     folder = tempfile.mkdtemp(prefix="ranks-")
 
     def end() -> None:
