@@ -29,6 +29,7 @@ from shardwright.cost.memory import peak_memory
 from shardwright.planner.search import bounds, space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.corrections import Corrections
+from shardwright.planner.search.empty_space import empty_space_faults
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, Words, taken, together
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
@@ -63,13 +64,8 @@ def search(
     _check(job)
     constraints, _ = within_known(job, constraints)
     rows = space.degrees(job, constraints)
-    if not len(rows["dp"]):
-        fault = (
-            f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
-            f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
-            f"{job.model.layers} to each stage; use another batch.global_batch_size, or keep less"
-        )
-        raise PlanError(f"plans for {job.model.name} on {job.cluster.num_devices:,} devices", [fault])
+    if faults := empty_space_faults(job, constraints, rows):
+        raise PlanError(f"plans for {job.model.name} on {job.cluster.num_devices:,} devices", faults)
     room = room_bytes(job) if room is None else room
     memo, corrections = Memo(), Corrections()
     for _ in range(_ROUNDS):

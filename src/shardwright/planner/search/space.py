@@ -162,19 +162,22 @@ def _foldings(job: JobSpec, constraints: Constraints, replicas: int, tp: int) ->
         if not constraints.allows("sequence_parallel", is_sequence):
             continue
         if not moe.experts:
-            if constraints.allows("ep", 1):
+            if constraints.allows("ep", 1) and _allows_expert_tp(constraints, tp, tp):
                 yield 1, tp, is_sequence
             continue
         for expert_tp in sorted({1, tp}):
             if (expert_tp < tp and not is_sequence) or moe.ffn_size(ffn) % expert_tp:
                 continue
-            if not (
-                constraints.allows("expert_tp", expert_tp) or (expert_tp == tp and constraints.allows("expert_tp", 0))
-            ):
+            if not _allows_expert_tp(constraints, expert_tp, tp):
                 continue
             for ep in divisors(math.gcd(moe.experts, replicas * tp // expert_tp)):
                 if constraints.allows("ep", ep):
                     yield ep, expert_tp, is_sequence
+
+
+def _allows_expert_tp(constraints: Constraints, expert_tp: int, tp: int) -> bool:
+    """Whether matrices of experts may be over so many ranks, which plans with as many as tp write as 0."""
+    return constraints.allows("expert_tp", expert_tp) or (expert_tp == tp and constraints.allows("expert_tp", 0))
 
 
 def words_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[Words]:

@@ -1,0 +1,105 @@
+"""Why a search has no plan to look at: what is kept that leaves none, and what may be kept instead."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, get_args
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import Recompute, ScheduleName
+from shardwright.planner.search import space
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import Columns, taken
+
+# Values that a plan may have and no search tries, with the reason.
+_UNSEARCHED = {
+    "schedule": {
+        "pipedream": "it computes other numbers than one rank does",
+        "pipedream-2bw": "it computes other numbers than one rank does",
+        "auto": "a solver makes it for one plan",
+    },
+    "recompute": {
+        "budget": "it is solved for one plan",
+        "layers": "its layers are chosen for one plan",
+    },
+}
+_SEARCHED = {
+    "schedule": space.SCHEDULES,
+    "recompute": tuple(dict.fromkeys(words.recompute for words in space.RECOMPUTE)),
+}
+
+
+def empty_space_faults(job: JobSpec, constraints: Constraints, rows: Columns) -> list[str]:
+    """Give sentences that say why no plan of a job goes with the constraints; none where some plan does.
+
+    `rows` are the degrees that go with them.
+    """
+    unsearched = list(_unsearched_values(constraints))
+    if unsearched or _has_plans(job, constraints, rows):
+        return unsearched
+    faults = list(_alone_too_narrow(job, constraints))
+    if faults:
+        return faults
+    fault = (
+        f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
+        f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
+        f"{job.model.layers} to each stage; use another batch.global_batch_size"
+    )
+    return [fault + (", or keep less" if _names(constraints) else "")]
+
+
+def _has_plans(job: JobSpec, constraints: Constraints, rows: Columns) -> bool:
+    return bool(len(rows["dp"])) and any(space.count_by_words(job, constraints, rows).values())
+
+
+def _unsearched_values(constraints: Constraints) -> Iterator[str]:
+    for field, reasons in _UNSEARCHED.items():
+        value = constraints.keep.get(field)
+        if value in reasons:
+            yield (
+                f"plan.{field}={value} is kept, and no search tries it, for {reasons[value]}; keep one of "
+                f"{', '.join(_SEARCHED[field])}, or write it into the job's own plan and ask `shardwright estimate`"
+            )
+
+
+def _names(constraints: Constraints) -> list[str]:
+    """Fields that the user holds, by value or by range."""
+    return list(dict.fromkeys((*constraints.keep, *constraints.between)))
+
+
+def _without(constraints: Constraints, name: str) -> Constraints:
+    keep: dict[str, Any] = {field: value for field, value in constraints.keep.items() if field != name}
+    between = {field: ends for field, ends in constraints.between.items() if field != name}
+    return replace(constraints, keep=keep, between=between)
+
+
+def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
+    """A sentence for each held field without which there are plans, with values of it that have some."""
+    for name in _names(constraints):
+        freer = _without(constraints, name)
+        rows = space.degrees(job, freer)
+        if not _has_plans(job, freer, rows):
+            continue
+        held = f"plan.{name}={constraints.keep[name]}" if name in constraints.keep else f"a range of plan.{name}"
+        others = [other for other in _names(constraints) if other != name]
+        beside = f" beside {', '.join(f'plan.{other}' for other in others)} as kept" if others else ""
+        yield f"no plan has {held}{beside}; {_way_out(job, freer, rows, name)}"
+
+
+def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
+    """Values of a field with which there are plans, or the advice to keep it no more."""
+    values: list[Any]
+    if name in rows:
+        each = sorted({value.item() for value in rows[name]})
+        values = [value for value in each if _has_plans(job, freer, taken(rows, rows[name] == value))]
+    else:
+        counts = space.count_by_words(job, freer, rows)
+        has_plans = [words for words, count in counts.items() if count]
+        values = list(dict.fromkeys(getattr(words, name) for words in has_plans if hasattr(words, name)))
+    if not values or name == "order":
+        return f"keep plan.{name} no more"
+    shown = ", ".join(str(value) for value in values[:12]) + (", ..." if len(values) > 12 else "")
+    return f"use one of {shown}, or keep plan.{name} no more"
+
+
+assert set(_UNSEARCHED["schedule"]) | set(space.SCHEDULES) == set(get_args(ScheduleName))
+assert set(_UNSEARCHED["recompute"]) | set(_SEARCHED["recompute"]) == set(get_args(Recompute))

@@ -1,0 +1,86 @@
+"""Every value that a field of a plan may have can be kept: then plans that have it are found, or a sentence says why
+none does and what else may be kept."""
+
+from typing import Any, get_args
+
+import pytest
+
+from planned import small_job
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import ContextMethod, Recompute, ScheduleName
+from shardwright.config.rank_order import full_order
+from shardwright.cost.calibration import shipped
+from shardwright.planner.search.constraints import Constraints, constraints_of
+from shardwright.planner.search.search import search
+
+# Values of each field that a search may keep; some of them no plan of the small jobs has.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "schedule": get_args(ScheduleName),
+    "recompute": get_args(Recompute),
+    "recompute_operators": (["attention"], ["norm"], ["activation", "norm"], []),
+    "recompute_every": (1, 2, 3, 4),
+    "offload_activations": (False, True),
+    "cp_method": get_args(ContextMethod),
+    "dispatch": ("direct", "node-aware"),
+    "tp": (1, 2, 3, 8),
+    "pp": (1, 2, 4, 8),
+    "cp": (1, 2, 8),
+    "dp": (1, 4, 5, 8),
+    "ep": (1, 2, 8),
+    "expert_tp": (0, 1, 2),
+    "order": ("pp-dp", "dp-tp", "pp-cp"),
+    "microbatch_size": (1, 3, 8),
+    "sequence_parallel": (False, True),
+    "virtual_stages": (1, 2, 3, 5),
+    "zero": (0, 1, 2, 3),
+    "zero_ranks": (0, 2, 4, 16),
+    "offload_optimizer": (0.0, 0.5, 1.0),
+    "offload_parameters": (False, True),
+}
+
+OF_EXPERTS = ("ep", "expert_tp", "dispatch")
+
+
+def outcome(model: str, constraints: Constraints) -> JobSpec | list[str] | None:
+    """The fastest plan that is found, if one fits; or sentences, each of which ends with a way out."""
+    try:
+        found = search(small_job(model), constraints, shipped(), num_shown=1).candidates
+    except PlanError as error:
+        assert error.faults
+        for fault in error.faults:
+            assert any(way in fault for way in ("keep one of ", "use one of ", "keep plan.", "keep less")), fault
+        return error.faults
+    return found[0].job if found else None
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_each_value_is_kept_or_refused(name: str) -> None:
+    for value in VALUES[name]:
+        found = outcome("experts" if name in OF_EXPERTS else "dense", Constraints({name: value}))
+        if not isinstance(found, JobSpec):
+            continue
+        kept = getattr(found.plan, name)
+        is_whole = name == "expert_tp" and {value, kept} <= {0, found.plan.tp}
+        is_same_order = name == "order" and kept == full_order(value)
+        assert kept == value or is_whole or is_same_order, (name, value, kept)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (["plan.schedule=pipedream"], "other numbers than one rank"),
+        (["plan.schedule=auto"], "a solver"),
+        (["plan.recompute=budget"], "`shardwright estimate`"),
+        (["plan.recompute=layers"], "`shardwright estimate`"),
+        (["plan.schedule=dualpipe", "plan.pp=1"], "plan.schedule=dualpipe beside plan.pp as kept; use one of 1f1b"),
+        (["plan.pp=1", "plan.schedule=dualpipe"], "plan.pp=1 beside plan.schedule as kept; use one of 2, 4"),
+        (["plan.sequence_parallel=true", "plan.tp=1"], "use one of False"),
+        (["plan.recompute_every=3"], "use one of 1, 4, 2"),
+        (["plan.tp=3"], "use one of 1, 2, 4"),
+    ],
+)
+def test_what_no_plan_has(kept: list[str], words: str) -> None:
+    """What is kept that leaves no plan, and what may be kept instead."""
+    faults = outcome("dense", constraints_of(kept, []))
+    assert isinstance(faults, list) and any(words in fault for fault in faults), faults
