@@ -33,7 +33,7 @@ _overwrite = click.option("--overwrite", is_flag=True, help="Write over what was
 @click.command(name="export")
 @click.argument("run")
 @_to
-@click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest]")
+@click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest healthy one]")
 @click.option(
     "--dtype",
     type=click.Choice(["keep", "float32", "bf16"]),
@@ -60,7 +60,7 @@ def export(
     place = _place(to)
     storage, steps = found_checkpoints(run)
     with as_fault(run, place):
-        manifest = manifest_of(storage, chosen_step(run, steps, step))
+        manifest = manifest_of(storage, chosen_step(run, storage, steps, step))
         from shardwright.train.checkpoint.export import export_weights
         from shardwright.train.checkpoint.released_export import export_released, has_family
 
@@ -91,7 +91,7 @@ def convert(
     context: click.Context, source: str, to: Path, dtype: str, file_gib: float, overwrite: bool, as_json: bool
 ) -> None:
     """Write a model's FOLDER again as plain safetensors files: quantised weights (fp8, MXFP4) become numbers that can
-    be trained, pickled files safetensors. Of a RUN, the newest checkpoint is exported.
+    be trained, pickled files safetensors. Of a RUN, the newest healthy checkpoint is exported.
 
     Names and layouts of the tensors stay, and config.json and the tokenizer go along.
     """

@@ -1,4 +1,4 @@
-"""The command that writes text with a model: of a run's newest checkpoint, or of a folder of Hugging Face's."""
+"""The command that writes text with a model: of a run's newest healthy checkpoint, or of a folder of Hugging Face's."""
 
 import json
 import math
@@ -41,7 +41,8 @@ def generate(
     source: str, prompt: str | None, chat: bool, tokens: int, temperature: float, seed: int, overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Write text with the weights of RUN's newest checkpoint, or of a FOLDER with a config.json and safetensors files.
+    """Write text with the weights of RUN's newest healthy checkpoint, or of a FOLDER with a config.json and
+    safetensors files.
 
     The model is sharded as the plan says, on ranks of this machine. Each token passes all of it: this is a look at what
     was learned, not a server.
@@ -96,13 +97,13 @@ def _of_folder(source: str) -> _Source:
 
 
 def _of_run(source: str) -> _Source:
-    """A run, as its newest checkpoint says."""
+    """A run, as its newest healthy checkpoint says."""
     from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
     from shardwright.train.checkpoint.kept import manifest_of
 
     storage, steps = found_checkpoints(source, "generate")
     with as_fault(source):
-        kept = manifest_of(storage, chosen_step(source, steps, None)).job
+        kept = manifest_of(storage, chosen_step(source, storage, steps, None)).job
     fields: dict[str, Any] = {name: kept[name] for name in ("model", "data", "precision") if name in kept}
     weights = fields["model"].get("weights") or ""
     fields["model"] = {name: value for name, value in fields["model"].items() if name != "weights"}

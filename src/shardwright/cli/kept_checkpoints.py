@@ -36,17 +36,17 @@ def list_steps(run: str, as_json: bool) -> None:
 
 @checkpoint.command()
 @click.argument("run")
-@click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest]")
+@click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest healthy one]")
 @json_option
 def show(run: str, step: int | None, as_json: bool) -> None:
     """Show what is in one checkpoint: every tensor, its shape, and in how many boxes it lies."""
     from shardwright.train.checkpoint.kept import indices_of, manifest_of
-    from shardwright.train.checkpoint.manifest import describe_job
+    from shardwright.train.checkpoint.manifest import describe_job, in_words
     from shardwright.train.checkpoint.whole_tensors import whole_tensors
 
     storage, steps = found_checkpoints(run)
     with as_fault(run):
-        manifest = manifest_of(storage, chosen_step(run, steps, step))
+        manifest = manifest_of(storage, chosen_step(run, storage, steps, step))
         tensors = whole_tensors(indices_of(storage, manifest))
     if as_json:
         held = {
@@ -59,6 +59,8 @@ def show(run: str, step: int | None, as_json: bool) -> None:
         f"step {manifest.step}: {manifest.samples:,} samples into the data, {manifest.passed_over:,} passed over; "
         + describe_job(manifest.job)
     )
+    if not manifest.health.is_healthy:
+        click.echo(f"not healthy: {in_words(manifest.health)}")
     for name, boxes in sorted(tensors.items()):
         shape = " x ".join(map(str, boxes[0][0].full_shape))
         click.echo(f"  {name}  {boxes[0][0].dtype} {shape}, {'1 box' if len(boxes) == 1 else f'{len(boxes)} boxes'}")
@@ -73,7 +75,7 @@ def verify(run: str, step: int | None, as_json: bool) -> None:
     from shardwright.train.checkpoint.kept import check_whole
 
     storage, steps = found_checkpoints(run)
-    chosen = sorted(steps) if step is None else [chosen_step(run, steps, step)]
+    chosen = sorted(steps) if step is None else [chosen_step(run, storage, steps, step)]
     rows = [_row(number, partial(check_whole, storage)) for number in chosen]
     _tell([row | {"whole": "fault" not in row} for row in rows], as_json)
     if any("fault" in row for row in rows):
@@ -82,14 +84,15 @@ def verify(run: str, step: int | None, as_json: bool) -> None:
 
 def _row(step: int, look: "Callable[[int], Manifest]") -> dict[str, Any]:
     """What is told of a checkpoint: what it is, or why nobody can say."""
-    from shardwright.train.checkpoint.manifest import BrokenCheckpointError, describe_job
+    from shardwright.train.checkpoint.manifest import BrokenCheckpointError, describe_job, in_words
 
     try:
         manifest = look(step)
     except BrokenCheckpointError as error:
         return {"step": step, "fault": str(error)}
     plan = describe_job(manifest.job)
-    return {"step": step, "bytes": manifest.num_bytes, "files": len(manifest.files), "plan": plan}
+    healthy = {} if manifest.health.is_healthy else {"unhealthy": in_words(manifest.health)}
+    return {"step": step, "bytes": manifest.num_bytes, "files": len(manifest.files), "plan": plan} | healthy
 
 
 def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -102,6 +105,7 @@ def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
     for row in rows:
         size = memory_text(row["bytes"]) if "bytes" in row else ""
         what = row.get("fault") or row["plan"] + ", whole" * ("whole" in row)
+        what += f", not healthy: {row['unhealthy']}" if "unhealthy" in row else ""
         click.echo(f"step {row['step']:>8}  {size:>10}  {what}")
 
 
@@ -112,13 +116,15 @@ def found_checkpoints(run: str, command: str = "checkpoint") -> "tuple[Storage, 
     return kept_by(run, f"{command} {run}".rstrip())
 
 
-def chosen_step(run: str, steps: list[int], step: int | None) -> int:
+def chosen_step(run: str, storage: "Storage", steps: list[int], step: int | None) -> int:
+    """The step that was asked for, else that of the newest healthy checkpoint, as `train` goes on from. PlanError."""
     from shardwright.config.base import PlanError
+    from shardwright.train.checkpoint.kept import in_order_to_load
 
     if step is not None and step not in steps:
         there = ", ".join(map(str, sorted(steps)[-12:]))
         raise PlanError(f"checkpoint {run}", [f"there is none of step {step}; there are those of steps {there}"])
-    return steps[0] if step is None else step
+    return in_order_to_load(storage, steps)[0] if step is None else step
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from shardwright.cli.job_options import JobCommand, job_options
 @click.option("--fresh", is_flag=True, help="Begin anew: put aside the checkpoints that the run's folder has.")
 @click.option(
     "--from", "weights_from", default=None, metavar="RUN",
-    help="Begin with the weights of another run's newest checkpoint, where this one has none yet: its folder, or the "
-    "folder or address of its checkpoints.",
+    help="Begin with the weights of another run's newest healthy checkpoint, where this one has none yet: its folder, "
+    "or the folder or address of its checkpoints.",
 )  # fmt: skip
 def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weights_from: str | None) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them. A run whose folder has a checkpoint

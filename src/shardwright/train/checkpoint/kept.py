@@ -1,7 +1,9 @@
 """The checkpoints that a run has: which are there, which are whole, and which may go. Torch is not needed."""
 
 import os
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from shardwright.train.checkpoint.manifest import (
     FileIndex,
     FileNote,
     Manifest,
+    StateHealth,
     digest_of,
     folder_name,
     optimizer_of,
@@ -27,6 +30,7 @@ from shardwright.train.checkpoint.manifest import (
     read_manifest,
     to_bytes,
 )
+from shardwright.train.checkpoint.retention import healthy_first, steps_to_remove
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage, read_whole
 from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
 
@@ -80,8 +84,8 @@ def check_whole(storage: Storage, step: int) -> Manifest:
 
 
 def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> None:
-    """Say, durably, that a checkpoint whose files are durable is there, and then that it is the latest. Raises
-    OSError, BrokenCheckpointError."""
+    """Say, durably, that a checkpoint whose files are durable is there, and then that it is the latest, if it is
+    healthy. Raises OSError, BrokenCheckpointError."""
     folder, notes = folder_name(manifest.step), []
     for name in index_files:
         data = _read(storage, f"{folder}/{name}")
@@ -89,7 +93,8 @@ def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> 
     whole = manifest.model_copy(update={"files": tuple(notes)})
     storage.replace(f"{folder}/{MANIFEST}", to_bytes(whole))
     with suppress(OSError):  # it is for people, and the checkpoint is whole without it
-        storage.replace(LATEST, folder.encode() + b"\n")
+        if manifest.health.is_healthy:
+            storage.replace(LATEST, folder.encode() + b"\n")
 
 
 def put_aside(job: JobSpec, folder: Path) -> list[str]:
@@ -130,13 +135,46 @@ def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
     raise PlanError(subject, [fault])
 
 
-def remove_old(storage: Storage, spec: CheckpointSpec, newest: int) -> None:
-    """Remove what need not be kept beside the checkpoint of the step `newest`, oldest first. Those of later steps do
-    not count: a run that went on from an older one found that they are not whole."""
-    steps = [step for step in steps_kept(storage) if step <= newest]
-    for step in reversed(steps[spec.keep_last :]):
-        if not (spec.keep_every and step % spec.keep_every == 0):
-            remove_checkpoint(storage, folder_name(step))
+def remove_old(storage: Storage, spec: CheckpointSpec, newest: int, pinned: Collection[int] = ()) -> None:
+    """Remove what need not be kept beside the checkpoint of the step `newest`, oldest first, and nothing `pinned`."""
+    is_healthy = partial(is_said_healthy, storage)
+    for step in steps_to_remove(steps_kept(storage), newest, spec, is_healthy, pinned):
+        remove_checkpoint(storage, folder_name(step))
+
+
+def is_said_healthy(storage: Storage, step: int) -> bool:
+    """Whether a checkpoint says that it is healthy. One that can't say so is not: it keeps none from staying."""
+    try:
+        return manifest_of(storage, step).health.is_healthy
+    except (BrokenCheckpointError, OSError):
+        return False
+
+
+def in_order_to_load(storage: Storage, steps: Sequence[int], takes_spikes: bool = False) -> list[int]:
+    """The steps of checkpoints in the order in which one is looked for to go on from: healthy ones newest first, then
+    those that are not. One that can't be read stays at its place among the healthy: whoever loads it says why.
+    `takes_spikes`: a loss above its band is nothing against a checkpoint."""
+
+    def is_taken(step: int) -> bool:
+        try:
+            cause = manifest_of(storage, step).health.cause
+        except (BrokenCheckpointError, OSError):
+            return True
+        return not cause or (takes_spikes and cause == "spike")
+
+    return healthy_first(steps, is_taken)
+
+
+def mark_unhealthy(storage: Storage, step: int, health: StateHealth) -> None:
+    """Say of a checkpoint, durably, that it is not healthy after all. Raises OSError, BrokenCheckpointError."""
+    manifest = manifest_of(storage, step)
+    storage.replace(f"{folder_name(step)}/{MANIFEST}", to_bytes(manifest.model_copy(update={"health": health})))
+    healthy = next((kept for kept in steps_kept(storage) if is_said_healthy(storage, kept)), None)
+    with suppress(OSError):  # it is for people
+        if healthy is None:
+            storage.remove(LATEST)
+        else:
+            storage.replace(LATEST, folder_name(healthy).encode() + b"\n")
 
 
 def remove_unfinished_checkpoints(storage: Storage) -> None:

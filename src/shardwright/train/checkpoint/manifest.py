@@ -14,7 +14,7 @@ here may be a lie, and none costs more memory than the files have bytes. Torch i
 import re
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -35,7 +35,7 @@ INDEX_FILE = re.compile(r"rank-([0-9]{5,8})\.json")
 # Number types as safetensors files name them, with the bytes of an element.
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
-_MOST_DIMS, _MOST_NAME = 8, 300
+_MOST_DIMS, _MOST_NAME, _MOST_SENTENCE = 8, 300, 1000
 MOST_JSON_BYTES = 32 * MIB  # of one file: 200,000 boxes, or the sums of 2 TiB; read, it takes twenty times as much
 
 # What a run goes on counting from: floating-point numbers, as optimizers count with, have it.
@@ -104,10 +104,26 @@ class FileNote(Spec):
     num_bytes: _Count  # of the data file
 
 
+class StateHealth(Spec):
+    """Why a state is not healthy: a number that is none, or a loss above its band, in the step that led to it or in its
+    weights. Without a cause it is healthy: one that goes on from it has what a good step left."""
+
+    cause: Literal["", "not finite", "spike"] = ""
+    sentence: str = Field("", max_length=_MOST_SENTENCE)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is known against the state."""
+        return not self.cause
+
+
+HEALTHY = StateHealth()
+
+
 class Manifest(Spec):
     """What a checkpoint is of. The run goes on behind the first `samples` of the data; of these it left `passed_over`
     out, for what became of it in them. `job` is the job with its plan as it ran, and `state` what is a few numbers and
-    no tensor."""
+    no tensor. Checkpoints of earlier versions do not say how healthy they are, and count as healthy."""
 
     format: int = FORMAT
     step: Annotated[int, Field(ge=0, le=largest.STEPS)]
@@ -116,6 +132,7 @@ class Manifest(Spec):
     optimizer_steps: _Count
     job: dict[str, Any]
     state: dict[str, Any]
+    health: StateHealth = HEALTHY
     files: tuple[FileNote, ...]
 
     @property
@@ -209,6 +226,11 @@ def optimizer_of(manifest: Manifest) -> OptimizerSpec:
         return OptimizerSpec.model_validate(known)
     except ValidationError as error:
         raise BrokenCheckpointError(f"its job's optimizer can't be: {error.errors()[0]['msg']}") from None
+
+
+def in_words(health: StateHealth) -> str:
+    """Why a state is not healthy, fit for a terminal; "healthy" where it is."""
+    return "healthy" if health.is_healthy else shortened(printable(health.sentence or health.cause), _MOST_SENTENCE)
 
 
 def describe_job(job: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
-from shardwright.train.checkpoint.kept import kept_by, manifest_of
+from shardwright.train.checkpoint.kept import in_order_to_load, kept_by, manifest_of
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, folder_name
 from shardwright.train.checkpoint.storage import Storage
 
@@ -34,11 +34,11 @@ def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weigh
 
 
 def refuse_weights_from(job: JobSpec, run: str) -> None:
-    """PlanError where a run has no weights to begin with, or those of another model, as far as its newest checkpoint
-    says."""
+    """PlanError where a run has no weights to begin with, or those of another model, as far as its newest healthy
+    checkpoint says."""
     storage, steps = kept_by(run, "train --from")
     try:
-        refuse_other_model(manifest_of(storage, steps[0]), job, storage, weights_alone=True)
+        refuse_other_model(manifest_of(storage, in_order_to_load(storage, steps)[0]), job, storage, weights_alone=True)
     except (BrokenCheckpointError, OSError):
         return  # older ones are looked at when it begins
 

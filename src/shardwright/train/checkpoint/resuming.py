@@ -14,12 +14,21 @@ from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max, ba
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.boxes import full_shapes
-from shardwright.train.checkpoint.kept import indices_of, kept_by, manifest_of, place_of, put_aside, steps_kept
+from shardwright.train.checkpoint.kept import (
+    in_order_to_load,
+    indices_of,
+    kept_by,
+    manifest_of,
+    place_of,
+    put_aside,
+    steps_kept,
+)
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,
     Manifest,
     describe_job,
     folder_name,
+    in_words,
     optimizer_of,
 )
 from shardwright.train.checkpoint.other_job import differences, refuse_other_model
@@ -41,13 +50,14 @@ class Resumed:
     step: int = 0
     samples: int = 0
     passed_over: int = 0
+    is_healthy: bool = True
     state: Mapping[str, Any] = field(default_factory=dict)
     said: tuple[str, ...] = ()
 
 
 def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Resumed:
-    """This rank's part of the job: as the newest checkpoint of the run's folder that is whole has it, else with the
-    weights of another run's, else new. PlanError where those are of another model.
+    """This rank's part of the job: as the newest healthy checkpoint of the run's folder that is whole has it, else the
+    newest whole one, else with the weights of another run's, else new. PlanError where those are of another model.
 
     Every rank calls this. Moves a few small collectives over the world, and what `take_up` does.
     """
@@ -63,7 +73,8 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
         said += differences(found.job, job)
         if weights_from:
             said.append(f"note: the weights of --from {weights_from} are not taken: this run has begun already")
-        return Resumed(replica, found.step, found.samples, found.passed_over, found.state, tuple(said))
+        is_healthy = found.health.is_healthy
+        return Resumed(replica, found.step, found.samples, found.passed_over, is_healthy, found.state, tuple(said))
     if said:  # there are some, and none is whole
         if mesh.rank == 0 and isinstance(storage, LocalStorage):
             said += put_aside(job, folder)
@@ -96,8 +107,8 @@ def _new(job: JobSpec, mesh: Mesh, released: ReleasedWeights | None) -> Replica:
 
 
 def go_back(job: JobSpec, mesh: Mesh, replica: Replica, folder: Path) -> tuple[Manifest | None, list[str]]:
-    """Load the newest whole checkpoint of a run that goes on. Returns what it is, None if there is none, and lines for
-    the user. Every rank calls this."""
+    """Load the newest healthy whole checkpoint of a run that goes on. Returns what it is, None if there is none, and
+    lines for the user. Every rank calls this."""
     said = list[str]()
     return _load_newest(job, mesh, replica, open_storage(place_of(job, folder)), said, weights_alone=False)[0], said
 
@@ -105,8 +116,11 @@ def go_back(job: JobSpec, mesh: Mesh, replica: Replica, folder: Path) -> tuple[M
 def _load_newest(
     job: JobSpec, mesh: Mesh, replica: Replica, storage: Storage, said: list[str], weights_alone: bool
 ) -> tuple[Manifest | None, bool]:
-    """Load the newest checkpoint that is whole. Returns what it is, and whether the replica was written to at all."""
+    """Load the newest healthy checkpoint that is whole, else the newest that is whole. Returns what it is, and whether
+    the replica was written to at all."""
     steps = steps_kept(storage) if mesh.rank == 0 else []
+    steps = in_order_to_load(storage, steps, takes_spikes=job.health.spike == "ignore")
+    newest = max(steps, default=0)
     is_touched = False
     while True:
         chosen = torch.tensor(steps.pop(0) if steps else -1, dtype=torch.int64, device=mesh.device)
@@ -139,6 +153,8 @@ def _load_newest(
             )
         if not num_bad and manifest is not None:
             take_up(replica, 0 if is_anew else manifest.optimizer_steps)
+            if mesh.rank == 0:
+                said += _told_health(storage, manifest, newest)
             if is_anew and not weights_alone and manifest.optimizer_steps:
                 said.append(
                     f"note: optimizer.name {job.optimizer.name!r} begins anew, with the weights of "
@@ -150,6 +166,23 @@ def _load_newest(
             + (f": {reason}" if reason else f", as {counted(num_bad, 'rank')} found")
             + "; an older one is taken, if there is one"
         )
+
+
+def _told_health(storage: Storage, manifest: Manifest, newest: int) -> list[str]:
+    """What is to be said where the newest checkpoint is not healthy, or even the one that was taken is not."""
+    health, name = manifest.health, folder_name(manifest.step)
+    if not health.is_healthy:
+        return [f"note: no checkpoint is healthy; {name} is taken: {in_words(health)}"]
+    if newest == manifest.step:
+        return []
+    try:
+        other = manifest_of(storage, newest).health
+    except (BrokenCheckpointError, OSError):
+        return []  # it was said already that it is not whole
+    if other.is_healthy:
+        return []
+    way_out = ' (health.spike = "ignore" takes such ones)' if other.cause == "spike" else ""
+    return [f"{folder_name(newest)} is not healthy: {in_words(other)}; {name}, the last healthy one, is taken{way_out}"]
 
 
 def _go_on_with_scale(replica: Replica, manifest: Manifest) -> float:

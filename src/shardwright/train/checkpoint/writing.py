@@ -29,8 +29,9 @@ from shardwright.train.checkpoint.kept import (
     remove_checkpoint,
     remove_old,
     remove_unfinished_checkpoints,
+    steps_kept,
 )
-from shardwright.train.checkpoint.manifest import Manifest, folder_name, index_file
+from shardwright.train.checkpoint.manifest import HEALTHY, Manifest, StateHealth, folder_name, index_file
 from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
 from shardwright.train.checkpoint.saving_cost import SavingCost
 from shardwright.train.checkpoint.storage import open_storage
@@ -43,11 +44,12 @@ BestInterval = Callable[[float], float]
 @dataclass(frozen=True)
 class Saved:
     """A checkpoint that is whole and durable: its step, how long the run waited for the copies (on CUDA until they were
-    begun), and how long after the save began all was durable, as rank 0's clock has it."""
+    begun), how long after the save began all was durable, as rank 0's clock has it, and whether it is healthy."""
 
     step: int
     blocking_s: float
     durable_s: float
+    health: StateHealth = HEALTHY
 
 
 @dataclass
@@ -86,29 +88,37 @@ class CheckpointWriter:
         self._blocking_s = 0.0
         self._cost = SavingCost()
         self._last_s = time.monotonic()
+        self._is_occupied = False  # the folder of the step that the run has come to, by a checkpoint
+        self._there = set[int]()  # steps that have one, as rank 0 knows
         if mesh.rank == 0:
             remove_unfinished_checkpoints(self._storage)
+            self._there.update(steps_kept(self._storage))
         barrier(mesh.world)  # nobody writes before
 
     def agree(self, step: int) -> Agreed:
         """The end of a step. Moves one small all-reduce over the world."""
         self._cost.step_ends(time.monotonic(), was_saving=self._current is not None)
         due = self._mesh.rank == 0 and self._clock_says_due()
-        saved, (asked, is_due) = self._poll(preemption.is_asked(), due)
+        saved, (asked, is_due, is_there) = self._poll(preemption.is_asked(), due, step in self._there)
+        self._is_occupied = is_there > 0
         every = self._job.checkpoint.every_steps
         return Agreed(asked > 0, is_due > 0 or bool(every and step % every == 0), saved)
 
-    def save(self, step: int, samples: int, passed_over: int, state: dict[str, Any]) -> Saved | None:
+    def save(
+        self, step: int, samples: int, passed_over: int, state: dict[str, Any], health: StateHealth = HEALTHY
+    ) -> Saved | None:
         """Begin to save what there is after so many steps, with the run at `samples` of the data, of which it passed
-        some over, and the `state` of who watches over it. A save still being written is waited for, and returned."""
+        some over, the `state` of who watches over it, and how healthy all that is. A save still being written is waited
+        for, and returned."""
         before = self.wait()
         start_s = time.monotonic()
+        self._make_room(step)
         job, replica, mesh, storage = self._job, self._replica, self._mesh, self._storage
         if replica.loss_scale is not None:
             state = state | {"loss_scale": replica.loss_scale.state_dict()}
         manifest = Manifest(
             step=step, samples=samples, passed_over=passed_over, optimizer_steps=optimizer_steps(replica),
-            job=job.model_dump(mode="json"), state=state, files=(),
+            job=job.model_dump(mode="json"), state=state, health=health, files=(),
         )  # fmt: skip
         boxes = held_boxes(replica, mesh)
         copied = None
@@ -128,6 +138,16 @@ class CheckpointWriter:
         work = BackgroundWrite(write, f"checkpoint of step {step}")
         self._current = _Save(manifest, start_s, self._blocking_s, work)
         return before
+
+    def _make_room(self, step: int) -> None:
+        """Remove a checkpoint that the run went on without, from an older one, and has come to again: else its manifest
+        would speak of files that are written over. Moves a barrier where there is one."""
+        if self._is_occupied:
+            if self._mesh.rank == 0:
+                remove_checkpoint(self._storage, folder_name(step))
+            barrier(self._mesh.world)
+        self._is_occupied = False
+        self._there.add(step)
 
     def wait(self) -> Saved | None:
         """Block until what is being saved is whole, which is returned, or has failed. Moves small all-reduces over the
@@ -159,7 +179,7 @@ class CheckpointWriter:
                 self._current = None
                 if not save.has_failed and not num_failed:
                     ended_s = save.work.ended_s if save.work is not None else time.monotonic()
-                    saved = Saved(save.manifest.step, save.blocking_s, ended_s - save.start_s)
+                    saved = Saved(save.manifest.step, save.blocking_s, ended_s - save.start_s, save.manifest.health)
             else:
                 self._begin_second_phase(save, num_failed > 0)
         return saved, counts

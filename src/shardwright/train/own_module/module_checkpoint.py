@@ -13,7 +13,7 @@ from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import broadcast
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, full_shapes
-from shardwright.train.checkpoint.kept import indices_of, make_whole, manifest_of, steps_kept
+from shardwright.train.checkpoint.kept import in_order_to_load, indices_of, make_whole, manifest_of, steps_kept
 from shardwright.train.checkpoint.manifest import (
     MANIFEST,
     BrokenCheckpointError,
@@ -102,12 +102,12 @@ def _reached(folder: str, mesh: Mesh) -> Storage:
 
 
 def _chosen_step(storage: Storage, mesh: Mesh) -> int:
-    """The newest step that rank 0 has, -1 for none. Other ranks may see another folder under the same name, or an older
-    state of it, and each by itself would take its own."""
+    """The newest healthy step that rank 0 has, -1 for none. Other ranks may see another folder under the same name, or
+    an older state of it, and each by itself would take its own."""
     newest, error = -1, ""
     if mesh.rank == 0:
         try:
-            newest = next(iter(steps_kept(storage)), -1)
+            newest = next(iter(in_order_to_load(storage, steps_kept(storage))), -1)
         except OSError as fault:
             error = f"{storage.root}: {fault}"
     agree(error, mesh, "checkpoints can't be looked for")
