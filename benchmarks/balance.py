@@ -29,8 +29,8 @@ from shardwright.config.load import make_job
 from shardwright.train.build import build, job_mesh
 from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import prepare_tokens
+from shardwright.train.held_out import held_out_loss
 from shardwright.train.train_step import train_step
-from shardwright.train.trainer import held_out_loss
 
 JOB: dict[str, Any] = {
     "model": {"name": "two layers", "layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "sequence": 64},

@@ -25,8 +25,8 @@ from shardwright.sharding.compression import reduced_bucket, wire_bytes
 from shardwright.train.build import build
 from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
+from shardwright.train.held_out import held_out_loss
 from shardwright.train.train_step import train_step
-from shardwright.train.trainer import held_out_loss
 
 BASE = [
     "plan.dp=2", "plan.tp=1", "plan.pp=1", "plan.sequence_parallel=false", "plan.microbatch_size=8",

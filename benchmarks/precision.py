@@ -32,8 +32,8 @@ from shardwright.precision.loss_scale import LossScale
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
+from shardwright.train.held_out import held_out_loss
 from shardwright.train.train_step import train_step
-from shardwright.train.trainer import held_out_loss
 
 JOB: dict[str, Any] = {
     "model": {"name": "two layers", "layers": 2, "hidden": 64, "heads": 4, "ffn": 256, "sequence": 64},

@@ -20,8 +20,9 @@ from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
 from shardwright.train.data import document_files as documents
 from shardwright.train.data import encoding_pool, source_files, token_cache
+from shardwright.train.data.once_each import unigram_loss
 from shardwright.train.data.prepare import prepare_tokens
-from shardwright.train.data.samples import Samples, shuffled, unigram_loss
+from shardwright.train.data.samples import Samples, shuffled, token_shares
 from shardwright.train.data.token_stream import TokenSpan, cut
 from shardwright.train.data.tokenizer import load_tokenizer
 
@@ -244,17 +245,14 @@ def test_files_are_read_as_one_stream(tmp_path_factory, cuts, sequence):
         assert np.array_equal(stream(cut(spans, start, stop)), np.arange(start, stop))
 
 
-def test_unigram_loss_is_the_cross_entropy_of_smoothed_counts(tmp_path, monkeypatch):
-    train, validation = [0, 0, 0, 1, 2, 2], [0, 1, 3]
-    expected = -np.mean(np.log([4 / 10, 2 / 10, 1 / 10]))  # 6 tokens + 4 ids
-    spans = [span_of(tmp_path / "t.bin", train)], [span_of(tmp_path / "v.bin", validation)]
-    assert unigram_loss(*spans, 4) == pytest.approx(expected, rel=1e-12)
+def test_shares_of_tokens_are_smoothed_counts(tmp_path, monkeypatch):
+    spans = [span_of(tmp_path / "t.bin", [0, 0, 0, 1, 2, 2])]
+    expected = [4 / 10, 2 / 10, 3 / 10, 1 / 10]  # 6 tokens + 4 ids
+    np.testing.assert_allclose(token_shares(spans, 4), expected, rtol=1e-12)
     monkeypatch.setattr("shardwright.train.data.token_stream._CHUNK_TOKENS", 2)
-    assert unigram_loss(*spans, 4) == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ValueError, match="vocabulary 3"):
-        unigram_loss(*spans, 3)
-    with pytest.raises(ValueError, match="no validation tokens"):
-        unigram_loss(spans[0], [], 4)
+    np.testing.assert_allclose(token_shares(spans, 4), expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="vocabulary 2"):
+        token_shares(spans, 2)
 
 
 # --- formats ---
@@ -858,7 +856,8 @@ def test_the_standard_library_is_the_default(cache):
     assert 200 < files.num_documents < 2000
     assert b"def " in stream(files.train)[:100_000].astype(np.uint8).tobytes()
     # Text costs less than random bytes, and held-out text about as much as what was counted.
-    loss = unigram_loss(files.train, files.validation, 256)
+    held_out = files.validation_samples()
+    loss = unigram_loss(files.token_shares(256), held_out, len(held_out), marks=False)
     assert abs(loss - files.unigram_entropy) < 0.5
     assert loss < 4 < math.log(256)
 

@@ -26,7 +26,9 @@ class RunSpec(Spec):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is some.")
     log_every: Steps = Field(10, description="Steps between progress lines.")
     eval_every: StepsOr0 = Field(0, description="Steps between evaluations on held-out text; 0 means only at the end.")
-    eval_batches: Steps = Field(4, description="Global batches of held-out text in one evaluation.")
+    eval_batches: Steps = Field(
+        4, description="Global batches of held-out text in one evaluation at most; each sequence counts once."
+    )
     sample_tokens: Annotated[int, Field(ge=0, le=largest.SEQUENCE)] = Field(
         0, description="Tokens of text generated at the end."
     )

@@ -226,10 +226,11 @@ class MetricsLog:
                 f"left {_minutes(left_s)}"
             )
 
-    def evaluation(self, step: int, loss: float) -> None:
-        """Record an evaluation on held-out text."""
+    def evaluation(self, step: int, loss: float | None) -> None:
+        """Record an evaluation on held-out text; None where no token of it has a loss."""
         self._write({"step": step, "validation_loss": loss})
-        self.say(f"step {step}: held-out loss {loss:.4f}")
+        has_none = "there is no held-out loss: none of the held-out tokens has one"
+        self.say(f"step {step}: {has_none}" if loss is None else f"step {step}: held-out loss {loss:.4f}")
 
     def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""

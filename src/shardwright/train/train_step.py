@@ -149,10 +149,17 @@ def counted_shares(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> tuple[float, 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
     """Mean loss of one global batch, without gradients."""
-    losses = replica.executor.run(replica.evaluation, microbatches(tokens_BS, job.plan.microbatch_size))
+    losses = microbatch_losses(replica, microbatches(tokens_BS, job.plan.microbatch_size))
+    return mean_losses(losses, job, mesh, counted_shares(job, mesh, tokens_BS)[:1])[0]
+
+
+def microbatch_losses(replica: Replica, tokens: list[Tensor]) -> dict[int, Tensor]:
+    """The loss of each microbatch whose last stage is on this rank, the mean over its positions here, without
+    gradients."""
+    losses = replica.executor.run(replica.evaluation, tokens)
     for state in replica.float8_states:
         state.forget_now()
-    return mean_losses(losses, job, mesh, counted_shares(job, mesh, tokens_BS)[:1])[0]
+    return losses
 
 
 def mean_losses(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh, shares: Sequence[float]) -> list[float]:

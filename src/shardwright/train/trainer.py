@@ -21,20 +21,21 @@ from shardwright.train.build import Replica
 from shardwright.train.checkpoint.resuming import begin, go_back
 from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
 from shardwright.train.data.batch_reader import BatchReader
+from shardwright.train.data.once_each import unigram_loss
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
-from shardwright.train.data.samples import SampleReader
 from shardwright.train.data.tokenizer import ByteTokenizer, load_tokenizer
 from shardwright.train.health.decision import Course, Decision, Judge, go_on
 from shardwright.train.health.gpu_readings import gpu_sentences
 from shardwright.train.health.run_health import RunHealth
+from shardwright.train.held_out import held_out_loss, most_samples, part_note
 from shardwright.train.launch.out_of_memory import telling_what_is_held
 from shardwright.train.metrics import MetricsLog, Shares, measure_shares
 from shardwright.train.run_memory import measure_memory, predicted_lines
 from shardwright.train.steps_measured import SpanUse, StepsMeasured, StepsRecorder, span_use
 from shardwright.train.text_generation import generate
-from shardwright.train.train_step import StepResult, evaluate, train_step
+from shardwright.train.train_step import StepResult, train_step
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class TrainingRun:
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.log)
             self._say([*predicted_lines(start.predicted), *begun.said, self.health.opening])
+            self._say([part_note(job, self.held_out)] if self.held_out is not None else [])
             if self.done >= job.optimizer.steps:
                 self._say([f"nothing is left to do: {self.done} of {counted(job.optimizer.steps, 'step')} are done"])
 
@@ -224,10 +226,10 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
         is_done = run.to_the_end()
     sample = sample_text(job, run.replica, mesh) if is_done else ""
     barrier(mesh.world)
-    log, tokens = run.log, run.tokens
+    log = run.log
     baseline = None
     if log is not None and is_done:
-        baseline = tokens.unigram_loss(job.model.vocab)  # to read all the text takes long
+        baseline = _baseline(run)
     result = RunResult(
         run.done, run.losses[0] if run.losses else None, run.losses[-1] if run.losses else None, run.validation_loss,
         unigram_loss=baseline, sample=sample, folder=str(folder), seconds=time.perf_counter() - start_s,
@@ -239,6 +241,16 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
         conclude(result, log)
         log.close()
     return result
+
+
+def _baseline(run: TrainingRun) -> float | None:
+    """The loss of a model that knows no context, on the text that evaluations take; None where nothing is held out. To
+    read all the text takes long."""
+    job, tokens = run.job, run.tokens
+    if run.held_out is None:
+        return None
+    shares = tokens.token_shares(job.model.vocab)
+    return unigram_loss(shares, run.held_out, most_samples(job), marks=job.data.separate_documents)
 
 
 def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles | MixedTokens:
@@ -366,15 +378,6 @@ def conclude(run: RunResult, log: MetricsLog) -> None:
     if run.sample:
         log.say("a sample of what it writes:\n" + "\n".join("  | " + line for line in run.sample.splitlines()))
     log.say(f"{run.seconds:.0f} s; metrics in {run.folder}/metrics.jsonl and {run.folder}/tensorboard")
-
-
-def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, held_out: SampleReader) -> float:
-    """Mean loss over the first run.eval_batches global batches of held-out text."""
-    size, num_batches = job.batch.global_batch_size, job.run.eval_batches
-    job = job.grown()
-    with BatchReader(held_out, job, mesh, num_batches) as batches:
-        total = sum(evaluate(job, replica, mesh, batches.batch(i, i * size)) for i in range(num_batches))
-    return total / num_batches
 
 
 def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:

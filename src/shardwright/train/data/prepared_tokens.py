@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.train.data.mixed_samples import MixedSamples, whole_weights
+from shardwright.train.data.once_each import InTurn
 from shardwright.train.data.packed_samples import PackedSamples
-from shardwright.train.data.samples import SampleReader, Samples, token_counts, unigram_loss
+from shardwright.train.data.samples import SampleReader, Samples, token_shares
 from shardwright.train.data.token_stream import TokenSpan
 
 
@@ -46,10 +48,9 @@ class TokenFiles:
         """Held-out samples in file order; None where nothing is held out."""
         return self._samples(self.validation, shuffle=False) if self.validation else None
 
-    def unigram_loss(self, vocab: int) -> float | None:
-        """The loss, in nats per token of what is held out, of a model that knows no context but how often each token is
-        in the training side; None where nothing is held out."""
-        return unigram_loss(self.train, self.validation, vocab) if self.validation else None
+    def token_shares(self, vocab: int) -> NDArray[np.float64]:
+        """How large a share each id has of the tokens to train on, [vocab] (samples.py)."""
+        return token_shares(self.train, vocab)
 
     def described(self, num_samples: int) -> list[str]:
         """What a run of so many samples has to know of these data."""
@@ -122,26 +123,17 @@ class MixedTokens:
         """Training samples: each source's are shuffled anew in each of its epochs."""
         return MixedSamples([source.train_samples() for source in self.sources], self.weights)
 
-    def validation_samples(self) -> MixedSamples | None:
-        """Held-out samples, by the same weights; None where nothing is held out."""
+    def validation_samples(self) -> InTurn | None:
+        """Held-out samples of all sources, each once; None where nothing is held out."""
         held = [source.validation_samples() for source in self.sources]
         readers = [reader for reader in held if reader is not None]
-        return MixedSamples(readers, self.weights) if len(readers) == len(held) else None
+        return InTurn(readers, self.weights) if len(readers) == len(held) else None
 
-    def unigram_loss(self, vocab: int) -> float | None:
-        """The loss, in nats per token of what is held out, of a model that knows no context but how often each token is
-        in the training sides and with which weights these are mixed; None where some source holds nothing out."""
-        known, loss = np.zeros(vocab), 0.0
+    def token_shares(self, vocab: int) -> NDArray[np.float64]:
+        """How large a share each id has of what is trained on, with the weights of the sources, [vocab]."""
         shares = np.array(self.weights) / sum(self.weights)
-        for source, share in zip(self.sources, shares, strict=True):
-            seen = token_counts(source.train, vocab) + 1.0
-            known += share * seen / seen.sum()
-        for source, share in zip(self.sources, shares, strict=True):
-            if not source.validation:
-                return None
-            asked = token_counts(source.validation, vocab)
-            loss -= share * float(asked @ np.log(known)) / max(1, asked.sum())
-        return loss
+        parts = [share * source.token_shares(vocab) for source, share in zip(self.sources, shares, strict=True)]
+        return np.sum(parts, axis=0)
 
     def described(self, num_samples: int) -> list[str]:
         """The share of each source, and how often a run of so many samples goes through it."""

@@ -3,7 +3,6 @@
 No rank, world size or batch size enters, so a run that changes its plan in the middle sees the same samples.
 """
 
-import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Protocol
@@ -124,19 +123,11 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def unigram_loss(train: Sequence[TokenSpan], validation: Sequence[TokenSpan], vocab: int) -> float:
-    """Cross entropy, in nats per token, that a model without any context reaches on `validation`.
-
-    It knows how often each of the `vocab` ids occurs in `train`, with one added to every count so that an
-    unseen id costs a finite loss. A model that has learned something is below this. Reads both sides once; tokens
-    without a loss are left out.
-    Raises ValueError if an id is outside the vocabulary or `validation` is empty.
-    """
-    if not num_tokens(validation):
-        raise ValueError("the loss over no validation tokens is not defined")
-    seen, asked = token_counts(train, vocab), token_counts(validation, vocab)
-    log_probabilities = np.log(seen + 1.0) - math.log(float(seen.sum()) + vocab)
-    return float(-(asked @ log_probabilities) / asked.sum())
+def token_shares(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.float64]:
+    """How large a share each of the `vocab` ids has of all tokens that are learned, [vocab], with one added to every
+    count so that an unseen id has a share, too. Reads the spans once. Raises ValueError if an id is outside."""
+    counts = token_counts(spans, vocab) + 1.0
+    return counts / counts.sum()
 
 
 def token_counts(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.int64]:
