@@ -299,7 +299,7 @@ def test_a_template_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding_process.resource, "setrlimit", lambda *_: None)
     nested = "".join(f"{{% for i{n} in range(9999) %}}" for n in range(4)) + "{% endfor %}" * 4
     template = encoding_process.BoundedTemplate(TemplateFiles(nested, Path("t.jinja"), {}))
-    with pytest.raises(LateError, match=r"takes more than 0.2 s for it; drop that chat"):
+    with pytest.raises(LateError, match=r"takes more than 0.2 s; drop that chat"):
         template.write(Chat("line 5", tuple(TALK)))
 
 

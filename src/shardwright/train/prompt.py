@@ -8,7 +8,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.user_file import FileFault
 from shardwright.train.data.chat_rows import ASSISTANT, Chat, question
-from shardwright.train.data.encoding_pool import EncodingPool
+from shardwright.train.data.encoding_pool import EncodingPool, encoders
 from shardwright.train.data.encoding_process import EncodingSetup
 from shardwright.train.data.template_files import find_template, folders_beside, read_config, special_tokens_of
 from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer
@@ -49,10 +49,12 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
         prompt = (
             _of_chat(job, weights, tokenizer, question(text, "--chat"), ends)
             if is_chat
-            else Prompt((*first, *map(int, tokenizer.encode(text))) or (0,), len(first), ends)
+            else Prompt((*first, *_ids_of(job, tokenizer, text)) or (0,), len(first), ends)
         )
     except FileFault as fault:
         raise PlanError("generate", [str(fault)]) from None
+    except PlanError:
+        raise
     except OSError as error:
         raise PlanError("generate", [f"{error.filename} can't be read: {error.strerror}; check it"]) from None
     except ValueError as error:
@@ -66,6 +68,12 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
             ],
         )
     return prompt
+
+
+def _ids_of(job: JobSpec, tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text, from a process whose time and memory are bounded. Raises PlanError, RunError."""
+    with encoders(EncodingSetup(job.data, None), tokenizer, len(text)) as encoding:
+        return [int(i) for i in encoding.submit([text]).result().ids]
 
 
 def _of_chat(job: JobSpec, weights: str, tokenizer: Tokenizer, asked: Chat, ends: frozenset[int]) -> Prompt:

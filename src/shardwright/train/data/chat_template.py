@@ -23,6 +23,7 @@ from typing import Any
 
 from shardwright.train.data.chat_rows import ASSISTANT, Chat
 from shardwright.train.data.template_files import TemplateFiles
+from shardwright.train.data.template_sandbox import UnsafeJinjaError, template_sandbox
 
 # What may be written to look for the answers of a chat, in characters. To begin a message takes as long as a thousand
 # of them. That is 1,100 answers of a sentence, or 650 of 2,000 characters; those behind them have no loss.
@@ -63,12 +64,11 @@ class ChatTemplate:
     def __init__(self, files: TemplateFiles, today: str = "") -> None:
         """A template that is told which day it is, such as 2026-07-26, or nothing of it. Raises TemplateError."""
         from jinja2 import TemplateError as JinjaError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
+        try:
+            environment = template_sandbox([_generation_tag(), "jinja2.ext.loopcontrols"], {"tojson": _to_json})
+        except UnsafeJinjaError as error:
+            raise TemplateError(str(error)) from None
         environment.globals["raise_exception"] = _refuse
         if today:  # without, templates that ask whether it is defined have a date of their own
             environment.globals["strftime_now"] = datetime.fromisoformat(today).strftime

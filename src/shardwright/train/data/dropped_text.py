@@ -5,9 +5,9 @@ what it has never seen, and Hugging Face tokenizers leave it out where no unknow
 trained on what remains and nobody would know.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -63,11 +63,11 @@ class Dropped:
         )
 
 
-def may_drop(text: str) -> bool:
-    """Whether the tokenizer of a tokenizer.json can leave text out: it has no unknown token, and not every byte."""
+def may_drop(fields: dict[str, Any]) -> bool:
+    """Whether the tokenizer with these fields of tokenizer.json can leave text out: it has no unknown token, and not
+    every byte."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    fields = json.loads(text)
     model = fields["model"]
     if model.get("unk_token") is not None or model.get("unk_id") is not None:
         return False

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.train.data.chat_rows import Chat
-from shardwright.train.data.chat_template import ChatTemplate
+from shardwright.train.data.chat_template import ChatTemplate, LateError
 from shardwright.train.data.tokenizer import Tokenizer
 
 Item = str | Chat
@@ -51,6 +51,14 @@ class HereEncoder:
         self._tokenizer, self._template = tokenizer, template
         self._dtype = id_dtype(tokenizer)
 
+    def ids_of(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """The ids of each text. Raises ValueError."""
+        return self._tokenizer.encode_batch(texts)
+
+    def places_of(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The ids of a text, and which characters each stands for. Raises ValueError."""
+        return self._tokenizer.encode_with_places(text)
+
     def encode(self, items: Sequence[Item]) -> Encoded:
         """Raises EncodingError."""
         dropped = self._tokenizer.dropped
@@ -59,7 +67,7 @@ class HereEncoder:
         num_answers = num_lost = 0
         try:
             if all(isinstance(item, str) for item in items):
-                ids = self._tokenizer.encode_batch([item for item in items if isinstance(item, str)])
+                ids = self.ids_of([item for item in items if isinstance(item, str)])
             else:
                 ids, begin = [], 0
                 for item in items:
@@ -69,7 +77,7 @@ class HereEncoder:
                     answers.append(begin + learned)
                     begin += len(of_chat)
                     num_answers, num_lost = num_answers + counted[0], num_lost + counted[1]
-        except EncodingError:
+        except (EncodingError, LateError):
             raise
         except ValueError as error:
             raise EncodingError(
@@ -105,7 +113,7 @@ class HereEncoder:
         else:
             text, end = chat.prompt + chat.completion, self._tokenizer.end_of_text
             ranges, counted = ((len(chat.prompt), len(text)),), (1, 0)
-        ids, offsets = self._tokenizer.encode_with_places(text)
+        ids, offsets = self.places_of(text)
         learned = np.zeros(len(ids) + len(end), np.bool_)
         for first, last in ranges:
             learned[: len(ids)] |= (offsets[:, 0] < last) & (offsets[:, 1] > first)

@@ -4,18 +4,20 @@ So what is written does not depend on how many there are. Each has a thread here
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Self
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.train.data.encoding import ARRAYS, Encoded, Encoder, EncodingError, HereEncoder, Item
 from shardwright.train.data.encoding_messages import BrokenMessageError, receive, send
-from shardwright.train.data.encoding_process import CHAT_MEMORY_GIB, CHAT_S, EncodingSetup
+from shardwright.train.data.encoding_process import BATCH_MEMORY_MIB, CHAT_S, EncodingSetup
 from shardwright.train.data.tokenizer import Tokenizer
 
 _MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encoding_process import serve\nserve()"
@@ -24,7 +26,9 @@ _MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encodin
 def encoders(setup: EncodingSetup, tokenizer: Tokenizer, num_bytes: int) -> "EncodingPool | HereAndNow":
     """What encodes so many bytes of files: processes, as many as data.workers says, where that pays."""
     workers = setup.data.workers or _num_cores()
-    if setup.data.chats or (workers > 1 and num_bytes >= _PAYS_BYTES):
+    # A chat template and a tokenizer's file are a stranger's: their processes have limits, and this one has none.
+    is_strange = setup.data.chats or setup.data.tokenizer != "bytes"
+    if is_strange or (workers > 1 and num_bytes >= _PAYS_BYTES):
         return EncodingPool(setup, max(1, min(workers, num_bytes // _PAYS_BYTES + 1)))
     return HereAndNow(HereEncoder(tokenizer, None))
 
@@ -39,10 +43,10 @@ def _num_cores() -> int:
 
 
 class HereAndNow:
-    """Encodes batches in this process, one after the other."""
+    """Encodes batches in this process, one after the other: for text as bytes."""
 
     num_ahead = 0
-    batch_characters = 4 << 20  # a tokenizer needs some 50 bytes of memory for each
+    batch_characters = 4 << 20
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -98,6 +102,19 @@ class EncodingPool:
             self._free.put(process)
 
 
+@dataclass(frozen=True)
+class _Purpose:
+    """A process's task in words, for where it ends before it is done: `what` it does, `where` it was, and a hint."""
+
+    what: str
+    where: str
+    hint: str
+
+    def obituary(self, ended: str) -> str:
+        """The sentence of a process that has ended so."""
+        return f"a process that {self.what} has ended ({ended}){self.where}: {self.hint}"
+
+
 class _Process:
     """One process, which is started at once and told what it encodes with when it is first asked."""
 
@@ -107,19 +124,20 @@ class _Process:
             [sys.executable, "-c", _MAIN.format(path=sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # there are as many processes as cores
+            env=_environment(),
         )
 
     def encode(self, items: list[Item]) -> Encoded:
         """Raises PlanError, or RunError where the process has ended."""
         if self._setup is not None:
             setup, self._setup = self._setup, None
-            self._ask(setup.as_fields(), None)
+            self._ask(setup.as_fields(), _beginning(setup))
         asked = {"items": [item if isinstance(item, str) else vars(item) for item in items]}
-        fields, arrays = self._ask(asked, items[0] if items else None)
+        fields, arrays = self._ask(asked, _encoding(items))
         return Encoded(**dict(zip(ARRAYS, arrays, strict=True)), **fields)
 
-    def _ask(self, what: dict[str, Any], first: Item | None) -> tuple[dict[str, Any], list[Any]]:
+    def _ask(self, what: dict[str, Any], purpose: _Purpose) -> tuple[dict[str, Any], list[Any]]:
+        """The answer to a message. Raises PlanError, or RunError with what the process was at where it has ended."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None and answers is not None
         try:
@@ -128,24 +146,13 @@ class _Process:
         except (OSError, BrokenMessageError):
             found = None
         if found is None:
-            raise RunError(self._obituary(first))
+            self._process.kill()  # where it said what nobody understands
+            status = self._process.wait()
+            ended = f"signal {-status}" if status < 0 else f"exit status {status}"
+            raise RunError(purpose.obituary(ended))
         if "faults" in found[0]:
             raise PlanError("data", found[0]["faults"])
         return found
-
-    def _obituary(self, first: Item | None) -> str:
-        self._process.kill()  # where it said what nobody understands
-        status = self._process.wait()
-        said = f"signal {-status}" if status < 0 else f"exit status {status}"
-        if first is not None and not isinstance(first, str):
-            return (
-                f"a process that writes chats has ended ({said}) in those from {first.where} on: a chat may take "
-                f"{CHAT_S} s, or more where it is long, and {CHAT_MEMORY_GIB} GiB; drop it, or name another template "
-                "in data.chat_template"
-            )
-        return (
-            f"a process that turns text into tokens has ended ({said}): memory may be short; use fewer by data.workers"
-        )
 
     def end(self) -> None:
         """Have it end, whatever it is at."""
@@ -158,3 +165,34 @@ class _Process:
             assert stream is not None
             with suppress(OSError):  # it has not read what was written to it
                 stream.close()
+
+
+_LIMITS = f"{BATCH_MEMORY_MIB} MiB and {CHAT_S} s of the processor, and more in proportion to its length"
+
+
+def _beginning(setup: EncodingSetup) -> _Purpose:
+    """A process reads a tokenizer and a template."""
+    template = f" and the chat template {setup.template.path}" if setup.template is not None else ""
+    hint = f"to read them it may take {BATCH_MEMORY_MIB} MiB and {CHAT_S} s; name others"
+    return _Purpose("turns text into tokens", f" while it read {setup.data.tokenizer}{template}", hint)
+
+
+def _encoding(items: Sequence[Item]) -> _Purpose:
+    """A process encodes a batch."""
+    first = items[0] if items else ""
+    if isinstance(first, str):
+        hint = f"a text may take {_LIMITS}; name another tokenizer, or where memory is short use fewer by data.workers"
+        return _Purpose("turns text into tokens", "", hint)
+    hint = f"a chat may take {_LIMITS}; drop it, or name another template in data.chat_template"
+    return _Purpose("writes chats", f" in those from {first.where} on", hint)
+
+
+# A library needs these to be found and to know its language; what else is there may be a secret, and a template of a
+# stranger is run in this process.
+_PASSED = re.compile(r"PATH|HOME|TMPDIR|LANG|LC_\w+|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON\w+|OMP_NUM_THREADS")
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a process that encodes."""
+    kept = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
+    return kept | {"TOKENIZERS_PARALLELISM": "false"}  # there are as many processes as cores

@@ -11,13 +11,18 @@ from typing import Any, BinaryIO, cast
 from shardwright.config.units import GIB, MIB
 from shardwright.config.user_file import open_file
 from shardwright.train.data.json_array import BrokenArrayError, array_items
+from shardwright.train.data.memory_limit import memory_limit
 from shardwright.train.data.packed_files import UNPACKING_ERRORS, begins_with_list, unpacked
 from shardwright.train.data.source_files import SourceFile
+from shardwright.train.data.table_sizes import written_bytes
 
 # One record, and one group of rows of a parquet file, must fit into memory several times.
 _LONGEST_LINE_BYTES = 16 * MIB
 _LARGEST_GROUP_BYTES = 4 * GIB
-_BATCH_ROWS = 256
+_BATCH_ROWS, _NESTED_ROWS = 256, 8
+# What reading a small file of columns may take, and what text may become of a few bytes that are packed: of gzip's at
+# most 1,032 times as much, of text that is not one line again and again below a hundred.
+_READING_BYTES, _GROWN_BYTES, _MOST_GROWTH = 384 * MIB, 64 * MIB, 1_100
 # Of lines without a row one behind the other: a small packed file can have thousands of millions.
 _MOST_BLANK_LINES, _MOST_BLANK_BYTES = 1_000_000, 64 * MIB
 _TOLD_LINES = 10_000
@@ -84,6 +89,8 @@ def _read_lines(file: SourceFile) -> Iterator[FileRow]:
                 )
             text = decoded(raw, file, position).removeprefix("\ufeff" if number == 1 else "")
             position += len(raw)
+            if position > _GROWN_BYTES:
+                _refuse_growth(file, position, packed.tell())
             where = f"{file.path}, line {number}"
             if text.strip():
                 num_blank = blank_bytes = 0
@@ -104,7 +111,7 @@ def _read_array(file: SourceFile) -> Iterator[FileRow]:
     """A row an item of the JSON array that a file is."""
     with open_file(file.path) as packed, unpacked(file.path, packed) as stream:
         number = 0
-        items = array_items(_text_pieces(file, stream), _LONGEST_LINE_BYTES)
+        items = array_items(_text_pieces(file, packed, stream), _LONGEST_LINE_BYTES)
         while True:
             number += 1
             where = f"{file.path}, row {number}"
@@ -119,7 +126,7 @@ def _read_array(file: SourceFile) -> Iterator[FileRow]:
             yield FileRow(f"{file.name}:{number}", where, record, share=packed.tell() / max(1, file.size_bytes))
 
 
-def _text_pieces(file: SourceFile, stream: BinaryIO) -> Iterator[str]:
+def _text_pieces(file: SourceFile, packed: BinaryIO, stream: BinaryIO) -> Iterator[str]:
     rest, position = b"", 0
     while block := _read(file, lambda: stream.read(MIB)):
         raw = rest + block
@@ -129,6 +136,7 @@ def _text_pieces(file: SourceFile, stream: BinaryIO) -> Iterator[str]:
         if text := decoded(raw[:cut], file, position):
             yield text
         rest, position = raw[cut:], position + cut
+        _refuse_growth(file, position, packed.tell())
     if rest:
         yield decoded(rest, file, position)
 
@@ -172,10 +180,12 @@ def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]
     """A row a row, a bounded number of them in memory."""
     import pyarrow as pa
 
-    read, number = (_parquet_batches if file.format == "parquet" else _arrow_batches), 0
+    read, number, written = (_parquet_batches if file.format == "parquet" else _arrow_batches), 0, 0
     with open_file(file.path) as stream:
         try:
-            for batch, share in read(file, stream, columns):
+            for batch, share in _limited(read(file, stream, columns), file):
+                written += _batch_bytes(batch, file, number)
+                _refuse_growth(file, written, file.size_bytes)
                 names = batch.schema.names
                 for values in zip(*(batch.column(i) for i in range(len(names))), strict=True):
                     number += 1
@@ -187,6 +197,8 @@ def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             way_out = "write it again, or leave it out of data.path"
+            if isinstance(error, MemoryError):
+                reason += f" (to read it may take {_reading_bytes(file) / MIB:,.0f} MiB)"
             kind = "parquet" if file.format == "parquet" else "Arrow"
             raise FaultError(f"{file.path} is a broken {kind} file: {reason}; {way_out}") from None
 
@@ -199,10 +211,12 @@ def _parquet_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str])
         metadata = table.metadata
         _check_groups(metadata, file)
         plain = {metadata.schema.column(i).path for i in range(metadata.num_columns)}.intersection(present)
-    # Values that repeat stay references to a dictionary: written out, a small file could fill the memory.
+    # Values that repeat stay references to a dictionary: written out, a small file could fill the memory. Those of
+    # nested columns can't (the library has no dictionaries there that change): they come a few rows at a time.
+    size = _BATCH_ROWS if plain.issuperset(present) else _NESTED_ROWS
     with pq.ParquetFile(stream, metadata=metadata, read_dictionary=sorted(plain)) as table:
         done, num_rows = 0, max(1, metadata.num_rows)
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=list(present)):
+        for batch in table.iter_batches(batch_size=size, columns=list(present)):
             done += batch.num_rows
             yield batch, done / num_rows
 
@@ -222,6 +236,43 @@ def _arrow_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -
             share = mapped.tell() / max(1, file.size_bytes)
             for start in range(0, chosen.num_rows, _BATCH_ROWS):
                 yield chosen.slice(start, _BATCH_ROWS), share
+
+
+def _limited(batches: Iterator[tuple[Any, float]], file: SourceFile) -> Iterator[tuple[Any, float]]:
+    """Batches, each read with a bounded memory: a packed page or buffer says itself how large it will be."""
+    while True:
+        with memory_limit(_reading_bytes(file)):
+            if (item := next(batches, None)) is None:
+                return
+        yield item
+
+
+def _reading_bytes(file: SourceFile) -> int:
+    """What reading a file of columns may take beside what the process has."""
+    return _READING_BYTES + 8 * file.size_bytes
+
+
+def _batch_bytes(batch: Any, file: SourceFile, number: int) -> int:
+    """The bytes of a batch, written out, behind so many rows. Raises FaultError for a row that is too long."""
+    columns = [batch.column(i) for i in range(batch.num_columns)]
+    written = sum(map(written_bytes, columns))
+    if written > _LONGEST_LINE_BYTES:
+        for row in range(batch.num_rows):
+            if (size := sum(written_bytes(column.slice(row, 1)) for column in columns)) > _LONGEST_LINE_BYTES:
+                raise FaultError(
+                    f"{file.path}, row {number + row + 1} has about {size:,} bytes, and at most "
+                    f"{_LONGEST_LINE_BYTES:,} are read; cut longer documents, or leave it out of data.path"
+                )
+    return written
+
+
+def _refuse_growth(file: SourceFile, written: int, read: int) -> None:
+    """Raises FaultError where so many bytes were written out of a file's first ones, as no text packs."""
+    if written > max(_GROWN_BYTES, _MOST_GROWTH * read):
+        raise FaultError(
+            f"{file.path} has {file.size_bytes:,} bytes, of which {read:,} have made {written:,} of text so far: more "
+            f"than {_MOST_GROWTH:,} times as many, as no text packs; leave it out of data.path"
+        )
 
 
 def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> Sequence[str]:

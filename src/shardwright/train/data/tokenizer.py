@@ -1,21 +1,23 @@
 """Tokenizers: text to token ids and back."""
 
+import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.data import DataSpec
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.dropped_text import Dropped, may_drop
 from shardwright.train.data.template_files import special_tokens_of
+from shardwright.train.data.tokenizer_growth import growth_faults
 
 if TYPE_CHECKING:
     import tokenizers
@@ -101,57 +103,87 @@ class FileTokenizer:
     usual_ends = ("</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
 
     def __init__(self, text: str, eos_token: str = "") -> None:
-        """From the contents of the file. Raises whatever the library does if they are not a tokenizer."""
+        """From the contents of the file. Raises ValueError if they are not a tokenizer, or one of which text grows
+        without a bound."""
         from tokenizers import Tokenizer as Library
 
-        self._library: tokenizers.Tokenizer = Library.from_str(text)
-        self._library.no_truncation()
-        self._library.no_padding()
+        fields = _fields_of(text)
+        if faults := growth_faults(fields):
+            raise ValueError(faults[0])
+        with _library_errors():
+            self._library: tokenizers.Tokenizer = Library.from_str(text)
+            self._library.no_truncation()
+            self._library.no_padding()
         ids = self._library.get_vocab(with_added_tokens=True)
         self.num_ids = 1 + max(ids.values(), default=-1)  # ids may have gaps, so not the number of entries
         names = (*self.ends_of_text, eos_token, *self.usual_ends)
         self.end_of_text = tuple(ids[name] for name in names if name in ids)[:1]
         self.fingerprint = blake2b(f"{self.end_of_text} {text}".encode(), digest_size=16).hexdigest()
         self.dropped = Dropped()
-        self._may_drop = may_drop(text)
+        self._may_drop = may_drop(fields)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        try:
+        with _library_errors():
             encodings = self._library.encode_batch(list(texts), add_special_tokens=False)
-        except Exception as error:  # again a bare one, as for a word outside a vocabulary without "unknown"
-            raise ValueError(str(error)) from None
         if self._may_drop:
             self.dropped.add(texts, self._has_token)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def encode_with_places(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        try:
+        with _library_errors():
             encoding = self._library.encode(text, add_special_tokens=False)
-        except Exception as error:
-            raise ValueError(str(error)) from None
         if self._may_drop:
             self.dropped.add([text], self._has_token)
         places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.int64), places
 
     def _has_token(self, characters: Sequence[str]) -> list[bool]:
-        return [bool(alone.ids) for alone in self._library.encode_batch(list(characters), add_special_tokens=False)]
+        with _library_errors():
+            encodings = self._library.encode_batch(list(characters), add_special_tokens=False)
+        return [bool(alone.ids) for alone in encodings]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
+        with _library_errors():
+            return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
 
     @property
     def first_tokens(self) -> tuple[int, ...]:
         """The tokens that the file puts before a text that is to be gone on with."""
-        plain, whole = (self._library.encode("a", add_special_tokens=adds).ids for adds in (False, True))
+        with _library_errors():
+            plain, whole = (self._library.encode("a", add_special_tokens=adds).ids for adds in (False, True))
         return tuple(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else ()
 
     def special_ids(self) -> dict[str, int]:
         added = self._library.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
+
+
+def _fields_of(text: str) -> dict[str, Any]:
+    """The fields of a tokenizer.json. Raises ValueError."""
+    try:
+        fields = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(fields, dict):
+        raise ValueError("it is JSON, but no object")
+    return fields
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Call the library. ValueError for whatever it raises: bare ones of Exception, as for a word outside a vocabulary
+    without "unknown", and a panic of its Rust, as where a pattern takes too long, which is no Exception."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+            raise
+        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None
 
 
 # The largest of published ones, with a quarter of a million tokens, have 35 MB; reading takes thirty times as much.
@@ -179,5 +211,6 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
         return FileTokenizer(text, special_tokens_of(path.parent).get("eos_token", ""))
     except FileFault as fault_of_file:
         raise PlanError("data", [f"data.tokenizer: {fault_of_file}"]) from None
-    except Exception as error:  # the library raises bare Exception for a file that is no tokenizer
-        raise PlanError("data", [f"{path} is not a tokenizer: {error}; {way_out}"]) from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # a field of another type
+        reason = shortened((str(error).splitlines() or [type(error).__name__])[0], 300)
+        raise PlanError("data", [f"{path} is not a tokenizer: {reason}; {way_out}"]) from None
