@@ -13,7 +13,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
-from shardwright.sharding.token_marks import UNCOUNTED
+from shardwright.sharding.token_marks import FILLING, UNCOUNTED
 from shardwright.train.build import Replica, build
 from shardwright.train.train_step import StepResult, evaluate, train_step
 from shardwright.workload.recompute_cost import Again
@@ -174,9 +174,14 @@ def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:
 
 
 def marked(tokens: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-    """Tokens with the marks of separate documents, as data give them: some of the large ones have no loss."""
+    """Tokens with the marks of separate documents, as data give them: some of the large ones have no loss. The end of
+    the third sample only fills it up, and so does all of the fourth."""
     asked = torch.where(tokens % 5 == 4, tokens + UNCOUNTED, tokens)
-    return torch.where(begins, -1 - tokens, asked)
+    found = torch.where(begins, -1 - tokens, asked)
+    for sample, first in ((2, 2 * tokens.shape[1] // 3), (3, 0)):
+        found[sample : sample + 1, first:] = UNCOUNTED + FILLING
+        found[sample : sample + 1, first : first + 1] = -1 - FILLING
+    return found
 
 
 def skewed_tokens(job: JobSpec, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -169,15 +169,16 @@ def _rerouted(
 
 
 def losses_of(
-    spec: MoeSpec, logits: list[list[float]], routed: Routed, batch: int, shares: list[float]
+    spec: MoeSpec, logits: list[list[float]], routed: Routed, samples: list[int], shares: list[float]
 ) -> tuple[float, float]:
-    """Balance loss and z-loss of a microbatch whose token t is of sample t % batch."""
+    """Balance loss and z-loss of a microbatch whose token t is of sample samples[t], each sample weighed by its
+    tokens. What fills samples up is not among the tokens."""
     E, T = spec.experts, len(logits)
     z = spec.z_coefficient * sum(math.log(sum(math.exp(x) for x in row)) ** 2 for row in logits) / T
     if spec.aux_loss == "none":
         return 0.0, z
-    samples = [[t for t in range(T) if t % batch == b] for b in range(batch)]
-    groups = samples if spec.aux_scope == "sequence" else [list(range(T))]
+    by_sample = [[t for t in range(T) if samples[t] == b] for b in sorted(set(samples))]
+    groups = by_sample if spec.aux_scope == "sequence" else [list(range(T))]
     total = 0.0
     for group in groups:
         for e in range(E):
@@ -189,5 +190,5 @@ def losses_of(
                 share = sum(e in routed.experts[t] for t in group) / (len(group) * spec.num_chosen)
             likelihoods = [scores_of(spec, logits[t]) for t in group]
             mean = sum(scores[e] / sum(scores) for scores in likelihoods) / len(group)
-            total += share * mean / len(groups)
+            total += share * mean * len(group) / T
     return total * spec.aux_coefficient * (1 / E if spec.aux_loss == "gshard" else E), z

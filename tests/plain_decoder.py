@@ -21,9 +21,10 @@ from plain_attention import attended, is_turned, rotated
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.model.dropout import LEVELS, kept_elements
+from shardwright.model.router import ROWS_OF_A_SAMPLE
 from shardwright.parallel.tensor.counter_rng import stream_key, uniform
 from shardwright.sharding.stage_parameters import model_parameters
-from shardwright.sharding.token_marks import UNCOUNTED
+from shardwright.sharding.token_marks import FILLING, UNCOUNTED
 
 Weights = dict[str, Tensor]
 
@@ -69,10 +70,16 @@ class Memory:
         for e, count in enumerate(self.chosen):
             self.bias[e] += moe.bias_update * ((count < mean) - (count > mean))
         counts, choices = (self.first, 1) if moe.aux_loss == "gshard" else (self.chosen, moe.num_chosen)
-        self.shares = [count / (self.tokens * choices) for count in counts]
+        if self.tokens:
+            self.shares = [count / (self.tokens * choices) for count in counts]
         for row, seen in zip(self.together, self.pairs, strict=True):
             row[:] = [moe.co_activation_decay * a + b for a, b in zip(row, seen, strict=True)]
         self.forget(moe.experts)
+
+
+def _is_real(tokens_BT: Tensor) -> Tensor:
+    """Whether each token is more than filling: without its marks, that of filling is left over."""
+    return torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT) // FILLING == 0
 
 
 @dataclass(frozen=True)
@@ -143,11 +150,12 @@ class PlainDecoder:
         pressure = torch.zeros((), dtype=torch.float64)
         totals = [pressure] * (1 + self.spec.mtp_layers)
         counted = [float(self._counts(tokens_BT, k).double().mean()) or 1.0 for k in range(len(totals))]
+        real = float(_is_real(tokens_BT[:, :-1]).double().mean()) or 1.0
         for first in range(0, len(tokens_BT), size):
             place = None if step is None else ParameterShard(self.job.run.seed, step, first)
             losses, added = self._microbatch(tokens_BT[first : first + size], place)
             totals = [total + loss / share for total, loss, share in zip(totals, losses, counted, strict=False)]
-            pressure = pressure + added
+            pressure = pressure + added / real
         return totals[0], totals[1:], pressure, len(tokens_BT) // size
 
     def _counts(self, tokens_BT: Tensor, k: int) -> Tensor:
@@ -177,6 +185,7 @@ class PlainDecoder:
         spec = self.spec
         ids_BT = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT) % UNCOUNTED
         documents_BT = (tokens_BT < 0).long().cumsum(1)
+        self.real_BS = _is_real(tokens_BT[:, :-1])
         separate = self.job.data.separate_documents
         table = self.weights["embedding.weight"] * spec.embedding_scale
         x_BSH = table[ids_BT[:, :-1]]
@@ -342,15 +351,19 @@ class PlainDecoder:
         x_TH = x_BSH.transpose(0, 1).reshape(-1, H)  # in order of position, as experts fill
         logits_TE = x_TH @ self.weights[f"{name}.router.weight"].t()
         logits_TE = logits_TE + self.weights.get(f"{name}.router.bias", torch.zeros(moe.experts, dtype=x_TH.dtype))
-        memory, rows = self.memories[block], logits_TE.tolist()
+        # As if there were no filling: its rows are left out, and experts give nothing for them.
+        real_R = self.real_BS.t().flatten().nonzero().flatten()
+        logits_RE = logits_TE[real_R]
+        memory, rows = self.memories[block], logits_RE.tolist()
         draws = None
         if moe.gate == "gshard" and place is not None:
-            numbers = (torch.arange(S)[:, None] + (place.first_sample + torch.arange(B)) * S).flatten()
+            samples = (place.first_sample + torch.arange(B)) * ROWS_OF_A_SAMPLE
+            numbers = (torch.arange(S)[:, None] + samples).flatten()[real_R]
             key = stream_key(place.seed, place.step, f"second expert {block}")
             draws = uniform(numbers, key).tolist()
         routed = moe_reference.route(moe, rows, memory.bias, memory.together, draws)
         seated = moe_reference.with_room(moe, rows, routed)
-        weights_TE = self._weights(logits_TE, routed, seated)
+        weights_TE = torch.zeros_like(logits_TE).index_add(0, real_R, self._weights(logits_RE, routed, seated))
         y_TH = torch.zeros_like(x_TH)
         for e, weight_T1 in enumerate(weights_TE.split(1, dim=1)):
             if moe.weigh == "input":
@@ -360,7 +373,9 @@ class PlainDecoder:
         added = torch.zeros((), dtype=torch.float64)
         if place is not None:
             memory.see(routed)
-            added = self._router_losses(logits_TE, routed, B, memory.shares)
+            if len(real_R):
+                losses = self._router_losses(logits_RE, routed, (real_R % B).tolist(), memory.shares)
+                added = losses * len(real_R) / len(x_TH)
         y_BSH = y_TH.view(S, B, H).transpose(0, 1)
         if moe.shared_experts:
             shared = self._mlp(x_BSH, f"{name}.shared")
@@ -387,22 +402,22 @@ class PlainDecoder:
             seats_E = torch.tensor([float(e in chosen) for e in range(moe.experts)], dtype=torch.float64)
             row_E = scores_TE[t] * seats_E * moe.routed_scaling
             rows.append(row_E / scores_TE[t, routed.weighed[t]].sum() if divides else row_E)
-        return torch.stack(rows)
+        return torch.stack(rows) if rows else logits_TE
 
     def _router_losses(
-        self, logits_TE: Tensor, routed: moe_reference.Routed, batch: int, shares: list[float]
+        self, logits_TE: Tensor, routed: moe_reference.Routed, samples: list[int], shares: list[float]
     ) -> Tensor:
-        """The balance loss and the z-loss of a microbatch; token t is of sample t % batch."""
+        """The balance loss and the z-loss of a microbatch; token t is of sample samples[t]."""
         moe, E, T = self.spec.moe, self.spec.moe.experts, len(logits_TE)
         total = moe.z_coefficient * logits_TE.logsumexp(-1).square().mean()
         if moe.aux_loss == "none":
             return total
         scores_TE = logits_TE.sigmoid() if moe.gate == "sigmoid" else logits_TE.softmax(-1)
         likelihood_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
-        samples = [list(range(b, T, batch)) for b in range(batch)]
-        groups = samples if moe.aux_scope == "sequence" else [list(range(T))]
-        factor = moe.aux_coefficient * (1 / E if moe.aux_loss == "gshard" else E) / len(groups)
+        by_sample = [[t for t in range(T) if samples[t] == b] for b in sorted(set(samples))]
+        groups = by_sample if moe.aux_scope == "sequence" else [list(range(T))]
         for group in groups:
+            factor = moe.aux_coefficient * (1 / E if moe.aux_loss == "gshard" else E) * len(group) / T
             for e in range(E):
                 if moe.aux_scope == "global":
                     share = shares[e]

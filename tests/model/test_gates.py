@@ -12,7 +12,7 @@ from torch import Tensor
 
 import moe_reference as plain
 from shardwright.config.moe import MoeSpec
-from shardwright.model.balance import add_losses, balance_loss, z_loss
+from shardwright.model.balance import Chosen, add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
 from shardwright.model.gates.choice import Choice, Known
 from shardwright.model.gates.make import make_gate
@@ -67,33 +67,46 @@ def as_dicts(choice: Choice, weights_TK: Tensor) -> list[dict[int, float]]:
 
 
 def reference(spec: MoeSpec, logits_TE: Tensor, about: Known) -> tuple[plain.Routed, list[dict[int, float]]]:
-    logits = logits_TE.double().tolist()
-    draws = None if about.draws_T is None else about.draws_T.tolist()
+    """The choices of the real tokens, and their weights, as if there were no others."""
+    real_T = slice(None) if about.real_T is None else about.real_T
+    logits = logits_TE[real_T].double().tolist()
+    draws = None if about.draws_T is None else about.draws_T[real_T].tolist()
     routed = plain.route(spec, logits, about.bias_E.tolist(), about.together_EE.tolist(), draws)
     return routed, plain.with_room(spec, logits, routed)
+
+
+def with_filling(about: Known, filling: set[int]) -> Known:
+    """What is known where these tokens only fill samples up."""
+    real_T = torch.tensor([t not in filling for t in range(TOKENS)])
+    return replace(about, real_T=real_T, num_real=TOKENS - len(filling))
 
 
 @pytest.mark.parametrize(
     ("gate", "room"), [(gate, room) for gate in GATES for room in ROOM if gate != "expert-choice" or room == "dropless"]
 )
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_gate_and_room(gate: str, room: str, seed: int) -> None:
+@given(seed=st.integers(0, 10**6), filling=st.none() | st.sets(st.integers(0, TOKENS - 1), max_size=TOKENS - 1))
+def test_gate_and_room(gate: str, room: str, seed: int, filling: set[int] | None) -> None:
+    """Filling asks for no expert, takes no room, and has no part in how much there is."""
     spec, logits_TE, about = spec_of(gate, **ROOM[room]), chosen_logits(seed), known(seed)
+    about = about if filling is None else with_filling(about, filling)
+    real = [t for t in range(TOKENS) if t not in (filling or ())]
     rule = make_gate(spec)
     scores_TE = rule.score(logits_TE)
     choice = rule.choose(scores_TE, about)
     weights_TK = rule.weigh(logits_TE, scores_TE, choice.experts_TK)
     routed, expected = reference(spec, logits_TE, about)
-    assert [list(found) for found in as_dicts(choice, weights_TK)] == routed.experts
-    capacity = None if rule.sees_all else spec.capacity(TOKENS)
+    found = as_dicts(choice, weights_TK)
+    assert [list(found[t]) for t in real] == routed.experts
+    capacity = None if rule.sees_all else spec.capacity(len(real))
     if capacity is not None:
         choice = fit(choice, weights_TK, capacity, spec.overflow)
         weights_TK = rule.weigh(logits_TE, scores_TE, choice.experts_TK)
         assert torch.bincount(choice.experts_TK[choice.holds_TK], minlength=EXPERTS).max() <= capacity
     found = as_dicts(choice, weights_TK)
-    assert [set(token) for token in found] == [set(token) for token in expected]
-    for token, wanted in zip(found, expected, strict=True):
+    assert not any(found[t] for t in filling or ())
+    assert [set(found[t]) for t in real] == [set(token) for token in expected]
+    for token, wanted in zip((found[t] for t in real), expected, strict=True):
         assert token == pytest.approx(wanted, rel=1e-5)
 
 
@@ -164,37 +177,46 @@ def gradient(make: Any, logits_TE: Tensor) -> Tensor:
 SCOPES = ("microbatch", "sequence", "global")
 
 
+@pytest.mark.parametrize("filling", [set(), {3, 6, 9, 12, 15, 17}], ids=["full", "filled-up"])
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("loss", ["switch", "gshard"])
 @pytest.mark.parametrize("gate", ["softmax", "deepseek-v3", "gshard"])
-def test_balance_losses(gate: str, loss: str, scope: str) -> None:
-    """Value and gradient. The gradient of the reference is taken by differences, with the choices held fast."""
+def test_balance_losses(gate: str, loss: str, scope: str, filling: set[int]) -> None:
+    """Value and gradient. The gradient of the reference is taken by differences, with the choices held fast.
+
+    The parts of real tokens weigh as their share of all, and filling has none.
+    """
     spec = spec_of(gate, aux_loss=loss, aux_scope=scope, aux_coefficient=0.03, z_coefficient=0.02)
-    logits_TE, about = chosen_logits(5), known(5)
+    logits_TE, about = chosen_logits(5), with_filling(known(5), filling)
+    real = [t for t in range(TOKENS) if t not in filling]
+    samples = [t % BATCH for t in real]
     shares = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(0)).double()
     routed, _ = reference(spec, logits_TE, about)
     counts_BE = torch.zeros(BATCH, EXPERTS)
-    for t, experts in enumerate(routed.experts):
+    for sample, experts in zip(samples, routed.experts, strict=True):
         for e in experts[: 1 if loss == "gshard" else None]:
-            counts_BE[t % BATCH, e] += 1
+            counts_BE[sample, e] += 1
+    chosen = Chosen(counts_BE, torch.bincount(torch.tensor(samples), minlength=BATCH))
 
     def mine(logits_TE: Tensor) -> Tensor:
         scores_TE = make_gate(spec).score(logits_TE)
-        likelihood_TE = scores_TE / scores_TE.sum(dim=-1, keepdim=True)
-        balance = balance_loss(likelihood_TE.unflatten(0, (SEQUENCE, BATCH)), counts_BE, shares, SEQUENCE, spec)
-        return balance + z_loss(logits_TE, TOKENS, spec)
+        likelihood_TE = scores_TE / scores_TE.sum(dim=-1, keepdim=True) * about.real_T[:, None]
+        balance = balance_loss(likelihood_TE.unflatten(0, (SEQUENCE, BATCH)), chosen, shares, SEQUENCE, spec)
+        return balance + z_loss(logits_TE, about.real_T, TOKENS, spec)
 
-    def theirs(logits_TE: Tensor) -> float:
-        return sum(plain.losses_of(spec, logits_TE.tolist(), routed, BATCH, shares.tolist()))
+    def expected(logits_TE: Tensor) -> float:
+        losses = plain.losses_of(spec, logits_TE[real].tolist(), routed, samples, shares.tolist())
+        return sum(losses) * len(real) / TOKENS
 
     exact_TE = logits_TE.double()
-    assert mine(exact_TE).item() == pytest.approx(theirs(exact_TE), rel=1e-6)
+    assert mine(exact_TE).item() == pytest.approx(expected(exact_TE), rel=1e-6)
     found, step = gradient(mine, logits_TE), 1e-5
+    assert not found[sorted(filling)].any()
     for t, e in ((0, 0), (4, 3), (17, 7)):
         up, down = exact_TE.clone(), exact_TE.clone()
         up[t, e] += step
         down[t, e] -= step
-        assert found[t, e].item() == pytest.approx((theirs(up) - theirs(down)) / (2 * step), rel=1e-4, abs=1e-9)
+        assert found[t, e].item() == pytest.approx((expected(up) - expected(down)) / (2 * step), rel=1e-4, abs=1e-9)
 
 
 def test_the_losses_hang_on_the_weights() -> None:

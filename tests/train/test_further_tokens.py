@@ -15,6 +15,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.model.mtp import further_ids, skipped_targets
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.context.document_mask import CountedShares
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
 from shardwright.train.train_step import counted_shares, train_step
@@ -124,7 +125,7 @@ def test_what_has_no_target() -> None:
 def test_shares_of_a_sequence() -> None:
     job = job_of("gpt-tied-mtp")
     (shares,) = run_on_mesh(job, lambda mesh: counted_shares(job, mesh, made_up_tokens(job, 0)))
-    assert shares == (1.0, 15 / 16, 14 / 16)
+    assert shares == CountedShares((1.0, 15 / 16, 14 / 16))
 
 
 @pytest.mark.parametrize("kind", FURTHER)

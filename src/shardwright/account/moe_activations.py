@@ -109,5 +109,7 @@ def _router_keeps(moe: MoeSpec) -> tuple[str, ...]:
         adds_to_one = moe.gate == "gshard" or (moe.normalise and moe.gate in ("softmax", "sigmoid", "correlation"))
         names = ["scores", "choices"] + (["plain weights", "sum of weights"] if adds_to_one else [])
     if has_balance:
-        names += ["shares"] + (["sum of scores"] if moe.gate == "sigmoid" else [])
+        # Those of the step before are not the pass's own.
+        names += ["shares"] if moe.aux_scope != "global" else []
+        names += ["sum of scores"] if moe.gate == "sigmoid" else []
     return tuple(names + (["logits", "log-sum-exp of logits"] if moe.z_coefficient else []))

@@ -217,6 +217,11 @@ class ModelSpec(Spec):
         """The numbers of the blocks that have experts."""
         return [number for number in range(self.num_blocks) if self.has_experts(number)]
 
+    @property
+    def has_router_losses(self) -> bool:
+        """Whether routers have losses of their own."""
+        return bool(self.blocks_with_experts) and (self.moe.aux_loss != "none" or self.moe.z_coefficient > 0)
+
     def has_experts(self, block: int) -> bool:
         """Whether a block has experts. Those of multi-token prediction are like the last layer."""
         return self.moe.has_experts(min(block, self.layers - 1))

@@ -12,9 +12,14 @@ and the number of microbatches, which are the plan's. In the first step f is eve
 These losses are means over a microbatch, as the loss is, and their gradients take the factor that its gradients take.
 So they weigh the same however a batch is cut. A rank computes them of its own tokens' scores: its part of P.
 
+Filling has no part in them: f and P are of real tokens. A microbatch, and in scope "sequence" a sample, weighs as its
+share of real tokens: sums of P are divided by all its positions here, and by the share of real ones in the global batch
+where gradients take their factor (train/train_step.py).
+
 Shape suffixes: T tokens of this rank, B samples of the microbatch, s positions on this rank, E experts.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,31 +28,46 @@ from torch import Tensor
 from shardwright.config.moe import MoeSpec
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """How often the real tokens of each sample chose each expert, [B, E], and how many of them there are, [B]; those of
+    all ranks."""
+
+    counts_BE: Tensor
+    tokens_B: Tensor
+
+
 def balance_loss(
-    likelihood_sBE: Tensor, counts_BE: Tensor | None, shares_E: Tensor, sequence: int, spec: MoeSpec
+    likelihood_sBE: Tensor, chosen: Chosen | None, shares_E: Tensor, sequence: int, spec: MoeSpec
 ) -> Tensor:
     """This rank's part of the loss of one microbatch, times its coefficient.
 
-    `likelihood_sBE` are scores that add up to one for each token, `counts_BE` the choices of each sample's tokens on
-    all ranks, and `shares_E` what the step before says instead, in scope "global". A sample has `sequence` tokens.
+    `likelihood_sBE` are scores that add up to one for each token, and are 0 for filling; `shares_E` is what the step
+    before says instead of what was `chosen`, in scope "global". A sample has `sequence` positions.
     """
     num_choices = 1 if spec.aux_loss == "gshard" else spec.num_chosen
+    mean_BE = likelihood_sBE.sum(dim=0) / sequence
+    if spec.aux_scope != "sequence":
+        mean_BE = mean_BE.mean(dim=0, keepdim=True)
     if spec.aux_scope == "global":
         share_BE = shares_E[None]
     else:
-        assert counts_BE is not None
-        share_BE = counts_BE / (sequence * num_choices)
-    mean_BE = likelihood_sBE.sum(dim=0) / sequence
-    if spec.aux_scope != "sequence":
-        share_BE, mean_BE = share_BE.mean(dim=0, keepdim=True), mean_BE.mean(dim=0, keepdim=True)
+        assert chosen is not None
+        counts_BE, tokens_B = chosen.counts_BE, chosen.tokens_B
+        if spec.aux_scope == "microbatch":
+            counts_BE, tokens_B = counts_BE.sum(dim=0, keepdim=True), tokens_B.sum(dim=0, keepdim=True)
+        share_BE = counts_BE / (tokens_B.clamp(min=1) * num_choices)[:, None]
     factor = 1.0 / spec.experts if spec.aux_loss == "gshard" else float(spec.experts)
     return (share_BE * mean_BE).sum(dim=-1).mean() * (spec.aux_coefficient * factor)
 
 
-def z_loss(logits_TE: Tensor, num_tokens: int, spec: MoeSpec) -> Tensor:
+def z_loss(logits_TE: Tensor, real_T: Tensor | None, num_positions: int, spec: MoeSpec) -> Tensor:
     """This rank's part of the mean over a microbatch of logsumexp(logits)^2 (Zoph et al. 2022, arXiv 2202.08906,
-    equation 5), times its coefficient."""
-    return logits_TE.logsumexp(dim=-1).square().sum() * (spec.z_coefficient / num_tokens)
+    equation 5), times its coefficient; that of filling is 0."""
+    squares_T = logits_TE.logsumexp(dim=-1).square()
+    if real_T is not None:
+        squares_T = squares_T.masked_fill(~real_T, 0.0)
+    return squares_T.sum() * (spec.z_coefficient / num_positions)
 
 
 def add_losses(weights_TK: Tensor, losses: Tensor, factor: float) -> Tensor:

@@ -5,6 +5,7 @@ ones, each in the order of the tokens, and drops what comes too late. Dropping b
 the largest weights instead. Or a choice that finds no room goes to the token's next one that has some.
 
 Here choices of all tokens of a microbatch stand side by side: whoever holds a part of them must gather them first.
+Filling has no choice that holds: it takes no room, and has no part in how much there is.
 
 Shape suffixes: T tokens, K choices of a token, E experts, N = T x K choices in a queue.
 """

@@ -21,7 +21,7 @@ from shardwright.config.recompute_policy import KEEP_ALL, Policy
 from shardwright.model.block import Block
 from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
-from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.forward_pass import ForwardPass, RealTokens
 from shardwright.model.logit_change import LogitChange
 from shardwright.model.loss import Targets, joined_losses, microbatch_loss
 from shardwright.model.make_block import make_block
@@ -164,11 +164,14 @@ class DecoderStage(nn.Module):
         like = next(self.parameters())
         return torch.empty(tokens, batch, self.spec.hidden, device=like.device, dtype=like.dtype)
 
-    def forward_pass(self, microbatch: Microbatch | None = None, documents_BS: Tensor | None = None) -> ForwardPass:
+    def forward_pass(self, microbatch: Microbatch | None = None, marked_BS: Tensor | None = None) -> ForwardPass:
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
-        documents = None if documents_BS is None else self._by_rank(documents_BS)
-        return ForwardPass(self.tables, microbatch, convoy, documents)
+        documents = None if marked_BS is None else self._by_rank(document_numbers(marked_BS))
+        # In a dry run no token has a value, and all are taken for real.
+        has_filling = marked_BS is not None and not marked_BS.is_meta and self.spec.moe.experts > 0
+        real = RealTokens.of(marked_BS) if marked_BS is not None and has_filling else None
+        return ForwardPass(self.tables, microbatch, convoy, documents, real)
 
     def _by_rank(self, documents_BS: Tensor) -> Tensor:
         """The documents of the tokens of each rank whose keys attention meets by themselves, [P, B, s]."""
@@ -194,7 +197,7 @@ class DecoderStage(nn.Module):
         `marked_BT`, where documents are separate, are all T = S + 1 tokens with their marks
         (parallel/context/document_mask.py): no document sees another, and a target that does not count has a loss of 0.
         """
-        run = self.forward_pass(microbatch, None if marked_BT is None else document_numbers(marked_BT[:, :-1]))
+        run = self.forward_pass(microbatch, None if marked_BT is None else marked_BT[:, :-1])
         if self.embedding is not None:
             x = self.embedding_dropout(self._normed_embedding(self.through("embedding", self._embed, x)), run)
         for index, (name, layer) in enumerate(self.layers.items()):

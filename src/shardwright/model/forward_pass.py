@@ -5,8 +5,27 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shardwright.model.position_tables import PositionTables
+from shardwright.parallel.context.document_mask import is_real
+from shardwright.parallel.expert.counting import HostNumbers
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy
+
+
+@dataclass(frozen=True)
+class RealTokens:
+    """The tokens of a microbatch that belong to documents, [B, S]; others fill samples up, and no expert computes them.
+    `counts_B` says how many each sample has, on all ranks that hold parts of it, and `total`, on the host, all."""
+
+    mask_BS: Tensor
+    counts_B: Tensor
+    total: HostNumbers
+
+    @classmethod
+    def of(cls, marked_BS: Tensor) -> "RealTokens":
+        """The tokens of documents among tokens with marks."""
+        mask_BS = is_real(marked_BS)
+        counts_B = mask_BS.sum(dim=1)
+        return cls(mask_BS, counts_B, HostNumbers(counts_B.sum(dim=0, keepdim=True)))
 
 
 @dataclass(frozen=True)
@@ -15,10 +34,11 @@ class ForwardPass:
     nothing is dropped out. A `convoy` takes inputs of recomputed layers to the host.
 
     Where documents are separate, `documents` [P, B, s] are the numbers of those that the tokens of each rank of cp are
-    in; or of the whole sequence, P = 1, where attention sees that.
+    in; or of the whole sequence, P = 1, where attention sees that. Without `real` tokens all of them are.
     """
 
     tables: PositionTables
     microbatch: Microbatch | None
     convoy: Convoy | None = None
     documents: Tensor | None = None
+    real: RealTokens | None = None

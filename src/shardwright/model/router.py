@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
-from shardwright.model.balance import add_losses, balance_loss, z_loss
+from shardwright.model.balance import Chosen, add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
 from shardwright.model.float32_linear import exact_product
-from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.forward_pass import ForwardPass, RealTokens
 from shardwright.model.gates.choice import Choice, Known, add_to_one
 from shardwright.model.gates.make import make_gate
-from shardwright.model.positions import positions_tensor
+from shardwright.model.positions import pick, positions_tensor
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_gather, all_reduce
 from shardwright.parallel.expert.counting import count_each
@@ -27,6 +27,9 @@ from shardwright.parallel.expert.dispatch import Routing
 from shardwright.parallel.tensor.counter_rng import stream_key, uniform
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import whole
+
+# Random numbers of a token are by its sample and its position, however long a sequence is.
+ROWS_OF_A_SAMPLE = 1 << 32
 
 
 class Router(nn.Module):
@@ -48,15 +51,18 @@ class Router(nn.Module):
         if self.bias is not None:
             logits_TE = logits_TE + self.bias.float()
         scores_TE = self.gate.score(logits_TE)
-        positions_s = positions_tensor(self.cut.held_between(self.sequence), x_sBH.device)
+        held = self.cut.held_between(self.sequence)
+        positions_s = positions_tensor(held, x_sBH.device)
+        real_T = None if run.real is None else pick(run.real.mask_BS, held).t().flatten()
         with torch.no_grad():
-            asked, final = self._decide(logits_TE.detach(), scores_TE.detach(), positions_s, B, run=run)
+            known = self._known(positions_s, real_T, B, run=run)
+            asked, final = self._decide(logits_TE.detach(), scores_TE.detach(), known, positions_s, run=run)
         weights_TK = self.gate.weigh(logits_TE, scores_TE, final.experts_TK)
         # Of a pass that is made twice, the one that keeps a graph is counted.
         if run.microbatch is not None and torch.is_grad_enabled():
             likelihood_TE = add_to_one(scores_TE) if self.spec.gate == "sigmoid" else scores_TE
-            losses = self._losses(logits_TE, likelihood_TE, asked, B, run=run)
-            self.state.observe(asked, final, likelihood_TE.detach(), *losses.detach())
+            losses = self._losses(logits_TE, likelihood_TE, asked, real_T, real=run.real, batch=B)
+            self.state.observe(asked, final, likelihood_TE.detach(), losses.detach(), real_T)
             if losses.requires_grad:
                 # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
                 weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * self.cut.cp.size)
@@ -67,13 +73,12 @@ class Router(nn.Module):
         return ([self.cut.tp] if self.cut.shards_sequence else []) + ([self.cut.cp] if self.cut.cp.size > 1 else [])
 
     def _decide(
-        self, logits_TE: Tensor, scores_TE: Tensor, positions_s: Tensor, batch: int, run: ForwardPass
+        self, logits_TE: Tensor, scores_TE: Tensor, known: Known, positions_s: Tensor, run: ForwardPass
     ) -> tuple[Choice, Choice]:
         """What this rank's tokens choose, and what of it there is room for."""
-        spec, splits = self.spec, self._splits()
-        capacity = None if self.gate.sees_all else spec.capacity(self.sequence * batch)
-        if not self.gate.sees_all and capacity is None:
-            asked = self.gate.choose(scores_TE, self._known(positions_s, batch, run))
+        spec, splits, batch = self.spec, self._splits(), logits_TE.shape[0] // len(positions_s)
+        if not self.gate.sees_all and spec.capacity(self.sequence * batch) is None:
+            asked = self.gate.choose(scores_TE, known)
             return asked, asked
         # Tokens are in order of position, and stay so when the parts are put side by side.
         for axis in splits:
@@ -81,9 +86,11 @@ class Router(nn.Module):
         order_S = torch.argsort(positions_s)
         logits_AE = logits_TE.unflatten(0, (-1, batch))[order_S].flatten(0, 1)
         scores_AE = self.gate.score(logits_AE)
-        asked = self.gate.choose(scores_AE, self._known(positions_s[order_S], batch, run))
-        final = asked
-        if capacity is not None:
+        real_A = None if run.real is None else run.real.mask_BS.t().flatten()
+        known = self._known(positions_s[order_S], real_A, batch, run=run)
+        asked = final = self.gate.choose(scores_AE, known)
+        num_tokens = self.sequence * batch if run.real is None else known.num_real
+        if not self.gate.sees_all and (capacity := spec.capacity(num_tokens)) is not None:
             final = fit(asked, self.gate.weigh(logits_AE, scores_AE, asked.experts_TK), capacity, spec.overflow)
         mine_T = self._numbers_of(positions_s, order_S, batch, splits)
         return _of_tokens(asked, mine_T), _of_tokens(final, mine_T)
@@ -98,29 +105,37 @@ class Router(nn.Module):
         mine_s = rank_of_S.chunk(parts)[index]
         return (mine_s[:, None] * batch + torch.arange(batch, device=mine_s.device)).flatten()
 
-    def _known(self, positions_s: Tensor, batch: int, run: ForwardPass) -> Known:
+    def _known(self, positions_s: Tensor, real_T: Tensor | None, batch: int, run: ForwardPass) -> Known:
         draws_T = None
         if self.spec.gate == "gshard" and run.microbatch is not None:
             first = run.microbatch.first_sample
             samples_B = torch.arange(first, first + batch, device=positions_s.device)
-            rows_T = (positions_s[:, None] + samples_B * self.sequence).flatten()
+            rows_T = (positions_s[:, None] + samples_B * ROWS_OF_A_SAMPLE).flatten()
             key = stream_key(run.microbatch.seed, run.microbatch.step, f"second expert {self.block}")
             draws_T = uniform(rows_T, key)
-        return Known(self.state.bias_E, self.state.together_EE, draws_T)
+        # The host waits for their number where room depends on it.
+        has_room = self.spec.capacity(1) is not None
+        num_real = run.real.total.read()[0] if run.real is not None and has_room else 0
+        return Known(self.state.bias_E, self.state.together_EE, draws_T, real_T, num_real=num_real)
 
-    def _losses(self, logits_TE: Tensor, likelihood_TE: Tensor, asked: Choice, batch: int, run: ForwardPass) -> Tensor:
+    def _losses(
+        self, logits_TE: Tensor, likelihood_TE: Tensor, asked: Choice, real_T: Tensor | None, real: RealTokens | None,
+        batch: int,
+    ) -> Tensor:  # fmt: skip
         """The balance loss and the z-loss, [2]: this rank's parts."""
         spec = self.spec
         balance = z = logits_TE.new_zeros(())
         if spec.aux_loss != "none":
-            counts_BE = None if spec.aux_scope == "global" else self._counts(asked, batch, run)
+            chosen = None if spec.aux_scope == "global" else self._chosen(asked, real, batch)
+            if real_T is not None:
+                likelihood_TE = likelihood_TE.masked_fill(~real_T[:, None], 0.0)
             likelihood_sBE = likelihood_TE.unflatten(0, (-1, batch))
-            balance = balance_loss(likelihood_sBE, counts_BE, self.state.shares_E, self.sequence, spec=spec)
+            balance = balance_loss(likelihood_sBE, chosen, self.state.shares_E, self.sequence, spec=spec)
         if spec.z_coefficient:
-            z = z_loss(logits_TE, self.sequence * batch, spec)
+            z = z_loss(logits_TE, real_T, self.sequence * batch, spec)
         return torch.stack((balance, z))
 
-    def _counts(self, asked: Choice, batch: int, run: ForwardPass) -> Tensor:
+    def _chosen(self, asked: Choice, real: RealTokens | None, batch: int) -> Chosen:
         """How often each expert was chosen in each sample, on all ranks. GShard's loss counts first choices alone."""
         num_choices = 1 if self.spec.aux_loss == "gshard" else asked.experts_TK.shape[1]
         experts_TK, holds_TK = asked.experts_TK[:, :num_choices], asked.holds_TK[:, :num_choices]
@@ -130,7 +145,8 @@ class Router(nn.Module):
         counts = count_each(numbers_TK.masked_fill(~holds_TK, num_counts), num_counts)
         for axis in self._splits():
             all_reduce(counts, axis)
-        return counts.view(batch, self.spec.experts)
+        tokens_B = counts.new_full((batch,), self.sequence) if real is None else real.counts_B
+        return Chosen(counts.view(batch, self.spec.experts), tokens_B)
 
 
 def _of_tokens(choice: Choice, tokens_T: Tensor) -> Choice:

@@ -20,9 +20,10 @@ from shardwright.sharding.router_totals import COUNTED, counts_pairs, size_of_to
 
 @dataclass(frozen=True)
 class Totals:
-    """What was seen of some tokens, float64: how many there were, choices dropped for want of room, tokens that no
-    expert computed, sums over tokens of the entropy of their scores and over microbatches of the two losses; how often
-    each expert was chosen, and how often first; and together with which others, if that was counted."""
+    """What was seen of some tokens that are no filling, float64: how many there were, choices dropped for want of room,
+    tokens that no expert computed, sums over tokens of the entropy of their scores and over microbatches of the two
+    losses; how often each expert was chosen, and how often first; and together with which others, if that was
+    counted."""
 
     tokens: Tensor
     dropped: Tensor
@@ -64,16 +65,23 @@ class RouterState(nn.Module):
 
     @torch.no_grad()
     def observe(
-        self, asked: Choice, final: Choice, likelihood_TE: Tensor, balance_loss: Tensor, z_loss: Tensor
+        self, asked: Choice, final: Choice, likelihood_TE: Tensor, losses: Tensor, real_T: Tensor | None
     ) -> None:
-        """Add what became of some tokens: what the gate asked for, and what there was room for."""
+        """Add what became of some tokens: what the gate asked for, and what there was room for; and the balance loss
+        and the z-loss, [2]. Tokens that are not real are left out."""
         into, E = Totals.of(self.seen, self.spec), self.spec.experts
-        into.tokens.add_(likelihood_TE.shape[0])
+        unserved_T, entropy_T = (
+            ~final.holds_TK.any(dim=-1),
+            torch.special.entr(likelihood_TE).sum(dim=-1, dtype=torch.float64),
+        )
+        if real_T is not None:
+            unserved_T, entropy_T = unserved_T & real_T, entropy_T.masked_fill(~real_T, 0.0)
+        into.tokens.add_(likelihood_TE.shape[0] if real_T is None else real_T.sum())
         into.dropped.add_(asked.holds_TK.sum() - final.holds_TK.sum())
-        into.unserved.add_((~final.holds_TK.any(dim=-1)).sum())
-        into.entropy.add_(torch.special.entr(likelihood_TE).sum())
-        into.balance_loss.add_(balance_loss)
-        into.z_loss.add_(z_loss)
+        into.unserved.add_(unserved_T.sum())
+        into.entropy.add_(entropy_T.sum())
+        into.balance_loss.add_(losses[0])
+        into.z_loss.add_(losses[1])
         held_TK = asked.experts_TK.masked_fill(~asked.holds_TK, E)
         into.chosen_E.add_(count_each(held_TK, E))
         into.first_E.add_(count_each(held_TK[:, 0], E))
@@ -99,10 +107,10 @@ class RouterState(nn.Module):
         if spec.bias_update:
             error_E = totals.chosen_E.mean() - totals.chosen_E
             self.bias_E += spec.bias_update * error_E.sign().to(self.bias_E.dtype)
-        if spec.aux_loss == "gshard":
-            self.shares_E.copy_(totals.first_E / totals.tokens)
-        else:
-            self.shares_E.copy_(totals.chosen_E / (totals.tokens * spec.num_chosen))
+        counts_E, num_choices = (totals.first_E, 1) if spec.aux_loss == "gshard" else (totals.chosen_E, spec.num_chosen)
+        # A step of filling alone teaches nothing.
+        shares_E = (counts_E / (totals.tokens * num_choices)).to(self.shares_E.dtype)
+        self.shares_E.copy_(torch.where(totals.tokens > 0, shares_E, self.shares_E))
         if spec.gate == "correlation":
             assert totals.together_EE is not None
             self.together_EE.mul_(spec.co_activation_decay).add_(totals.together_EE)

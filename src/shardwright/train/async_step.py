@@ -6,12 +6,16 @@ clipped.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.context.document_mask import CountedShares
+from shardwright.parallel.pipeline.executor import SampleNumbers
+from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.train.build import Replica
@@ -46,6 +50,19 @@ class MicrobatchStream:
         return self._read[batch]
 
 
+@dataclass(frozen=True)
+class _OfRealTokens:
+    """Microbatches whose losses within the model are divided by the share of real tokens in their batch, which is asked
+    for when they are."""
+
+    samples: SampleNumbers
+    share_of: Callable[[int], float]
+
+    def __getitem__(self, index: int, /) -> Microbatch:
+        sample = self.samples[index]
+        return replace(sample, loss_factor=sample.loss_factor / self.share_of(index))
+
+
 def train_stream(
     job: JobSpec, replica: Replica, mesh: Mesh, program: Program, first_step: int, batch_of: Callable[[int], Tensor]
 ) -> list[StepResult]:
@@ -74,24 +91,26 @@ def train_stream(
     for shards in replica.shards.values():
         shards.zero()
     stream = MicrobatchStream(job, batch_of)
-    found: dict[int, tuple[float, ...]] = {}
+    found: dict[int, CountedShares] = {}
 
-    def shares(batch: int) -> tuple[float, ...]:
-        # Asked for by the ranks of the last stage alone, and in the same order on all of them.
+    def shares(batch: int) -> CountedShares:
+        # Asked for by the ranks of the last stage, and of stages whose routers have losses: by all ranks of a stage in
+        # the same order.
         if batch not in found:
             found[batch] = counted_shares(job, mesh, torch.cat(stream.of_batch(batch)))
         return found[batch]
 
-    samples = numbered(job, mesh, first_step, num_batches, loss_factor=mean)
-
     def factors(microbatch: int) -> tuple[float, ...]:
-        return loss_factors(job, mean, shares(microbatch // per_batch))
+        return loss_factors(job, mean, shares(microbatch // per_batch).targets)
 
+    samples: SampleNumbers = numbered(job, mesh, first_step, num_batches, loss_factor=mean)
+    if job.data.separate_documents and job.model.has_router_losses:
+        samples = _OfRealTokens(samples, lambda microbatch: shares(microbatch // per_batch).real)
     losses = replica.executor.run(program, stream, update, samples, factors)
     results = []
     for batch in range(num_batches):
         numbers = [i for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses]
-        mine = {i: losses[i] / losses[i].new_tensor(shares(batch)) for i in numbers}
+        mine = {i: losses[i] / losses[i].new_tensor(shares(batch).targets) for i in numbers}
         step = first_step + batch
         loss, *further = mean_losses(mine, job, mesh, (1.0,) * (1 + job.model.mtp_layers))
         rate = learning_rate(job.optimizer, step, batch_share)

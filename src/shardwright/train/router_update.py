@@ -16,7 +16,7 @@ from shardwright.sharding.router_totals import size_of_totals
 
 @dataclass(frozen=True)
 class LayerRouting:
-    """How the tokens of one step went to the experts of one layer.
+    """How the tokens of one step, without what only fills samples up, went to the experts of one layer.
 
     `load` says how often each expert was chosen, before room in experts was looked at. `dropped_share` are the choices
     that found no room, `unserved_share` the tokens that no expert computed. `entropy` is the mean over tokens of that
@@ -34,9 +34,9 @@ class LayerRouting:
     together: tuple[tuple[int, ...], ...] | None
 
     @classmethod
-    def of(cls, layer: int, totals: Totals, num_microbatches: int) -> "LayerRouting":
-        """The routing that was seen in a step of so many microbatches, all replicas' together."""
-        tokens, chosen = float(totals.tokens), float(totals.chosen_E.sum())
+    def of(cls, layer: int, totals: Totals, num_positions: int) -> "LayerRouting":
+        """The routing that was seen in a step; a microbatch has so many positions, filling or not."""
+        tokens, chosen = max(1.0, float(totals.tokens)), float(totals.chosen_E.sum())
         pairs = totals.together_EE
         return cls(
             layer=layer,
@@ -44,8 +44,8 @@ class LayerRouting:
             dropped_share=float(totals.dropped) / max(1.0, chosen),
             unserved_share=float(totals.unserved) / tokens,
             entropy=float(totals.entropy) / tokens,
-            balance_loss=float(totals.balance_loss) / num_microbatches,
-            z_loss=float(totals.z_loss) / num_microbatches,
+            balance_loss=float(totals.balance_loss) * num_positions / tokens,
+            z_loss=float(totals.z_loss) * num_positions / tokens,
             together=None if pairs is None else tuple(tuple(int(n) for n in row) for row in pairs.tolist()),
         )
 
@@ -92,11 +92,9 @@ def end_routing_step(
         state.learn(Totals.of(table[row], spec))
     if table.is_meta:  # of a dry run, which saw nothing
         return ()
-    num_microbatches = job.num_microbatches * job.plan.dp
+    num_positions = job.plan.microbatch_size * job.model.sequence
     host = table.cpu()
-    return tuple(
-        LayerRouting.of(layer, Totals.of(host[row], spec), num_microbatches) for row, layer in enumerate(layers)
-    )
+    return tuple(LayerRouting.of(layer, Totals.of(host[row], spec), num_positions) for row, layer in enumerate(layers))
 
 
 def in_words(routing: tuple[LayerRouting, ...]) -> str:

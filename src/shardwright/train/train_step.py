@@ -11,7 +11,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.context.document_mask import shares_that_count
+from shardwright.parallel.context.document_mask import CountedShares, shares_that_count
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.precision.float8_linear import end_step
 from shardwright.schedule.action import Action
@@ -88,7 +88,7 @@ def train_step(
         replica.finish_gradients()
         norm = replica.gradient_norm() / scale
         # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers.
-        losses = mean_losses(replica.executor.losses, job, mesh, shares)
+        losses = mean_losses(replica.executor.losses, job, mesh, shares.targets)
         decision = judge(step, losses[0], norm)
         skipped = decision.course is not Course.GO_ON
         if scaling is not None:
@@ -114,19 +114,19 @@ def train_step(
 
 
 def run_step(
-    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, shares: Sequence[float],
+    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, shares: CountedShares,
     update: Callable[[Action], None],
 ) -> None:  # fmt: skip
     """Forward and backward of a step of a job with the batch that it has then, and at its end `update`. `shares` of the
-    positions have a target that counts."""
+    positions have a target that counts, and tokens that are real."""
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     for shards in replica.shards.values():
         shards.zero()
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
     tokens = microbatches(tokens_BS, job.plan.microbatch_size)
-    samples = numbered(job, mesh, step, loss_factor=mean * scale)
-    factors = loss_factors(job, mean * scale, shares)
+    samples = numbered(job, mesh, step, loss_factor=mean * scale / shares.real)
+    factors = loss_factors(job, mean * scale, shares.targets)
     replica.executor.run(replica.program_of(job), tokens, update, samples, lambda _: factors)
 
 
@@ -138,19 +138,20 @@ def loss_factors(job: JobSpec, mean: float, shares: Sequence[float]) -> tuple[fl
     return tuple(weight * mean / share for weight, share in zip(weights, shares, strict=True))
 
 
-def counted_shares(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> tuple[float, ...]:
+def counted_shares(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> CountedShares:
     """Which shares of the positions of a global batch have a next token with a loss, and tokens further than that, from
-    this replica's part."""
+    this replica's part; and a token that is real, where a router has losses."""
     model = job.model
     if job.data.separate_documents:
-        return shares_that_count(tokens_BS, mesh.dp, model.mtp_layers)
-    return tuple((model.sequence - distance) / model.sequence for distance in range(1 + model.mtp_layers))
+        return shares_that_count(tokens_BS, mesh.dp, model.mtp_layers, with_real=model.has_router_losses)
+    further = range(1 + model.mtp_layers)
+    return CountedShares(tuple((model.sequence - distance) / model.sequence for distance in further))
 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
     """Mean loss of one global batch, without gradients."""
     losses = microbatch_losses(replica, microbatches(tokens_BS, job.plan.microbatch_size))
-    return mean_losses(losses, job, mesh, counted_shares(job, mesh, tokens_BS)[:1])[0]
+    return mean_losses(losses, job, mesh, counted_shares(job, mesh, tokens_BS).targets[:1])[0]
 
 
 def microbatch_losses(replica: Replica, tokens: list[Tensor]) -> dict[int, Tensor]:

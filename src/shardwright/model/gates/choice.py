@@ -7,7 +7,7 @@ Shape suffixes: T tokens, K choices of a token, E experts.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -24,11 +24,14 @@ class Known:
 
     `bias_E` is added to scores for the choice alone. `together_EE` counts how often two experts were chosen by one
     token. `draws_T` are random numbers in [0, 1), one a token; None where nothing is drawn, as in an evaluation.
+    `real_T` are the tokens that do not only fill a sample up, `num_real` of them in all; None where all are.
     """
 
     bias_E: Tensor
     together_EE: Tensor
     draws_T: Tensor | None
+    real_T: Tensor | None = None
+    num_real: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,16 @@ class Gate(ABC):
         """Scores of the logits of a product with x, both float32, [T, E]. Differentiable."""
         return logits_TE.softmax(dim=-1)
 
-    @abstractmethod
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
-        """The choice. Not differentiable."""
+        """The choice; filling has none that holds. Not differentiable."""
+        choice = self.choose_freely(scores_TE, known)
+        if known.real_T is None:
+            return choice
+        return replace(choice, holds_TK=choice.holds_TK & known.real_T[:, None])
+
+    @abstractmethod
+    def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
+        """The choice, where nothing need hold for filling."""
 
     def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
         """Weights of what these experts give, float32, [T, K]. Differentiable."""

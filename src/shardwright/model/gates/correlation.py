@@ -22,7 +22,7 @@ from shardwright.model.gates.choice import Choice, Gate, Known, add_to_one, all_
 class Correlation(Gate):
     """Top-k of a softmax, of which all but the first are partners of the first."""
 
-    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
+    def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
         """The largest, and the largest among its partners."""
         partners_EE = partners(known.together_EE, self.spec.num_partners)
         first_T1 = largest(scores_TE, 1)

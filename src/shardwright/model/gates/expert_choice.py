@@ -18,11 +18,12 @@ class ExpertChoice(Gate):
 
     sees_all = True
 
-    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
-        """For each expert the tokens with the largest scores; among equals the earlier."""
-        capacity = self.spec.capacity(scores_TE.shape[0])
+    def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
+        """For each expert the tokens with the largest scores; among equals the earlier. Filling is behind all."""
+        asked_TE = scores_TE if known.real_T is None else scores_TE.masked_fill(~known.real_T[:, None], -1.0)
+        capacity = self.spec.capacity(scores_TE.shape[0] if known.real_T is None else known.num_real)
         assert capacity is not None, "experts that choose have a capacity"
-        tokens_EC = order_of(scores_TE.t())[:, :capacity]
+        tokens_EC = order_of(asked_TE.t())[:, :capacity]
         taken_TE = torch.zeros_like(scores_TE, dtype=torch.bool).scatter_(0, tokens_EC.t(), True)
         # In a dry run nobody knows who got most: every token gets as many.
         is_even = taken_TE.is_meta

@@ -16,7 +16,7 @@ from shardwright.model.gates.choice import Choice, Gate, Known, add_to_one, all_
 class GShard(Gate):
     """A token whose second choice does not hold keeps the weight of its first as it is."""
 
-    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
+    def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
         """The two largest, the second if the draw says so."""
         choice = all_hold(largest(scores_TE, 2), scores_TE)
         if known.draws_T is not None:

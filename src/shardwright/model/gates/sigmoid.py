@@ -19,7 +19,7 @@ class Sigmoid(Gate):
         """Sigmoids."""
         return logits_TE.sigmoid()
 
-    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
+    def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
         """The largest with their bias, in some of the groups if they are limited."""
         preference_TE = within_groups(scores_TE + known.bias_E, self.spec)
         return all_hold(largest(preference_TE, self.spec.num_chosen), preference_TE)

@@ -16,7 +16,7 @@ from shardwright.model.gates.within_groups import within_groups
 class Softmax(Gate):
     """Top-k of a softmax, in some of the groups if they are limited."""
 
-    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
+    def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
         """The largest."""
         preference_TE = within_groups(scores_TE, self.spec)
         return all_hold(largest(preference_TE, self.spec.num_chosen), preference_TE)

@@ -12,6 +12,6 @@ from shardwright.model.gates.choice import Choice, Gate, Known, all_hold, larges
 class Switch(Gate):
     """The weight is the probability itself, so that the gate learns from how well the expert did."""
 
-    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
+    def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
         """The largest."""
         return all_hold(largest(scores_TE, 1), scores_TE)

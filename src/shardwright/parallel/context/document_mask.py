@@ -2,21 +2,42 @@
 
 Where one document ends and the next begins is marked in the tokens themselves: one that begins a document is given as
 -1 - id, and one of which no loss is taken, such as what a user says in a chat, as id + UNCOUNTED. So marks go with the
-tokens to every stage and every part of a sequence, and no plan can lose them.
+tokens to every stage and every part of a sequence, and no plan can lose them. Tokens that only fill a sample up are
+marked too: they are no part of what is trained on, and layers with experts leave them out.
 
 Shape suffixes: S sequence, B batch, T = S + 1.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, all_reduce
-from shardwright.sharding.token_marks import UNCOUNTED
+from shardwright.sharding.token_marks import FILLING, UNCOUNTED
+
+
+@dataclass(frozen=True)
+class CountedShares:
+    """Shares of all positions of a global batch: those whose next token has a loss, those with a token that has one at
+    each distance further, and those whose own token is real, that is no filling."""
+
+    targets: tuple[float, ...]
+    real: float = 1.0
 
 
 def without_marks(tokens_BS: Tensor) -> Tensor:
     """The ids themselves: a new tensor."""
-    return torch.where(tokens_BS < 0, -1 - tokens_BS, tokens_BS).bitwise_and_(UNCOUNTED - 1)
+    return _unsigned(tokens_BS).bitwise_and_(UNCOUNTED - 1)
+
+
+def is_real(tokens_BS: Tensor) -> Tensor:
+    """Whether each token belongs to a document, and does not only fill a sample up."""
+    return _unsigned(tokens_BS).bitwise_and_(FILLING) == 0
+
+
+def _unsigned(tokens_BS: Tensor) -> Tensor:
+    return torch.where(tokens_BS < 0, -1 - tokens_BS, tokens_BS)
 
 
 def document_numbers(tokens_BS: Tensor) -> Tensor:
@@ -36,15 +57,18 @@ def counts(tokens_BT: Tensor, distance: int) -> Tensor:
     return follows.logical_and_((tokens_BT[:, distance:] & UNCOUNTED) == 0)
 
 
-def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int) -> tuple[float, ...]:
-    """Which share of all positions has a next token that counts, over the samples of all replicas, and so which has one
-    of each distance further. One all-reduce of these numbers.
+def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int, with_real: bool = False) -> CountedShares:
+    """The shares over the samples of all replicas, that of real tokens if it is asked for. One all-reduce of these
+    numbers.
 
     Losses of targets that do not count are 0. Means over all positions, divided by this, are means over those that
     count, however those lie over ranks and microbatches. If none counts it is 1.
     """
-    mine = torch.stack([counts(tokens_BT, distance + 1).sum() for distance in range(1 + num_further)])
-    totals = all_reduce(mine, replicas)
-    counted = [0] * (1 + num_further) if totals.is_meta else totals.tolist()  # in a dry run nothing has a value
+    numbers = [counts(tokens_BT, distance + 1).sum() for distance in range(1 + num_further)]
+    if with_real:
+        numbers.append(is_real(tokens_BT[:, :-1]).sum())
+    totals = all_reduce(torch.stack(numbers), replicas)
+    counted = [0] * len(numbers) if totals.is_meta else totals.tolist()  # in a dry run nothing has a value
     num_positions = tokens_BT[:, 1:].numel() * replicas.size
-    return tuple(count / num_positions if count else 1.0 for count in counted)
+    shares = [count / num_positions if count else 1.0 for count in counted]
+    return CountedShares(tuple(shares[: 1 + num_further]), *shares[1 + num_further :])

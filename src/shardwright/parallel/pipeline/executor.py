@@ -62,6 +62,12 @@ class MicrobatchTokens(Protocol):
     def __getitem__(self, index: int, /) -> Tensor: ...
 
 
+class SampleNumbers(Protocol):
+    """Which samples microbatches are, by their number, such as a list."""
+
+    def __getitem__(self, index: int, /) -> Microbatch: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Performed:
     """An action that was carried out, and when (seconds of the host's clock, which all ranks of a machine share).
@@ -83,7 +89,7 @@ class _Run:
     program: Program
     tokens: MicrobatchTokens
     versions: dict[Key, int]
-    microbatches: Sequence[Microbatch] | None
+    microbatches: SampleNumbers | None
     loss_factors: Callable[[int], Sequence[float]]
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -137,7 +143,7 @@ class PipelineExecutor:
 
     def run(
         self, program: Program, tokens: MicrobatchTokens, update: Callable[[Action], None] | None = None,
-        microbatches: Sequence[Microbatch] | None = None,
+        microbatches: SampleNumbers | None = None,
         loss_factors: Callable[[int], Sequence[float]] = lambda _: (1.0,),
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.

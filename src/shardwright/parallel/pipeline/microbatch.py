@@ -9,7 +9,7 @@ class Microbatch:
     global batch of that step. The same on every rank and in every plan that cuts microbatches alike.
 
     `loss_factor` is what losses within the model, which no stage passes on, multiply their gradient with: as the
-    executor does with that of the loss, where every token counts.
+    executor does with that of the loss, over the share of the batch's positions that are no filling.
     """
 
     seed: int

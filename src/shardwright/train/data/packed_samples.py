@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.sharding.token_marks import UNCOUNTED
+from shardwright.sharding.token_marks import FILLING, UNCOUNTED
 from shardwright.train.data.samples import in_order, refuse_negative
 from shardwright.train.data.token_stream import TokenSpan, TokenStream
 
@@ -70,7 +70,7 @@ class PackedSamples:
     """The samples of one side of chats, as an endless sequence: in each epoch every one once, in an order of that
     epoch's own, or in that of the packing if `shuffle` is false.
 
-    What fills a sample up is a document of zeros in which nothing is learned. Marks as in token_stream.py. Of so many
+    What fills a sample up is a document of zeros that bear the mark of filling. Marks as in token_stream.py. Of so many
     documents nothing is learned, as they are cut: `num_unlearned`.
     """
 
@@ -93,7 +93,7 @@ class PackedSamples:
         """Samples first, first + 1, ..., first + count - 1: [count, sequence + 1]. May cross epochs. Raises ValueError
         if `first` or `count` is negative."""
         refuse_negative(first, count)
-        rows = np.full((count, self.sequence + 1), UNCOUNTED, np.int64)
+        rows = np.full((count, self.sequence + 1), FILLING | UNCOUNTED, np.int64)
         for row, sample in zip(rows, in_order(first, count, len(self), self._seed).tolist(), strict=True):
             begin = self.packing.ends[sample - 1] if sample else 0
             filled = 0
@@ -102,5 +102,5 @@ class PackedSamples:
                 piece = row[filled : filled + stop - start]
                 self._stream.read(start, piece)
                 filled += len(piece)
-            row[filled : filled + 1] = -1
+            row[filled : filled + 1] = -1 - FILLING
         return rows
