@@ -21,7 +21,8 @@ from shardwright.report.explain.update_text import update_sentences
 from shardwright.report.prediction_notes import batch_notes
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.build import build
-from shardwright.train.trainer import RunStart, end_of_span, samples_of, train
+from shardwright.train.span import end_of_span, samples_of
+from shardwright.train.trainer import RunStart, train
 
 
 @st.composite

@@ -25,13 +25,14 @@ from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train import async_step, train_step, trainer
+from shardwright.train import async_step, span, train_step
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.kept import manifest_of, steps_kept
 from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.metrics import MetricsLog
-from shardwright.train.trainer import RunResult, RunStart, TrainingRun, train
+from shardwright.train.run_lines import RunResult
+from shardwright.train.trainer import RunStart, TrainingRun, train
 
 pytestmark = pytest.mark.processes
 
@@ -102,10 +103,10 @@ def state_of(replica: Replica, mesh: Mesh) -> State:
 def faults(plot: Plot, seen: Seen) -> Iterator[None]:
     """While this lasts, spans go as the plot has it."""
     visits: Counter[int] = Counter()
-    span_of, mean_losses = trainer.train_span, train_step.mean_losses
+    span_of, mean_losses = span.train_span, train_step.mean_losses
     is_high = [False]
 
-    def span(
+    def watched(
         job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, *rest: Any
     ) -> Any:  # fmt: skip
         heal(replica)
@@ -137,7 +138,7 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
         seen.lines.append(text)
 
     with (
-        patch.object(trainer, "train_span", span), patch.object(MetricsLog, "say", told),
+        patch.object(span, "train_span", watched), patch.object(MetricsLog, "say", told),
         patch.object(train_step, "mean_losses", losses_of), patch.object(async_step, "mean_losses", losses_of),
     ):  # fmt: skip
         yield

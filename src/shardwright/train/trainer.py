@@ -5,18 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from shardwright.config.base import PassingError, RunError
 from shardwright.config.job import JobSpec
-from shardwright.config.model_job import sequence_notes
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import barrier
 from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
-from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.resuming import begin, go_back
 from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
@@ -25,38 +20,17 @@ from shardwright.train.data.once_each import unigram_loss
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
-from shardwright.train.data.tokenizer import ByteTokenizer, load_tokenizer
-from shardwright.train.health.decision import Course, Decision, Judge, go_on
-from shardwright.train.health.gpu_readings import gpu_sentences
+from shardwright.train.data.tokenizer import load_tokenizer
+from shardwright.train.health.decision import Course, Decision
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.held_out import held_out_loss, most_samples, part_note
-from shardwright.train.launch.out_of_memory import telling_what_is_held
-from shardwright.train.metrics import MetricsLog, Shares, measure_shares
+from shardwright.train.metrics import MetricsLog
+from shardwright.train.run_lines import RunResult, conclude, introduce
 from shardwright.train.run_memory import measure_memory, predicted_lines
-from shardwright.train.steps_measured import SpanUse, StepsMeasured, StepsRecorder, span_use
+from shardwright.train.span import end_of_span, samples_of, tell_span, watched_span
+from shardwright.train.steps_measured import StepsRecorder
 from shardwright.train.text_generation import generate
-from shardwright.train.train_step import StepResult, train_step
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a run ended with. `steps` count from the job's first; losses are in nats a token, the first and the last of
-    this part of the run, None where nothing was left to do; `validation_loss` is None where nothing is held out.
-
-    `preempted` where it was asked to leave: it has saved, and can go on. `measured` is what this rank saw of its steps,
-    None where there were none.
-    """
-
-    steps: int
-    first_loss: float | None
-    last_loss: float | None
-    validation_loss: float | None
-    unigram_loss: float | None
-    sample: str
-    folder: str
-    seconds: float
-    preempted: bool = False
-    measured: StepsMeasured | None = None
+from shardwright.train.train_step import StepResult
 
 
 @dataclass(frozen=True)
@@ -257,127 +231,6 @@ def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles |
     """Rank 0 turns text into tokens, and the others find them done (or, on another machine, do it there)."""
     with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, "the tokens"):
         return prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
-
-
-def samples_of(job: JobSpec, first: int, num_steps: int) -> int:
-    """Samples of some steps, from `first` on."""
-    return job.batch.samples_before(first + num_steps) - job.batch.samples_before(first)
-
-
-def end_of_span(job: JobSpec, replica: Replica, step: int) -> int:
-    """The step up to which the pipeline does not drain, from `step` on: the next one, or of a schedule that need not
-    drain the next progress line, evaluation or checkpoint by steps, or the first with a larger batch."""
-    if replica.program.weights == "current":
-        return step + 1
-    everies = (job.run.log_every, job.run.eval_every, job.checkpoint.every_steps)
-    ends = [job.optimizer.steps, *(step // every * every + every for every in everies if every)]
-    return min(ends if (grows := job.batch.next_change(step)) is None else [*ends, grows])
-
-
-def train_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
-    judge: Judge = go_on,
-) -> list[StepResult]:  # fmt: skip
-    """The steps of one span, which begins after `consumed` samples. The `judge` is asked where a step's update waits
-    for it."""
-
-    def batch_of(step: int) -> Tensor:
-        return batches.batch(first + step, consumed + samples_of(job, first, step))
-
-    if replica.program.weights == "current":
-        return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge)]
-    program = job_program(job.at_step(first), num_steps)
-    return train_stream(job, replica, mesh, program, first_step=first, batch_of=batch_of)
-
-
-@dataclass(frozen=True)
-class SpanRun:
-    """What a span gave: its steps, seconds and shares of one of them, what this rank used in one, how the run goes on,
-    and what to say."""
-
-    results: list[StepResult]
-    step_s: float
-    shares: Shares
-    use: SpanUse
-    decision: Decision
-    lines: list[str]
-
-
-def watched_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
-    health: RunHealth,
-) -> SpanRun:  # fmt: skip
-    """The steps of one span, timed, counted and looked at. What it waits for data is in its time."""
-    asked_s = time.perf_counter()
-    batch = batches.batch(first, consumed) if num_steps == 1 else None
-    waited_s = time.perf_counter() - asked_s
-    health.before_span(replica, first, batch)
-    start_s, saved_before_bytes = time.perf_counter() - waited_s, replica.compression_bytes_saved()
-    mesh.ledger.clear()
-    if mesh.watch is not None:
-        mesh.watch.step(first + 1)
-    with telling_what_is_held(replica.memory), health.recording(replica, first, num_steps):
-        results = train_span(job, replica, mesh, first, num_steps, consumed, batches, health.judge)
-    span_s = time.perf_counter() - start_s
-    saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
-    use = span_use(mesh.ledger, span_s, num_steps)
-    shares = measure_shares(mesh, span_s, saved_bytes, num_steps)
-    decision, lines = health.after_span(replica, first, results, span_s, batch)
-    return SpanRun(results, span_s / num_steps, shares, use=use, decision=decision, lines=lines)
-
-
-def tell_span(span: SpanRun, first: int, health: RunHealth, log: MetricsLog) -> None:
-    """Record the steps of a span, and say what health has to say."""
-    gpus = health.gpus(first + len(span.results))
-    for step, result in enumerate(span.results, first + 1):
-        log.step(step, result, span.step_s, span.shares, counts=health.judge.counts, gpus=gpus)
-    for line in [*span.lines, *gpu_sentences(gpus)]:
-        log.say(line)
-
-
-def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: MetricsLog) -> None:
-    """What is about to run, and where."""
-    model, plan = job.model, job.plan
-    log.say(
-        f"{job.name}: {model.name}, {counted(model.layers, 'layer')} x {model.hidden} hidden, "
-        f"{counted(model.heads, 'head')}, {model.vocab:,} tokens of vocabulary, sequences of {model.sequence}"
-    )
-    log.say(
-        f"{counted(plan.world, 'rank')} on {mesh.device.type}: {plan.schedule}, "
-        f"{counted(job.num_microbatches, 'microbatch')} of "
-        f"{plan.microbatch_size}, sequence parallel {'on' if plan.sequence_parallel else 'off'}"
-    )
-    log.say(str(mesh.shape) if plan.world <= 64 else str(mesh.shape).splitlines()[0])
-    log.say(
-        f"{', '.join(data.path for data in job.data.each)}: {counted(tokens.num_documents, 'document')}, "
-        f"{tokens.num_train_tokens:,} tokens to train on, "
-        f"{tokens.num_validation_tokens:,} held out; "
-        f"{counted(job.optimizer.steps, 'step')} of {job.tokens_per_step:,} tokens"
-        + (f", the first of {job.at_step(0).tokens_per_step:,}" if job.batch.grows else "")
-    )
-    for note in sequence_notes(model) if model.sequence > model.longest_sequence else ():
-        log.say(f"note: {note}")
-    if job.data.tokenizer == "bytes" and tokens.largest_id < ByteTokenizer.num_ids <= model.vocab // 4:
-        log.say(
-            f"note: text is read as bytes, {ByteTokenizer.num_ids} of the {model.vocab:,} tokens of the vocabulary "
-            "(data.tokenizer names a tokenizer)"
-        )
-    for line in tokens.described(job.batch.samples_before(job.optimizer.steps)):
-        log.say(line)
-    if tokens.dropped_share:
-        log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")
-
-
-def conclude(run: RunResult, log: MetricsLog) -> None:
-    """How it ended."""
-    if run.validation_loss is not None and run.unigram_loss is not None:
-        log.say(
-            f"held-out loss {run.validation_loss:.4f} nats a token after {counted(run.steps, 'step')}; "
-            f"a unigram model of the same text has {run.unigram_loss:.4f}"
-        )
-    if run.sample:
-        log.say("a sample of what it writes:\n" + "\n".join("  | " + line for line in run.sample.splitlines()))
-    log.say(f"{run.seconds:.0f} s; metrics in {run.folder}/metrics.jsonl and {run.folder}/tensorboard")
 
 
 def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:

@@ -1,0 +1,78 @@
+"""A run's first lines and its last ones, and how it ended."""
+
+from dataclasses import dataclass
+
+from shardwright.config.job import JobSpec
+from shardwright.config.model_job import sequence_notes
+from shardwright.config.units import counted
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
+from shardwright.train.data.tokenizer import ByteTokenizer
+from shardwright.train.metrics import MetricsLog
+from shardwright.train.steps_measured import StepsMeasured
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run ended with. `steps` count from the job's first; losses are in nats a token, the first and the last of
+    this part of the run, None where nothing was left to do; `validation_loss` is None where nothing is held out.
+
+    `preempted` where it was asked to leave: it has saved, and can go on. `measured` is what this rank saw of its steps,
+    None where there were none.
+    """
+
+    steps: int
+    first_loss: float | None
+    last_loss: float | None
+    validation_loss: float | None
+    unigram_loss: float | None
+    sample: str
+    folder: str
+    seconds: float
+    preempted: bool = False
+    measured: StepsMeasured | None = None
+
+
+def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: MetricsLog) -> None:
+    """What is about to run, and where."""
+    model, plan = job.model, job.plan
+    log.say(
+        f"{job.name}: {model.name}, {counted(model.layers, 'layer')} x {model.hidden} hidden, "
+        f"{counted(model.heads, 'head')}, {model.vocab:,} tokens of vocabulary, sequences of {model.sequence}"
+    )
+    log.say(
+        f"{counted(plan.world, 'rank')} on {mesh.device.type}: {plan.schedule}, "
+        f"{counted(job.num_microbatches, 'microbatch')} of "
+        f"{plan.microbatch_size}, sequence parallel {'on' if plan.sequence_parallel else 'off'}"
+    )
+    log.say(str(mesh.shape) if plan.world <= 64 else str(mesh.shape).splitlines()[0])
+    log.say(
+        f"{', '.join(data.path for data in job.data.each)}: {counted(tokens.num_documents, 'document')}, "
+        f"{tokens.num_train_tokens:,} tokens to train on, "
+        f"{tokens.num_validation_tokens:,} held out; "
+        f"{counted(job.optimizer.steps, 'step')} of {job.tokens_per_step:,} tokens"
+        + (f", the first of {job.at_step(0).tokens_per_step:,}" if job.batch.grows else "")
+    )
+    for note in sequence_notes(model) if model.sequence > model.longest_sequence else ():
+        log.say(f"note: {note}")
+    if job.data.tokenizer == "bytes" and tokens.largest_id < ByteTokenizer.num_ids <= model.vocab // 4:
+        log.say(
+            f"note: text is read as bytes, {ByteTokenizer.num_ids} of the {model.vocab:,} tokens of the vocabulary "
+            "(data.tokenizer names a tokenizer)"
+        )
+    for line in tokens.described(job.batch.samples_before(job.optimizer.steps)):
+        log.say(line)
+    if tokens.dropped_share:
+        log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")
+
+
+def conclude(run: RunResult, log: MetricsLog) -> None:
+    """How it ended."""
+    if run.validation_loss is not None and run.unigram_loss is not None:
+        log.say(
+            f"held-out loss {run.validation_loss:.4f} nats a token after {counted(run.steps, 'step')}; "
+            f"a unigram model of the same text has {run.unigram_loss:.4f}"
+        )
+    if run.sample:
+        log.say("a sample of what it writes:\n" + "\n".join("  | " + line for line in run.sample.splitlines()))
+    log.say(f"{run.seconds:.0f} s; metrics in {run.folder}/metrics.jsonl and {run.folder}/tensorboard")

@@ -1,0 +1,96 @@
+"""Steps of a run from one moment at which the pipeline drains to the next: run, timed, counted and looked at."""
+
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.schedule.job_program import job_program
+from shardwright.train.async_step import train_stream
+from shardwright.train.build import Replica
+from shardwright.train.data.batch_reader import BatchReader
+from shardwright.train.health.decision import Decision, Judge, go_on
+from shardwright.train.health.gpu_readings import gpu_sentences
+from shardwright.train.health.run_health import RunHealth
+from shardwright.train.launch.out_of_memory import telling_what_is_held
+from shardwright.train.metrics import MetricsLog, Shares, measure_shares
+from shardwright.train.steps_measured import SpanUse, span_use
+from shardwright.train.train_step import StepResult, train_step
+
+
+def samples_of(job: JobSpec, first: int, num_steps: int) -> int:
+    """Samples of some steps, from `first` on."""
+    return job.batch.samples_before(first + num_steps) - job.batch.samples_before(first)
+
+
+def end_of_span(job: JobSpec, replica: Replica, step: int) -> int:
+    """The step up to which the pipeline does not drain, from `step` on: the next one, or of a schedule that need not
+    drain the next progress line, evaluation or checkpoint by steps, or the first with a larger batch."""
+    if replica.program.weights == "current":
+        return step + 1
+    everies = (job.run.log_every, job.run.eval_every, job.checkpoint.every_steps)
+    ends = [job.optimizer.steps, *(step // every * every + every for every in everies if every)]
+    return min(ends if (grows := job.batch.next_change(step)) is None else [*ends, grows])
+
+
+def train_span(
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
+    judge: Judge = go_on,
+) -> list[StepResult]:  # fmt: skip
+    """The steps of one span, which begins after `consumed` samples. The `judge` is asked where a step's update waits
+    for it."""
+
+    def batch_of(step: int) -> Tensor:
+        return batches.batch(first + step, consumed + samples_of(job, first, step))
+
+    if replica.program.weights == "current":
+        return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge)]
+    program = job_program(job.at_step(first), num_steps)
+    return train_stream(job, replica, mesh, program, first_step=first, batch_of=batch_of)
+
+
+@dataclass(frozen=True)
+class SpanRun:
+    """What a span gave: its steps, seconds and shares of one of them, what this rank used in one, how the run goes on,
+    and what to say."""
+
+    results: list[StepResult]
+    step_s: float
+    shares: Shares
+    use: SpanUse
+    decision: Decision
+    lines: list[str]
+
+
+def watched_span(
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
+    health: RunHealth,
+) -> SpanRun:  # fmt: skip
+    """The steps of one span, timed, counted and looked at. What it waits for data is in its time."""
+    asked_s = time.perf_counter()
+    batch = batches.batch(first, consumed) if num_steps == 1 else None
+    waited_s = time.perf_counter() - asked_s
+    health.before_span(replica, first, batch)
+    start_s, saved_before_bytes = time.perf_counter() - waited_s, replica.compression_bytes_saved()
+    mesh.ledger.clear()
+    if mesh.watch is not None:
+        mesh.watch.step(first + 1)
+    with telling_what_is_held(replica.memory), health.recording(replica, first, num_steps):
+        results = train_span(job, replica, mesh, first, num_steps, consumed, batches, health.judge)
+    span_s = time.perf_counter() - start_s
+    saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
+    use = span_use(mesh.ledger, span_s, num_steps)
+    shares = measure_shares(mesh, span_s, saved_bytes, num_steps)
+    decision, lines = health.after_span(replica, first, results, span_s, batch)
+    return SpanRun(results, span_s / num_steps, shares, use=use, decision=decision, lines=lines)
+
+
+def tell_span(span: SpanRun, first: int, health: RunHealth, log: MetricsLog) -> None:
+    """Record the steps of a span, and say what health has to say."""
+    gpus = health.gpus(first + len(span.results))
+    for step, result in enumerate(span.results, first + 1):
+        log.step(step, result, span.step_s, span.shares, counts=health.judge.counts, gpus=gpus)
+    for line in [*span.lines, *gpu_sentences(gpus)]:
+        log.say(line)
