@@ -92,7 +92,7 @@ def data_case(random: Random) -> Case:
         options |= random.choice(
             [{"format": random.choice(["text", "jsonl", "parquet", "tokens"])},
              {"text_field": random.choice(["id", "", "x"])},
-             {"token_dtype": random.choice(["uint8", "uint32", "int64"])},
+             {"token_dtype": random.choice(["auto", "uint8", "uint16", "uint32", "int32", "int64"])},
              {"separate_documents": True, "end_of_document": random.choice([0, 255, 10**6])}]
         )  # fmt: skip
     for key, one in options.items():

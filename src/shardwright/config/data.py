@@ -28,8 +28,10 @@ class ReadSpec(Spec):
     chats: bool = Field(
         False, description="Rows are chats, with messages, conversations, or prompt and completion, and not text."
     )
-    token_dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = Field(
-        "uint16", description="Number type of a memory-mapped token file (.bin) without an index."
+    token_dtype: Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"] = Field(
+        "auto",
+        description="Number type of a token file (.bin) without an index; auto is uint16 if that counts the "
+        "vocabulary, else uint32, or what the file looks like.",
     )
     end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
         -1, description="Token files: the id that ends each document; -1 means that a file is one document."

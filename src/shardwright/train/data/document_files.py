@@ -148,6 +148,8 @@ def _text_of(row: FileRow, text_field: str) -> str:
     if not isinstance(value, str):
         kind = "null" if value is None else f"of type {type(value).__name__}"
         way_out = "set data.text_field to a field of text, or drop that record"
+        if isinstance(value, list) and value and all(type(item) is int for item in value):
+            way_out = "token ids are read from .npy or .bin files, or Megatron's: write them there"
         raise FaultError(f"{where}: field {text_field!r} is {kind}, not a string; {way_out}")
     refuse_halves(value, f"{where}: field {text_field!r}")
     return value

@@ -78,11 +78,11 @@ def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, s
         )
     faults += _faults_of_chats(files, data)
     tokenizer = _load_checked(data, model, bool(in_place), faults)
-    spans, starts = open_token_files(in_place, data, faults)
+    spans, starts = open_token_files(in_place, data, model.vocab, faults, notes)
     if tokenizer is None or faults:
         raise PlanError("data", faults)
     template = find_template(data, model.weights) if data.chats else None
-    key = cache_key(files, data, tokenizer, template)
+    key = cache_key(files, data, tokenizer, template, [span.dtype for span in spans])
     if in_place:
         spans, summary = check_token_files(spans, starts, data, model.vocab, folder / key)
         sides: Sides = (tuple(spans), ())

@@ -70,11 +70,13 @@ class Cache:
     say: Say
 
 
-def cache_key(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, template: TemplateFiles | None) -> str:
-    """Names what would be written: the same for the same files read in the same way."""
+def cache_key(
+    files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, template: TemplateFiles | None, dtypes: list[str]
+) -> str:
+    """Names what would be written: the same for the same files read in the same way, token files as these types."""
     # Neither sequence nor vocab is in it: they decide if the tokens will do, not what they are.
     if files[0].format in IN_PLACE:
-        how: list[int | float | str] = [_CACHE_VERSION, data.token_dtype, data.end_of_document]
+        how: list[int | float | str] = [_CACHE_VERSION, *dtypes, data.end_of_document]
     else:
         how = [_CACHE_VERSION, data.text_field, tokenizer.fingerprint, data.validation_share]
         how += ["chats", template.fingerprint if template else ""] if data.chats else []

@@ -15,6 +15,7 @@ from shardwright.train.data.megatron_index import read_index
 from shardwright.train.data.source_files import SourceFile, index_of
 from shardwright.train.data.token_cache import Summary, make_summary, read_summary, save_summary
 from shardwright.train.data.token_stream import TokenSpan, num_tokens
+from shardwright.train.data.token_types import fitting_type, mistaken_type, usual_type, way_out_of_type, wider_type
 
 # Of a token file that is mostly holes; a file system that compresses may have some of its own.
 _MOST_HOLES_BYTES = GIB
@@ -22,8 +23,11 @@ _MOST_HOLES_BYTES = GIB
 Starts = dict[int, NDArray[np.int64]]
 
 
-def open_token_files(files: list[SourceFile], data: DataSpec, faults: list[str]) -> tuple[list[TokenSpan], Starts]:
-    """One span a file, without reading the ids, and what indices say of their documents."""
+def open_token_files(
+    files: list[SourceFile], data: DataSpec, vocab: int, faults: list[str], notes: list[str]
+) -> tuple[list[TokenSpan], Starts]:
+    """One span a file, of the ids that are seen in some blocks of it, and what indices say of their documents. What is
+    wrong goes to `faults`, and how a file that does not say its type is read to `notes`."""
     spans: list[TokenSpan] = []
     starts: Starts = {}
     for number, file in enumerate(files):
@@ -36,7 +40,10 @@ def open_token_files(files: list[SourceFile], data: DataSpec, faults: list[str])
             elif file.path.suffix.lower() == ".npy":
                 spans.append(_open_npy(file))
             else:
-                spans.append(_open_bin(file, data.token_dtype))
+                spans.append(_open_bin(file, data.token_dtype, vocab, notes))
+                continue
+            if (wider := wider_type(spans[-1], vocab)) is not None:
+                raise ValueError(mistaken_type(spans[-1], wider))
         except OSError as error:
             faults.append(f"{file.path} can't be read: {error.strerror or error}; check its permissions")
         except ValueError as error:
@@ -44,9 +51,42 @@ def open_token_files(files: list[SourceFile], data: DataSpec, faults: list[str])
     return spans, starts
 
 
-def _open_bin(file: SourceFile, dtype: str) -> TokenSpan:
+def _open_bin(file: SourceFile, dtype: str, vocab: int, notes: list[str]) -> TokenSpan:
     """Little-endian ids and nothing else. Raises OSError, or ValueError with the fault."""
     _check_written(file)
+    if dtype == "auto":
+        return _open_as_it_looks(file, vocab, notes)
+    span = _as_type(file, dtype)
+    if (wider := wider_type(span, vocab)) is not None:
+        raise ValueError(mistaken_type(span, wider))
+    if (num_ids := int(np.iinfo(dtype).max) + 1) < vocab:
+        notes.append(
+            f'data.token_dtype = "{dtype}" counts {num_ids:,} ids, and model.vocab is {vocab:,}: tokens from '
+            f"{num_ids:,} on are never in {file.name}"
+        )
+    return span
+
+
+def _open_as_it_looks(file: SourceFile, vocab: int, notes: list[str]) -> TokenSpan:
+    """A file that does not say its type: of that which counts the vocabulary, or of what it looks like."""
+    usual = usual_type(vocab)
+    span = _as_type(file, usual)
+    wider = wider_type(span, vocab)
+    if wider is None:
+        if usual != "uint16":
+            notes.append(f'{file.name} is read as {usual} (data.token_dtype = "auto"): model.vocab is {vocab:,}')
+        return span
+    if wider != wider.newbyteorder("<"):
+        raise ValueError(mistaken_type(span, wider))
+    notes.append(
+        f'{file.name} is read as {wider.name} (data.token_dtype = "auto"), for so its ids look: '
+        f"{span.num_tokens // (wider.itemsize // np.dtype(usual).itemsize):,} of them"
+    )
+    return _as_type(file, wider.name)
+
+
+def _as_type(file: SourceFile, dtype: str) -> TokenSpan:
+    """The file as ids of a type. Raises ValueError where it is no whole number of them."""
     item_bytes = np.dtype(dtype).itemsize
     if file.size_bytes % item_bytes:
         raise ValueError(
@@ -148,7 +188,10 @@ def _count_ids(span: TokenSpan, vocab: int) -> tuple[str, NDArray[np.int64]]:
         return f"{span.path} can't be read: {error.strerror or error}; check its permissions", counts
     if not first:
         return "", counts
-    if smallest < 0:
+    other = fitting_type(span, vocab)
+    if other is not None:
+        way_out = f"as {other.name} its ids are within: {way_out_of_type(span, other)}"
+    elif smallest < 0:
         way_out = "ids are never negative: set data.token_dtype to what the file was written with"
     else:
         way_out = f"use model.vocab = {largest + 1} or another tokenizer (or data.token_dtype is not the file's)"
