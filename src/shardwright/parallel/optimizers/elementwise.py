@@ -114,6 +114,10 @@ _RULES: dict[tuple[str, bool], Rule] = {
 _IN_BLOCKS = (_lion, _over_its_root)
 
 
+# Elements [start, stop) of a weight, and the steps that were done before they were trained.
+_Span = tuple[int, int, int]
+
+
 class ElementwiseOptimizer(torch.optim.Optimizer):
     """Updates flat tensors of float32 weights, or turns their gradients, by a rule for each element."""
 
@@ -128,6 +132,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         self.names = moments_of(spec, by_matrix)
         self.moments = moments
         self.num_steps = 0
+        self._spans: dict[Tensor, list[_Span]] = {}  # of elements that were not trained from the first step on
         self._spec, self._rule = spec, _RULES[spec.name, by_matrix]
 
     @torch.no_grad()
@@ -150,6 +155,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     def go_on_after(self, number: int) -> None:
         """Continue as after so many steps: after none with nothing remembered."""
         self.num_steps = number
+        self._spans.clear()
         if number == 0:
             self.state.clear()
         for weight in (weight for group in self.param_groups for weight in group["params"]) if number else ():
@@ -157,18 +163,49 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                 self.moment(weight, name)
             self.state[weight]["step"] = torch.tensor(float(number), device=weight.device)
 
+    def count_after(self, weight: Tensor, start: int, stop: int, number: int) -> None:
+        """Count the steps of elements [start, stop) of a weight from behind step `number` on: they were not trained
+        before."""
+        others = [
+            (max(first, low), min(end, high), before)
+            for first, end, before in self._spans.get(weight, ())
+            for low, high in ((0, start), (stop, weight.numel()))
+        ]
+        self._spans[weight] = [span for span in (*others, (start, stop, number)) if span[0] < span[1]]
+
+    def _spans_of(self, weight: Tensor) -> list[_Span]:
+        """All elements, those with as many steps side by side together."""
+        spans, filled = list[_Span](), 0
+        for start, stop, before in [*sorted(self._spans.get(weight, ())), (weight.numel(), weight.numel(), 0)]:
+            for span in ((filled, start, 0), (start, stop, before)):
+                if span[0] < span[1] and spans and spans[-1][2] == span[2]:
+                    spans[-1] = (spans[-1][0], span[1], span[2])
+                elif span[0] < span[1]:
+                    spans.append(span)
+            filled = stop
+        return spans
+
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, moments = self.state[weight], [self.moment(weight, name) for name in self.names]
+        state = self.state[weight]
+        for name in self.names:
+            self.moment(weight, name)
         if "step" not in state:
             state["step"] = torch.zeros((), device=weight.device)
         state["step"] += 1
-        if weight.is_meta:  # a dry run: kernels for several tensors refuse those without memory
-            return
+        if not weight.is_meta:  # a dry run: kernels for several tensors refuse those without memory
+            for start, stop, before in self._spans_of(weight):
+                self._update_span(weight, gradient, slice(start, stop), before, group=group)
+
+    def _update_span(
+        self, weight: Tensor, gradient: Tensor, span: slice, before: int, group: dict[str, Any]
+    ) -> None:  # fmt: skip
+        """Update elements of a weight, which were not trained in the first `before` steps."""
+        steps, number = self.state[weight]["step"], self.num_steps - before
+        steps = steps - before if before else steps
+        weight, gradient, moments = weight[span], gradient[span], [self.moment(weight, n)[span] for n in self.names]
 
         def apply(here: slice, moments: list[Tensor]) -> None:
-            of = Elements(
-                weight[here], gradient[here], moments, state["step"], self.num_steps, group["lr"], group["weight_decay"]
-            )
+            of = Elements(weight[here], gradient[here], moments, steps, number, group["lr"], group["weight_decay"])
             self._rule(self._spec, of)
 
         is_narrow = bool(moments) and self.moments != torch.float32

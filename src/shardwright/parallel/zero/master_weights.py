@@ -146,6 +146,15 @@ class Masters:
         if self.steps is not None:
             self.steps.go_on_after(number, self._device)
 
+    def count_after(self, start: int, stop: int, number: int) -> None:
+        """Let the optimizer count its steps with the elements [start, stop) from behind step `number` on: they were not
+        trained before."""
+        assert self.optimizer is not None and self.steps is None, "whole matrices have one count of steps"
+        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
+            first, last = max(start, piece.start), min(stop, piece.stop)
+            if first < last:
+                self.optimizer.count_after(tensor, first - piece.start, last - piece.start, number)
+
     def _state(self, name: str, tensor: Tensor) -> Tensor:
         assert self.optimizer is not None
         return tensor if name == "weights" else self.optimizer.moment(tensor, name)

@@ -1,6 +1,6 @@
 """Checkpoints of a module of the user's own, in the format of all others (train/checkpoint/manifest.py)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import broadcast
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.sharding.flat_buffer import rows_of
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, full_shapes
 from shardwright.train.checkpoint.kept import in_order_to_load, indices_of, make_whole, manifest_of, steps_kept
 from shardwright.train.checkpoint.manifest import (
@@ -30,7 +31,7 @@ from shardwright.train.own_module.agreement import agree, told_by_all
 if TYPE_CHECKING:
     from shardwright.train.own_module.sharded_module import ModuleReplica
 
-_BUFFER, _FROZEN, _TRAINED = "buffer.", "frozen.", "weights."
+_BUFFER, _FROZEN, _TRAINED, _AFTER = "buffer.", "frozen.", "weights.", "trained_after."
 
 
 def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str, step: int) -> None:
@@ -43,6 +44,7 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
     if mesh.rank == 0:
         boxes += [_whole_box(f"{_BUFFER}{name}", values) for name, values in replica.buffers.items()]
         boxes += [_whole_box(f"{_FROZEN}{name}", values) for name, values in replica.frozen.items()]
+        boxes += [_whole_box(f"{_AFTER}{name}", torch.tensor([n])) for name, n in replica.trained_after.items()]
     try:
         save_boxes(boxes, storage, folder_name(step), mesh.rank)
     except OSError as fault:
@@ -71,7 +73,7 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
         first = told_by_all(folder, mesh)[0]  # which may be called otherwise here
         raise PlanError("load", [f"{first} has no checkpoint; name the folder that save() was given"])
     manifest = _same_manifest(storage, step, mesh)
-    error = ""
+    error, begun, shapes = "", dict[str, Tensor](), dict[str, tuple[int, ...]]()
     try:
         indices = indices_of(storage, manifest)
         shapes = dict(full_shapes(indices))
@@ -81,11 +83,16 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
             _wanted_whole("frozen parameter", name, values, (_FROZEN, _TRAINED), shapes)
             for name, values in replica.frozen.items()
         ]
+        begun = _begun_later(replica, shapes, manifest.optimizer_steps)
+        unread = {name: values for name, values in begun.items() if not values}
+        boxes += [_wanted_whole("count", name, values, (_AFTER,), shapes) for name, values in unread.items()]
         load_boxes(boxes, storage, folder_name(step), indices)
+        _check_counts(begun, manifest.optimizer_steps)
     except (OSError, BrokenCheckpointError) as fault:
         error = f"{storage.root}/{folder_name(step)}: {fault}"
     agree(error, mesh, f"the checkpoint of step {step} can't be taken up")
     take_up(replica, manifest.optimizer_steps)
+    _count_after(replica, {name: int(number) for name, number in begun.items()}, _thawed(shapes))
     return step
 
 
@@ -140,9 +147,8 @@ def _wanted_trained(
     replica: "ModuleReplica", shapes: Mapping[str, tuple[int, ...]], optimizer_anew: bool
 ) -> list[WantedBox]:
     """What this rank needs for what is trained. Of what was frozen until now there are values alone: what the optimizer
-    remembers of it begins at 0."""
-    names = (name.removeprefix(_FROZEN) for name in shapes if name.startswith(_FROZEN))
-    thawed = {name for name in names if _TRAINED + name not in shapes}
+    remembers of it begins anew."""
+    thawed = _thawed(shapes)
     units = [unit for shards in replica.shards.values() for unit in shards.units]
     states = {_TRAINED[:-1], *(state for unit in units for state in unit.masters.moment_names())}
     known = {f"{state}.{name}": shapes[_FROZEN + name] for state in states for name in thawed} | dict(shapes)
@@ -154,6 +160,51 @@ def _wanted_trained(
         elif state == _TRAINED[:-1]:
             found.append(replace(box, name=_FROZEN + name))
     return found
+
+
+def _thawed(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """The parameters that were frozen when a checkpoint with tensors of these shapes was written."""
+    names = (name.removeprefix(_FROZEN) for name in shapes if name.startswith(_FROZEN))
+    return {name for name in names if _TRAINED + name not in shapes}
+
+
+def _begun_later(
+    replica: "ModuleReplica", shapes: Mapping[str, tuple[int, ...]], optimizer_steps: int
+) -> dict[str, Tensor]:
+    """After how many steps each parameter here was first trained that was not from the first one on, [1]: those that
+    were frozen until now after all of them. Of others the number is 0 until it is read."""
+    if not optimizer_steps:
+        return {}
+    thawed, found = _thawed(shapes), dict[str, Tensor]()
+    for unit in (unit for shards in replica.shards.values() for unit in shards.units):
+        for name in (parameter.place.name for parameter in unit.parameters):
+            if name in thawed or _AFTER + name in shapes:
+                found[name] = torch.tensor([optimizer_steps if name in thawed else 0])
+    return found
+
+
+def _check_counts(begun: Mapping[str, Tensor], optimizer_steps: int) -> None:
+    for name, number in begun.items():
+        if not 0 < int(number) <= optimizer_steps:
+            raise BrokenCheckpointError(
+                f"{_AFTER}{name} is {int(number)}, and its optimizer has done {optimizer_steps} steps"
+            )
+
+
+def _count_after(replica: "ModuleReplica", begun: Mapping[str, int], thawed: Collection[str]) -> None:
+    """Count the optimizer's steps with these parameters from behind so many of them; of those that were frozen until
+    now it remembers nothing."""
+    replica.trained_after.clear()
+    replica.trained_after.update(begun)
+    for unit in (unit for shards in replica.shards.values() for unit in shards.units):
+        for parameter in (p for p in unit.parameters if p.place.name in begun):
+            first, end, start = unit.rows_held(parameter)
+            num_elements, name = (end - first) * rows_of(parameter.shape)[1], parameter.place.name
+            if num_elements <= 0:
+                continue
+            unit.masters.count_after(start, start + num_elements, begun[name])
+            for state in unit.masters.moment_names() if name in thawed else ():
+                unit.masters.copy_in(state, start, torch.zeros(num_elements))
 
 
 def _whole_box(name: str, values: Tensor) -> HeldBox:

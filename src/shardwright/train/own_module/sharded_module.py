@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,13 @@ class ModuleStep:
 
 @dataclass(frozen=True)
 class ModuleReplica:
-    """What one rank holds of a module, as checkpoints and accounts of memory ask for it."""
+    """What one rank holds of a module, as checkpoints and accounts of memory ask for it. `trained_after` has the steps
+    that were done before a parameter was trained, by name; those of others are none."""
 
     shards: dict[int, ShardedStage]
     tied: TiedEmbedding
     module: nn.Module
+    trained_after: dict[str, int] = field(default_factory=dict)
     float8_states: tuple[Float8Linear, ...] = ()
 
     @property
