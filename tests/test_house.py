@@ -4,6 +4,8 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,18 +18,45 @@ MOST_LINES, MOST_OF_A_FUNCTION = 400, 60
 LEANING = re.compile(r"(The same|That of|Those|All of (it|them)|Of|By|As|In|With|From which)\b")
 
 
-def parsed() -> Iterator[tuple[str, ast.AST]]:
-    for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            yield str(file.relative_to(SOURCE)), node
+@dataclass(frozen=True)
+class Definition:
+    """A function or a class of a file, by its name, with its lines and docstring."""
+
+    file: str
+    kind: type[ast.AST]
+    name: str
+    num_lines: int
+    docstring: str | None
+
+
+@cache
+def definitions() -> tuple[Definition, ...]:
+    """Every function and class of the source. Each file is parsed once, and its expressions are not looked at."""
+    return tuple(
+        Definition(
+            str(file.relative_to(SOURCE)), type(node), node.name, (node.end_lineno or 0) - node.lineno,
+            ast.get_docstring(node),
+        )
+        for file in FILES
+        for node in statements(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    )  # fmt: skip
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements within one, of every depth."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, field, ()) if not isinstance(node, ast.expr) else ():
+            yield child
+            yield from statements(child)
 
 
 def test_a_file_and_a_function_are_read_at_once() -> None:
     assert {str(f) for f in FILES if f.read_text(encoding="utf-8").count("\n") > MOST_LINES} == set()
     long = {
-        f"{file}:{node.name}"
-        for file, node in parsed()
-        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= MOST_OF_A_FUNCTION
+        f"{one.file}:{one.name}"
+        for one in definitions()
+        if one.kind is not ast.ClassDef and one.num_lines >= MOST_OF_A_FUNCTION
     }
     assert not long
 
@@ -42,19 +71,18 @@ def test_a_module_has_a_name_of_its_own() -> None:
 
 def test_a_class_has_a_name_of_its_own() -> None:
     named = defaultdict(set)
-    for file, node in parsed():
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            named[node.name].add(file)
+    for one in definitions():
+        if one.kind is ast.ClassDef and not one.name.startswith("_"):
+            named[one.name].add(one.file)
     assert {name for name, files in named.items() if len(files) > 1} == set()
 
 
-@pytest.mark.parametrize("kind", [ast.FunctionDef, ast.ClassDef], ids=["functions", "classes"])
-def test_a_docstring_stands_by_itself(kind: type[ast.FunctionDef] | type[ast.ClassDef]) -> None:
+def test_a_docstring_stands_by_itself() -> None:
     """It begins with a noun or a verb, and does not lean on the one above."""
     leaning = [
-        f"{file}:{node.name}: {text.splitlines()[0]}"
-        for file, node in parsed()
-        if isinstance(node, kind) and (text := ast.get_docstring(node)) and LEANING.match(text)
+        f"{one.file}:{one.name}: {one.docstring.splitlines()[0]}"
+        for one in definitions()
+        if one.docstring and LEANING.match(one.docstring)
     ]
     assert leaning == []
 
