@@ -146,6 +146,11 @@ class Rates:
 _NARROW = {"fp8": "product8", "mxfp8": "product8mx", "nvfp4": "product4"}
 
 
+def product_constants(number: str) -> tuple[str, ...]:
+    """The constants that say which share of its peak a product reaches: of narrow ones, and of the others beside."""
+    return ("product", _NARROW[number]) if number in _NARROW else ("product",)
+
+
 def peak_flops(run: Run) -> float:
     """The device's peak in the number type of the run's products, in FLOP/s; of 16 bits where that is not known."""
     device = device_of(run.device)

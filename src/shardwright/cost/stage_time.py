@@ -100,13 +100,19 @@ class ExchangeTime:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Seconds of an operator's kernels and collectives; `repeated` is the share of its forward that runs again."""
+    """Seconds of an operator's kernels and collectives. `computed` are those of its kernels wherever they run, and
+    `kernels` the same in the pass that they run in; `repeated` is the share of its forward that runs again."""
 
     operator: Operator
-    kernels: KernelTime
+    computed: KernelTime
     repeated: float
     forward: tuple[ExchangeTime, ...]
     backward: tuple[ExchangeTime, ...]
+
+    @property
+    def kernels(self) -> KernelTime:
+        """All in the place of the input gradient where the operator is computed in the backward."""
+        return self.computed.in_backward() if self.operator.in_backward else self.computed
 
     def ahead(self) -> "Forward":
         """The forward by itself."""
@@ -253,9 +259,9 @@ class Costing:
         weights_s = [t.weight_grad if o.products else of for o, t, of in zip(chain, times, beside_s, strict=True)]
         for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
             more = rates.imbalance if has_experts(kind) and operator.of.part in _MLP else 1.0
-            t = t.in_backward() if operator.in_backward else t
-            ahead = self._exposed(operator.forward, t.forward)
-            behind = self._exposed(operator.backward, t.input_grad + t.weight_grad, weight_s)
+            placed = t.in_backward() if operator.in_backward else t
+            ahead = self._exposed(operator.forward, placed.forward)
+            behind = self._exposed(operator.backward, placed.input_grad + placed.weight_grad, weight_s)
             yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, backward=behind)
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:

@@ -4,6 +4,7 @@ Operators are those of workload/layers.py and seconds those of cost/stage_time.p
 adds them up.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,9 +40,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class OperatorPass:
-    """An operator's forward and backward. `flops` are of the forward; `repeated` is the share of it that a prediction
-    computes again and `again_share` that which our runtime does; `pairs` are those of a query and a key, over the heads
-    of a rank. `with_graph` are collectives of the one forward that keeps a graph."""
+    """An operator's forward and backward. FLOPs, bytes and seconds are those of the pass that they are computed in:
+    what is computed in the backward from the first on has none in the forward, and `late_s` are its forward's seconds
+    there. `repeated` is the share of the forward that a prediction computes again and `again_share` that which our
+    runtime does; `pairs` are those of a query and a key, over the heads of a rank. Moved bytes are those of what is
+    computed element by element. `with_graph` are collectives of the one forward that keeps a graph."""
 
     name: str
     products: tuple[MatrixProduct, ...]
@@ -49,9 +52,12 @@ class OperatorPass:
     flops: float
     backward_flops: float
     moved_bytes: float
+    backward_moved_bytes: float
+    in_backward: bool
     repeated: float
     again_share: float
     forward_s: float | None
+    late_s: float | None
     input_grad_s: float | None
     weight_grad_s: float | None
     forward: tuple[Collective, ...]
@@ -73,8 +79,13 @@ class PiecePass:
 
     @property
     def flops(self) -> float:
-        """FLOPs of the forward, on one rank."""
+        """FLOPs that the forward computes, on one rank."""
         return sum(of.flops for of in self.operators)
+
+    @property
+    def backward_flops(self) -> float:
+        """FLOPs that the backward computes on one rank, with those of computing again."""
+        return sum(of.backward_flops + of.repeated * of.flops for of in self.operators)
 
     @property
     def forward_s(self) -> float | None:
@@ -90,7 +101,7 @@ class PiecePass:
     @property
     def backward_s(self) -> float | None:
         """Seconds of the backward's kernels, without what is computed again."""
-        of_each = [seconds for of in self.operators for seconds in (of.input_grad_s, of.weight_grad_s)]
+        of_each = [seconds for of in self.operators for seconds in (of.late_s, of.input_grad_s, of.weight_grad_s)]
         return total_s([*of_each, self.backward_gap_s])
 
 
@@ -152,18 +163,23 @@ class _Passes:
         return PiecePass(kind, policy, operators, float(gaps.forward), float(gaps.input_grad), float(gaps.again))
 
     def _operator(self, of: OperatorTime, account: OperatorCollectives, again_share: float) -> OperatorPass:
-        o, t, is_timed = of.operator, of.kernels, self.costing is not None
+        o, t, is_timed = of.operator, of.computed, self.costing is not None
+        forward_s, late_s = (0.0, t.forward) if o.in_backward else (t.forward, 0.0)
+        late = 1.0 * o.in_backward
         pairs, scores = (float(o.scores.pairs), float(o.scores.flops)) if o.scores else (0.0, 0.0)
         return OperatorPass(
             name=o.name,
             products=o.products,
             pairs=pairs,
-            flops=float(o.flops),
-            backward_flops=2.0 * float(o.flops - scores) + 2.5 * scores,
-            moved_bytes=float(o.forward_bytes),
+            flops=(1.0 - late) * float(o.flops),
+            backward_flops=late * float(o.flops) + 2.0 * float(o.flops - scores) + 2.5 * scores,
+            moved_bytes=(1.0 - late) * float(o.forward_bytes),
+            backward_moved_bytes=late * float(o.forward_bytes) + float(o.backward_bytes),
+            in_backward=o.in_backward,
             repeated=of.repeated,
             again_share=again_share,
-            forward_s=float(t.forward) if is_timed else None,
+            forward_s=float(forward_s) if is_timed else None,
+            late_s=float(late_s) if is_timed else None,
             input_grad_s=float(t.input_grad) if is_timed else None,
             weight_grad_s=float(t.weight_grad) if is_timed else None,
             forward=self._collectives(account.forward, of.forward),
@@ -172,25 +188,50 @@ class _Passes:
         )
 
     def _collectives(self, moved: Iterable[CollectiveCalls], times: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
-        """The collectives of one pass of an operator, each with the seconds of the exchange that is predicted for it;
-        a few numbers that predictions leave out have those that they take by themselves, and hold nobody up."""
-        left, found = [of for of in times if float(of.exchange.size)], []
-        for one in moved:
-            key = _PRICED_AS.get(one.kind, one.kind), one.axis
-            time = next((of for of in left if (of.exchange.kind, of.exchange.axis) == key), None)
-            seconds, exposed = self._by_itself_s(one), None if self.costing is None else 0.0
-            if time is not None:
-                left.remove(time)
-                seconds, exposed = float(time.seconds), float(time.exposed)
-            found.append(Collective(one.kind, one.axis, one.calls, one.num_bytes, self._sent(one), seconds, exposed))
-        for of in left:  # of other software alone
-            kind, axis = of.exchange.kind, of.exchange.axis
-            found.append(Collective(kind, axis, 0, 0.0, SentBytes(), float(of.seconds), float(of.exposed)))
-        return tuple(found)
+        """The collectives of one pass of an operator, each with the seconds of the exchange that is predicted for it,
+        which is the one of its kind that is nearest in size; a few numbers that predictions leave out have those that
+        they take by themselves, and hold nobody up."""
+        moved = tuple(moved)
+        alone = [self._by_itself_s(one) for one in moved]
+        matched: dict[int, ExchangeTime] = {}
+        unmatched = []
+        for time in (time for time in times if float(time.exchange.size)):
+            key = time.exchange.kind, time.exchange.axis
+            places = [
+                place
+                for place, one in enumerate(moved)
+                if place not in matched and (_PRICED_AS.get(one.kind, one.kind), one.axis) == key
+            ]
+            if not places:  # of other software alone
+                unmatched.append(time)
+                continue
+            matched[min(places, key=lambda place: self._unlike(moved[place], time.exchange, alone[place]))] = time
+        rows = []
+        for place, (one, alone_s) in enumerate(zip(moved, alone, strict=True)):
+            seconds, exposed = alone_s, None if self.costing is None else 0.0
+            if place in matched:
+                seconds, exposed = float(matched[place].seconds), float(matched[place].exposed)
+            rows.append(Collective(one.kind, one.axis, one.calls, one.num_bytes, self._sent(one), seconds, exposed))
+        for time in unmatched:
+            kind, axis = time.exchange.kind, time.exchange.axis
+            rows.append(Collective(kind, axis, 0, 0.0, SentBytes(), float(time.seconds), float(time.exposed)))
+        return tuple(rows)
+
+    @staticmethod
+    def _unlike(one: CollectiveCalls, exchange: Exchange, alone_s: float | None) -> tuple[float, float]:
+        """How far a collective is from an exchange: the ratio of their bytes, on either side, and, where two are as
+        near, the one that takes less, for an exchange has the seconds of the link that holds it up."""
+        ratio = max(1.0, float(one.num_bytes)) / float(exchange.size)
+        return abs(math.log(ratio)), -(alone_s or 0.0)
 
     def _by_itself_s(self, of: CollectiveCalls) -> float | None:
         if self.costing is None:
             return None
+        rates = self.costing.rates
+        if of.reach == "inside nodes":
+            return of.num_bytes / rates.link + of.calls * rates.link_latency_s
+        if of.reach == "between nodes":
+            return of.num_bytes / rates.network + of.calls * (rates.link_latency_s + rates.network_latency_s)
         kind: Kind = _PRICED_AS.get(of.kind, of.kind)  # type: ignore[assignment]
         axis: Axis = of.axis  # type: ignore[assignment]
         return of.calls * float(self.costing.exchange_s(Exchange(kind, axis, of.num_bytes / of.calls)))

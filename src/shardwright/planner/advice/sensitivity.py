@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from shardwright.config.job import JobSpec
 from shardwright.config.units import number_text
 from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
-from shardwright.cost.calibration import Constants, device_of
+from shardwright.cost.calibration import Constants, device_of, peak_flops, product_constants
 from shardwright.cost.from_job import run_of
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.query import Run
@@ -34,7 +34,7 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     runs = run_of(best), run_of(other)
     device = device_of(best.cluster.device)
     generation = device.generation
-    cluster = best.cluster
+    cluster, number = best.cluster, runs[0].cut.precision
 
     def network(run: Run, factor: float) -> tuple[Run, Constants]:
         return replace(run, network_bytes_per_s=factor * network_gb_per_s(cluster) * 1e9), constants
@@ -42,9 +42,9 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     def node(run: Run, factor: float) -> tuple[Run, Constants]:
         return replace(run, node_bytes_per_s=factor * node_gb_per_s(cluster) * 1e9), constants
 
-    def scaled(name: str) -> Callable[[Run, float], tuple[Run, Constants]]:
-        key = f"{generation}.{name}" if f"{generation}.{name}" in constants else f"common.{name}"
-        return lambda run, factor: (run, {**constants, key: factor * constants[key]})
+    def scaled(*names: str) -> Callable[[Run, float], tuple[Run, Constants]]:
+        keys = [next(f"{of}.{name}" for of in (generation, "common") if f"{of}.{name}" in constants) for name in names]
+        return lambda run, factor: (run, {**constants, **{key: factor * constants[key] for key in keys}})
 
     def batch(run: Run, factor: float) -> tuple[Run, Constants]:
         """A whole number of times the batch, for which both plans stay legal."""
@@ -57,7 +57,13 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     cases = (
         ("network bandwidth", network, network_gb_per_s(cluster), "GB/s a device", False),
         ("bandwidth within a node", node, node_gb_per_s(cluster), "GB/s a device", False),
-        ("rate of products", scaled("product"), max(device.peak_tflops.values()), "TFLOP/s of peak", False),
+        (
+            "rate of products",
+            scaled(*product_constants(number)),
+            peak_flops(runs[0]) / 1e12,
+            f"TFLOP/s of peak in {number}",
+            False,
+        ),
         ("memory bandwidth", scaled("memory"), device.memory_gb_per_s, "GB/s", False),
         ("batch", batch, float(best.batch.global_batch_size), "sequences", True),
     )

@@ -17,7 +17,7 @@ def passes_text(passes: Iterable[PiecePass], backward: bool) -> str:
 
 
 def _piece_text(piece: PiecePass, backward: bool) -> str:
-    rows = _rows(piece, backward)
+    rows = operator_rows(piece, backward)
     if len(rows) == 1:
         return f"{_title(piece, backward)}: nothing to compute or to move that a prediction counts."
     left = [column for column, name in enumerate(rows[0]) if name in _WORDS]
@@ -59,29 +59,30 @@ def _piece_words(kind: str, names: Mapping[str, str] = _NAMES) -> str:
 def _title(piece: PiecePass, backward: bool) -> str:
     name = piece_name((piece.kind, piece.policy))
     name = name[0].upper() + name[1:]
-    if not backward:
-        seconds = "" if piece.forward_s is None else f", {seconds_text(piece.forward_s)} of kernels and gaps"
-        return f"{name}: {flops_text(piece.flops)} on a rank{seconds}"
-    seconds = "" if piece.backward_s is None else f": {seconds_text(piece.backward_s)} of kernels and gaps"
-    again = f", and {seconds_text(piece.again_s)} of computing again" if piece.again_s else ""
-    return f"{name}{seconds}{again}"
+    seconds, flops = (piece.backward_s, piece.backward_flops) if backward else (piece.forward_s, piece.flops)
+    told = "" if seconds is None else f", {seconds_text(seconds)} of kernels and gaps"
+    again = f", and {seconds_text(piece.again_s)} of computing again" if backward and piece.again_s else ""
+    return f"{name}: {flops_text(flops)} on a rank{told}{again}"
 
 
-def _rows(piece: PiecePass, backward: bool) -> list[list[str]]:
-    times = ["input gradient", "weight gradient", "computed again"] if backward else ["time", "a second"]
+def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
+    """A row of names, one for each operator that this pass computes or communicates, and one of gaps."""
+    times = ["forward", "input gradient", "weight gradient", "computed again"] if backward else ["time", "a second"]
     rows = [["operator", "work", "FLOP", *times, "what it communicates"]]
     for of in reversed(piece.operators) if backward else piece.operators:
         moves = of.backward if backward else (*of.forward, *of.with_graph)
         if backward and of.again_share:
             moves = (*of.forward, *moves)
         figures = _backward_figures(of) if backward else _forward_figures(of)
-        if any(figures) or moves:
-            lines = list(zip_longest(_computed(of), map(_moved, moves), fillvalue=""))
+        is_later = of.in_backward and not backward
+        if any(figures) or moves or is_later:
+            computed = ["in the backward"] if is_later else _computed(of, backward)
+            lines = list(zip_longest(computed, map(_moved, moves), fillvalue=""))
             rows.append([of.name, lines[0][0], *figures, lines[0][1]])
             rows += [["", work, *[""] * len(figures), more] for work, more in lines[1:]]
-    gap = piece.backward_gap_s if backward else piece.forward_gap_s
-    if gap:
-        rows.append(["gaps between kernels", "", "", seconds_text(gap), *[""] * len(times)])
+    gaps = ["", piece.backward_gap_s, "", piece.again_gap_s] if backward else [piece.forward_gap_s, ""]
+    if any(gaps):
+        rows.append(["gaps between kernels", "", "", *(seconds_text(gap) if gap else "" for gap in gaps), ""])
     used = [any(row[column] for row in rows[1:]) or column == 0 for column in range(len(rows[0]))]
     return [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
 
@@ -94,20 +95,22 @@ def _forward_figures(of: OperatorPass) -> list[str]:
 
 
 def _backward_figures(of: OperatorPass) -> list[str]:
-    """FLOPs, seconds of the input gradient, of the weight gradient and of computing again."""
+    """FLOPs; seconds of a forward computed here first, of the input gradient, of the weight gradient and of computing
+    again."""
     again = None if of.forward_s is None else of.repeated * of.forward_s
     flops = of.backward_flops + of.repeated * of.flops
-    times = (of.input_grad_s, of.weight_grad_s, again)
+    times = (of.late_s, of.input_grad_s, of.weight_grad_s, again)
     return [flops_text(flops) if flops else "", *(seconds_text(seconds) if seconds else "" for seconds in times)]
 
 
-def _computed(of: OperatorPass) -> list[str]:
-    """A line for each product, or what else it does."""
+def _computed(of: OperatorPass, backward: bool) -> list[str]:
+    """A line for each product, or what else it does in this pass."""
     if of.pairs:
         return [f"{number_text(of.pairs)} pairs of a query and a key"]
     if of.products:
         return [_shape(p) for p in of.products]
-    return [f"reads and writes {bytes_text(int(of.moved_bytes))}"] if of.moved_bytes else [""]
+    moved = of.backward_moved_bytes + of.repeated * of.moved_bytes if backward else of.moved_bytes
+    return [f"reads and writes {bytes_text(round(moved))}"] if moved else [""]
 
 
 def _shape(p: MatrixProduct) -> str:

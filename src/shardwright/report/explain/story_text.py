@@ -204,7 +204,10 @@ def _backward(story: Story) -> Iterator[str]:
     yield _says(
         "From the last operator to the first. Each product becomes two of the same FLOPs: the gradient of its input, "
         "which the operator before waits for, and that of its weight, which nobody waits for until the end of the "
-        "step. Attention computes its scores again, 2.5 times its forward."
+        "step. Attention computes its scores again, 2.5 times its forward.",
+        "The head and the loss are computed here alone, their forward too, so that no logits are kept."
+        if any(of.in_backward for piece in story.passes for of in piece.operators)
+        else "",
     )
     yield passes_text(list(reversed(story.passes)), backward=True)
 
