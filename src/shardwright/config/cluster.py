@@ -1,6 +1,6 @@
 """The cluster: devices, nodes and the links between them."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -97,6 +97,10 @@ class DeviceSpec(Spec):
     )
     link_gb_per_s: KnownRate = Field(
         0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
+    )
+    link_name: str = Field("", description="Name of these links, such as NVLink or PCIe; empty: not said.")
+    domain: Literal["node", "slice"] = Field(
+        "node", description="Word for a domain: TPUs that a torus joins are a slice, all others a node."
     )
     link_domain: RanksOr0 = Field(
         0, description="Devices in such a domain, which is the device's usual node; 1 has no such links, 0 is unknown."

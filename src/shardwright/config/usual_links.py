@@ -55,6 +55,11 @@ def _of_device(device: str, field: str) -> float:
     return 0.0 if device == "unknown" else float(getattr(device_entry(device), field))
 
 
+def _domain(cluster: ClusterSpec) -> str:
+    """The word for a domain of fast links of one kind of device."""
+    return device_entry(cluster.device).domain
+
+
 def usual_link_notes(cluster: ClusterSpec, world: int) -> list[str]:
     """One sentence: which links predictions of `world` ranks take from the device because the cluster states none."""
     if cluster.parts or cluster.device == "unknown":
@@ -64,9 +69,9 @@ def usual_link_notes(cluster: ClusterSpec, world: int) -> list[str]:
     inside, between = cluster.intra_node.bandwidth_gb_per_s, cluster.inter_node.bandwidth_gb_per_s
     used = {}
     if not inside and min(node, world) > 1 and (found := node_gb_per_s(cluster)):
-        used["intra_node"] = f"{found:g} GB/s within a node of {node:,}"
+        used["intra_node"] = f"{found:g} GB/s within a {_domain(cluster)} of {node:,}"
     if not between and world > node and (found := network_gb_per_s(cluster)):
-        used["inter_node"] = f"{found:g} GB/s between nodes of {node:,}"
+        used["inter_node"] = f"{found:g} GB/s between {_domain(cluster)}s of {node:,}"
     if not used:
         return []
     fields = " and ".join(f"cluster.{name}.bandwidth_gb_per_s" for name in used)

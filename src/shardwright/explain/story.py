@@ -13,6 +13,8 @@ from shardwright.account.step_collectives import PieceKind
 from shardwright.account.tensor_table import RegionLayout, layouts
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
+from shardwright.config.link_words import link_words
+from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import job_memories
@@ -99,7 +101,7 @@ def tell(job: JobSpec) -> Story:
         effects=list(effects(job, fullest, memory[fullest])),
         passes=passes, rank=rank, pieces=of_ranks[rank], times=times,
         crossings=crossings(job, program, rank, of_ranks[rank], passes=passes, groups=groups, priced=priced),
-        step=None if priced is None else priced.step, links=[] if costing is None else _links(run, costing),
+        step=None if priced is None else priced.step, links=[] if costing is None else _links(job, run, costing),
         untimed=untimed, layouts=layouts(job),
     )  # fmt: skip
 
@@ -121,11 +123,13 @@ def _told(job: JobSpec, rank: int) -> list[int]:
     return sorted({*range(min(pp, ends)), *range(max(0, pp - ends), pp), rank})
 
 
-def _links(run: Run, costing: Costing) -> list[Link]:
-    rates = costing.rates
+def _links(job: JobSpec, run: Run, costing: Costing) -> list[Link]:
+    """Those that the job's ranks use."""
+    rates, words, world = costing.rates, link_words(job.cluster), job.plan.world
+    node = node_devices(job.cluster) or world
     return [
-        Link("inside a node", run.node_bytes_per_s, rates.link),
-        Link("between nodes", run.network_bytes_per_s, rates.network),
+        *[Link(words.inside, run.node_bytes_per_s, rates.link)] * (min(node, world) > 1),
+        *[Link(words.between, run.network_bytes_per_s, rates.network)] * (world > node),
     ]
 
 

@@ -10,6 +10,7 @@ from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.host_memory import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.link_words import link_words
 from shardwright.config.software import software_of
 from shardwright.config.units import memory_text
 from shardwright.sharding.memory_account import RankMemory
@@ -102,11 +103,12 @@ def _host_text(job: JobSpec, fit: Fit) -> str:
     room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
     if room is None:
         return f"{where}; whether its host has that is not said: set cluster.host_memory_gib."
-    node = f"its node's {memory_text(int(room * per_node))} for {per_node} devices are {memory_text(int(room))} each"
+    word = link_words(job.cluster).domain
+    node = f"its {word}'s {memory_text(int(room * per_node))} for {per_node} devices are {memory_text(int(room))} each"
     left = room - most
     if left < 0:
         return (
             f"It does not fit its host: {where}, and {node}, {memory_text(int(-left))} too little; offload less, shard "
-            "over more replicas, or set cluster.host_memory_gib if a node has more."
+            f"over more replicas, or set cluster.host_memory_gib if a {word} has more."
         )
     return f"{where}, and {node}, which leaves {memory_text(int(left))}."

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.link_words import link_words
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
@@ -374,11 +375,11 @@ def _misfit(found: "Misfit", own: PricedPlan) -> str:
             f"{found.excess_bytes / GIB:.1f} too much"
         )
     else:
-        kept = float(found.memory.host)
+        kept, word = float(found.memory.host), link_words(own.job.cluster).domain
         what = (
-            f"pp rank {found.rank} offloads {kept / GIB:.1f} GiB, and its share of a node's host memory is "
+            f"pp rank {found.rank} offloads {kept / GIB:.1f} GiB, and its share of a {word}'s host memory is "
             f"{(kept - found.host_excess_bytes) / GIB:.1f}: {found.host_excess_bytes / GIB:.1f} too much; offload "
-            "less, or set cluster.host_memory_gib if a node has more"
+            f"less, or set cluster.host_memory_gib if a {word} has more"
         )
     lines = [
         _filled(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from shardwright.account.step_collectives import PassCounts
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.link_words import link_words
 from shardwright.config.rank_order import order_words
 from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import Constants, software_under
@@ -162,9 +163,10 @@ def _traffic(job: JobSpec, axis: str) -> str:
     if group.size == 1:
         return "nothing"
     num_domains = int(group.domains)
-    where, bytes_per_s = f"across {num_domains} nodes", run.network_bytes_per_s
+    words = link_words(job.cluster)
+    where, bytes_per_s = f"across {num_domains} {words.domains}", run.network_bytes_per_s
     if num_domains == 1:
-        where, bytes_per_s = "within a node", run.node_bytes_per_s
+        where, bytes_per_s = f"within a {words.domain}", run.node_bytes_per_s
     links = f"{where} at {bytes_per_s / 1e9:,.3g} GB/s"
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
     passes = piece_passes(job, run, software_under(run), None, kinds=pieces)

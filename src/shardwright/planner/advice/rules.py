@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.link_words import link_words
 from shardwright.config.model_shape import shape_of
 from shardwright.config.units import GIB, memory_text, number_text
 from shardwright.cost.calibration import device_of
@@ -32,7 +33,7 @@ def tensor_inside_a_node(job: JobSpec) -> RuleOfThumb | None:
         return None
     return RuleOfThumb(
         "tp inside the fast links",
-        f"tp at most {domain}, the devices of a node",
+        f"tp at most {domain}, the devices of a {link_words(job.cluster).domain}",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
         bool(Groups(run_of(job)).tp.domains == 1),
     )
@@ -71,10 +72,10 @@ def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
 def pipeline_across_nodes(job: JobSpec) -> RuleOfThumb | None:
     """Stages exchange the least, so they may lie farthest apart."""
     plan, node = job.plan, job.cluster.devices_per_node
-    if plan.pp == 1:
+    if plan.pp == 1 or node >= plan.world:
         return None
     return RuleOfThumb(
-        "pipeline across nodes, once tp fills one",
+        f"pipeline across {link_words(job.cluster).domains}, once tp fills one",
         f"tp {node} before pp, where the model needs both",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
         plan.tp >= min(node, job.model.num_kv_heads) or plan.block >= node,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardwright.config.job import JobSpec
+from shardwright.config.link_words import link_words
 from shardwright.config.units import number_text
 from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
 from shardwright.cost.calibration import Constants, device_of, peak_flops, product_constants
@@ -56,7 +57,7 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
         return []
     cases = (
         ("network bandwidth", network, network_gb_per_s(cluster), "GB/s a device", False),
-        ("bandwidth within a node", node, node_gb_per_s(cluster), "GB/s a device", False),
+        (f"bandwidth within a {link_words(cluster).domain}", node, node_gb_per_s(cluster), "GB/s a device", False),
         (
             "rate of products",
             scaled(*product_constants(number)),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from shardwright.config.link_words import LinkWords
 from shardwright.config.units import bytes_text, number_text, seconds_text
 from shardwright.cost.wire_bytes import SentBytes
 from shardwright.explain.operator_passes import total_s
@@ -9,25 +10,29 @@ from shardwright.explain.rank_collectives import Crossing
 from shardwright.report.text_columns import aligned
 
 
-def crossings_text(crossings: Sequence[Crossing]) -> str:
-    """A row for each collective on each axis, and a last one with their sums."""
+def crossings_text(crossings: Sequence[Crossing], words: LinkWords, crosses: bool) -> str:
+    """A row for each collective on each axis, and a last one with their sums; with what goes between domains of fast
+    links where ranks are on several."""
     has_times = any(crossing.seconds is not None for crossing in crossings)
-    rows = [["when", "axis", "collective", "ranks", "calls", "tensor a call", "sent inside nodes", "between nodes"]]
+    rows = [["when", "axis", "collective", "ranks", "calls", "tensor a call"]]
+    rows[0] += [f"sent inside {words.domains}", words.between] if crosses else ["sent"]
     rows[0] += ["by itself", "exposed"] if has_times else []
     for c in crossings:
         rows.append(
             [c.phase, c.axis, c.kind, str(c.num_ranks), number_text(c.calls), _size(c.full_bytes / max(1, c.calls))]
         )
-        rows[-1] += _ends(c.sent, c.seconds, c.exposed_s, has_times)
+        rows[-1] += _ends(c.sent, c.seconds, c.exposed_s, has_times, crosses=crosses)
     whole = sum((c.sent for c in crossings), SentBytes())
     seconds, exposed = total_s(c.seconds for c in crossings), total_s(c.exposed_s for c in crossings)
-    rows.append(["all", "", "", "", "", "", *_ends(whole, seconds, exposed, has_times)])
+    rows.append(["all", "", "", "", "", "", *_ends(whole, seconds, exposed, has_times, crosses=crosses)])
     return aligned(rows, left=(0, 1, 2))
 
 
-def _ends(sent: SentBytes, seconds: float | None, exposed: float | None, has_times: bool) -> list[str]:
+def _ends(
+    sent: SentBytes, seconds: float | None, exposed: float | None, has_times: bool, *, crosses: bool
+) -> list[str]:
     times = ["" if some is None else seconds_text(some) for some in (seconds, exposed)] if has_times else []
-    return [_size(sent.inside), _size(sent.between), *times]
+    return [*([_size(sent.inside), _size(sent.between)] if crosses else [_size(sent.total)]), *times]
 
 
 def _size(num_bytes: float) -> str:

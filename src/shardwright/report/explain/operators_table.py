@@ -80,7 +80,7 @@ def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
             lines = list(zip_longest(computed, map(_moved, moves), fillvalue=""))
             rows.append([of.name, lines[0][0], *figures, lines[0][1]])
             rows += [["", work, *[""] * len(figures), more] for work, more in lines[1:]]
-    gaps = ["", piece.backward_gap_s, "", piece.again_gap_s] if backward else [piece.forward_gap_s, ""]
+    gaps = [None, piece.backward_gap_s, None, piece.again_gap_s] if backward else [piece.forward_gap_s, None]
     if any(gaps):
         rows.append(["gaps between kernels", "", "", *(seconds_text(gap) if gap else "" for gap in gaps), ""])
     used = [any(row[column] for row in rows[1:]) or column == 0 for column in range(len(rows[0]))]

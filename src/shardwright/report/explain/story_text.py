@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from shardwright.account.step_collectives import PieceKind
 from shardwright.config.job import JobSpec
+from shardwright.config.link_words import domain_text, link_words
 from shardwright.config.software import software_of
 from shardwright.config.units import bytes_text, counted, memory_text, number_text, ranks_text, seconds_text
 from shardwright.config.usual_links import node_devices
@@ -75,25 +76,31 @@ def _groups(story: Story) -> Iterator[str]:
     if not story.groups:
         yield "There is one rank, and nothing to exchange."
         return
-    node = node_devices(job.cluster)
-    where = "cluster.devices_per_node is not set: all ranks are told as on one node."
-    if node:
-        where = f"A node has {node} devices: rank r is on node r // {node}.{_first_node(story)}"
+    node, words = node_devices(job.cluster), link_words(job.cluster)
+    where = f"cluster.devices_per_node is not set: all ranks are told as on one {words.domain}."
+    if node and node < job.plan.world:
+        where = f"A {words.domain} has {node:,} devices: rank r is on {words.domain} r // {node}.{_first_node(story)}"
+    elif node:
+        where = f"All ranks are on {domain_text(job.cluster)}."
     yield _says(f"{story.order}.", where, "The groups that rank 0 is in:")
-    rows = [["axis", "size", "such groups", "ranks", "on nodes", "what passes"]]
+    rows = [["axis", "size", "such groups", "ranks", f"on {words.domains}", "what passes"]]
     for group in story.groups:
         ranks = f"{len(group.ranks):,}", f"{group.num_groups:,}", ranks_text(group.ranks)
         rows.append([group.axis, *ranks, _nodes(group), group.carries])
     yield aligned(rows, left=(0, 3, 4, 5))
     if story.links:
         links = [
-            f"{link.name} {link.peak_bytes_per_s / 1e9:,.0f} GB/s a device stated, "
-            f"{link.reached_bytes_per_s / 1e9:,.0f} reached"
+            f"{link.name} {number_text(link.peak_bytes_per_s / 1e9)} GB/s a device stated, "
+            f"{number_text(link.reached_bytes_per_s / 1e9)} reached"
             for link in story.links
         ]
+        fast = words.link or "its fast links"
+        network = f"the network ({words.network})" if words.network else "the network"
         yield _says(
-            f"Links: {'; '.join(links)}. A group on one node stays on its fast links (NVLink or what the device has); "
-            "one on several crosses the network (InfiniBand or what the cluster has)."
+            f"Links: {'; '.join(links)}.",
+            f"A group on one {words.domain} stays on {fast}; one on several crosses {network}."
+            if len(story.links) > 1
+            else f"All groups stay on {fast}." * (job.plan.world <= node),
         )
 
 
@@ -103,7 +110,8 @@ def _first_node(story: Story) -> str:
         f"{axis} {first} to {last}" if last > first else f"{axis} {first}"
         for axis, (first, last) in story.first_node.items()
     ]
-    return f" Node 0 has {', '.join(inside)}." if inside else ""
+    name = link_words(story.job.cluster).domain
+    return f" {name.capitalize()} 0 has {', '.join(inside)}." if inside else ""
 
 
 def _nodes(group: RankGroup) -> str:
@@ -182,21 +190,22 @@ def _forward(story: Story) -> Iterator[str]:
 
 
 def _experts(story: Story) -> Iterator[str]:
-    of, plan = story.experts, story.job.plan
+    of, plan, words = story.experts, story.job.plan, link_words(story.job.cluster)
     if of is None:
         return
     homes = [
-        f"{f'experts {first} to {last}' if last > first else f'expert {first}'} on rank {rank}, node {node}"
+        f"{f'experts {first} to {last}' if last > first else f'expert {first}'} on rank {rank}, {words.domain} {node}"
         for first, last, rank, node in of.homes
     ]
     shown = homes if len(homes) <= 4 else [*homes[:2], "...", homes[-1]]
+    token_crosses = of.nodes_of_token > 1
     yield _says(
         f"Experts: the router gives each token {of.num_chosen} of {of.num_experts}; in rank 0's group "
         f"{'; '.join(shown)}. Of a microbatch a rank sends {of.num_tokens:,} tokens, a row for each choice: "
         f"{of.num_rows:,} rows, of which {number_text(of.num_stay)} stay if choices are even, and an expert gets "
         f"{number_text(of.rows_of_expert)}.",
         "Each journey is an all-to-all; its backward is the same way back." if plan.ep > 1 else "",
-        f"A token's experts are on {of.nodes_of_token:.3g} nodes on average." if of.nodes_of_token > 1 else "",
+        f"A token's experts are on {of.nodes_of_token:.3g} {words.domains} on average." if token_crosses else "",
     )
 
 
@@ -289,12 +298,17 @@ def _crossings(story: Story) -> Iterator[str]:
     if not story.crossings:
         return
     who = f"pipeline rank {story.rank}" + ("" if story.step is None else ", which sets the pace,")
+    words, crosses = link_words(story.job.cluster), 0 < node_devices(story.job.cluster) < story.job.plan.world
     yield _says(
         f"All that one rank of {who} communicates in a step. A tensor's bytes are those of the full tensor; what the "
-        "rank sends for it is (n - 1) / n of that in a ring of n ranks (an all_reduce twice), and of a ring over "
-        "several nodes one hop in each node leaves it."
+        "rank sends for it is (n - 1) / n of that in a ring of n ranks (an all_reduce twice)"
+        + (
+            f", and of a ring over several {words.domains} one hop in each {words.domain} leaves it."
+            if crosses
+            else "."
+        ),
     )
-    yield crossings_text(story.crossings)
+    yield crossings_text(story.crossings, words, crosses)
     if not all(c.calls for c in story.crossings):
         yield "What has no calls is predicted, and our runtime does without it."
     if any((c.exposed_s or 0.0) > 1.5 * (c.seconds or 0.0) for c in story.crossings if c.phase == "parameters"):
@@ -350,7 +364,7 @@ _PARTS = (
     ("tensor", "tp, exposed"), ("context", "cp, exposed"), ("expert", "ep, exposed"),
     ("data", "gradients and parameters, exposed"), ("messages", "messages of the pipeline"),
     ("bubble", "bubble"), ("optimizer", "update"), ("host", "host memory, exposed"),
-    ("other", "host, loader, slower nodes"),
+    ("other", "host, loader, slowest devices"),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import shlex
 from typing import Any
 
 from shardwright.config.base import PlanError
+from shardwright.config.link_words import link_words
 from shardwright.config.yaml_text import yaml_text
 from shardwright.report.job_toml import job_toml
 from shardwright.report.launch.launch_description import Launch
@@ -151,9 +152,10 @@ def kubernetes_notes(launch: Launch) -> list[str]:
             "it to the container's resources, or to the pods' annotations"
         )
     if launch.seats.servers_per_node > 1:
+        links, pods = link_words(job.cluster).link or "fast links", launch.seats.servers_per_node
         notes.append(
-            f"{launch.seats.servers_per_node} pods at a time need servers of one NVLink domain; add the affinity or "
-            "the resource claim by which the cluster says so"
+            f"{pods} pods at a time need servers of one domain of {links}; add the affinity or the resource claim by "
+            "which the cluster says so"
         )
     named = [f"{field} {', '.join(values)}" for field, values in read_paths(job).items()]
     named += [f"data.cache {job.data.cache}"] if job.data.cache else []

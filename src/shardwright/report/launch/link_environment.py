@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
+from shardwright.config.usual_links import device_entry
 from shardwright.report.launch.seats import Seats
 
 _NET = {"infiniband": "IB", "roce": "IB", "tcp": "Socket"}
@@ -46,7 +47,8 @@ def link_environment(job: JobSpec, seats: Seats, on_cpu: bool) -> LinkEnvironmen
         name = "GLOO_SOCKET_IFNAME"
     else:
         library, name = "NCCL", "NCCL_SOCKET_IFNAME"
-        variables = {"NCCL_MNNVL_ENABLE": "1"} if seats.servers_per_node > 1 else {}
+        joined = seats.servers_per_node > 1 and device_entry(job.cluster.device).link_name == "NVLink"
+        variables = {"NCCL_MNNVL_ENABLE": "1"} if joined else {}
         if network.kind != "unknown" and crosses:
             variables["NCCL_NET"] = _NET[network.kind]
     notes, placeholders = [], []

@@ -117,7 +117,7 @@ def _directives(launch: Launch) -> list[str]:
         found.append(f"gpus-per-node={seats.ranks_per_server}")
     if seats.is_full and not launch.on_cpu:
         found += ["exclusive", "mem=0"]
-    if seats.servers_per_node > 1:  # a block of Slurm's topology is a domain of NVLink
+    if seats.servers_per_node > 1:  # a block of Slurm's topology is a domain of fast links
         found.append(f"segment={seats.servers_per_node}")
     if options.limit_s:
         found.append(f"time={limit_text(options.limit_s)}")
