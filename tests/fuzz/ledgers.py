@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from shardwright.account.step_collectives import ledger_table, step_ledger
 from shardwright.config.job import JobSpec
 from shardwright.measure.dryrun import DrySteps
+from shardwright.measure.memory_trace import MemoryTrace
 from shardwright.schedule.schedule import Program
 
 Table = Mapping[str, Mapping[str, int]]
@@ -18,8 +19,9 @@ def account_of(job: JobSpec, program: Program, rank: int) -> Table:
 def dry_ledger(job: JobSpec, rank: int, device: str) -> tuple[Table, Program]:
     """The ledger of a rank's dry run, and the program that it ran."""
     steps = DrySteps(job, rank, device)
-    for _ in range(1 + (job.precision.float8 == "delayed")):  # whose scales come from the step before
-        steps.run()
+    with MemoryTrace():  # under which operators are asked once for each set of shapes
+        for _ in range(1 + (job.precision.float8 == "delayed")):  # whose scales come from the step before
+            steps.run()
     return steps.mesh.ledger.table(), steps.program
 
 

@@ -10,6 +10,7 @@ is that of a step among others (Qi et al. 2024, arXiv 2401.10241, section 4). El
 import numpy as np
 
 from shardwright.workload.arrays import Numbers
+from shardwright.workload.query import PlanGrid
 
 ALTERNATING = ("zb-v", "v-half", "v-min", "dualpipev")  # a rank's two stages take turns with every microbatch
 
@@ -17,6 +18,13 @@ ALTERNATING = ("zb-v", "v-half", "v-min", "dualpipev")  # a rank's two stages ta
 def puts_weights_off(schedule: str) -> bool:
     """Whether weight gradients are computed apart from the input gradients of their microbatch, as most are."""
     return schedule == "auto" or schedule.startswith(("zb-", "v-"))
+
+
+def are_put_off(cut: PlanGrid) -> Numbers:
+    """Which plans compute weight gradients apart from the input gradients of their microbatch, 1 or 0."""
+    if len(cut.schedules) == 1:
+        return 1.0 * puts_weights_off(cut.schedules[0][0])
+    return cut.by_schedule(lambda name, at: np.full(len(cut.pp[at]), 1.0 * puts_weights_off(name)))
 
 
 def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, extra_warmup: Numbers = 0) -> Numbers:

@@ -13,12 +13,12 @@ from shardwright.cost.calibration import Constants, Rates, known_host, rates_of,
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_of_s, ring_pass_s, ring_s
 from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
-from shardwright.cost.pipeline_bubble import puts_weights_off
+from shardwright.cost.pipeline_bubble import are_put_off
 from shardwright.cost.topology import Group
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
 from shardwright.workload.operators import Exchange, Operator
-from shardwright.workload.query import PlanGrid, Run
+from shardwright.workload.query import Run
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,6 @@ class Repeatable:
         num_once, num_each = len(fields(PieceTime)), len(fields(Forward))
         ends = range(num_once, len(values), num_each)
         return cls(PieceTime(*values[:num_once]), tuple(Forward(*values[end : end + num_each]) for end in ends))
-
-
-def are_put_off(cut: PlanGrid) -> Numbers:
-    """Which plans compute weight gradients apart from the input gradients of their microbatch, 1 or 0."""
-    if len(cut.schedules) == 1:
-        return 1.0 * puts_weights_off(cut.schedules[0][0])
-    return cut.by_schedule(lambda name, at: np.full(len(cut.pp[at]), 1.0 * puts_weights_off(name)))
 
 
 def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:

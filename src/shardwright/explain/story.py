@@ -124,7 +124,7 @@ def _told(job: JobSpec, rank: int) -> list[int]:
 
 
 def _links(job: JobSpec, run: Run, costing: Costing) -> list[Link]:
-    """Those that the job's ranks use."""
+    """Links that the job's ranks use."""
     rates, words, world = costing.rates, link_words(job.cluster), job.plan.world
     node = node_devices(job.cluster) or world
     return [

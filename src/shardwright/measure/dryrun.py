@@ -97,15 +97,16 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
         replica, mesh = steps.replica, steps.mesh
         host.look_at(replica)
         with saved:  # both times, for it adds operators
-            before = -1
-            while before < replica.pool.peak_bytes + host():  # a step begins with the buffers that the one before left
-                before = replica.pool.peak_bytes + host()
-                trace.begin()
-                steps.run()  # the last of these says when memory is most
-            observer = _Observer(replica, trace, saved, host)
-            trace.begin(observer)
+            trace.begin()
             steps.run()
-    assert observer.peak is not None, "a step takes operators"
+            least, before = trace.peak_bytes, -1
+            observer = _Observer(replica, trace, saved, host, least_bytes=least)
+            while before < replica.pool.peak_bytes + host() or observer.peak is None:
+                before = replica.pool.peak_bytes + host()  # a step begins with the buffers that the one before left
+                observer = _Observer(replica, trace, saved, host, least_bytes=least)
+                trace.begin(observer)
+                steps.run()
+                least = observer.most_bytes
     place = mesh.shape.coordinates(rank)
     return DryRun(
         rank,
@@ -175,11 +176,15 @@ class DrySteps:
 
 
 class _Observer:
-    """Looks at memory after each operator of a step: by kind at the peak, and at the most of each action."""
+    """Looks at memory after each operator of a step: by kind at the peak, and at the most of each action. By kind it
+    looks where at least `least_bytes` are there, as were at the peak of the step before, and more than so far; there
+    is no peak where so many are nowhere."""
 
-    def __init__(self, replica: Replica, trace: MemoryTrace, saved: LiveBytes, host: _HostMemory) -> None:
+    def __init__(
+        self, replica: Replica, trace: MemoryTrace, saved: LiveBytes, host: _HostMemory, *, least_bytes: int
+    ) -> None:
         self._replica, self._trace, self._saved, self._host = replica, trace, saved, host
-        self._peak_at = trace.peak_at
+        self._least_bytes = least_bytes
         self._row = replica.executor.row
         self._most: dict[int, int] = {}  # by action
         self.peak: PeakMemory | None = None
@@ -190,8 +195,14 @@ class _Observer:
         now_bytes = self._trace.now_bytes
         if now_bytes > self._most.get(index, -1):
             self._most[index] = now_bytes
-        if self._trace.num_operators == self._peak_at:
+        if now_bytes >= self._least_bytes:
+            self._least_bytes = now_bytes + 1
             self.peak = self._look(self._trace.origin().operator, str(self._row[index]))
+
+    @property
+    def most_bytes(self) -> int:
+        """The most after any operator."""
+        return max(self._most.values())
 
     def curve(self) -> list[tuple[str, int]]:
         """The most of each action, in their order."""

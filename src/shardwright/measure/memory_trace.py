@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import shardwright
+from shardwright.measure.meta_results import MetaResults
 
 Storage = torch.UntypedStorage
 _SOURCE, _HERE = str(Path(shardwright.__file__).parent), str(Path(__file__).parent)
@@ -34,13 +35,14 @@ class Origin(NamedTuple):
 class MemoryTrace(TorchDispatchMode):
     """While it lasts, follows the storages that operators make on this thread.
 
-    `now_bytes` is in storages, and `peak_bytes` the most since `begin`, after operator number `peak_at`. What
-    `apart_bytes` says is not counted: memory of the host, which a dry run has no other place for.
+    `now_bytes` is in storages, and `peak_bytes` the most since `begin`. What `apart_bytes` says is not counted: memory
+    of the host, which a dry run has no other place for.
     """
 
     def __init__(self, apart_bytes: Callable[[], int] = lambda: 0) -> None:
         super().__init__()
         self._apart_bytes = apart_bytes
+        self._results = MetaResults()
         self._live: dict[int, int] = {}
         self._all_bytes = 0
         self._observer: Callable[[], None] | None = None
@@ -48,7 +50,6 @@ class MemoryTrace(TorchDispatchMode):
         self.origins: dict[int, Origin] = {}  # of storages that were made while somebody observed
         self.num_operators = 0
         self.peak_bytes = 0
-        self.peak_at = 0
 
     @property
     def now_bytes(self) -> int:
@@ -68,22 +69,21 @@ class MemoryTrace(TorchDispatchMode):
     def begin(self, observer: Callable[[], None] | None = None) -> None:
         """Count operators and the peak anew; `observer` is called after each operator."""
         self._observer = observer
-        self.num_operators, self.peak_bytes, self.peak_at = 0, self.now_bytes, 0
+        self.num_operators, self.peak_bytes = 0, self.now_bytes
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """One operator."""
         self._running = func
-        result = func(*args, **(kwargs or {}))
+        result = self._results.call(func, args, kwargs or {})
         for leaf in result if isinstance(result, tuple | list) else (result,):
             if isinstance(leaf, Tensor):
                 self._follow(leaf.untyped_storage())
             elif isinstance(leaf, tuple | list):
                 self.add(part for part in tree_leaves(leaf) if isinstance(part, Tensor))
         self.num_operators += 1
-        if (now := self.now_bytes) > self.peak_bytes:
-            self.peak_bytes, self.peak_at = now, self.num_operators
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
         if self._observer is not None:
             self._observer()
         return result

@@ -18,8 +18,8 @@ from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of,
 from shardwright.cost.collective_time import message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
-from shardwright.cost.pipeline_bubble import bubble
-from shardwright.cost.stage_time import Costing, PieceTime, Repeatable, are_put_off
+from shardwright.cost.pipeline_bubble import are_put_off, bubble
+from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
 from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
