@@ -402,7 +402,7 @@ def test_a_tokenizer_file(tmp_path, docs, cache):
         tokenizer.encode(text).tolist() for text in TEXTS[:2]
     ]
     model = ModelSpec(sequence=4, vocab=tokenizer.num_ids)
-    files = prepare(docs, cache, model=model, tokenizer=str(path))
+    files = prepare(docs, cache, model=model, tokenizer=str(path), begin_token="none")
     assert files.train[0].dtype == "<u2"
     assert tokenizer.decode(stream(files.train)) == "".join(text + "<|endoftext|>" for text in TEXTS)
     assert (stream(files.train) == 0).sum() == len(TEXTS)
@@ -412,7 +412,7 @@ def test_a_tokenizer_without_an_end_of_text_adds_nothing(tmp_path, docs, cache):
     path = write_tokenizer(tmp_path / "tokenizer.json", end_of_text="<start>")
     tokenizer = load_tokenizer(DataSpec(tokenizer=str(path)))
     assert tokenizer.end_of_text == ()
-    files = prepare(docs, cache, model=ModelSpec(sequence=4, vocab=300), tokenizer=str(path))
+    files = prepare(docs, cache, model=ModelSpec(sequence=4, vocab=300), tokenizer=str(path), begin_token="none")
     assert tokenizer.decode(stream(files.train)) == "".join(TEXTS)
 
 

@@ -54,7 +54,7 @@ def test_a_released_model_is_given_what_its_tokenizer_puts_before_a_text(tmp_pat
     prompt = prompt_of(released, str(folder), "ab", is_chat=False)
     assert list(prompt.ids) == AutoTokenizer.from_pretrained(folder)("ab")["input_ids"]
     assert (prompt.ids[0], prompt.num_hidden, len(prompt.ids)) == (256, 1, 3)
-    assert prompt_of(job_of(folder), "", "ab", is_chat=False).num_hidden == 0  # a run's documents have none
+    assert prompt_of(job_of(folder), "", "ab", is_chat=False).ids == prompt.ids  # as a run's documents
 
 
 @pytest.mark.parametrize(

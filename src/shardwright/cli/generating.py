@@ -106,6 +106,9 @@ def _of_run(source: str) -> _Source:
         kept = manifest_of(storage, chosen_step(source, storage, steps, None)).job
     fields: dict[str, Any] = {name: kept[name] for name in ("model", "data", "precision") if name in kept}
     weights = fields["model"].get("weights") or ""
+    if not weights and "begin_token" not in fields.get("data", {"begin_token": ""}):
+        # Texts of runs before there was that field began with none.
+        fields["data"] = fields["data"] | {"begin_token": "none"}
     fields["model"] = {name: value for name, value in fields["model"].items() if name != "weights"}
     return _Source(source, fields, weights, str(Path(source)))
 

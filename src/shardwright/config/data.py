@@ -10,6 +10,7 @@ from shardwright.config.base import Spec
 from shardwright.config.field_types import DayOrNone, Positive, Probability
 
 STDLIB = "python-stdlib"
+BeginToken = Literal["auto", "none", "always"]
 
 
 class ReadSpec(Spec):
@@ -52,6 +53,11 @@ class DataSpec(ReadSpec):
     )
     tokenizer: str = Field(
         "bytes", description="bytes, or the path of a tokenizer.json of Hugging Face tokenizers, or of its folder."
+    )
+    begin_token: BeginToken = Field(
+        "auto",
+        description="Texts, and prompts, begin with a token such as <s>: auto as the tokenizer itself does it, or "
+        "none, or always.",
     )
     chat_template: str = Field(
         "", description="Path of the Jinja template that chats are written with; empty means the tokenizer's."

@@ -1,8 +1,10 @@
 """What a text that a model goes on with begins with, as tokens, and at which tokens it ends."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -11,7 +13,7 @@ from shardwright.train.data.chat_rows import ASSISTANT, Chat, question
 from shardwright.train.data.encoding_pool import EncodingPool, encoders
 from shardwright.train.data.encoding_process import EncodingSetup
 from shardwright.train.data.template_files import find_template, folders_beside, read_config, special_tokens_of
-from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer
+from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer, missing_begin
 
 _CONFIGURATIONS = ("generation_config.json", "config.json")
 
@@ -30,8 +32,8 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
     """The tokens of a text, or of a chat that begins with it as what a user says and is to be answered. Raises
     PlanError where the tokenizer or the chat template can't write it, or the model has no such tokens.
 
-    `weights` is the folder of the released model that the job's weights come from, or nothing. A released model is
-    given the tokens that its tokenizer puts before a text; documents of a run have none.
+    `weights` is the folder of the released model that the job's weights come from, or nothing. A text begins with the
+    tokens that documents begin with (data.begin_token).
     """
     if job.model.weights and "tokenizer" not in job.data.model_fields_set:
         raise PlanError(
@@ -45,12 +47,11 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
     try:
         text.encode()  # half a character has no tokens, and tokenizers say so in words of their own
         ends = _end_tokens(list(folders_beside(job.data, weights)), tokenizer)
-        first = tokenizer.first_tokens if job.model.weights else ()
-        prompt = (
-            _of_chat(job, weights, tokenizer, question(text, "--chat"), ends)
-            if is_chat
-            else Prompt((*first, *_ids_of(job, tokenizer, text)) or (0,), len(first), ends)
-        )
+        if is_chat:
+            prompt = _of_chat(job, weights, tokenizer, question(text, "--chat"), ends)
+        else:
+            ids, num_hidden = begun(tokenizer, _ids_of(job, tokenizer, text))
+            prompt = Prompt(ids, num_hidden, ends)
     except FileFault as fault:
         raise PlanError("generate", [str(fault)]) from None
     except PlanError:
@@ -74,6 +75,14 @@ def _ids_of(job: JobSpec, tokenizer: Tokenizer, text: str) -> list[int]:
     """The tokens of a text, from a process whose time and memory are bounded. Raises PlanError, RunError."""
     with encoders(EncodingSetup(job.data, None), tokenizer, len(text)) as encoding:
         return [int(i) for i in encoding.submit([text]).result().ids]
+
+
+def begun(tokenizer: Tokenizer, text: Iterable[int]) -> tuple[tuple[int, ...], int]:
+    """The ids of a text that is to be gone on with, with the tokens before it that documents begin with, and how many
+    of these were put there. Nothing at all is token 0."""
+    ids = np.array(list(text), np.int64)
+    first = missing_begin(ids, np.array(tokenizer.begin_of_text, np.int64))
+    return tuple(np.concatenate((first, ids)).tolist()) or (0,), len(first)
 
 
 def _of_chat(job: JobSpec, weights: str, tokenizer: Tokenizer, asked: Chat, ends: frozenset[int]) -> Prompt:

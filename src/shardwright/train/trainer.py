@@ -25,6 +25,7 @@ from shardwright.train.health.decision import Course, Decision
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.held_out import held_out_loss, most_samples, part_note
 from shardwright.train.metrics import MetricsLog
+from shardwright.train.prompt import begun
 from shardwright.train.run_lines import RunResult, conclude, introduce
 from shardwright.train.run_memory import measure_memory, predicted_lines
 from shardwright.train.span import end_of_span, samples_of, tell_span, watched_span
@@ -241,8 +242,8 @@ def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
         if mesh.dp.index > 0 and job.plan.ep == 1:  # experts may be on several, which then write the same
             return ""
         tokenizer = load_tokenizer(job.data)
-        prompt = [int(i) for i in tokenizer.encode(job.run.sample_prompt)] or [0]
+        prompt, num_hidden = begun(tokenizer, tokenizer.encode(job.run.sample_prompt).tolist())
         written = generate(
-            replica.stages, replica.evaluation, mesh, prompt, num_tokens=job.run.sample_tokens, seed=job.run.seed
+            replica.stages, replica.evaluation, mesh, list(prompt), num_tokens=job.run.sample_tokens, seed=job.run.seed
         )
-        return tokenizer.decode(written) if mesh.dp.index == 0 else ""
+        return tokenizer.decode(written[num_hidden:]) if mesh.dp.index == 0 else ""

@@ -16,6 +16,11 @@ def data_faults(data: DataSpec) -> list[str]:
             f"data.chat_template {data.chat_template!r} is what chats are written with, and there are none; set "
             "data.chats to true, or leave data.chat_template out"
         )
+    if data.begin_token == "always" and data.tokenizer == "bytes":
+        faults.append(
+            'data.begin_token is "always", and bytes have no token that begins a text: all 256 ids are bytes; name a '
+            "tokenizer in data.tokenizer, or leave data.begin_token out"
+        )
     if data.today and not data.has_chats:
         faults.append(
             f"data.today {data.today!r} is what templates of chats are told, and there are none; set data.chats to "

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shardwright.train.data.chat_rows import Chat
 from shardwright.train.data.chat_template import ChatTemplate, LateError
-from shardwright.train.data.tokenizer import Tokenizer
+from shardwright.train.data.tokenizer import Tokenizer, missing_begin
 
 Item = str | Chat
 
@@ -47,8 +47,10 @@ class Encoder(Protocol):
 class HereEncoder:
     """Encodes in this process."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        self._tokenizer, self._template = tokenizer, template
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, begins_chats: bool = False) -> None:
+        """A template says by itself what a chat begins with; where this `begins_chats`, those that do not begin with
+        the tokenizer's token get it, too."""
+        self._tokenizer, self._template, self._begins_chats = tokenizer, template, begins_chats
         self._dtype = id_dtype(tokenizer)
 
     def ids_of(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
@@ -114,12 +116,15 @@ class HereEncoder:
             text, end = chat.prompt + chat.completion, self._tokenizer.end_of_text
             ranges, counted = ((len(chat.prompt), len(text)),), (1, 0)
         ids, offsets = self.places_of(text)
-        learned = np.zeros(len(ids) + len(end), np.bool_)
+        learned = np.zeros(len(ids), np.bool_)
         for first, last in ranges:
-            learned[: len(ids)] |= (offsets[:, 0] < last) & (offsets[:, 1] > first)
-        learned[len(ids) :] = True  # what ends a completion
+            learned |= (offsets[:, 0] < last) & (offsets[:, 1] > first)
+        begin = np.array(self._tokenizer.begin_of_text, np.int64)
+        put_before = missing_begin(ids, begin) if self._begins_chats or not chat.messages else begin[:0]
+        # What ends a completion is learned, too.
+        learned = np.concatenate((np.zeros(len(put_before), np.bool_), learned, np.ones(len(end), np.bool_)))
         turns = np.flatnonzero(np.diff(learned.astype(np.int8), prepend=0, append=0))
-        return np.append(ids, end).astype(np.int64), turns.astype(np.int64), counted
+        return np.concatenate((put_before, ids, end)).astype(np.int64), turns.astype(np.int64), counted
 
 
 def id_dtype(tokenizer: Tokenizer) -> np.dtype:

@@ -103,7 +103,7 @@ def serve() -> None:
             _bound_memory(begun_bytes, 0)
             with bounded(CHAT_S, f"the chat template {setup.template.path}", "name another in data.chat_template"):
                 template = BoundedTemplate(setup.template, setup.data.today)
-        encoder = BoundedEncoder(tokenizer, template)
+        encoder = BoundedEncoder(tokenizer, template, setup.data.begin_token == "always")
     except (PlanError, ValueError) as error:
         send(answers, {"faults": faults_in(error)})
         return

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -37,7 +37,7 @@ def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
     folders = list(folders_beside(data, weights))
     try:
         configs = [(folder, read_config(folder)) for folder in folders]
-        special = next((_special(config) for _, config in configs if config), {})
+        special = next((special_tokens(config) for _, config in configs if config), {})
         if data.chat_template:
             path = Path(os.path.expanduser(data.chat_template))
             return TemplateFiles(read_text(path, _MOST_TEMPLATE_BYTES, "chat template"), path, special)
@@ -79,7 +79,7 @@ def read_config(folder: Path, name: str = _CONFIG) -> dict[str, Any]:
 
 def special_tokens_of(folder: Path) -> dict[str, str]:
     """The texts of the special tokens of the tokenizer in a folder, by what they are for. Raises FileFault, OSError."""
-    return _special(read_config(folder))
+    return special_tokens(read_config(folder))
 
 
 def _template_of(config: dict[str, Any]) -> str:
@@ -91,8 +91,8 @@ def _template_of(config: dict[str, Any]) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _special(config: dict[str, Any]) -> dict[str, str]:
-    """The texts of special tokens."""
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the special tokens that a configuration of a tokenizer names, by what they are for."""
     found = {}
     for name in _TOKENS:
         value = config.get(name)

@@ -14,9 +14,9 @@ from shardwright.train.data.dropped_text import Dropped
 from shardwright.train.data.encoding import Encoded, Item, id_dtype
 from shardwright.train.data.encoding_pool import EncodingPool, HereAndNow
 from shardwright.train.data.progress import Progress
-from shardwright.train.data.tokenizer import Tokenizer
+from shardwright.train.data.tokenizer import Tokenizer, missing_begin
 
-_TEXT, _END, _END_OF_CHAT = range(3)
+_TEXT, _CHAT, _END, _END_OF_CHAT = range(4)
 
 
 @dataclass
@@ -42,7 +42,10 @@ class TokenWriter:
         self.num_tokens = [0, 0]
         self.counts = np.zeros(tokenizer.num_ids, np.int64)
         self.dropped = Dropped()
-        self._end = np.array(tokenizer.end_of_text, id_dtype(tokenizer))
+        # Of texts: an encoder knows how a chat begins and ends.
+        self._begin, self._end = (
+            np.array(ids, id_dtype(tokenizer)) for ids in (tokenizer.begin_of_text, tokenizer.end_of_text)
+        )
         self._encoding, self._progress = encoding, progress
         self._outputs, self._starts, self._answers = outputs, starts, answers
         self._begins = [True, True]  # whether the next token of a side is a document's first
@@ -76,7 +79,7 @@ class TokenWriter:
         if chat is not None:
             self._batch.items.append(chat)
             self._batch.sides.append(side)
-            self._batch.kinds.append(_TEXT)
+            self._batch.kinds.append(_CHAT)
             self._batch.num_characters += chat.num_characters
         self._batch.sides.append(side)
         self._batch.kinds.append(kind)
@@ -111,12 +114,14 @@ class TokenWriter:
         answers_of: tuple[list[NDArray[np.int64]], ...] = ([], [])
         ends, lengths, begin = list(self.num_tokens), iter(encoded.lengths.tolist()), 0
         for side, kind in zip(batch.sides, batch.kinds, strict=True):
-            length = next(lengths) if kind == _TEXT else 0
+            length = next(lengths) if kind in (_TEXT, _CHAT) else 0
             ids = self._end if kind == _END else encoded.ids[begin : begin + length]
             if self._begins[side] and len(ids):
                 starts_of[side].append(ends[side])
                 self._begins[side] = False
-            if kind == _TEXT:
+                if kind == _TEXT:
+                    ids = np.concatenate((missing_begin(ids, self._begin), ids))
+            if kind in (_TEXT, _CHAT):
                 if self._answers:
                     first, last = np.searchsorted(encoded.answers[::2], [begin, begin + length])
                     answers_of[side].append(encoded.answers[2 * first : 2 * last] + (ends[side] - begin))

@@ -2,21 +2,23 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError, shortened
-from shardwright.config.data import DataSpec
+from shardwright.config.data import BeginToken, DataSpec
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.dropped_text import Dropped, may_drop
-from shardwright.train.data.template_files import special_tokens_of
+from shardwright.train.data.template_files import read_config, special_tokens
 from shardwright.train.data.tokenizer_growth import growth_faults
 
 if TYPE_CHECKING:
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
 class Tokenizer(Protocol):
     """Text to token ids and back.
 
-    `num_ids` is 1 + the largest id it can give, `end_of_text` the ids that follow each document, and
-    `fingerprint` tells tokenizers apart. `dropped` counts what of the text encoded so far has no token.
+    `num_ids` is 1 + the largest id it can give, `begin_of_text` the ids that each text begins with, as data.begin_token
+    says, `end_of_text` those that follow each document, and `fingerprint` tells tokenizers apart. `dropped` counts what
+    of the text encoded so far has no token.
     """
 
     num_ids: int
+    begin_of_text: tuple[int, ...]
     end_of_text: tuple[int, ...]
     fingerprint: str
     dropped: Dropped
@@ -47,12 +51,13 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of `ids`. What is no text (an unknown id, half a character) is replaced or left out."""
 
-    @property
-    def first_tokens(self) -> tuple[int, ...]:
-        """Tokens that the tokenizer puts before a text that is to be gone on with."""
-
     def special_ids(self) -> dict[str, int]:
         """Tokens that stand for no text of their own, such as the end of a turn, by name."""
+
+
+def missing_begin(ids: NDArray[np.integer], begin: NDArray[np.integer]) -> NDArray[np.integer]:
+    """The tokens `begin` that a text with these ids lacks before it: none where it begins with them by itself."""
+    return begin[:0] if np.array_equal(ids[: len(begin)], begin) else begin
 
 
 class ByteTokenizer:
@@ -63,7 +68,7 @@ class ByteTokenizer:
     """
 
     num_ids = 256
-    first_tokens: tuple[int, ...] = ()
+    begin_of_text: tuple[int, ...] = ()
     end_of_text: tuple[int, ...] = (ord("\n"),)
     fingerprint = "bytes"
 
@@ -94,17 +99,21 @@ class FileTokenizer:
     """A tokenizer.json of Hugging Face tokenizers.
 
     Documents end with the token that is called an end of text; else with the `eos_token` that the configuration beside
-    the file names, which in a tokenizer for chats may end a turn; else with one of the usual names; or with nothing. No
-    token is added at the beginning, and truncation and padding that the file may ask for are turned off: they would
-    lose or invent text.
+    the file names, which in a tokenizer for chats may end a turn; else with one of the usual names; or with nothing.
+    They begin with what the tokenizer itself puts before a text, unless data.begin_token says otherwise. Truncation and
+    padding that the file may ask for are turned off: they would lose or invent text.
     """
 
     ends_of_text = ("<|endoftext|>", "<|end_of_text|>")
     usual_ends = ("</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
 
-    def __init__(self, text: str, eos_token: str = "") -> None:
-        """From the contents of the file. Raises ValueError if they are not a tokenizer, or one of which text grows
-        without a bound."""
+    usual_begins = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<｜begin▁of▁sentence｜>", "[BOS]")
+
+    def __init__(
+        self, text: str, config: Mapping[str, Any] = MappingProxyType({}), begin_token: BeginToken = "auto"
+    ) -> None:
+        """From the contents of the file, and of the `config` beside it (tokenizer_config.json). Raises ValueError if
+        they are not a tokenizer, or one of which text grows without a bound."""
         from tokenizers import Tokenizer as Library
 
         fields = _fields_of(text)
@@ -116,9 +125,12 @@ class FileTokenizer:
             self._library.no_padding()
         ids = self._library.get_vocab(with_added_tokens=True)
         self.num_ids = 1 + max(ids.values(), default=-1)  # ids may have gaps, so not the number of entries
-        names = (*self.ends_of_text, eos_token, *self.usual_ends)
+        special = special_tokens(config)
+        names = (*self.ends_of_text, special.get("eos_token", ""), *self.usual_ends)
         self.end_of_text = tuple(ids[name] for name in names if name in ids)[:1]
-        self.fingerprint = blake2b(f"{self.end_of_text} {text}".encode(), digest_size=16).hexdigest()
+        self.begin_of_text = self._begin(begin_token, config, special.get("bos_token", ""))
+        around = f"{self.begin_of_text or ''}{self.end_of_text}"
+        self.fingerprint = blake2b(f"{around} {text}".encode(), digest_size=16).hexdigest()
         self.dropped = Dropped()
         self._may_drop = may_drop(fields)
 
@@ -149,12 +161,33 @@ class FileTokenizer:
         with _library_errors():
             return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
 
-    @property
-    def first_tokens(self) -> tuple[int, ...]:
-        """The tokens that the file puts before a text that is to be gone on with."""
-        with _library_errors():
-            plain, whole = (self._library.encode("a", add_special_tokens=adds).ids for adds in (False, True))
-        return tuple(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else ()
+    def _begin(self, begin_token: BeginToken, config: Mapping[str, Any], bos_token: str) -> tuple[int, ...]:
+        """The tokens that texts begin with. Raises ValueError where they are asked for, and none is known."""
+        adds = config.get("add_bos_token")
+        if begin_token == "none" or (begin_token == "auto" and adds is False):
+            return ()
+        own, named = self._put_before_text(), self._library.token_to_id(bos_token) if bos_token else None
+        if begin_token == "auto":
+            return own or ((named,) if adds is True and named is not None else ())
+        usual = (self._library.token_to_id(name) for name in self.usual_begins)
+        known = next((number for number in (named, *usual) if number is not None), None)
+        if own or known is None:
+            if not own:
+                raise ValueError(
+                    'data.begin_token is "always", and it has no token that begins a text: none is put before texts, '
+                    "none is called bos_token beside it, and none has a usual name"
+                )
+            return own
+        return (known,)
+
+    def _put_before_text(self) -> tuple[int, ...]:
+        """The tokens that the file itself puts before a text."""
+        for text in ("a", "0", " a", *islice(self._library.get_vocab(with_added_tokens=False), 9)):
+            with suppress(ValueError), _library_errors():
+                plain, whole = (self._library.encode(text, add_special_tokens=adds).ids for adds in (False, True))
+                if plain and plain[0] in whole:
+                    return tuple(whole[: whole.index(plain[0])])
+        return ()
 
     def special_ids(self) -> dict[str, int]:
         added = self._library.get_added_tokens_decoder()
@@ -193,7 +226,7 @@ _MOST_BYTES = 64 * MIB
 def load_tokenizer(data: DataSpec) -> Tokenizer:
     """The tokenizer that `data` names. Raises PlanError if its file is missing or broken."""
     if data.tokenizer == "bytes":
-        return ByteTokenizer()
+        return ByteTokenizer()  # config/checks/check_data.py refuses a token that begins a text of bytes
     path = Path(os.path.expanduser(data.tokenizer))
     with suppress(OSError, ValueError):
         path = path / "tokenizer.json" if path.is_dir() and (path / "tokenizer.json").exists() else path
@@ -208,7 +241,7 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
     except OSError as error:
         raise PlanError("data", [f"tokenizer file {path} can't be read: {error.strerror}; {way_out}"]) from None
     try:
-        return FileTokenizer(text, special_tokens_of(path.parent).get("eos_token", ""))
+        return FileTokenizer(text, read_config(path.parent), data.begin_token)
     except FileFault as fault_of_file:
         raise PlanError("data", [f"data.tokenizer: {fault_of_file}"]) from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # a field of another type
