@@ -1,7 +1,6 @@
 """From a TOML file or a catalog name, and `--set` overrides, to a checked JobSpec."""
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_job import with_usual
 from shardwright.config.optimizer import with_fitting_warmup
 from shardwright.config.plain_values import plain
-from shardwright.config.toml_file import TOML_ERRORS, read_toml, value_faults
+from shardwright.config.toml_file import TOML_ERRORS, parse_toml, read_toml, value_faults
 from shardwright.config.validation_messages import described
 
 # Fields of a job that name an entry of the catalog, or a file of your own.
@@ -252,7 +251,7 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
             f"{_MOST_KEYS} deep, such as model.moe.experts"
         ]
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = parse_toml(f"value = {text}")
     except TOML_ERRORS:
         parsed = {}
     value = parsed["value"] if len(parsed) == 1 else text  # a line break in the text could begin another key

@@ -4,6 +4,7 @@ Values are bounded before anything else reads them: what can't be written as JSO
 deeper than any field is) would end in an error of Python's, not of ours.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,15 @@ from shardwright.config.user_file import FileFault, read_text
 
 MOST_BYTES = MIB
 _MOST_DEEP = 12  # plan.recompute_layers, in a section of a job, is 4 deep
-_MOST_VALUES = 200_000
+MOST_VALUES = 200_000
 _LARGEST = 2**63  # TOML 1.0: integers have 64 bits with their sign
+
+# Of a key such as a.b.c. Python's parser takes time and memory by the square of their number.
+_MOST_PARTS = 16
+_STRING_OR_COMMENT = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*+"|\'[^\'\n]*+\'|#[^\n]*+', re.DOTALL
+)
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
 
 # A TOMLDecodeError is a ValueError. RecursionError is for nesting too deep for Python.
 TOML_ERRORS = (ValueError, RecursionError)
@@ -25,7 +33,7 @@ def read_toml(path: Path, hint: str = "save it as UTF-8") -> dict[str, Any]:
     """The fields in a file. `hint` is the way out of what is no text. Raises FileFault or OSError."""
     text = read_text(path, MOST_BYTES, "TOML file", hint)
     try:
-        fields = tomllib.loads(text)
+        fields = parse_toml(text)
     except RecursionError as error:
         raise FileFault(f"{path} is not valid TOML: {error}; nest it less, at most {_MOST_DEEP} levels") from None
     except ValueError as error:
@@ -38,6 +46,15 @@ def read_toml(path: Path, hint: str = "save it as UTF-8") -> dict[str, Any]:
     return fields
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """The fields of a stranger's TOML. Raises one of TOML_ERRORS."""
+    plain = _STRING_OR_COMMENT.sub(lambda match: "" if match[0].startswith("#") else "s", text)
+    if (long := _LONG_KEY.search(plain)) is not None:
+        line = plain.count("\n", 0, long.start()) + 1
+        raise ValueError(f"a key has more than {_MOST_PARTS} parts (about line {line}), and no field is so deep")
+    return tomllib.loads(text)
+
+
 def value_faults(fields: dict[str, Any]) -> list[str]:
     """What keeps values from being read as fields: the first number beyond 64 bits, or nesting that is too deep."""
     left: list[tuple[str, Any, int]] = [("", fields, 0)]
@@ -45,8 +62,8 @@ def value_faults(fields: dict[str, Any]) -> list[str]:
     while left:
         where, value, depth = left.pop()
         seen += 1
-        if seen > _MOST_VALUES:
-            return [f"there are more than {_MOST_VALUES:,} values, and no job has so many; check that it is the file"]
+        if seen > MOST_VALUES:
+            return [f"there are more than {MOST_VALUES:,} values, and no job has so many; check that it is the file"]
         if depth > _MOST_DEEP:
             return [f"{shortened(where)} is nested {depth} levels deep; fields are at most {_MOST_DEEP} levels deep"]
         if isinstance(value, dict):

@@ -1,14 +1,13 @@
 """Configurations as plain data: YAML, TOML and JSON of strangers, read with limits, their nested keys as settings."""
 
 import json
-import tomllib
 from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.other_systems.shell_values import mark
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.other_systems.whole_text import signed
-from shardwright.config.toml_file import TOML_ERRORS, value_faults
+from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 from shardwright.config.units import KIB
 
 _MOST_YAML = 256 * KIB
@@ -18,7 +17,7 @@ def read_data(name: str, text: str) -> dict[str, Any]:
     """The keys of a configuration, by the ending of its name. Raises ShellFault."""
     kind = name.rpartition(".")[2].lower()
     try:
-        found = {"toml": tomllib.loads, "json": json.loads}.get(kind, _yaml)(text)
+        found = {"toml": parse_toml, "json": json.loads}.get(kind, _yaml)(text)
     except ShellFault:
         raise
     except TOML_ERRORS as error:
@@ -36,10 +35,12 @@ def _yaml(text: str) -> Any:
         raise ShellFault(f"YAML of {len(text):,} characters, and at most {_MOST_YAML:,} are read here; check the file")
     try:
         import yaml
+
+        from shardwright.config.other_systems.yaml_loader import BoundedLoader
     except ImportError:
         raise ShellFault("reading YAML takes PyYAML: pip install 'shardwright[yaml]'") from None
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f"line {where.line + 1}: " if where else ""

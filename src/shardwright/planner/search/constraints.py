@@ -1,6 +1,5 @@
 """What the user fixes of a search: fields of the plan that stay, ranges of others, the batches to try."""
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +9,7 @@ from shardwright.config.base import PlanError, shortened
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.software_support import had_by
+from shardwright.config.toml_file import TOML_ERRORS, parse_toml
 from shardwright.config.validation_messages import field_faults
 from shardwright.planner.search.plan_block import NUMBERS, Words
 
@@ -93,8 +93,8 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
             faults.append(f"--keep {text!r} is not of the form plan.field=value, such as plan.tp=8")
             continue
         try:
-            kept[name.removeprefix("plan.")] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+            kept[name.removeprefix("plan.")] = parse_toml(f"value = {value}")["value"]
+        except TOML_ERRORS:
             kept[name.removeprefix("plan.")] = value
     # That a field is not searched is said elsewhere.
     faults += field_faults({"plan": {name: value for name, value in kept.items() if name in PlanSpec.model_fields}})
