@@ -71,7 +71,7 @@ def test_the_look_at_keys_takes_no_longer_than_the_text(text: str) -> None:
 
 def test_limits_of_the_search_are_read_so_too() -> None:
     for value in ("1" * 5000, "[" * 5000, "{" + PARTS + " = 1}"):
-        with pytest.raises(PlanError, match="plan.tp"):
+        with pytest.raises(PlanError, match=r"plan\.tp"):
             constraints_of([f"plan.tp={value}"], [])
 
 

@@ -12,6 +12,8 @@ from cases import small_job
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.user_file import FileFault
+from shardwright.train.data.cache_lock import alone
 from shardwright.train.data.token_cache import remove_unfinished
 from shardwright.train.launch.run_folder import (
     LOCK,
@@ -22,6 +24,8 @@ from shardwright.train.launch.run_folder import (
     unshared_faults,
 )
 from shardwright.train.launch.scratch_folder import remove_scratch_of, scratch_folder
+from shardwright.train.metrics import _keep_until
+from shardwright.train.run_files import open_to_append
 
 
 def test_a_second_run_is_refused_with_who_has_the_folder(tmp_path: Path) -> None:
@@ -65,19 +69,110 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "tokens-ab.train.bin").write_text("whole")
     remove_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tokens-ab.train.bin"]
+
+
+HOLDS = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from shardwright.train.launch.scratch_folder import scratch_folder
+with scratch_folder() as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_scratch_folders_go_with_the_lock_of_their_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with its number, which may be of another host: that of a folder in use is that of no process here."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    left = tmp_path / f"shardwright-scratch-{gone.pid}-x"
-    left.mkdir()
-    with scratch_folder() as mine:
-        assert not left.exists() and mine.parent == tmp_path
-        with scratch_folder():
-            assert mine.exists()
-    assert not mine.exists()
-    left.mkdir()
-    remove_scratch_of(gone.pid)
-    assert not left.exists()
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        used = Path(other.stdout.readline().strip())
+        number = 4_000_000  # beyond what Linux gives
+        used = used.rename(tmp_path / f"shardwright-scratch-{number}-x")
+        (tmp_path / "shardwright-scratch-4000001-x").mkdir()  # of a process that is about to lock it
+        with scratch_folder() as mine:
+            remove_scratch_of(number)
+            assert used.exists() and mine.parent == tmp_path
+            with scratch_folder():
+                assert mine.exists()
+        assert not mine.exists()
+        other.kill()
+        other.wait()
+    with scratch_folder():
+        assert not used.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["shardwright-scratch-4000001-x"]
+
+
+def test_a_scratch_folder_that_is_left_is_removed_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for number in (7, 77):
+        (tmp_path / f"shardwright-scratch-{number}-x").mkdir()
+        (tmp_path / f"shardwright-scratch-{number}-x" / ".in-use").touch()
+    (tmp_path / "shardwright-scratch-7-y").symlink_to(tmp_path)
+    remove_scratch_of(7)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shardwright-scratch-7-y", "shardwright-scratch-77-x"]
+
+
+LINKED = ("metrics.jsonl", "metrics.new", "tensorboard", "profile", "experts.svg", "data", "checkpoints")
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_in_a_runs_folder_is_refused(name: str, tmp_path: Path) -> None:
+    """What a run would write is somebody else's, then; each is named, with a way out."""
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    run.mkdir()
+    victim.write_text("mine")
+    (run / name).symlink_to(victim)
+    (fault,) = folder_faults(run)
+    assert fault.startswith(f"{run / name} is a link, and a run would write through it; remove it, or name ")
+    with pytest.raises(PlanError), holding(run, folder_faults(run)):
+        pass
+    assert victim.read_text() == "mine"
+    (run / name).unlink()
+    assert folder_faults(run) == []
+
+
+def test_a_lock_is_never_written_through(tmp_path: Path) -> None:
+    """A link of either kind, and a FIFO, at which an open would wait."""
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    run.mkdir()
+    victim.write_text("mine")
+    for make in (lambda lock: lock.symlink_to(victim), lambda lock: os.link(victim, lock), os.mkfifo):
+        make(run / LOCK)
+        with pytest.raises(PlanError, match=r"\.lock is (a link|no file of its own)"), holding(run, []):
+            pass
+        (run / LOCK).unlink()
+    assert victim.read_text() == "mine"
+    with alone(run / ".key.lock", lambda: False, print):
+        pass
+    (run / ".key.lock").symlink_to(victim)
+    with alone(run / ".key.lock", lambda: False, print) as tell:  # as where a file system knows no locks
+        assert tell is not None
+    assert victim.read_text() == "mine"
+
+
+def test_metrics_are_written_to_new_files(tmp_path: Path) -> None:
+    """Of a file with a second name elsewhere the contents stay; lines that are none are left out."""
+    victim, metrics = tmp_path / "victim", tmp_path / "metrics.jsonl"
+    lines = ['{"step": 1}', '{"step": 9}', '{"checkpoint": 1}', '{"step": "x"}', "[1]", "[" * 99_999, '{"step": 2']
+    victim.write_text("\n".join(lines))
+    os.link(victim, metrics)
+    os.link(victim, tmp_path / "metrics.new")
+    _keep_until(metrics, 3)
+    assert metrics.read_text() == '{"step": 1}\n{"checkpoint": 1}\n'
+    with open_to_append(metrics) as file:
+        file.write("more\n")
+    _keep_until(metrics, 0)
+    assert metrics.read_text() == ""
+    assert victim.read_text() == "\n".join(lines)
+    metrics.unlink()
+    metrics.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        open_to_append(metrics)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileFault, match="is a FIFO"):
+        _keep_until(tmp_path / "fifo", 3)
 
 
 def test_a_folder_that_machines_do_not_share(tmp_path: Path) -> None:

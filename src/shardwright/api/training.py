@@ -77,7 +77,9 @@ class Trained(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """What the run's metrics have of each step, and of each evaluation."""
-        with (self.folder / "metrics.jsonl").open(encoding="utf-8") as file:
+        from shardwright.train.run_files import METRICS
+
+        with (self.folder / METRICS).open(encoding="utf-8") as file:
             return [flat_keys(line) for line in map(json.loads, file) if "step" in line]
 
 
@@ -112,10 +114,11 @@ def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] 
         return None, ""
     from shardwright.report.run_comparison import compared_dict, compared_text
     from shardwright.train.launch.full_disk import telling_of_full_disk
+    from shardwright.train.run_files import METRICS, open_to_append
 
     found = compared_dict(spec, result.measured)
-    metrics = folder / "metrics.jsonl"
-    with telling_of_full_disk(metrics), metrics.open("a", encoding="utf-8") as file:
+    metrics = folder / METRICS
+    with telling_of_full_disk(metrics), open_to_append(metrics) as file:
         file.write(json.dumps({"predicted_and_measured": found}) + "\n")
     return found, compared_text(found)
 

@@ -17,11 +17,11 @@ from shardwright.config.base import PlanError
 from shardwright.config.units import MIB, bytes_text
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.report.heat import STYLE, heat_legend, heat_map
-from shardwright.report.output import write_output
+from shardwright.report.output import replace_output, write_output
 from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, px, text, x_axis
 from shardwright.report.timeline.colours import rgb
+from shardwright.train.run_files import METRICS, PICTURE, link_faults
 
-METRICS, PICTURE = "metrics.jsonl", "experts.svg"
 _MOST_BYTES = 256 * MIB  # a step of 60 layers with 256 experts writes some 100 kB
 EVEN = 1.5  # a busiest expert up to this multiple of the mean is called even
 _WIDTH, _LEFT, _MAP, _SQUARE, _GAP = 1120.0, 120.0, 620.0, 104.0, 34.0
@@ -114,9 +114,14 @@ def _sent(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 def draw_use(folder: Path, svg: Path | None = None) -> Path:
     """Draw a run into a file, or into its own folder. Returns the file; raises PlanError as `read_use` does."""
-    path = svg or folder / PICTURE
-    write_output(path, experts_picture(read_use(folder), folder.resolve().name), "--svg")
-    return path
+    picture = experts_picture(read_use(folder), folder.resolve().name)
+    if svg is not None:
+        write_output(svg, picture, "--svg")
+        return svg
+    if faults := link_faults(folder):
+        raise PlanError(f"run {folder}", faults)
+    replace_output(folder / PICTURE, picture, "--svg")
+    return folder / PICTURE
 
 
 def use_text(use: ExpertUse) -> str:

@@ -6,6 +6,7 @@ that nothing hid), and idle in the pipeline (waiting for another stage).
 
 import json
 import math
+import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.units import MIB
+from shardwright.config.user_file import open_file
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.comm.ledger import BETWEEN, INSIDE
 from shardwright.parallel.comm.process_groups import Mesh
@@ -30,6 +32,7 @@ from shardwright.train.health.link_use import link_use
 from shardwright.train.health.step_judge import StepCounts
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
 from shardwright.train.router_update import in_words
+from shardwright.train.run_files import BOARD, METRICS, open_to_append, write_anew
 from shardwright.train.run_memory import measured_lines
 from shardwright.train.train_step import StepResult
 
@@ -148,12 +151,12 @@ class MetricsLog:
         self._out = out
         device = known_device(job, mesh.device)
         self._peak_flops = job_peak_flops(job, device) if device is not None else None
-        self._path, self._board_folder = folder / "metrics.jsonl", folder / "tensorboard"
+        self._path, self._board_folder = folder / METRICS, folder / BOARD
         quiet_writers()
         with telling_of_full_disk(self._board_folder):
             folder.mkdir(parents=True, exist_ok=True)
             _keep_until(self._path, first_step)
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = open_to_append(self._path)
             self._board = SummaryWriter(str(self._board_folder), purge_step=first_step + 1 if first_step else None)
         self._recent_s: list[float] = []
         if self._peak_flops is None:
@@ -244,7 +247,7 @@ class MetricsLog:
         self.close()
         with telling_of_full_disk(self._path):
             _keep_until(self._path, step, with_memory=True)
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = open_to_append(self._path)
             self._board = SummaryWriter(str(self._board_folder), purge_step=step + 1)
 
     def memory(self, predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> None:
@@ -283,26 +286,24 @@ class MetricsLog:
 def _keep_until(path: Path, step: int, with_memory: bool = False) -> None:
     """Drop the lines of a metrics file that are of later steps, a last one that a broken run left unfinished, and the
     account of memory, which a run that is started anew takes again."""
-    if step == 0 or not path.exists():
-        path.write_text("", encoding="utf-8")
-        return
     kept = []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                values = json.loads(line)
-            except ValueError:
-                continue
-            of = (
-                values.get("step", values.get("checkpoint", {}).get("step", 0))
-                if isinstance(values, dict)
-                else step + 1
-            )
-            if of <= step and (with_memory or "memory" not in values):
-                kept.append(line if line.endswith("\n") else line + "\n")
-    new = path.with_suffix(".new")
-    new.write_text("".join(kept), encoding="utf-8")
-    new.replace(path)
+    if step and os.path.lexists(path):
+        with open_file(path) as file:
+            kept = [raw.decode(errors="replace").rstrip("\n") for raw in file if _is_kept(raw, step, with_memory)]
+    write_anew(path, "".join(f"{line}\n" for line in kept))
+
+
+def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:
+    """Whether a line of a metrics file is of one of the first so many steps."""
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(values, dict):
+        return False
+    saved = values.get("checkpoint")
+    of_step = values.get("step", saved.get("step", 0) if isinstance(saved, dict) else 0)
+    return isinstance(of_step, int) and of_step <= step and (with_memory or "memory" not in values)
 
 
 _WHY_SKIPPED = {"overflow": "gradients overflowed", "not finite": "not finite", "spike": "a spike of the loss"}

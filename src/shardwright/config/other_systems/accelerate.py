@@ -296,7 +296,7 @@ def _fsdp_of_options(theirs: Settings) -> None:
     text = theirs.text("--fsdp_config")
     try:
         more = json.loads(text) if text.lstrip().startswith("{") else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         theirs.faults.append(f"{theirs.said('--fsdp_config')}: it should be JSON, or the name of a file of it")
         more = {}
     more |= {name: theirs.given.pop(name) for name in _FSDP_FILE if name in theirs.given}

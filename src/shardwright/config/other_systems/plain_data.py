@@ -17,7 +17,7 @@ def read_data(name: str, text: str) -> dict[str, Any]:
     """The keys of a configuration, by the ending of its name. Raises ShellFault."""
     kind = name.rpartition(".")[2].lower()
     try:
-        found = {"toml": parse_toml, "json": json.loads}.get(kind, _yaml)(text)
+        found = parse_toml(text) if kind == "toml" else json.loads(text) if kind == "json" else _yaml(text)
     except ShellFault:
         raise
     except TOML_ERRORS as error:

@@ -158,7 +158,7 @@ def _read_rate(theirs: Settings, ours: Flat) -> None:
     more = theirs.raw("--lr_scheduler_kwargs")
     try:
         extra = more if isinstance(more, dict) else json.loads(str(more)) if more else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         extra = {}
         theirs.faults.append(f"{theirs.said('--lr_scheduler_kwargs')}: it should be JSON")
     extra = extra if isinstance(extra, dict) else {}

@@ -17,7 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.units import seconds_text
 from shardwright.config.user_file import FileFault, open_file
 from shardwright.planner.own_plan import Estimate
-from shardwright.report.expert_use import METRICS
+from shardwright.train.run_files import METRICS
 
 LEAVING_S = 30.0  # to end communicators and processes
 _TAIL_BYTES, _MOST_STEPS, _MOST_SAVES = 2**20, 20, 5
@@ -65,7 +65,9 @@ def _measured(file: Path) -> tuple[float, float] | None:
     with suppress(OSError, FileFault), open_file(file) as opened:
         opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
         for line in opened.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines():
-            with suppress(ValueError):  # the first one, of which the beginning was left out, or the last
+            with suppress(
+                ValueError, RecursionError
+            ):  # the first one, of which the beginning was left out, or the last
                 lines.append(json.loads(line))
     values = [line for line in lines if isinstance(line, dict)]
     steps_s = [line["step_s"] for line in values if _is_time(line.get("step_s"))]

@@ -33,13 +33,12 @@ from shardwright.train.checkpoint.manifest import (
 from shardwright.train.checkpoint.retention import healthy_first, steps_to_remove
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage, read_whole
 from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
-
-METRICS = "metrics.jsonl"  # of a run, in its folder
+from shardwright.train.run_files import CHECKPOINTS_BELOW, METRICS
 
 
 def place_of(job: JobSpec, folder: Path) -> str:
     """Where the checkpoints of a run lie: a folder or an address."""
-    return job.checkpoint.path or str(folder / "checkpoints")
+    return job.checkpoint.path or str(folder / CHECKPOINTS_BELOW)
 
 
 def steps_kept(storage: Storage) -> list[int]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from shardwright.train.run_files import open_own
+
 # Without a word of the holder.
 _SILENT_S = 120.0
 _TELL_EVERY_S = 30.0
@@ -67,7 +69,7 @@ def _taken(path: Path) -> int:
     """The lock's descriptor. BlockingIOError where another has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Who had it may have removed it before it was locked here.
@@ -90,6 +92,6 @@ def _release(path: Path, descriptor: int | None) -> None:
 
 
 def _read(path: Path) -> str:
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open(open_own(path, os.O_RDONLY), "rb") as file:
         return file.read(500).decode(errors="replace").strip()
     return ""

@@ -7,11 +7,12 @@ numbers. It is written last: where it is, they are.
 import json
 import math
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
+from shardwright.config.units import KIB
+from shardwright.config.user_file import read_file
 from shardwright.train.data.cache_lock import alone
 from shardwright.train.data.document_files import Document, read_documents
 from shardwright.train.data.encoding import id_dtype
@@ -39,6 +42,7 @@ _CACHE_VERSION = 4
 # Opens a file that will appear under the given path.
 _Create = Callable[[Path], BinaryIO]
 SIDES = ("train", "validation")
+_MOST_SUMMARY_BYTES = 64 * KIB
 # A file that is still written is newer.
 _OLD_S = 3600.0
 # Train and held out, each to be read as one stream.
@@ -191,9 +195,24 @@ def make_summary(dtype: str, num_documents: int, numbers: tuple[int, int], count
 def read_summary(path: Path) -> Summary | None:
     """None if there is none, or none that this version can read: it is made anew."""
     try:
-        return Summary(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        summary = Summary(**json.loads(read_file(path, _MOST_SUMMARY_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    return (
+        summary
+        if all(_is_as_described(field.type, getattr(summary, field.name)) for field in fields(Summary))
+        else None
+    )
+
+
+def _is_as_described(kind: object, value: object) -> bool:
+    """Whether a value of a summary can be one: a number type, or a number from 0 up."""
+    if kind is str:
+        return isinstance(value, str) and re.fullmatch(r"[<>|=]?[iu][1248]", value) is not None
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    is_number = isinstance(value, int | float if kind is float else int)
+    return is_number and isinstance(value, int | float) and 0 <= value < 2**63
 
 
 def save_summary(path: Path, summary: Summary, starts: Mapping[Path, NDArray[np.int64]]) -> None:

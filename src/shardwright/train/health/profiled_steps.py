@@ -12,13 +12,14 @@ import torch
 
 from shardwright.config.job import JobSpec
 from shardwright.train.launch.full_disk import telling_of_full_disk
+from shardwright.train.run_files import PROFILE, make_room
 
 
 class ProfiledSteps:
     """Records the steps that run.profile_first_step and run.profile_steps choose."""
 
     def __init__(self, job: JobSpec, rank: int, device: torch.device, folder: Path) -> None:
-        self._rank, self._device, self._folder = rank, device, folder / "profile"
+        self._rank, self._device, self._folder = rank, device, folder / PROFILE
         first = job.run.profile_first_step
         self._steps = range(first, first + job.run.profile_steps)
 
@@ -42,5 +43,5 @@ class ProfiledSteps:
             yield
         path = self.file(chosen[0])
         with telling_of_full_disk(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_room(path)
             profile.export_chrome_trace(str(path))

@@ -17,6 +17,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.train.checkpoint.kept import place_of
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
+from shardwright.train.run_files import link_faults, open_own
 
 RUN_FOLDER, CHECKPOINTS = "run.folder", "checkpoint.path"  # the fields that name folders
 # Says who has the folder, and is locked by it. The system gives the lock of a process back however that ends.
@@ -42,7 +43,7 @@ def folder_faults(folder: Path, field: str = RUN_FOLDER) -> list[str]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else error
         return [f"{field} {folder} can't be written to: {reason}; {_way_out(field)}"]
-    return []
+    return link_faults(folder) if field == RUN_FOLDER else []
 
 
 def _way_out(field: str) -> str:
@@ -72,7 +73,7 @@ def _is_held_elsewhere(folder: Path) -> bool:
     if not (os.path.isdir(folder) and LOCK in os.listdir(folder)):  # to list it asks the server anew
         return False
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = open_own(folder / LOCK, os.O_RDWR)
     except OSError:
         return False
     try:
@@ -127,10 +128,11 @@ def holding_checkpoints(job: JobSpec, folder: Path) -> Iterator[None]:
 def _lock(file: Path, field: str) -> tuple[int, list[str]]:
     """An open file that is locked, or why there is none: -1 alone where the file system has no locks."""
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        descriptor = open_own(file, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return -1, [f"{file} is a link, and would be written to; remove it, or {_way_out(field)}"]
+            what = "a link" if os.path.islink(file) else "no file of its own, but has another name or is a FIFO"
+            return -1, [f"{file} is {what}, and would be written to; remove it, or {_way_out(field)}"]
         return -1, []  # not writable: another fault says so
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
