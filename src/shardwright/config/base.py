@@ -1,5 +1,7 @@
 """What all descriptions share: frozen, no unknown fields, no silent conversion of types."""
 
+import re
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -15,8 +17,8 @@ class PlanError(ValueError):
 
     def __init__(self, subject: str, faults: list[str], way_out: str = "") -> None:
         assert faults, "an error needs a fault"
-        faults = list(dict.fromkeys(faults))  # what many cases have in common is said once
-        self.subject = subject
+        faults = list(dict.fromkeys(map(hidden, faults)))  # what many cases have in common is said once
+        self.subject = subject = hidden(subject)
         self.faults = faults
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         lines = [f"{_shown(subject, _MOST_SUBJECT)}: {count}"]
@@ -39,6 +41,15 @@ _MOST_FAULTS, _MOST_SUBJECT, _MOST_TEXT = 20, 500, 2000
 def _shown(text: str, most: int) -> str:
     """A part of a message, not too long."""
     return printable(text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}")
+
+
+_NAMED = r"[?&](?:sig|\w{0,50}(?:password|passwd|secret|token|credential|signature)\w{0,50})="
+_SECRETS = re.compile(rf"(://[^/@\s:'\"]{{0,200}}:)(?!\d+/)[^@\s'\"]{{1,200}}(?=@)|({_NAMED})[^&\s'\"]+", re.IGNORECASE)
+
+
+def hidden(text: str) -> str:
+    """A text in which passwords of addresses are ***."""
+    return _SECRETS.sub(lambda match: f"{match[1] or match[2]}***", text) if "://" in text else text
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_job import with_usual
 from shardwright.config.optimizer import with_fitting_warmup
 from shardwright.config.plain_values import plain
+from shardwright.config.secret_addresses import password_faults
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, read_toml, value_faults
 from shardwright.config.validation_messages import described
 
@@ -48,7 +49,7 @@ def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
 def job_of_fields(fields: dict[str, Any], overrides: list[str], subject: str) -> JobSpec:
     """A job of fields as a file has them, under overrides. Raises PlanError with every fault."""
     faults = [fault for override in overrides for fault in _apply_override(fields, override)]
-    if faults := faults + _resolve_catalog_names(fields):
+    if faults := password_faults(fields) or faults + _resolve_catalog_names(fields):
         raise PlanError(subject, faults)
     _take_tokenizer(fields)
     return make_job(fields, subject)
@@ -77,6 +78,8 @@ def read_job(job: str | Mapping[str, Any], overrides: list[str], asked: AskedClu
     fields = plain(job) if not isinstance(job, str) else _job_of_model(job) if is_model else _read_fields(job, subject)
     faults = _ask(fields, asked)
     faults += [fault for override in overrides for fault in _apply_override(fields, override)]
+    if secrets := password_faults(fields):  # before what would quote them
+        raise PlanError(subject, secrets)
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
         raise PlanError(subject, faults + validate_fields(fields)[1])
@@ -155,7 +158,7 @@ def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
 
 def validate_fields(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
     """The job, and what is wrong with single fields; the default job if something is."""
-    if faults := value_faults(fields):
+    if faults := value_faults(fields) or password_faults(fields):
         return JobSpec(), faults
     try:
         # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.

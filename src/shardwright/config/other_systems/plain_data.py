@@ -36,11 +36,11 @@ def _yaml(text: str) -> Any:
     try:
         import yaml
 
-        from shardwright.config.other_systems.yaml_loader import BoundedLoader
+        from shardwright.config.other_systems.yaml_loader import load_yaml
     except ImportError:
         raise ShellFault("reading YAML takes PyYAML: pip install 'shardwright[yaml]'") from None
     try:
-        return yaml.load(text, BoundedLoader)
+        return load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f"line {where.line + 1}: " if where else ""

@@ -13,6 +13,15 @@ from shardwright.config.toml_file import MOST_VALUES
 _MERGE = "tag:yaml.org,2002:merge"
 
 
+def load_yaml(text: str) -> Any:
+    """The plain values of a YAML document. Raises yaml.YAMLError, and what Python does of values that can't be."""
+    loader = BoundedLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
 class BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """A loader that refuses merge keys which would make more values than a configuration has."""
 

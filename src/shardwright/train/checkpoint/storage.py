@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, hidden
+from shardwright.config.secret_addresses import WAY_OUT, has_password
 from shardwright.config.units import MIB
 
 # What fsspec may be asked for. Others chain, cache or interpret, and none of them is a place for checkpoints.
@@ -191,6 +192,8 @@ class RemoteStorage:
 def open_storage(place: str) -> Storage:
     """The storage of a folder or an address. PlanError if nothing reaches it."""
     protocol, is_address, _ = place.partition("://")
+    if has_password(place):
+        raise PlanError("checkpoint.path", [f"{hidden(place)} has a password; {WAY_OUT}"])
     if not is_address:
         return LocalStorage(Path(os.path.expanduser(place)).absolute())
     if protocol not in PROTOCOLS:
