@@ -415,7 +415,9 @@ def test_job_is_drawn_in_units_of_its_mean_rank(
     result = json.loads(out)
     job = load_job("quickstart")
     assert (status, err) == (0, "")
-    assert set(result) == COMPARED | WHOLE | {"job", "unit", "step_s"} and result["step_s"] is None
+    idle = {"bubble", "bubble_fraction", "mean_idle", "idle_fraction", "span_idle", "period_idle"}
+    others = COMPARED - {"span_bubble", "period_bubble"}
+    assert set(result) == others | idle | WHOLE | {"job", "unit", "step_s"} and result["step_s"] is None
     messages = 2 * job.num_microbatches  # over one border, both ways
     hidden_state = 4 * job.model.hidden * job.plan.microbatch_size * job.model.sequence // job.plan.tp
     assert job.plan.sequence_parallel and (result["messages"], job.plan.pp) == (messages, 2)
@@ -425,7 +427,7 @@ def test_job_is_drawn_in_units_of_its_mean_rank(
     assert [set(row) for row in result["memory"]] == [set(map(str, Buffer))] * 2
     assert result["memory"][1]["messages"] == {"most": 1, "bytes": hidden_state}
     assert result["memory"][0]["activations"] == {"most": 2, "bytes": None}
-    assert result["makespan"] - result["bubble"] == pytest.approx(3 * job.num_microbatches)
+    assert result["makespan"] - result["mean_idle"] == pytest.approx(3 * job.num_microbatches)
     _, out, _ = run(monkeypatch, capsys, "simulate", "quickstart", "--set", "plan.schedule=zb-h1")
     assert "quickstart, zb-h1: 2 ranks, 4 microbatches" in out
     assert "Times are relative" in out

@@ -26,8 +26,10 @@ class Simulated(Shown):
 
     @property
     def bubble(self) -> float:
-        """Idle time of a rank in one step, as a share of the step."""
-        return float(self.study.simulated.bubbles.bubble_fraction)
+        """The bubble, as a share of the step: the rank that computes longest waits for others."""
+        bubble = self.study.simulated.bubble
+        assert bubble is not None, "a study of a job has one"
+        return bubble.share
 
     @property
     def text(self) -> str:

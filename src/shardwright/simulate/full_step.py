@@ -82,6 +82,19 @@ def action_costs(job: JobSpec, constants: Constants) -> Costs:
     return _Stages.of(job, constants).costs(has_messages=True, has_collectives=True)
 
 
+def played_bubble(job: JobSpec, costs: Costs) -> float:
+    """Time in which the rank that computes longest waits for others, in a step in which messages and collectives take
+    none: the bubble of `played_step`, under any costs of the stages. None is lost without a pipeline that drains."""
+    if not is_played(job):
+        return 0.0
+    orders = played_orders(job)
+    alone = replace(costs, transfer=(), latency=0.0, reduce=(), gather=())
+    plays = [_Play(order, False, alone) for order in orders]
+    seconds = _seconds(plays)
+    (bubble,) = _of_all(job, orders, [[seconds[play].step_s - seconds[play].busy_s] for play in plays])
+    return max(0.0, bubble)
+
+
 def is_played(job: JobSpec) -> bool:
     """Whether a job has a pipeline that drains, of which closed forms may not say all."""
     return job.plan.pp > 1 and not job.plan.schedule.startswith("pipedream")
@@ -285,9 +298,15 @@ def _parts_s(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> t
             of.step_s - sent.step_s + stages.leak * max(0.0, of.queued_s - of.step_s + sent.step_s) for of in seen
         ]
         by_order.append([alone.busy_s, alone.step_s - alone.busy_s, sent.step_s - alone.step_s, *exposed])
+    busy_s, bubble_s, messages_s, *exposed_s = _of_all(job, orders, by_order)
+    return busy_s, bubble_s, messages_s, exposed_s[0] + stages.updated_s if exposed_s else None
+
+
+def _of_all(job: JobSpec, orders: Sequence[Order], by_order: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of all microbatches, from those of the orders that were played."""
     all_of = np.array(by_order[0])
     if len(orders) > 1:
         periods = (job.num_microbatches - orders[0].shape.num_microbatches) / job.plan.pp
         all_of += periods * (all_of - by_order[1])
-    busy_s, bubble_s, messages_s, *exposed_s = all_of.tolist()
-    return busy_s, bubble_s, messages_s, exposed_s[0] + stages.updated_s if exposed_s else None
+    found: list[float] = all_of.tolist()
+    return found

@@ -4,21 +4,26 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import seconds_text
+from shardwright.cost.calibration import shipped
 from shardwright.report.timeline.study import number
 from shardwright.schedule.job_program import relative_costs
 from shardwright.schedule.timing import Costs
+from shardwright.simulate.closed_form import StepTime
+from shardwright.simulate.full_step import action_costs, played_bubble, played_step
 
 UNIT = "the forward of one microbatch through the mean rank, by FLOPs"
 
 
 @dataclass(frozen=True)
 class DrawnCosts:
-    """Costs in `unit`, which `note` explains; and seconds of the whole step, None where nobody knows them."""
+    """Costs in `unit`, which `note` explains, with the bubble in that; and seconds of the whole step, None where nobody
+    knows them."""
 
     costs: Costs
     unit: str
     note: str
     step_s: float | None
+    bubble: float
 
     @property
     def is_seconds(self) -> bool:
@@ -32,33 +37,32 @@ def drawn_costs(job: JobSpec, latency: float) -> DrawnCosts:
     if isinstance(timed, str):
         said, step_s = f"Seconds are not said: {timed}.", None
     else:
-        costs, step_s = timed
+        costs, step = timed
+        step_s = float(step.total)
         said = (
             f"A step takes {seconds_text(step_s)}, as `estimate` says it: with the update, what replicas exchange at "
             "its ends, and jitter, which are not drawn."
         )
         if not latency:
             what = f"Times are seconds, as they are predicted of stages, messages and collectives on {_device(job)}."
-            return DrawnCosts(costs, "s", f"{what} {said}", step_s)
+            return DrawnCosts(costs, "s", f"{what} {said}", step_s, bubble=float(step.bubble))
     wire = f"a message takes {number(latency)}" if latency else "messages take no time"
     note = (
         f"Times are relative: 1 is {UNIT}; input and weight gradients take as long as the forward, and {wire}. {said}"
     )
-    return DrawnCosts(relative_costs(job, latency), UNIT, note, step_s)
+    relative = relative_costs(job, latency)
+    return DrawnCosts(relative, UNIT, note, step_s, bubble=played_bubble(job, relative))
 
 
 def _device(job: JobSpec) -> str:
     return f"{job.cluster.device} under {job.cluster.software}"
 
 
-def _timed(job: JobSpec) -> "tuple[Costs, float] | str":
+def _timed(job: JobSpec) -> tuple[Costs, StepTime] | str:
     """What actions take, and the whole step, in seconds; or why that is not known."""
     if job.cluster.device == "unknown":
         return "they need cluster.device, and a calibration of it"
-    from shardwright.cost.calibration import shipped
-    from shardwright.simulate.full_step import action_costs, played_step
-
     try:
-        return action_costs(job, shipped()), float(played_step(job, shipped()).total)
+        return action_costs(job, shipped()), played_step(job, shipped())
     except (KeyError, ValueError) as error:
         return str(error.args[0])

@@ -10,10 +10,11 @@ from shardwright.config.job import JobSpec
 from shardwright.report.timeline.job_costs import drawn_costs
 from shardwright.report.timeline.page import Section, section_of
 from shardwright.report.timeline.schedule_figures import as_full_dict
-from shardwright.report.timeline.study import Streams, Study, drawn_steps, study
+from shardwright.report.timeline.study import StepBubble, Streams, Study, drawn_steps, study
 from shardwright.schedule.job_program import job_order, job_program
 from shardwright.schedule.registry import PipelineShape, size_faults
 from shardwright.schedule.timing import Costs, Times
+from shardwright.simulate.full_step import played_bubble
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
     which = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
     streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
     result = study(plan.schedule, job_program(job), drawn.costs, num_steps, streams)
+    whole = drawn.step_s if drawn.is_seconds and drawn.step_s else result.bubbles.makespan
+    result = replace(result, bubble=_of_step(drawn.bubble, whole))
     values = {"job": job.name} | as_full_dict(result) | {"unit": drawn.unit, "step_s": drawn.step_s}
     return JobStudy(job, result, which + drawn.note, values, drawn.is_seconds)
 
@@ -72,6 +75,7 @@ def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) 
     """
     simulated = study(job.plan.schedule, job_program(job), costs, 1)
     simulated_s = simulated.timeline.makespan
+    simulated = replace(simulated, bubble=_of_step(played_bubble(job, costs), simulated_s))
     error = simulated_s / executed_s - 1.0
     values = {"job": job.name, "simulated_s": simulated_s, "executed_s": executed_s, "error": error}
     note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
@@ -81,6 +85,10 @@ def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) 
         ran=replace(simulated, name=f"{simulated.name}, as it ran", times=times),
         verdict=f"simulated {simulated_s:.4f} s, executed {executed_s:.4f} s (median), error {error:+.1%}",
     )  # fmt: skip
+
+
+def _of_step(bubble: float, step: float) -> StepBubble:
+    return StepBubble(bubble, bubble / step if step else 0.0)
 
 
 def cost_faults(option: str, cost: float) -> list[str]:

@@ -12,19 +12,37 @@ from shardwright.simulate.timeline import Cause
 
 def figures(study: Study) -> list[tuple[str, str, str]]:
     """(name, value, what it means) of all that is true of the schedule as a whole."""
-    bubbles, formula, moved = study.bubbles, study.formula, study.bubbles.moved
-    bubble = f"{number(bubbles.bubble)} ({100 * bubbles.bubble_fraction:.1f} %)"
+    bubbles, moved = study.bubbles, study.bubbles.moved
     peak = by_rank(bubbles.peak_activations)
     return [
-        ("bubble", bubble, "idle time of a rank in one step alone, and its share of the step"),
-        *([("formula", str(formula), "the bubble in closed form")] if formula else []),
-        ("span bubble", number(bubbles.span_bubble), "idle between a rank's own first and last computation"),
-        ("period bubble", number(bubbles.period_bubble), "idle in a step among others, with no barrier between"),
+        *_idle_times(study),
         ("peak", peak, "microbatches whose activations a rank keeps at once, of all its layers"),
         ("parameters", by_rank(bubbles.parameter_copies) + " x", "weights that a rank holds, in p-ths of the model"),
         ("messages", _moved(bubbles.messages, None if moved is None else moved.messages), "sent in one step"),
         *_collectives(study),
     ]
+
+
+def _idle_times(study: Study) -> list[tuple[str, str, str]]:
+    """How long ranks idle: of a schedule its bubbles; of a job, whose ranks wait for more, its bubble and all of it."""
+    bubbles, formula, of_job = study.bubbles, study.formula, study.bubble
+    name, alone = "bubble", "idle time of a rank in one step alone, and its share of the step"
+    rows = []
+    if of_job is not None:
+        meaning = "the rank that computes longest waits for others, where messages and collectives take no time"
+        rows.append(("bubble", _with_share(of_job.value, of_job.share), f"{meaning}; its share of the whole step"))
+        name = "idle"
+        alone = "mean over ranks: bubble, messages, collectives, shorter stages; its share of what is drawn"
+    rows.append((name, _with_share(bubbles.bubble, bubbles.bubble_fraction), alone))
+    rows += [("formula", str(formula), "the bubble in closed form")] if formula else []
+    span, period = number(bubbles.span_bubble), number(bubbles.period_bubble)
+    rows.append((f"span {name}", span, "idle between a rank's own first and last computation"))
+    rows.append((f"period {name}", period, "idle in a step among others, with no barrier between"))
+    return rows
+
+
+def _with_share(value: float, share: float) -> str:
+    return f"{number(value)} ({100 * share:.1f} %)"
 
 
 def _collectives(study: Study) -> list[tuple[str, str, str]]:
@@ -96,14 +114,21 @@ def as_dict(study: Study) -> dict[str, Any]:
     bubbles = study.bubbles
     return {
         "name": study.name,
-        "bubble": _clean(bubbles.bubble),
-        "span_bubble": _clean(bubbles.span_bubble),
-        "period_bubble": _clean(bubbles.period_bubble),
-        "bubble_fraction": _clean(bubbles.bubble_fraction),
+        **_idle_dict(study),
         "peak_activations": [_clean(peak) for peak in bubbles.peak_activations],
         "parameter_copies": _clean(max(bubbles.parameter_copies)),
         "messages": bubbles.messages,
     }
+
+
+def _idle_dict(study: Study) -> dict[str, float]:
+    """The numbers of `_idle_times`."""
+    of, bubble = study.bubbles, study.bubble
+    idle, share, span, period = map(_clean, (of.bubble, of.bubble_fraction, of.span_bubble, of.period_bubble))
+    if bubble is None:
+        return {"bubble": idle, "span_bubble": span, "period_bubble": period, "bubble_fraction": share}
+    of_job = {"bubble": _clean(bubble.value), "bubble_fraction": _clean(bubble.share)}
+    return of_job | {"mean_idle": idle, "idle_fraction": share, "span_idle": span, "period_idle": period}
 
 
 def as_full_dict(study: Study) -> dict[str, Any]:

@@ -28,14 +28,24 @@ class Formula:
 
 
 @dataclass(frozen=True)
+class StepBubble:
+    """The bubble of a job's step, as predictions of it say it (simulate/full_step.py), and its share of the step."""
+
+    value: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Study:
-    """A program that was played, the timeline of that, and its figures."""
+    """A program that was played, the timeline of that, and its figures. Where it is a job's, whose stages differ and
+    whose messages take time, its idle time is more than its `bubble`."""
 
     name: str
     program: Program
     times: Times
     bubbles: Bubbles
     formula: Formula | None = None
+    bubble: StepBubble | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
