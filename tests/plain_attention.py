@@ -38,9 +38,9 @@ def rotated(spec: ModelSpec, x: Tensor, is_interleaved: bool, layer: int = 0) ->
 
 
 def attended(
-    spec: ModelSpec, q: Tensor, k: Tensor, v: Tensor, sees_BSS: Tensor, layer: int, sinks_N: Tensor | None = None
+    spec: ModelSpec, q: Tensor, k: Tensor, v: Tensor, sees_BSS: Tensor, sinks_N: Tensor | None = None
 ) -> Tensor:
-    """Softmax over what each token sees in a layer, [B, S, N, D] to [B, S, N, E]."""
+    """Softmax over what each token sees, [B, S, N, D] to [B, S, N, E]."""
     S = q.shape[1]
     scores = torch.einsum("bsnd,btnd->bnst", q, k) * scale(spec)
     if spec.attention_softcap:
@@ -48,12 +48,17 @@ def attended(
     if spec.positions == "alibi":
         behind = torch.arange(S)[:, None] - torch.arange(S)
         scores = scores - torch.tensor(_slopes(spec.heads), dtype=torch.float64)[:, None, None] * behind
-    sees_BSS = sees_BSS & torch.tensor([[in_reach(spec, layer, i, j) for j in range(S)] for i in range(S)])
     scores = scores.masked_fill(~sees_BSS[:, None], -math.inf)
     if sinks_N is not None:
         beside = sinks_N[:, None, None].expand(len(q), -1, S, 1)
         scores = torch.cat((scores, beside), dim=-1)
     return torch.einsum("bnst,btne->bsne", scores.softmax(-1)[..., :S], v)
+
+
+def reached(spec: ModelSpec, layer: int, positions_BS: Tensor) -> Tensor:
+    """Which keys of its document a layer's window leaves to each query, [B, S, S]; positions are those within it."""
+    rows = positions_BS.tolist()
+    return torch.tensor([[[in_reach(spec, layer, i, j) for j in row] for i in row] for row in rows])
 
 
 def in_reach(spec: ModelSpec, layer: int, query: int, key: int) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import moe_reference
-from plain_attention import attended, is_turned, rotated
+from plain_attention import attended, is_turned, reached, rotated
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.model.dropout import LEVELS, kept_elements
@@ -187,10 +187,14 @@ class PlainDecoder:
         documents_BT = (tokens_BT < 0).long().cumsum(1)
         self.real_BS = _is_real(tokens_BT[:, :-1])
         separate = self.job.data.separate_documents
+        self.positions_BS = torch.arange(spec.sequence).expand(len(tokens_BT), -1).clone()
+        if separate:
+            for b, i in torch.nonzero(tokens_BT[:, :-1] < 0).tolist():
+                self.positions_BS[b, i:] = torch.arange(spec.sequence - i)
         table = self.weights["embedding.weight"] * spec.embedding_scale
         x_BSH = table[ids_BT[:, :-1]]
         if spec.positions == "learned":
-            x_BSH = x_BSH + self.weights["positions.weight"][spec.position_offset :]
+            x_BSH = x_BSH + self.weights["positions.weight"][spec.position_offset + self.positions_BS]
         if spec.embedding_norm:
             x_BSH = self._norm(x_BSH, "embedding_norm")
         x_BSH = self._dropped(x_BSH, "embedding", place)
@@ -298,12 +302,13 @@ class PlainDecoder:
             if spec.qk_norm == "l2":
                 q, k = (x / (x.square().mean(-1, keepdim=True) + spec.norm_epsilon).sqrt() for x in (q, k))
         elif spec.temperature_tuning.scale:
-            steps_S = (torch.arange(S).double() + 1).div(spec.temperature_tuning.floor).floor()
-            q = q * (1 + spec.temperature_tuning.scale * (1 + steps_S).log())[:, None, None, None]
+            steps_BS = (self.positions_BS.double() + 1).div(spec.temperature_tuning.floor).floor()
+            q = q * (1 + spec.temperature_tuning.scale * (1 + steps_BS).log())[..., None, None, None]
         k, v = k.expand(-1, -1, -1, queries, -1), v.expand(-1, -1, -1, queries, -1)
         heads = (x.reshape(B, S, spec.heads, width) for x in (q, k, v))
         sinks = self.weights[f"{name}.sinks"].flatten() if spec.sinks else None
-        out = attended(spec, *heads, sees_BSS, number, sinks)
+        sees_BSS = sees_BSS & reached(spec, number, self.positions_BS)
+        out = attended(spec, *heads, sees_BSS, sinks)
         return self._product(out.reshape(B, S, -1), f"{name}.out")
 
     def _latent_attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor, number: int) -> Tensor:
@@ -320,7 +325,7 @@ class PlainDecoder:
         k_turned = rotated(spec, rope[:, :, None, None], is_interleaved=True).squeeze(3)
         q = torch.cat((q_plain, q_turned), dim=-1)
         k = torch.cat((k_plain, k_turned.expand(-1, -1, spec.heads, -1)), dim=-1)
-        out = attended(spec, q, k, v, sees_BSS, number)
+        out = attended(spec, q, k, v, sees_BSS)
         return self._product(out.reshape(B, S, -1), f"{name}.out")
 
     def _mlp(self, x: Tensor, name: str) -> Tensor:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cases import against_one_rank, context_bytes, made_up_tokens, record, small_job
+from cases import against_one_rank, context_bytes, made_up_tokens, record, skewed_tokens, small_job
 from ranks import leaves_nothing, run_on_mesh
 from rounding import check_rounding
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
-from shardwright.sharding.token_marks import UNCOUNTED
+from shardwright.sharding.token_marks import FILLING, UNCOUNTED
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.text_generation import generate
@@ -67,6 +67,9 @@ PACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "cp2-ulysses-dp2": ("llama", {"cp": 2, "dp": 2, "cp_method": "ulysses"}),
     "cp2-pp2-dualpipev": ("llama", {"cp": 2, "pp": 2, "schedule": "dualpipev", "recompute": "full"}),
     "cp2-tp2-sp-zero3": ("gpt-tied", {"cp": 2, "zero": 3, **SP2}),
+    "cp2-ulysses-llama4": ("llama4", {"cp": 2, "cp_method": "ulysses", "microbatch_size": 2}),
+    "cp2-llama4": ("llama4", {"cp": 2, "pp": 2, "recompute": "full"}),
+    "tp2-sp-bloom": ("bloom", SP2),
 }
 
 
@@ -76,6 +79,43 @@ def test_packed_documents_equal_one_rank(name: str) -> None:
     kind, fields = PACKED[name]
     job = dropping(small_job(kind, **fields), separate_documents=True)
     check_rounding(against_one_rank(job), job)
+
+
+ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in ("llama", "gpt", "bloom", "llama4", "gemma", "latent")},
+    "llama4-cp2": ("llama4", {"cp": 2}),
+    "llama4-ulysses": ("llama4", {"cp": 2, "cp_method": "ulysses"}),
+    "gpt-cp2-tp2-sp": ("gpt", {"cp": 2, "tp": 2, "sequence_parallel": True}),
+    "gpt-pp2": ("gpt", {"pp": 2}),
+}
+
+
+@leaves_nothing
+def loss_of(mesh: Mesh, job: JobSpec, marked_BT: torch.Tensor) -> float:
+    return evaluate(job, build(job, mesh), mesh, marked_BT)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_packing_changes_nothing(name: str) -> None:
+    """Documents of 3, 7 and 5 tokens, and one of 2, in one sequence and in one each: positions of all kinds begin anew
+    with each, and so do chunks and what queries are multiplied with."""
+    kind, plan = ALONE[name]
+    job = small_job(kind, batch=1, **plan)
+    job = job.model_copy(update={"data": job.data.model_copy(update={"separate_documents": True})})
+    tokens, _ = skewed_tokens(job, 5)
+    packed, alone, first = tokens.clone(), [], 0
+    for length in (3, 7, 5, 2):
+        one = torch.full_like(tokens, FILLING | UNCOUNTED)
+        one[0, length] = -1 - FILLING
+        one[0, :length] = tokens[0, first : first + length]
+        packed[0, first] = one[0, 0] = -1 - tokens[0, first]
+        alone.append(one)
+        first += length
+    of_four = job.model_copy(update={"batch": job.batch.model_copy(update={"global_batch_size": 4})})
+    together = set(run_on_mesh(job, loss_of, job, packed))
+    apart = set(run_on_mesh(of_four, loss_of, of_four, torch.cat(alone)))
+    assert len(together) == len(apart) == 1
+    assert together.pop() == pytest.approx(apart.pop(), rel=1e-6)
 
 
 def test_a_document_is_as_if_alone() -> None:

@@ -15,6 +15,7 @@ from shardwright.account.attention_activations import attention_of
 from shardwright.account.cast_inputs import BOTH, cast_inputs, waiting_operands
 from shardwright.account.kept_tensors import (
     BOOL,
+    FLOAT32,
     INT32,
     INT64,
     Bytes,
@@ -172,11 +173,21 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
 
 
 def documents_kept(job: JobSpec) -> dict[str, Bytes]:
-    """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in.
-    Which targets count is marked in the tokens, and found when the loss is."""
+    """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in, in a
+    model with chunks also the chunk, and what its query is multiplied with where queries grow with their position.
+    Which targets count is marked in the tokens, and found when the loss is.
+
+    A stage is counted as one that has layers of all kinds of the model, as few have not."""
+    model, size = job.model, job.plan.microbatch_size
     if not job.data.separate_documents:
         return {}
-    return {"documents": INT32 * job.model.sequence * job.plan.microbatch_size}
+    kept = {"documents": INT32 * model.sequence * size}
+    if model.window.size and model.window.chunked:
+        kept["chunks"] = INT32 * model.sequence * size
+    if model.positions == "rotary" and model.temperature_tuning.scale:
+        trades_heads = job.plan.cp > 1 and job.plan.cp_method == "ulysses"
+        kept["temperatures"] = FLOAT32 * (model.sequence if trades_heads else job.tokens_within) * size
+    return kept
 
 
 def embedding_kept(job: JobSpec) -> dict[str, Bytes]:
@@ -193,7 +204,7 @@ def embedding_kept(job: JobSpec) -> dict[str, Bytes]:
     if plan.tp > 1:
         kept["rows elsewhere"] = BOOL * tokens
     if job.model.positions == "learned":
-        kept["positions"] = INT64 * job.tokens_within
+        kept["positions"] = INT64 * job.tokens_within * (plan.microbatch_size if job.data.separate_documents else 1)
     if job.model.embedding_norm:
         share = Share.of(job)
         kept |= {"embedded": share["embedded"], "embedding statistics": share.statistics(share.tensors.tokens_here)}

@@ -9,6 +9,8 @@ Shape suffixes: B batch, N query heads and G key/value heads of this rank, S tok
 sequence where tokens were traded for heads, D width of queries and keys, E width of values.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,9 +32,13 @@ def dot_product_attention(
     if missing:
         v_SBGE = functional.pad(v_SBGE, (0, missing))
     cp = cut.cp.alone("cp") if cut.trades_heads else cut.cp
-    if cp.size > 1 or run.documents is not None or not rule.is_plain(len(q_SBND)):
+    documents = run.documents
+    if rule.reach.is_chunked and run.chunks is not None:
+        # A chunk is seen as a document is. None of it is further back than a chunk is long: other blocks are left out.
+        documents, rule = run.chunks, replace(rule, reach=replace(rule.reach, is_chunked=False))
+    if cp.size > 1 or documents is not None or not rule.is_plain(len(q_SBND)):
         across_ranks = gathered_attention if cut.cp_method == "all-gather" else ring_attention
-        out_SBND = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, run.documents, rule)
+        out_SBND = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, documents, rule)
     else:
         q_BNSD, k_BGSD, v_BGSD = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGE))
         if q_SBND.is_meta:

@@ -30,7 +30,12 @@ from shardwright.model.norm import Norm
 from shardwright.model.position_tables import PositionTables
 from shardwright.model.positions import pick, positions_tensor
 from shardwright.model.router_state import RouterState
-from shardwright.parallel.context.document_mask import counts, document_numbers
+from shardwright.parallel.context.document_mask import (
+    chunk_numbers,
+    counts,
+    document_numbers,
+    document_positions,
+)
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
@@ -167,11 +172,20 @@ class DecoderStage(nn.Module):
     def forward_pass(self, microbatch: Microbatch | None = None, marked_BS: Tensor | None = None) -> ForwardPass:
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
-        documents = None if marked_BS is None else self._by_rank(document_numbers(marked_BS))
+        if marked_BS is None:
+            return ForwardPass(self.tables, microbatch, convoy)
+        tables, window, chunks = self.tables, self.spec.window, None
+        documents = self._by_rank(document_numbers(marked_BS))
+        positions_BS = document_positions(marked_BS)
+        if tables.temperatures is not None:
+            seen = (range(self.spec.sequence),) if self.cut.trades_heads else self.held
+            tables = tables.in_documents(self.spec, pick(positions_BS, seen).t())
+        if window.size and window.chunked:
+            chunks = self._by_rank(chunk_numbers(positions_BS, window.size))
         # In a dry run no token has a value, and all are taken for real.
-        has_filling = marked_BS is not None and not marked_BS.is_meta and self.spec.moe.experts > 0
-        real = RealTokens.of(marked_BS) if marked_BS is not None and has_filling else None
-        return ForwardPass(self.tables, microbatch, convoy, documents, real)
+        has_filling = not marked_BS.is_meta and self.spec.moe.experts > 0
+        real = RealTokens.of(marked_BS) if has_filling else None
+        return ForwardPass(tables, microbatch, convoy, documents, chunks, real)
 
     def _by_rank(self, documents_BS: Tensor) -> Tensor:
         """The documents of the tokens of each rank whose keys attention meets by themselves, [P, B, s]."""
@@ -199,7 +213,8 @@ class DecoderStage(nn.Module):
         """
         run = self.forward_pass(microbatch, None if marked_BT is None else marked_BT[:, :-1])
         if self.embedding is not None:
-            x = self.embedding_dropout(self._normed_embedding(self.through("embedding", self._embed, x)), run)
+            embed = partial(self._embed, marked_BT)
+            x = self.embedding_dropout(self._normed_embedding(self.through("embedding", embed, x)), run)
         for index, (name, layer) in enumerate(self.layers.items()):
             # The pipeline holds a stage's input for its gradient: sending that away would free nothing.
             is_held = index == 0 and not self.span.is_first
@@ -226,12 +241,17 @@ class DecoderStage(nn.Module):
     def _further(self, module: FurtherToken, targets_BS: Tensor, run: ForwardPass, x_sBH: Tensor) -> Tensor:
         return module(x_sBH, targets_BS, self.shared_table, replace(run, convoy=None))
 
-    def _embed(self, tokens_BS: Tensor) -> Tensor:
+    def _embed(self, marked_BT: Tensor | None, tokens_BS: Tensor) -> Tensor:
         assert self.embedding is not None
         x_sBH: Tensor = self.embedding(pick(tokens_BS, self.held).t())
-        if self.positions is not None:
-            x_sBH = self.positions(x_sBH, positions_tensor(self.held, x_sBH.device))
-        return x_sBH
+        if self.positions is None:
+            return x_sBH
+        if marked_BT is None:
+            positions_SB = positions_tensor(self.held, x_sBH.device)[:, None]
+        else:
+            positions_SB = pick(document_positions(marked_BT[:, :-1]), self.held).t().contiguous()
+        with_positions: Tensor = self.positions(x_sBH, positions_SB)
+        return with_positions
 
     def _normed_embedding(self, x_sBH: Tensor) -> Tensor:
         """What enters the first layer, in a region of its own: its backward needs the norm's weight."""

@@ -78,9 +78,9 @@ class LearnedPositions(nn.Module):
         shape = (self.offset + spec.sequence, spec.hidden)
         self.weight = whole(shape, "normal", spec.init_std, summed_over=self.sharded_over)
 
-    def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:
-        """Add the vectors of this rank's positions."""
-        positions_S = positions_S + self.offset if self.offset else positions_S
+    def forward(self, x_sBH: Tensor, positions_SB: Tensor) -> Tensor:
+        """Add the vectors of this rank's positions, [S, B], or [S, 1] where those of all samples are the same."""
+        positions_SB = positions_SB + self.offset if self.offset else positions_SB
         if self.sharded_over is not None:
-            positions_S = torch.chunk(positions_S, self.sharded_over.size)[self.sharded_over.index]
-        return x_sBH + self.weight[positions_S][:, None, :]
+            positions_SB = torch.chunk(positions_SB, self.sharded_over.size)[self.sharded_over.index]
+        return x_sBH + self.weight[positions_SB]

@@ -34,11 +34,13 @@ class ForwardPass:
     nothing is dropped out. A `convoy` takes inputs of recomputed layers to the host.
 
     Where documents are separate, `documents` [P, B, s] are the numbers of those that the tokens of each rank of cp are
-    in; or of the whole sequence, P = 1, where attention sees that. Without `real` tokens all of them are.
+    in; or of the whole sequence, P = 1, where attention sees that. `chunks` are those of the chunks that documents are
+    cut into, in a model that has chunks. Without `real` tokens all of them are.
     """
 
     tables: PositionTables
     microbatch: Microbatch | None
     convoy: Convoy | None = None
     documents: Tensor | None = None
+    chunks: Tensor | None = None
     real: RealTokens | None = None

@@ -2,21 +2,22 @@
 multiplied with where they grow with their position, and slopes of ALiBi."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from shardwright.config.model import ModelSpec
 from shardwright.config.rotary_scaling import RotaryScalingSpec
+from shardwright.config.temperature import TemperatureSpec
 from shardwright.model.rotary import rotary_angles
 
 
 @dataclass(frozen=True)
 class PositionTables:
     """Numbers of the positions that attention sees on a rank. `windowed` are cosine and sine in layers with a window,
-    where they are others than those of all layers. `temperatures` [S, 1, 1, 1, 1] are for queries in layers that turn
-    nothing. `slopes_N` are of all heads of the model."""
+    where they are others than those of all layers. `temperatures` [S, 1, 1, 1, 1], or [S, B, 1, 1, 1] where documents
+    are separate, are for queries in layers that turn nothing. `slopes_N` are of all heads of the model."""
 
     turned: tuple[Tensor, Tensor] | None = None
     windowed: tuple[Tensor, Tensor] | None = None
@@ -31,10 +32,9 @@ class PositionTables:
             return cls(slopes_N=torch.tensor(alibi_slopes(spec.heads), device=positions_S.device) * scale)
         if spec.positions != "rotary":
             return cls()
-        tuning, temperatures = spec.temperature_tuning, None
-        if tuning.scale:
-            steps_S = ((positions_S.float() + 1) / tuning.floor).floor()
-            temperatures = (steps_S.log1p() * tuning.scale + 1)[:, None, None, None, None]
+        temperatures = None
+        if spec.temperature_tuning.scale:
+            temperatures = temperatures_of(spec.temperature_tuning, positions_S)[:, None, None, None, None]
         window = spec.window
         of_all = spec.rotary_base, spec.rotary_scaling
         of_windowed = (
@@ -47,6 +47,14 @@ class PositionTables:
             windowed = rotary_angles(positions_S, spec.rotary_width, *of_windowed, spec.sequence)
         return cls(turned, windowed, temperatures)
 
+    def in_documents(self, spec: ModelSpec, positions_SB: Tensor) -> "PositionTables":
+        """The tables of a pass whose samples have documents, which the tokens that attention sees have these positions
+        in. Angles and slopes stay: they say how far apart two tokens are, wherever their document begins."""
+        if self.temperatures is None:
+            return self
+        temperatures_SB = temperatures_of(spec.temperature_tuning, positions_SB)
+        return replace(self, temperatures=temperatures_SB[..., None, None, None])
+
     def angles(self, is_windowed: bool) -> tuple[Tensor, Tensor] | None:
         """Cosine and sine in a layer with a window or without."""
         return self.windowed if is_windowed and self.windowed is not None else self.turned
@@ -56,6 +64,11 @@ class PositionTables:
         """Every table that there is."""
         others = (self.temperatures, self.slopes_N)
         return [*(self.turned or ()), *(self.windowed or ()), *(tensor for tensor in others if tensor is not None)]
+
+
+def temperatures_of(tuning: TemperatureSpec, positions: Tensor) -> Tensor:
+    """What the query at each position is multiplied with, float32."""
+    return ((positions.float() + 1) / tuning.floor).floor().log1p() * tuning.scale + 1
 
 
 def alibi_slopes(heads: int) -> list[float]:

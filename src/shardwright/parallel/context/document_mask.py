@@ -45,6 +45,19 @@ def document_numbers(tokens_BS: Tensor) -> Tensor:
     return (tokens_BS < 0).cumsum(dim=1, dtype=torch.int32)
 
 
+def document_positions(tokens_BS: Tensor) -> Tensor:
+    """The position of each token in its document, or in the sample where its document began before that, int64."""
+    places_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+    begins_BS = torch.where(tokens_BS < 0, places_S, 0).cummax(dim=1).values
+    return places_S - begins_BS
+
+
+def chunk_numbers(positions_BS: Tensor, size: int) -> Tensor:
+    """The number of the chunk that each token is in, counted in its sample, int32: documents are cut into chunks of
+    `size` positions, each from its own beginning on."""
+    return (positions_BS % size == 0).cumsum(dim=1, dtype=torch.int32)
+
+
 def counts(tokens_BT: Tensor, distance: int) -> Tensor:
     """Whether the token so much further counts, of each position that has one: it is in the same document, and not
     marked as one without a loss. [B, T - distance].
