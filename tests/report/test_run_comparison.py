@@ -9,7 +9,7 @@ from shardwright.account.job_memory import job_memory
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.report.run_comparison import compared_dict, compared_text
-from shardwright.train.steps_measured import SpanUse, StepsMeasured, StepsRecorder
+from shardwright.train.steps_measured import SpanBytes, SpanUse, StepsMeasured, StepsRecorder
 
 
 def job(device: str = "unknown", **plan: Any) -> JobSpec:
@@ -26,7 +26,7 @@ def job(device: str = "unknown", **plan: Any) -> JobSpec:
 def seen(of: JobSpec, **blocked_s: float) -> StepsMeasured:
     recorder = StepsRecorder(memory=job_memory(of)[0])
     for step_s in (9.0, 9.0, 1.0, 2.0, 3.0):  # the first two warm up
-        recorder.add(SpanUse(step_s, dict(blocked_s), {"tp": 100, "world": 8}), 2**20)
+        recorder.add(SpanUse(step_s, dict(blocked_s), SpanBytes(3, 1, {"tp": 100, "world": 8})), 2**20)
     found = recorder.measured()
     assert found is not None
     return found
@@ -70,6 +70,6 @@ def test_no_steps_are_nothing() -> None:
 
 def test_a_short_run_says_what_it_saw() -> None:
     recorder = StepsRecorder()
-    recorder.add(SpanUse(4.0, {}, {}), 0)
+    recorder.add(SpanUse(4.0, {}, None), 0)
     found = recorder.measured()
     assert found is not None and (found.num_steps, found.step_s) == (1, 4.0)

@@ -13,6 +13,7 @@ from shardwright.account.rank_state import rank_state
 from shardwright.account.step_collectives import step_ledger
 from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import ASYNCHRONOUS
 from shardwright.config.units import bytes_text, counted, seconds_text
 from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_program
@@ -31,6 +32,17 @@ _CAUSES = {
 _KINDS = ("parameters", "gradients", "optimizer", "buffers", "host")
 
 
+class SeenBytes(Protocol):
+    """Bytes of a span that a rank measured."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def axis_bytes(self) -> dict[str, int]: ...
+
+
 class Seen(Protocol):
     """What a rank measured (train/steps_measured.py)."""
 
@@ -41,7 +53,7 @@ class Seen(Protocol):
     @property
     def blocked_s(self) -> dict[str, float]: ...
     @property
-    def axis_bytes(self) -> dict[str, int]: ...
+    def moved(self) -> SeenBytes | None: ...
     @property
     def memory(self) -> RankMemory | None: ...
     @property
@@ -61,7 +73,7 @@ def compared_dict(job: JobSpec, seen: Seen) -> dict[str, Any]:
         "time": {cause: [predicted_s.get(cause), measured_s.get(cause, 0.0)] for cause in causes},
         "memory_bytes": memory,
         "peak_memory_bytes": seen.peak_memory_bytes,
-        "axis_bytes": _bytes(job, seen),
+        "axis_bytes": {} if seen.moved is None else _bytes(job, seen.moved),
         "time_not_predicted": why_not,
     }
 
@@ -101,14 +113,21 @@ def _memory(job: JobSpec, measured: RankMemory) -> dict[str, list[int]]:
     return {kind: values for kind, values in both.items() if any(values)}
 
 
-def _bytes(job: JobSpec, seen: Seen) -> dict[str, list[int]]:
-    """Bytes of a step's collectives by axis, as the ledger of a rank counts them."""
-    found: Counter[str] = Counter()
-    program = job_program(job)
-    if program.weights == "current":  # else a step has no account of its own
-        for words, traffic in step_ledger(job, program, 0).items():
-            found[words.partition(" ")[2]] += traffic.payload_bytes
-    return {axis: [found[axis], seen.axis_bytes.get(axis, 0)] for axis in sorted({*found, *seen.axis_bytes})}
+def _bytes(job: JobSpec, seen: SeenBytes) -> dict[str, list[float]]:
+    """Bytes of a step's collectives by axis, as the ledger of a rank counts them: those of a span, by its steps. The
+    span has the batch that it begins with; where the pipeline never drains, its steps are one stream."""
+    at_span, found = job.at_step(seen.first), Counter[str]()
+    is_stream = job.plan.schedule in ASYNCHRONOUS
+    program = job_program(at_span, seen.num_steps if is_stream else 1)
+    for words, traffic in step_ledger(at_span, program, 0).items():
+        found[words.partition(" ")[2]] += traffic.payload_bytes * (1 if is_stream else seen.num_steps)
+    pairs = {axis: (found[axis], seen.axis_bytes.get(axis, 0)) for axis in sorted({*found, *seen.axis_bytes})}
+    return {axis: [_each(size, seen.num_steps) for size in both] for axis, both in pairs.items()}
+
+
+def _each(size: int, num_steps: int) -> float:
+    """Bytes of one of some steps, a whole number where it is one."""
+    return size / num_steps if size % num_steps else size // num_steps
 
 
 def compared_text(found: dict[str, Any]) -> str:
@@ -120,7 +139,7 @@ def compared_text(found: dict[str, Any]) -> str:
     for kind, both in found["memory_bytes"].items():
         rows.append([f"{kind} in memory", *_two(both, bytes_text), _equal(both)])
     for axis, both in found["axis_bytes"].items():
-        rows.append([f"bytes of a step on {axis}", *_two(both, bytes_text), _equal(both)])
+        rows.append([f"bytes of a step on {axis}", *_two(both, _whole_bytes_text), _equal(both)])
     note = f"\n  time is not predicted: {found['time_not_predicted']}" if found["time_not_predicted"] else ""
     heading = f"predicted beside measured, the median of {counted(found['num_steps'], 'step')}:"
     return heading + "\n" + aligned([[f"  {row[0]}", *row[1:]] for row in rows]) + note
@@ -130,10 +149,14 @@ def _two(both: list[Any], text: Any) -> list[str]:
     return ["-" if value is None else text(value) for value in both]
 
 
+def _whole_bytes_text(size: float) -> str:
+    return bytes_text(round(size))
+
+
 def _apart(both: list[float | None]) -> str:
     predicted, measured = both
     return "" if predicted is None or not measured else f"{predicted / measured - 1:+.1%}"
 
 
-def _equal(both: list[int]) -> str:
+def _equal(both: list[Any]) -> str:
     return "equal" if both[0] == both[1] else ""

@@ -81,7 +81,7 @@ def watched_span(
         results = train_span(job, replica, mesh, first, num_steps, consumed, batches, health.judge)
     span_s = time.perf_counter() - start_s
     saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
-    use = span_use(mesh.ledger, span_s, num_steps)
+    use = span_use(mesh.ledger, span_s, first, num_steps, is_whole=not any(result.skipped for result in results))
     shares = measure_shares(mesh, span_s, saved_bytes, num_steps)
     decision, lines = health.after_span(replica, first, results, span_s, batch)
     return SpanRun(results, span_s / num_steps, shares, use=use, decision=decision, lines=lines)

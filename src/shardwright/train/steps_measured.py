@@ -14,32 +14,43 @@ _KEPT = 4096  # newest spans, of which medians are taken
 @dataclass(frozen=True)
 class StepsMeasured:
     """Steps of this part of a run, as one rank saw them: median seconds of one and of those in which it stood still
-    for an axis, bytes of one by axis as the ledger counts them, and its memory, once measured."""
+    for an axis, bytes of the newest span by axis as the ledger counts them, and its memory, once measured."""
 
     num_steps: int
     step_s: float
     blocked_s: dict[str, float]
-    axis_bytes: dict[str, int]
+    moved: "SpanBytes | None"
     memory: RankMemory | None
     peak_memory_bytes: int
 
 
 @dataclass(frozen=True)
-class SpanUse:
-    """One step of a span: its seconds, those blocked by axis, and bytes by axis."""
+class SpanBytes:
+    """Bytes by axis of a span in which no step was left out: `num_steps` after the `first` of the run."""
 
-    step_s: float
-    blocked_s: dict[str, float]
+    first: int
+    num_steps: int
     axis_bytes: dict[str, int]
 
 
-def span_use(ledger: Ledger, span_s: float, num_steps: int) -> SpanUse:
-    """What a ledger says of a span of so many steps."""
+@dataclass(frozen=True)
+class SpanUse:
+    """A step of a span, its seconds and those blocked by axis; and the bytes of the span, None where it left a step
+    out, which moves less."""
+
+    step_s: float
+    blocked_s: dict[str, float]
+    moved: SpanBytes | None
+
+
+def span_use(ledger: Ledger, span_s: float, first: int, num_steps: int, *, is_whole: bool) -> SpanUse:
+    """What a ledger says of a span of so many steps, which is whole where none of them was left out."""
     found: Counter[str] = Counter()
     for (_, axis), tally in ledger.tallies.items():
         found[axis] += tally.num_bytes
     blocked_s = {axis: seconds / num_steps for axis, seconds in ledger.blocked_s().items()}
-    return SpanUse(span_s / num_steps, blocked_s, {axis: size // num_steps for axis, size in sorted(found.items())})
+    moved = SpanBytes(first, num_steps, dict(sorted(found.items()))) if is_whole else None
+    return SpanUse(span_s / num_steps, blocked_s, moved)
 
 
 @dataclass
@@ -65,6 +76,7 @@ class StepsRecorder:
         axes = dict.fromkeys(axis for span in spans for axis in span.blocked_s)
         blocked_s = {axis: statistics.median(span.blocked_s.get(axis, 0.0) for span in spans) for axis in axes}
         step_s = statistics.median(span.step_s for span in spans)
+        moved = next((span.moved for span in reversed(spans) if span.moved is not None), None)
         return StepsMeasured(
-            len(spans), step_s, blocked_s, spans[-1].axis_bytes, self.memory, self.peak_memory_bytes
-        )  # fmt: skip
+            len(spans), step_s, blocked_s, moved=moved, memory=self.memory, peak_memory_bytes=self.peak_memory_bytes
+        )
