@@ -4,6 +4,7 @@ import copy
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -244,6 +245,91 @@ def test_who_waited_for_whom_is_told(tmp_path: Path) -> None:
         run_ranks(2, waiting, port, str(tmp_path / "told"))
     told = (tmp_path / "told").read_text()
     assert re.search(r"rank 0 .* waited 2 s .* for rank 1 .*raise timeout_s", told, flags=re.DOTALL), told
+
+
+LEAVING = """
+import os, sys, torch
+import shardwright as sw
+
+rank, how = int(os.environ["RANK"]), sys.argv[1]
+torch.set_num_threads(1)
+model = sw.shard(torch.nn.Linear(4, 4), {"zero": 2}, optimizer={"name": "adamw"}, timeout_s=60.0)
+for step in range(3):
+    if rank == 1 and step == 1:
+        if how == "raises":
+            raise ValueError("no more data")
+        (sys.exit if how == "ends" else os._exit)(0)
+    model.backward(model(torch.ones(2, 4)).sum())
+    model.step()
+"""
+
+
+@pytest.mark.parametrize(("how", "why"), [
+    ("raises", "has left, at step 1, the end of a step: ValueError: no more data"),
+    ("ends", "has left, at step 1, the end of a step: its script is over"),
+    ("dies", "has been silent for "),
+])  # fmt: skip
+def test_who_left_is_told(how: str, why: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        around = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+        around["MASTER_PORT"] = str(probe.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVING, how], env=around | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        told, _ = (rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[0].returncode == 1
+    assert re.search(r"RunError: lost the connection in .* with rank 1: .*rank 1.* " + why, told), told
+
+
+def weighed(rank: int, world: int) -> list[float]:
+    """Gradients of a sum over targets, of which ranks and backwards have different numbers, and one of them none."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(4, 6, 3, generator=generator), torch.randn(4, 6, generator=generator)
+    counts = (6, 1, 0, 3)  # of the two backwards of rank 0, and of those of rank 1
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    plain, found = copy.deepcopy(net), []
+    for zero in range(4):
+        model = sw.shard(copy.deepcopy(net), {"zero": zero}, optimizer=SGD, accumulate=2)
+        for part in (0, 1):
+            number = 2 * rank + part
+            n = counts[number]
+            model.backward((model(x[number, :n]).flatten() - y[number, :n]).square().sum(), num_targets=n)
+        step = model.step()
+        assert (step.num_targets, step.number, step.skipped) == (10, 1, False)
+        plain.zero_grad()
+        sums = [(plain(x[i, :n]).flatten() - y[i, :n]).square().sum() for i, n in enumerate(counts)]
+        (sum(sums) / 10).backward()
+        norm = float(sum(p.grad.square().sum() for p in plain.parameters()) ** 0.5)
+        expected = {name: p - SGD["learning_rate"] * p.grad for name, p in plain.named_parameters()}
+        after = model.state_dict()
+        found += [abs(step.grad_norm - norm) / norm]
+        found += [float((after[name] - of).abs().max()) for name, of in expected.items()]
+        for _ in range(2):  # of no targets at all there is no mean
+            model.backward(model(x[0, :0]).sum(), num_targets=0)
+        step = model.step()
+        assert (step.num_targets, step.number, step.skipped) == (0, 1, True)
+        assert all(torch.equal(of, after[name]) for name, of in model.state_dict().items())
+        for part in (0, 1):  # all ranks must be asked alike
+            model.backward(model(x[0]).sum(), num_targets=None if (rank, part) == (1, 1) else 6)
+        with pytest.raises(sw.RunError, match="3 of the 4 backwards of step 2 on all ranks said num_targets"):
+            model.step()
+    return found
+
+
+def test_targets_of_all_ranks_weigh_the_same() -> None:
+    for found in run_ranks(2, in_group, 2, weighed):
+        assert max(found) < 1e-6
+    with pytest.raises(sw.PlanError, match="num_targets is -1; use a whole number, 0 or more"):
+        sw.shard(nn.Linear(2, 2), optimizer=SGD).backward(torch.zeros(()), num_targets=-1)
 
 
 def test_units_are_the_modules_of_repeated_containers() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
@@ -40,7 +41,18 @@ class GradientNorm:
 
     def __call__(self) -> float:
         """The norm of the summed gradients, the same on every rank. Moves one small all-reduce over the world."""
-        squares = torch.zeros(self._num_slots, dtype=torch.float64, device=self._mesh.device)
+        return self._mesh.to_host(self._summed(())[0])
+
+    def with_sums(self, numbers: Sequence[float]) -> tuple[float, list[float]]:
+        """The norm, and the sums over all ranks of some numbers, which go along."""
+        norm, sums = self._summed(numbers)
+        first, *others = self._mesh.numbers(torch.cat((norm.double()[None], sums)))
+        return first, others
+
+    def _summed(self, numbers: Sequence[float]) -> tuple[Tensor, Tensor]:
+        squares = torch.zeros(self._num_slots + len(numbers), dtype=torch.float64, device=self._mesh.device)
+        for number, value in enumerate(numbers):
+            squares[self._num_slots + number] = value
         for slot, unit, parameter, weight in self._slots:
             rows = unit.rows_of_gradient(parameter)
             # Rows in float32, then their norms in float64: exact enough, and no float64 copy of the gradient is made.
@@ -49,7 +61,7 @@ class GradientNorm:
             squares[slot] = torch.linalg.vector_norm(lengths, dtype=torch.float64).square() * weight
         all_reduce(squares, self._mesh.world)
         # In float32, so that the last bits of sums in another order do not reach the weights.
-        return self._mesh.to_host(squares.sum().sqrt().float())
+        return squares[: self._num_slots].sum().sqrt().float(), squares[self._num_slots :]
 
 
 def _is_first(sharding: Sharding) -> bool:

@@ -7,6 +7,7 @@ Shapes: leading dim is the one that is gathered and scattered, so that no copy i
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from shardwright.config.units import MIB
 from shardwright.parallel.comm.compute_turns import Turns
-from shardwright.parallel.comm.hang_watch import Watch
+from shardwright.parallel.comm.hang_watch import Watch, explained
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import Transport, Underway
 
@@ -110,11 +111,14 @@ class Pending:
             return
         axis = self._axis
         with axis.turns.waiting(keeps_turn), axis.ledger.blocked(axis.name, keeps_turn):
-            if axis.watch is None:
-                self._work.wait()
-            else:
-                with axis.watch.waiting(f"{self._what} on axis {axis.name}", self._peers):
+            what = f"{self._what} on axis {axis.name}"
+            try:
+                with nullcontext() if axis.watch is None else axis.watch.waiting(what, self._peers):
                     self._work.wait()
+            except RuntimeError as error:
+                if (told := explained(error, axis.watch, what, self._peers)) is not error:
+                    raise told from error
+                raise
         self._work = None
         self._finish()
 

@@ -8,13 +8,16 @@ or waiting itself shows up as such; no extra message travels between ranks.
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
+from shardwright.config.base import RunError
+
 NAMED_PEERS = 8  # a sentence that names thousands of ranks says nothing
+_LEAVING_S = 4.0  # after which a rank that is gone is known to be silent, or has told why it left
 
 
 class Watch:
@@ -22,8 +25,11 @@ class Watch:
 
     def __init__(
         self, store: dist.Store, rank: int, timeout_s: float, describe: Callable[[int], str],
-        on_timeout: Callable[[str], None],
+        on_timeout: Callable[[str], None], explains_losses: bool = False,
     ) -> None:  # fmt: skip
+        """With `explains_losses` a connection that breaks in a wait is a RunError that says who left; without, whoever
+        started the ranks finds that out."""
+        self.explains_losses = explains_losses
         self._store = store
         self._rank = rank
         self._timeout_s = timeout_s
@@ -64,6 +70,29 @@ class Watch:
             yield
         finally:
             del self._waits[thread]
+
+    def leave(self, reason: str) -> None:
+        """Tell the others that this rank ends, and why, and stop."""
+        self.stop()
+        state = {"doing": self._doing, "waits": None, "at": time.time(), "left": reason}
+        self._store.set(f"watch/{self._rank}", json.dumps(state))
+
+    def who_left(self, ranks: Sequence[int]) -> str:
+        """Which of these ranks have told that they leave, the first one first, or have not been heard of lately, in
+        words. Waits some seconds for them to be known."""
+        until_s = time.monotonic() + _LEAVING_S
+        try:
+            while True:
+                states = {rank: self._state(rank) for rank in ranks if rank != self._rank}
+                left = sorted((of["at"], rank) for rank, of in states.items() if "left" in of)
+                gone = [rank for _, rank in left] or [rank for rank in states if self._is_silent(rank)]
+                if gone or time.monotonic() > until_s:
+                    break
+                time.sleep(self._interval_s / 4)
+            told = [f"{self._describe(rank)} {self._last_words(rank)}" for rank in gone[:NAMED_PEERS]]
+        except RuntimeError:
+            return "the rank that hosts the rendezvous store, rank 0 or a launcher, has left too"
+        return "; ".join(told) or "all of them were heard of a moment ago"
 
     def announce(self, what: str) -> None:
         """Let ranks that wait for it know that something is done."""
@@ -147,6 +176,10 @@ class Watch:
         key = f"watch/{rank}"
         return json.loads(self._store.get(key)) if self._store.check([key]) else {}
 
+    def at(self) -> str:
+        """What this rank is doing."""
+        return self._doing
+
     def _is_silent(self, rank: int) -> bool:
         return time.time() - self._state(rank).get("at", 0.0) > 1.0 + 1.5 * self._interval_s
 
@@ -154,6 +187,8 @@ class Watch:
         state = self._state(rank)
         if not state:
             return "never reported: it did not start"
+        if "left" in state:
+            return f"has left, at {state['doing']}: {state['left']}"
         if self._is_silent(rank):
             age_s = time.time() - state["at"]
             return (
@@ -163,6 +198,25 @@ class Watch:
             what, peers = state["waits"]
             return f"waits itself, in {what} (at {state['doing']}) for rank {', '.join(map(str, peers))}"
         return f"is alive and busy at {state['doing']}: it waits for no one"
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Whether an error says that another rank went away: Gloo and NCCL raise plain RuntimeErrors then."""
+    text = str(error)
+    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed", "NCCL", "Timed out")
+    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+
+
+def explained(error: RuntimeError, watch: Watch | None, what: str, peers: Sequence[int]) -> RuntimeError:
+    """An error of a wait for other ranks: where a connection was lost, and nobody else will say so, a RunError that
+    names what was waited for and who left; else the error itself."""
+    if not is_lost_connection(error) or not (watch is None or watch.explains_losses):
+        return error
+    reason = str(error).partition("\n")[0][:200]
+    others = ", ".join(map(str, peers[:NAMED_PEERS])) + (", ..." if len(peers) > NAMED_PEERS else "")
+    where = f" (at {watch.at()})" if watch is not None else ""
+    who = f": {watch.who_left(peers)}" if watch is not None else ", of which one has left"
+    return RunError(f"lost the connection in {what}{where} with rank {others}{who}\n  {reason}")
 
 
 @contextmanager

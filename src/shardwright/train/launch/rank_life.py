@@ -20,7 +20,7 @@ import torch.distributed as dist
 from shardwright.config.base import PassingError, PlanError, RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
-from shardwright.parallel.comm.hang_watch import Watch
+from shardwright.parallel.comm.hang_watch import Watch, is_lost_connection
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
@@ -106,7 +106,7 @@ def run_rank(
         elif is_out_of_memory(error):
             known = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
             failure = Failure(seat.rank, "memory", str(known), room_bytes=room)
-        elif watch is not None and _is_lost_connection(error):
+        elif watch is not None and is_lost_connection(error):
             # Another rank is gone. Whoever started us ends us in a moment, unless that rank was on another machine.
             if not is_asked():  # else whoever asked this rank to leave ends it, too
                 time.sleep(4.0)
@@ -117,7 +117,7 @@ def run_rank(
 
 def join_others(
     seat: RankEnvironment, device: torch.device, timeout_s: float, describe: Callable[[int], str],
-    make: Callable[[Watch], Mesh], on_timeout: Callable[[str], None],
+    make: Callable[[Watch], Mesh], on_timeout: Callable[[str], None], explains_losses: bool = False,
 ) -> tuple[Mesh, Watch]:  # fmt: skip
     """Enter the process group of all ranks and `make` the mesh, watched from the first moment. Raises NotMetError."""
     attempt = ""
@@ -126,7 +126,7 @@ def join_others(
     elif seat.store_is_used:
         used = _store(seat, timeout_s, attempt)
         attempt = attempt_name(used, seat.rank, seat.world, timeout_s, describe)
-    watch = Watch(_store(seat, STORE_S, attempt), seat.rank, timeout_s, describe, on_timeout=on_timeout)
+    watch = Watch(_store(seat, STORE_S, attempt), seat.rank, timeout_s, describe, on_timeout, explains_losses)
     watch.start()
     with watch.waiting("joining the others", tuple(rank for rank in range(seat.world) if rank != seat.rank)):
         if seat.store_is_up:
@@ -140,13 +140,6 @@ def give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
-
-
-def _is_lost_connection(error: Exception) -> bool:
-    """Gloo and NCCL raise plain RuntimeErrors when the other end of a connection goes away."""
-    text = str(error)
-    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed", "NCCL", "Timed out")
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:

@@ -2,6 +2,7 @@
 
 import atexit
 import sys
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -9,11 +10,14 @@ import torch.distributed as dist
 
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.launch.meeting import NotMetError
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, give_up, join_others
+
+_MOST_TOLD = 400  # letters of the error that a rank left with
 
 
 def num_ranks() -> int:
@@ -36,16 +40,26 @@ def joined_mesh(job: JobSpec, device: torch.device, timeout_s: float) -> Mesh:
     try:
         mesh, watch = join_others(
             seat, device, timeout_s, shape.describe, partial(make_mesh, job.plan, seat.rank, device, timeout_s),
-            on_timeout=partial(_end, seat.rank),
+            on_timeout=partial(_end, seat.rank), explains_losses=True,
         )  # fmt: skip
     except NotMetError as error:
         raise RunError(str(error)) from None
-    atexit.register(watch.stop)
+    atexit.register(_leave, watch)
     return mesh
 
 
 def _has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def _leave(watch: Watch) -> None:
+    """Tell ranks that may wait for this one why it ends."""
+    error = getattr(sys, "last_value", None)  # of a script that an error ended
+    reason = "its script is over"
+    if error is not None:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_MOST_TOLD]
+    with suppress(RuntimeError):  # where the store has gone, nobody is left to be told
+        watch.leave(reason)
 
 
 def _end(rank: int, sentence: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.config.base import PlanError, RunError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.plain_values import GivenOptions
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_reduce, broadcast
 from shardwright.parallel.comm.process_groups import Mesh
@@ -39,11 +40,15 @@ from shardwright.train.own_module.module_checkpoint import load_module, save_mod
 
 @dataclass(frozen=True)
 class ModuleStep:
-    """What a step did: its number, from 1, the norm of the gradient before it was clipped, and the learning rate."""
+    """What a step did: its number, from 1, the norm of the gradient before it was clipped, and the learning rate; and
+    the targets of all ranks, where backwards said theirs. A step without any is `skipped`: it leaves the weights, and
+    the number of steps done, as they are."""
 
     number: int
     grad_norm: float
     learning_rate: float
+    num_targets: int | None = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,8 @@ class ShardedModule(nn.Module):
     """A module whose replicas share its state.
 
     In a step: call it, `backward` the loss (or call the loss's own), as often as `accumulate` says, and `step`. The
-    gradient is the mean over replicas and passes. Buffers, such as running statistics, are each rank's own.
+    gradient is the mean over replicas and passes; or, where `backward` is told of how many targets a loss is the sum,
+    that of the mean over all of these. Buffers, such as running statistics, are each rank's own.
     """
 
     def __init__(self, module: nn.Module, units: ModuleUnits, job: JobSpec, mesh: Mesh, accumulate: int) -> None:
@@ -136,6 +142,7 @@ class ShardedModule(nn.Module):
         tied = TiedEmbedding(None, None, mesh.ends)
         self.replica = ModuleReplica(shards, tied, module)
         self._autocast = compute if compute != torch.float32 else None
+        self._num_targets: list[int] = []  # of the backwards since the last step that said theirs
         self._stage.begin()
 
     @staticmethod
@@ -152,6 +159,7 @@ class ShardedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes; with 16-bit parameters under autocast, and floats of the output in float32."""
+        self._note("a forward")
         if self._is_sharded:
             self._stage.enter_forward(ROOT)
         with self._numbers():
@@ -169,35 +177,67 @@ class ShardedModule(nn.Module):
             return nullcontext()
         return torch.autocast(self.mesh.device.type, dtype=self._autocast)
 
-    def backward(self, loss: Tensor) -> None:
-        """The loss's own backward: gradients are added up, and reduced while it runs."""
+    def _note(self, what: str) -> None:
+        """Let ranks that will wait for this one know what it is at."""
+        if self.mesh.watch is not None:
+            self.mesh.watch.step(self.num_steps + 1)
+            self.mesh.watch.doing(what)
+
+    def backward(self, loss: Tensor, num_targets: int | None = None) -> None:
+        """The loss's own backward: gradients are added up, and reduced while it runs.
+
+        Without `num_targets` a loss is a mean, and so is a step's gradient, over backwards and ranks: all weigh the
+        same, however many targets each had. With it the loss is the sum over so many targets of this rank, which may be
+        none, and the step's gradient is that of the mean over the targets of all ranks and backwards. All backwards of
+        a step say it, or none. Raises PlanError where it is no number of targets.
+        """
+        if num_targets is not None:
+            given = GivenOptions()
+            num_targets = given.whole("num_targets", num_targets, least=0)
+            given.check("backward")
+        self._note("a backward")
         loss.backward()
+        if num_targets is not None:
+            self._num_targets.append(num_targets)
 
     def step(self) -> ModuleStep:
         """Sum the gradients over the replicas, clip them, and update. Every rank calls this. Raises RunError; where the
-        gradient is not finite nothing was updated, and the step may be begun anew."""
+        gradient is not finite nothing was updated, and the step may be begun anew. Of no targets there is no mean: such
+        a step is skipped."""
         stage, optimizer = self._stage, self.job.optimizer
-        if self.mesh.watch is not None:
-            self.mesh.watch.step(self.num_steps + 1)
+        self._note("the end of a step")
         stage.finish()
-        mean = 1.0 / (self.mesh.world.size * stage.passes_of_step)
-        norm = self._norm() * mean
+        mine, self._num_targets = self._num_targets, []
+        norm, (told, num_targets) = self._norm.with_sums((float(len(mine)), float(sum(mine))))
+        rate = learning_rate(optimizer, self.num_steps)
+        num_passes = self.mesh.world.size * stage.passes_of_step
+        if told not in (0.0, num_passes):
+            stage.begin()
+            raise RunError(
+                f"{told:.0f} of the {num_passes} backwards of step {self.num_steps + 1} on all ranks said num_targets; "
+                "call backward(loss, num_targets=...) for each of them, with a loss that is a sum, or for none"
+            )
+        if told and not num_targets:
+            stage.begin()
+            return ModuleStep(self.num_steps, 0.0, rate, 0, skipped=True)
+        mean = 1.0 / (num_targets if told else num_passes)
+        norm *= mean
         if norm != norm or norm == float("inf"):
             stage.begin()
             raise RunError(
                 f"the norm of the gradient of step {self.num_steps + 1} is {norm}: some loss or input is not finite, "
                 "the learning rate is too high, or a parameter was read outside of its module while it was sharded"
             )
-        rate = learning_rate(optimizer, self.num_steps)
         clip = optimizer.clip_grad_norm
         clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
         stage.update(clipped * mean, rate)
         stage.begin()
         self.num_steps += 1
-        return ModuleStep(self.num_steps, norm, rate)
+        return ModuleStep(self.num_steps, norm, rate, int(num_targets) if told else None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the backwards since the last step, if there were any. Every rank calls this."""
+        self._num_targets = []
         self._stage.forget()
 
     # What it holds.
