@@ -27,8 +27,8 @@ class Watch:
         self, store: dist.Store, rank: int, timeout_s: float, describe: Callable[[int], str],
         on_timeout: Callable[[str], None], explains_losses: bool = False,
     ) -> None:  # fmt: skip
-        """With `explains_losses` a connection that breaks in a wait is a RunError that says who left; without, whoever
-        started the ranks finds that out."""
+        """Begin with nothing to tell. If it `explains_losses`, a connection that breaks in a wait becomes a RunError
+        that says who left; else whoever started the ranks finds that out."""
         self.explains_losses = explains_losses
         self._store = store
         self._rank = rank
