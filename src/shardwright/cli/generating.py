@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from shardwright.cli.job_options import json_option
 from shardwright.config import largest
+from shardwright.config.base import printable
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
@@ -67,7 +69,13 @@ def generate(
         spec = found.job([*given, f"model.sequence={positions_for(spec, len(begins.ids) + tokens)}"])
     with scratch_folder() as folder:
         written = launch(partial(write_text, asked), spec, folder)[0]
-    click.echo(json.dumps(asdict(written)) if as_json else written.text)
+    click.echo(json.dumps(asdict(written)) if as_json else shown(written.text))
+
+
+def shown(text: str) -> str:
+    """A text as it is written to standard output: without what would drive a terminal where that is one, for weights
+    and a vocabulary of strangers can write anything; and else as it is."""
+    return printable(text) if sys.stdout.isatty() else text
 
 
 @dataclass(frozen=True)

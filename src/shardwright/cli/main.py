@@ -144,11 +144,15 @@ def _command() -> None:
         what = "standard output can't be written" if error.filename is None else f"{error.filename} can't be used"
         _leave(f"failed: {what}: {error.strerror or error}; make room there, or name another place", 1)
     except (ValueError, RuntimeError) as error:
-        from shardwright.config.base import PlanError, RunError  # not before: it takes pydantic, and --help does not
+        from shardwright.config.base import (  # not before: it takes pydantic, and --help does not
+            PlanError,
+            RunError,
+            printable,
+        )
 
         if not isinstance(error, PlanError | RunError):
             raise
-        _leave(str(error), 2) if isinstance(error, PlanError) else _leave(f"failed: {error}", 1)
+        _leave(str(error), 2) if isinstance(error, PlanError) else _leave(f"failed: {printable(str(error))}", 1)
 
 
 def _leave(message: str, status: int) -> NoReturn:

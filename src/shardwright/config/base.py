@@ -44,7 +44,9 @@ def _shown(text: str, most: int) -> str:
 
 
 _NAMED = r"[?&](?:sig|\w{0,50}(?:password|passwd|secret|token|credential|signature)\w{0,50})="
-_SECRETS = re.compile(rf"(://[^/@\s:'\"]{{0,200}}:)(?!\d+/)[^@\s'\"]{{1,200}}(?=@)|({_NAMED})[^&\s'\"]+", re.IGNORECASE)
+_SECRETS = re.compile(
+    rf"(://[^/@\s:\['\"]{{0,200}}:)(?!\d+/)[^@\s'\"]{{1,200}}(?=@)|({_NAMED})[^&\s'\"]+", re.IGNORECASE
+)
 
 
 def hidden(text: str) -> str:
@@ -52,9 +54,13 @@ def hidden(text: str) -> str:
     return _SECRETS.sub(lambda match: f"{match[1] or match[2]}***", text) if "://" in text else text
 
 
+# A line break, a tab, and what joins letters of some scripts or keeps them apart.
+_HARMLESS = "\n\t\u200c\u200d"
+
+
 def printable(text: str) -> str:
     """A text without what would make a terminal do something else than print."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in _HARMLESS else repr(c)[1:-1] for c in text)
 
 
 def shortened(text: str, most: int = 60) -> str:

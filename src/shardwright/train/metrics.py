@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import torch
 
 from shardwright.config import catalog
-from shardwright.config.base import RunError
+from shardwright.config.base import RunError, printable
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
@@ -167,7 +167,7 @@ class MetricsLog:
     def say(self, text: str) -> None:
         """A line for the user. RunError if it can't be said."""
         try:
-            print(text, file=self._out, flush=True)
+            print(printable(text), file=self._out, flush=True)
         except OSError as error:
             raise RunError(f"standard output can't be written: {error.strerror}") from None
 

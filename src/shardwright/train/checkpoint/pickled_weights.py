@@ -2,15 +2,22 @@
 tensors and calls nothing that a file names. Older models are published so alone; `convert` writes them as safetensors.
 """
 
+import os
 import pickle
+import struct
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from shardwright.config.base import shortened
+from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, open_file
 from shardwright.train.checkpoint.released_files import READ_DTYPES, StoredTensor, as_fault_of, named_files
+from shardwright.train.data.memory_limit import memory_limit
 
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _NAMES = {dtype: name for name, dtype in READ_DTYPES.items()}
@@ -19,7 +26,13 @@ _NAMES = {dtype: name for name, dtype in READ_DTYPES.items()}
 # What torch raises of a file that is cut, of another kind, or names what is no tensor.
 _BROKEN = (
     pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, IndexError,
+    MemoryError, OverflowError, RecursionError, NotImplementedError, AssertionError,
 )  # fmt: skip
+
+
+# What the names and shapes of a model may take beside its file, and how often tensors may share its bytes: embeddings
+# that are tied are kept up to four times (T5).
+_READING_BYTES, _MOST_SHARED = 256 * MIB, 4
 
 
 class PickledFiles:
@@ -42,10 +55,12 @@ class PickledFiles:
         """Do nothing: torch maps the file, and the system takes pages back when it needs them."""
 
     def _add(self, path: Path) -> None:
-        with open_file(path, what="file of weights"):
-            pass  # it is a regular file
+        with open_file(path, what="file of weights") as file:
+            size = os.fstat(file.fileno()).st_size
+            _refuse_packed(path, file, size)
         try:
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with memory_limit(2 * size + _READING_BYTES):
+                held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except _BROKEN as error:
             line = shortened((str(error) or type(error).__name__).splitlines()[0], 200)
             way_out = "save it with torch 1.6 or later, or as safetensors"
@@ -57,7 +72,50 @@ class PickledFiles:
         for name, value in held.items():
             if name in self._values:
                 raise FileFault(f"{shortened(name)} is in two files; keep one")
-            if value.dtype not in _NAMES or value.is_sparse:
-                raise FileFault(f"{path.name}: {shortened(name)} is of {value.dtype}, which is not read here")
+            if fault := _tensor_fault(value):
+                raise FileFault(f"{path.name}: {shortened(name)} {fault}")
             self._values[name] = value.detach()
             self.tensors[name] = StoredTensor(path, _NAMES[value.dtype], tuple(value.shape), 0, value.nbytes)
+        if fault := _shared_fault(held.values()):
+            raise FileFault(f"{path.name}: {fault}")
+
+
+def _refuse_packed(path: Path, file: BinaryIO, size: int) -> None:
+    """Raises FileFault for an archive whose parts are packed: torch writes none, and they could be any number."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, struct.error):
+        return  # an older format, or none at all: torch says so
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(part.file_size for part in parts) > size:
+        raise FileFault(f"{path.name} is an archive with packed parts, as torch writes none; save model.state_dict()")
+
+
+def _tensor_fault(value: Tensor) -> str:
+    """Why a tensor is no plain one, whose bytes are those of the file; nothing where it is."""
+    kind = "sparse" if value.layout is not torch.strided else "nested" if value.is_nested else value.device.type
+    if kind != "cpu":
+        return f"is a {kind} tensor, and plain ones on the CPU are read here"
+    if value.dtype not in _NAMES:
+        return f"is of {value.dtype}, which is not read here"
+    if value.is_neg() or value.is_conj():
+        return "is told to be negated when it is read, which is not done here; save model.state_dict() anew"
+    held_bytes = value.untyped_storage().nbytes()
+    if value.nbytes > held_bytes:
+        return (
+            f"of {list(value.shape)} has {value.nbytes:,} bytes, and {held_bytes:,} are in the file, which would be "
+            "written out again and again; save it with .contiguous()"
+        )
+    return ""
+
+
+def _shared_fault(values: Iterable[Tensor]) -> str:
+    """Why tensors, plain ones, are too many for the bytes that they share; nothing where they are not."""
+    storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in values}
+    num_bytes, held_bytes = sum(value.nbytes for value in values), sum(storages.values())
+    if num_bytes <= _MOST_SHARED * held_bytes:
+        return ""
+    return (
+        f"its tensors have {num_bytes:,} bytes, and share {held_bytes:,} of them, more than {_MOST_SHARED} times each; "
+        "save a model's own tensors"
+    )

@@ -11,6 +11,7 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from shardwright.config.user_file import FileFault, open_file, read_text
 from shardwright.train.checkpoint.boxes import DTYPES
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
-_MOST_HEADER, _MOST_INDEX = 100 * MIB, 100 * MIB  # safetensors' own limit of a header
+_MOST_HEADER, _MOST_INDEX = 32 * MIB, 32 * MIB  # of a quarter of a million tensors; published ones have 12 MB at most
+_MOST_DIMENSIONS, _LARGEST = 64, 2**62
 READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -138,16 +140,23 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(text)
         entries: Mapping[str, Any] = {name: value for name, value in header.items() if name != "__metadata__"}
-        return {name: _stored(path, name, entry, 8 + length, size) for name, entry in entries.items()}
+        tensors = {name: _stored(path, name, entry, 8 + length, size) for name, entry in entries.items()}
     except FileFault:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise FileFault(f"{path} is no safetensors file: its header can't be read; fetch it again") from None
+    in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
+    for (before, first), (name, second) in pairwise(in_order):
+        if first.stop > second.start:  # a small file could hold any number of them
+            shared = f"{shortened(before)} and {shortened(name)} share bytes"
+            raise FileFault(f"{path} is no safetensors file: {shared}; fetch it again, or save it with safetensors")
+    return tensors
 
 
 def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: int) -> StoredTensor:
     dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
+    # More digits would make a product that takes days.
+    if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < _LARGEST for n in (*shape, start, stop)):
         raise ValueError(name)
     if dtype not in READ_DTYPES:
         raise FileFault(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.config.base import printable
 from shardwright.config.units import memory_text, seconds_text
 from shardwright.train.data.source_files import SourceFile
 
@@ -71,4 +72,4 @@ class Progress:
 
 def say_aside(line: str) -> None:
     """Tell who watches, on standard error."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

@@ -82,7 +82,8 @@ def _live(
     """A rank's life, in its process. It sends its result, or why there is none."""
     # Its sockets too are for this machine alone: for its interface to itself.
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
     if choose_device(job.run.device, seat.local_rank).type == "cpu":
         # torch's record of the last 2,000 collectives, which nobody reads: 3 MiB, and time in each of them.
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
