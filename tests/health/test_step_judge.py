@@ -5,6 +5,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardwright.config.health import HealthSpec
 from shardwright.config.load import make_job
@@ -104,3 +106,64 @@ def test_what_a_job_cannot_do_is_refused(fields: dict[str, Any], words: str) -> 
     with pytest.raises(ValueError, match=words):
         make_job(fields)
     make_job({"health": {"not_finite": "rewind"}, "checkpoint": {"every_steps": 5}})
+
+
+@settings(max_examples=200)
+@given(bad=st.sets(st.integers(0, 60)), most=st.integers(1, 5), every=st.integers(1, 7))
+def test_rewinds_come_to_an_end(bad: set[int], most: int, every: int) -> None:
+    """Over any steps that are bad whatever the data, with a checkpoint every so many: no bad step is undone twice, and
+    no more than `most` in a row are left out or undone."""
+    asked, step, saved, courses = judge(not_finite="rewind", most_skips=most), 0, [(0, judge().state_dict())], []
+    while step < 60:
+        decision = asked(step, NAN if step in bad else 2.0, 1.0)
+        if decision.course is Course.STOP:
+            break
+        courses.append((step, decision.course))
+        if decision.course is Course.REWIND:
+            step, state = saved[-1]
+            asked.load_state_dict(json.loads(json.dumps(state)))
+            asked.rewound(courses[-1][0])
+            continue
+        step += 1
+        if step % every == 0 and decision.course is Course.GO_ON:
+            saved.append((step, asked.state_dict()))
+    undone = [at for at, course in courses if course is Course.REWIND]
+    assert len(undone) == len(set(undone)) and set(undone) <= bad
+    row, furthest = 0, -1
+    for at, course in courses:
+        if course is not Course.GO_ON:
+            row, furthest = row + 1, max(furthest, at)
+        elif at >= furthest:
+            row = 0
+        assert row <= most
+
+
+def test_a_run_that_diverges_stops_under_rewind() -> None:
+    """From some step on every loss is no number, and each rewind goes to the last checkpoint before it."""
+    asked = judge(not_finite="rewind", most_skips=4)
+    for step in range(5):
+        assert asked(step, 2.0, 1.0).course is Course.GO_ON
+    state, courses, step = asked.state_dict(), [], 5
+    while True:
+        decision = asked(step, NAN, NAN)
+        courses.append(decision.course)
+        if decision.course is Course.STOP:
+            break
+        if decision.course is Course.REWIND:
+            asked.load_state_dict(state)
+            asked.rewound(step)
+        else:
+            step += 1
+    assert courses == [Course.REWIND, Course.SKIP, Course.REWIND, Course.SKIP, Course.STOP]
+    assert "4 times in a row before it a step was left out or undone, and health.most_skips is 4" in decision.sentence
+    assert "going back" not in decision.sentence
+
+
+def test_a_step_without_a_target_is_no_loss() -> None:
+    """It is counted, and neither in the band nor in a row."""
+    asked = judge(spike="skip")
+    for step in range(20):
+        asked.had_no_target()
+        assert asked(step, 2.0, 1.0).course is Course.GO_ON
+    assert asked.counts.skipped == asked.counts.without_target == 20
+    assert "20 steps left out for no token of them has a loss" in asked.counts.sentences()

@@ -210,6 +210,13 @@ def places_of(folder: Path) -> dict[int, tuple[int, int]]:
     return {manifest.step: (manifest.samples, manifest.passed_over) for manifest in manifests}
 
 
+def unhealthy(folder: Path) -> dict[int, str]:
+    """Why each checkpoint that is not healthy is not, by step."""
+    storage = open_storage(str(folder / "checkpoints"))
+    told = {step: manifest_of(storage, step).health for step in steps_kept(storage)}
+    return {step: health.sentence for step, health in told.items() if not health.is_healthy}
+
+
 AXES: dict[str, tuple[str, dict[str, Any]]] = {
     "dp zero 3": ("llama", {"dp": 2, "zero": 3}),
     "tp": ("llama", {"tp": 2, "sequence_parallel": True}),
@@ -249,8 +256,8 @@ def test_a_gradient_that_is_no_number(axis: str, tmp_path: Path) -> None:
         assert same(rewind.state, straight.state)
         assert again.spans == [(step, BATCH * i) for i, step in enumerate([0, 1, 2, 3, 2, 3, 4, 5])]
         assert same_weights(again.states[4], again.states[3])  # the step that is bad again is left out
-        assert early.end.endswith("; there is no whole checkpoint yet to go back to")
-    _, skip, rewind, _, again, _ = ranks[0]
+        assert early.end.endswith("; there is no healthy checkpoint to go back to")
+    stop, skip, rewind, _, again, _ = ranks[0]
     assert any("; its update is left out" in line for line in skip.lines)
     assert "health: 1 step not finite (1 left out)" in skip.lines
     assert any(line.endswith("going on after step 2, with the data behind these steps") for line in rewind.lines)
@@ -261,6 +268,10 @@ def test_a_gradient_that_is_no_number(axis: str, tmp_path: Path) -> None:
     later = {step: (BATCH * (step + 2), 2 * BATCH) for step in (4, 6)}
     assert places_of(tmp_path / "rewind") == places_of(tmp_path / "again") == {2: (2 * BATCH, 0)} | later
     assert places_of(tmp_path / "skip") == {step: (BATCH * step, 0) for step in (2, 4, 6)}
+    # The step before the checkpoint of step 4 was bad, and left out: whoever goes on takes the one before.
+    assert unhealthy(tmp_path / "skip") == unhealthy(tmp_path / "again") == {4: "the gradient of step 4 is not finite"}
+    assert unhealthy(tmp_path / "rewind") == {}
+    assert stop.end.endswith(f"{tmp_path}/stop/checkpoints/step-00000002, and the same command goes on from it")
 
 
 def test_one_bad_step_after_the_other(tmp_path: Path) -> None:
@@ -308,7 +319,7 @@ def test_where_the_update_was_made_already(schedule: str, tmp_path: Path) -> Non
             assert run.spans == [(0, 0), (2, 2 * BATCH), (2, 4 * BATCH), (4, 6 * BATCH)]
             assert same(run.state, straight.state)
         assert again.end.startswith("weights are not finite after step 4, whose loss was, as before the rewind; ")
-        assert again.end.endswith("weights of rank 1 (pp 1, dp 0, tp 0) are not finite")
+        assert "weights of rank 1 (pp 1, dp 0, tp 0) are not finite; the last healthy checkpoint is " in again.end
     for name in ("rewind", "weights"):
         assert recorded_steps(tmp_path / name) == [1, 2, 3, 4, 5, 6]
         assert places_of(tmp_path / name)[6] == (8 * BATCH, 2 * BATCH)

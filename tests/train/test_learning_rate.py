@@ -84,3 +84,28 @@ def test_what_is_asked_for_is_not_changed() -> None:
 def test_it_is_said() -> None:
     found = CliRunner().invoke(cli, ["estimate", "quickstart", "--set", "optimizer.steps=7"])
     assert found.exit_code == 0 and "the warm-up is 1 of the run's 7 steps" in " ".join(found.output.split())
+
+
+SCHEDULES = [
+    {"schedule": "constant"},
+    {"schedule": "cosine"},
+    {"schedule": "linear"},
+    {"schedule": "inverse-sqrt"},
+    {"schedule": "wsd", "decay_share": 0.2},
+]
+
+
+@given(left_out=st.sets(st.integers(0, 39), max_size=20), fields=st.sampled_from(SCHEDULES), warmup=st.integers(0, 12))
+def test_steps_that_changed_no_weight_are_not_in_the_schedule(
+    left_out: set[int], fields: dict[str, Any], warmup: int
+) -> None:
+    """The updates that were made have the rates of a job that never had the others, once it is known how many."""
+    spec = OptimizerSpec(steps=40, warmup_steps=warmup, learning_rate=PEAK, **fields)
+    before = {step: sum(other < step for other in left_out) for step in range(40)}
+    made = [step for step in range(40) if step not in left_out]
+    for number, step in enumerate(made[:warmup]):
+        assert learning_rate(spec, step, left_out=before[step]) == PEAK * (number + 1) / warmup
+    all_known = spec.model_copy(update={"steps": 40 - len(left_out)})
+    for number, step in enumerate(made):
+        if before[step] == len(left_out):
+            assert learning_rate(spec, step, left_out=len(left_out)) == learning_rate(all_known, number)

@@ -217,7 +217,7 @@ def _end_of_step(job: JobSpec, program: Program, pp_rank: int) -> Iterator[Phase
             sums += [(axis_groups(plan, kind), scales) for kind in (cut, SHARDS[is_expert], COPIES[is_expert])]
     losses = _NUMBER * (1 + job.model.mtp_layers)
     has_router_losses = job.model.has_router_losses
-    if job.data.separate_documents and (drains or has_router_losses or program.num_stages - 1 in stages):
+    if job.data.separate_documents:
         # How many targets have a loss, and tokens are real.
         sums += [(axis_groups(plan, DP), losses + _NUMBER * has_router_losses)] * num_steps
     sums += [(axis_groups(plan, kind), losses) for kind in (PP, REPLICAS[False])] * num_steps  # the losses

@@ -17,7 +17,7 @@ class HealthSpec(Spec):
         "of the step out, or go back to the last checkpoint.",
     )
     most_skips: Steps = Field(
-        20, description="Steps in a row that may be left out by not_finite or spike; one more ends the run."
+        20, description="Steps in a row that may be left out or undone by not_finite or spike; one more ends the run."
     )
     spike: Literal["tell", "skip", "rewind", "stop", "ignore"] = Field(
         "tell",

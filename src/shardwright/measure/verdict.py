@@ -16,7 +16,7 @@ class Record:
 
     steps: list[StepResult]
     boxes: list[tuple[ParameterShard, Tensor]]
-    evaluated: float
+    evaluated: float | None
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,23 @@ def compare(ranks: list[Record], one: Record) -> Verdict:
     return Verdict(
         steps=len(one.steps),
         world=len(ranks),
-        max_loss_difference=max(_difference(a, b) for a, b in losses),
+        max_loss_difference=max((_difference(a, b) for a, b in losses if (a, b) != (None, None)), default=0.0),
         max_grad_norm_relative_difference=max(_norm_difference(a, b) for a, b in pairs),
         max_parameter_relative_difference=max(
             (_relative(box, whole[place.slices], whole) for place, box, whole in boxes), default=0.0
         ),
         bitwise=all(a == b for a, b in pairs)
-        and all(a == b and math.isfinite(a) for a, b in losses)
+        and all(a == b and (a is None or math.isfinite(a)) for a, b in losses)
         and all(torch.equal(box, whole[place.slices]) for place, box, whole in boxes),
     )
 
 
-def _difference(a: float, b: float) -> float:
-    """Difference of two numbers; infinite where one of them is none, for nan compares as if it were right."""
-    return abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf
+def _difference(a: float | None, b: float | None) -> float:
+    """Difference of two numbers, infinite where one of them is none, for nan compares as if it were right; or where one
+    of them is missing."""
+    if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b)
 
 
 def _norm_difference(a: StepResult, b: StepResult) -> float:

@@ -20,7 +20,7 @@ from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.launch.full_disk import telling_of_full_disk
 from shardwright.train.launch.launch import launch
 from shardwright.train.launch.scratch_folder import scratch_folder
-from shardwright.train.train_step import evaluate, refuse_asynchronous, train_step
+from shardwright.train.train_step import StepResult, evaluate, refuse_asynchronous, train_step
 
 
 def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec, mesh: Mesh, folder: Path) -> None:
@@ -37,7 +37,10 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
     def batch(step: int) -> Tensor:
         return my_share(samples, job.batch.samples_before(step), job.at_step(step), mesh)
 
-    steps = [train_step(job, replica, mesh, step, tokens_BS=batch(step)) for step in range(num_steps)]
+    steps = list[StepResult]()
+    for step in range(num_steps):
+        left_out = sum(done.skipped for done in steps)
+        steps.append(train_step(job, replica, mesh, step, tokens_BS=batch(step), left_out=left_out))
     with replica.gathered():
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         # Copies, for a view would be saved with the whole buffer that it lies in.

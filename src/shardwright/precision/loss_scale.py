@@ -35,6 +35,11 @@ class LossScale:
         self._num_skipped_in_a_row = 0
         self.num_skipped = 0  # steps left out so far
 
+    @property
+    def can_fall(self) -> bool:
+        """Whether an overflow may be the scale's fault: it is above the least one, and not constant."""
+        return bool(self._growth_steps) and self.value > FLOOR
+
     def update(self, overflowed: bool) -> None:
         """A step is over. If it overflowed, the caller leaves the weights as they are.
 

@@ -8,7 +8,6 @@ clipped.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
@@ -27,6 +26,7 @@ from shardwright.train.train_step import (
     mean_losses,
     microbatches,
     numbered,
+    without_target,
 )
 
 
@@ -63,13 +63,37 @@ class _OfRealTokens:
         return replace(sample, loss_factor=sample.loss_factor / self.share_of(index))
 
 
-def train_stream(
-    job: JobSpec, replica: Replica, mesh: Mesh, program: Program, first_step: int, batch_of: Callable[[int], Tensor]
-) -> list[StepResult]:
-    """Run a stream of global batches of one size, drained only at its end. `batch_of(n)` is this replica's n-th,
-    [B, S + 1].
+class _CountedBatches:
+    """Global batches of which it is known how many targets count: each rank reads them in their order, and the ranks of
+    a stage at the same actions, so they count them together."""
 
-    Returns a result for each batch; its gradient norm is None. A batch's learning rate holds for all its updates.
+    def __init__(self, job: JobSpec, mesh: Mesh, batch_of: Callable[[int], Tensor]) -> None:
+        self._job, self._mesh, self._batch_of = job, mesh, batch_of
+        self._known: dict[int, CountedShares] = {}
+        self.stream = MicrobatchStream(job, self._read)
+
+    def shares(self, batch: int) -> CountedShares:
+        """The shares of the positions of a batch that count."""
+        if batch not in self._known:
+            self.stream.of_batch(batch)
+        return self._known[batch]
+
+    def _read(self, batch: int) -> Tensor:
+        tokens_BS = self._batch_of(batch)
+        if batch not in self._known:
+            self._known[batch] = counted_shares(self._job, self._mesh, tokens_BS)
+        return tokens_BS
+
+
+def train_stream(
+    job: JobSpec, replica: Replica, mesh: Mesh, program: Program, first_step: int, batch_of: Callable[[int], Tensor],
+    left_out: int = 0,
+) -> list[StepResult]:  # fmt: skip
+    """Run a stream of global batches of one size, drained only at its end. `batch_of(n)` is this replica's n-th,
+    [B, S + 1], and `left_out` are the steps before that changed no weight.
+
+    Returns a result for each batch; its gradient norm is None. A batch's learning rate holds for all its updates. One
+    that has no target changes no weight.
     """
     batch_share, job = job.batch_share(first_step), job.at_step(first_step)
     per_batch = job.num_microbatches
@@ -85,20 +109,20 @@ def train_stream(
             replica.tied.sum_gradients()
         shards.reduce_late()
         replica.weight_stashes[stage].before_update()
-        shards.update(1.0, learning_rate(job.optimizer, first_step + action.microbatch // per_batch, batch_share))
+        batch = action.microbatch // per_batch
+        if shares(batch).targets[0]:
+            shards.update(1.0, rate_of(batch))
         shards.zero()
 
     for shards in replica.shards.values():
         shards.zero()
-    stream = MicrobatchStream(job, batch_of)
-    found: dict[int, CountedShares] = {}
+    counted = _CountedBatches(job, mesh, batch_of)
+    stream = counted.stream
+    shares = counted.shares
 
-    def shares(batch: int) -> CountedShares:
-        # Asked for by the ranks of the last stage, and of stages whose routers have losses: by all ranks of a stage in
-        # the same order.
-        if batch not in found:
-            found[batch] = counted_shares(job, mesh, torch.cat(stream.of_batch(batch)))
-        return found[batch]
+    def rate_of(batch: int) -> float:
+        before = sum(not shares(earlier).targets[0] for earlier in range(batch))
+        return learning_rate(job.optimizer, first_step + batch, batch_share, left_out + before)
 
     def factors(microbatch: int) -> tuple[float, ...]:
         return loss_factors(job, mean, shares(microbatch // per_batch).targets)
@@ -110,9 +134,9 @@ def train_stream(
     results = []
     for batch in range(num_batches):
         numbers = [i for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses]
-        mine = {i: losses[i] / losses[i].new_tensor(shares(batch).targets) for i in numbers}
-        step = first_step + batch
-        loss, *further = mean_losses(mine, job, mesh, (1.0,) * (1 + job.model.mtp_layers))
-        rate = learning_rate(job.optimizer, step, batch_share)
-        results.append(StepResult(loss, None, rate, mtp_losses=tuple(further)))
+        mine = {i: losses[i] for i in numbers}
+        loss, *further = mean_losses(mine, job, mesh, shares(batch).targets)
+        rate = rate_of(batch)
+        result = StepResult(loss, None, rate, mtp_losses=tuple(further))
+        results.append(without_target(job, rate) if loss is None else result)
     return results

@@ -5,8 +5,15 @@ import math
 from shardwright.config.optimizer import OptimizerSpec
 
 
-def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0) -> float:
-    """The learning rate of step 0, 1, ..., of a batch that is so large a share of the full one."""
+def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left_out: int = 0) -> float:
+    """The learning rate of step 0, 1, ..., of a batch that is so large a share of the full one.
+
+    `left_out` are the steps before it that changed no weight: the schedule is that of a job without them, whose warm-up
+    they do not use up, and which ends where this one does. Megatron-LM's schedule and PyTorch's GradScaler count
+    updates in the same way, but leave the end of a decay undone by as many steps.
+    """
+    if left_out:
+        spec, step = spec.model_copy(update={"steps": spec.steps - left_out}), step - left_out
     followed = {"none": 1.0, "sqrt": math.sqrt(batch_share), "linear": batch_share}[spec.batch_rule]
     if step < spec.warmup_steps:
         return followed * spec.learning_rate * (step + 1) / spec.warmup_steps

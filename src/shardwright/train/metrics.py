@@ -41,20 +41,20 @@ from shardwright.train.train_step import StepResult
 class StepMetrics:
     """One line of metrics.jsonl.
 
-    `mfu` is None where the device's rate is unknown, `grad_norm` where there is none, `loss_scale` where the loss is
-    not scaled, and `compression_bytes_saved`, which is of all ranks together, where gradients are not compressed. The
-    bytes that all ranks sent by kind of link, and those of them that took tokens to experts and back, are None where
-    cluster.devices_per_node does not say what a node is. A step that is `skipped` changed no weight, `skipped_because`
-    of an "overflow" of fp16, of what was "not finite" or of a "spike"; so many were skipped and so many spikes seen so
-    far. `mtp_losses` are those of further tokens, which `loss` does not contain, None where there are none. Link use
-    is the share of the bandwidth of the cluster's links, None where that is unknown (link_use.py), and `gpus` are
-    readings of rank 0's node at progress lines (gpu_readings.py). A number that is not finite is null.
-    `experts` has an entry for each layer with experts, and None without; in steps that make a progress line there is
-    also who was chosen together.
+    `loss` is None in a step none of whose tokens has one, `mfu` where the device's rate is unknown, `grad_norm` where
+    there is none, `loss_scale` where the loss is not scaled, and `compression_bytes_saved`, which is of all ranks
+    together, where gradients are not compressed. The bytes that all ranks sent by kind of link, and those of them that
+    took tokens to experts and back, are None where cluster.devices_per_node does not say what a node is. A step that is
+    `skipped` changed no weight, `skipped_because` of an "overflow" of fp16, of what was "not finite", of a "spike" or
+    for it had "no target"; so many were skipped and so many spikes seen so far. `mtp_losses` are those of further
+    tokens, which `loss` does not contain, None where there are none. Link use is the share of the bandwidth of the
+    cluster's links, None where that is unknown (link_use.py), and `gpus` are readings of rank 0's node at progress
+    lines (gpu_readings.py). A number that is not finite is null. `experts` has an entry for each layer with experts,
+    and None without; in steps that make a progress line there is also who was chosen together.
     """
 
     step: int
-    loss: float
+    loss: float | None
     grad_norm: float | None
     learning_rate: float
     step_s: float
@@ -210,18 +210,19 @@ class MetricsLog:
             between_link_use=between_use,
             gpus=[asdict(gpu) for gpu in gpus] or None,
             experts=[layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
-            mtp_losses=[loss if math.isfinite(loss) else None for loss in result.mtp_losses] or None,
+            mtp_losses=[loss if _is_number(loss) else None for loss in result.mtp_losses] or None,
         )
         self._write(asdict(metrics))
         more = {name: value for layer in result.routing for name, value in layer.scalars().items()}
-        more |= {f"loss/{k + 2} tokens further": loss for k, loss in enumerate(result.mtp_losses)}
+        further = enumerate(result.mtp_losses)
+        more |= {f"loss/{k + 2} tokens further": loss for k, loss in further if loss is not None}
         self._draw(step, {name: value for name, value in more.items() if math.isfinite(value)})
         self._recent_s = [*self._recent_s[-19:], step_s]
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             rate_text = f"{tokens_per_s:,.0f} tok/s" + (f" mfu {mfu:.1%}" if mfu is not None else "")
             self.say(
-                f"step {step:>{len(str(total))}}/{total}  loss {result.loss:.4f}  "
+                f"step {step:>{len(str(total))}}/{total}  {_loss_text(result.loss)}  "
                 + (f"grad {result.grad_norm:.3f}  " if result.grad_norm is not None else "")
                 + f"lr {result.learning_rate:.2e}  {_what_applies(metrics, result)}"
                 f"{rate_text}  compute {shares.compute:.0%} communication {shares.exposed_communication:.0%} "
@@ -306,7 +307,18 @@ def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:
     return isinstance(of_step, int) and of_step <= step and (with_memory or "memory" not in values)
 
 
-_WHY_SKIPPED = {"overflow": "gradients overflowed", "not finite": "not finite", "spike": "a spike of the loss"}
+_WHY_SKIPPED = {
+    "overflow": "gradients overflowed", "not finite": "not finite", "spike": "a spike of the loss",
+    "no target": "no token has a loss",
+}  # fmt: skip
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _loss_text(loss: float | None) -> str:
+    return "no loss" if loss is None else f"loss {loss:.4f}"
 
 
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
@@ -314,7 +326,7 @@ def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
     compression saved, what crossed between nodes, how experts were used."""
     parts = []
     if result.mtp_losses:
-        parts.append("further " + " ".join(f"{loss:.3f}" for loss in result.mtp_losses))
+        parts.append("further " + " ".join("none" if loss is None else f"{loss:.3f}" for loss in result.mtp_losses))
     if metrics.loss_scale is not None:
         parts.append(f"scale {metrics.loss_scale:g}")
     if metrics.skipped:

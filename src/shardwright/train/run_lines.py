@@ -1,13 +1,19 @@
 """A run's first lines and its last ones, and how it ended."""
 
+import math
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
+from shardwright.config.batch import BatchSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import sequence_notes
 from shardwright.config.units import counted
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, optimizer_of
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.tokenizer import ByteTokenizer
+from shardwright.train.learning_rate import learning_rate
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.steps_measured import StepsMeasured
 
@@ -31,6 +37,34 @@ class RunResult:
     seconds: float
     preempted: bool = False
     measured: StepsMeasured | None = None
+
+
+NOTHING_IS_KEPT = (
+    "note: no checkpoints are kept, and of the weights nothing is left after the run; "
+    "--set checkpoint.every_steps=100 keeps them every 100 steps and at the end"
+)
+
+
+def rate_note(manifest: Manifest, job: JobSpec, left_out: int) -> str:
+    """A line where the learning rate of the step that comes next is another than under the job of the checkpoint; empty
+    where it is the same, or where this version can't tell. Of the steps so far `left_out` changed no weight."""
+    step = manifest.step
+    if step >= job.optimizer.steps:
+        return ""
+    try:
+        before = optimizer_of(manifest)
+        batch = BatchSpec.model_validate(manifest.job.get("batch", {}))
+    except (BrokenCheckpointError, ValidationError):
+        return ""
+    size = batch.size_at(step) / batch.global_batch_size
+    then = learning_rate(before, step, size, left_out)
+    now = learning_rate(job.optimizer, step, job.batch_share(step), left_out)
+    if math.isclose(then, now, rel_tol=1e-9):
+        return ""
+    return (
+        f"note: the learning rate of step {step + 1} is {now:.3g}, and would be {then:.3g} under the job of the "
+        f"checkpoint: it jumps from one to the other there"
+    )
 
 
 def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: MetricsLog) -> None:
@@ -66,8 +100,8 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: M
         log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")
 
 
-def conclude(run: RunResult, log: MetricsLog) -> None:
-    """How it ended."""
+def conclude(run: RunResult, log: MetricsLog, keeps: bool) -> None:
+    """How it ended. `keeps`: it has written checkpoints."""
     if run.validation_loss is not None and run.unigram_loss is not None:
         log.say(
             f"held-out loss {run.validation_loss:.4f} nats a token after {counted(run.steps, 'step')}; "
@@ -75,4 +109,6 @@ def conclude(run: RunResult, log: MetricsLog) -> None:
         )
     if run.sample:
         log.say("a sample of what it writes:\n" + "\n".join("  | " + line for line in run.sample.splitlines()))
+    if not keeps:
+        log.say("no checkpoints were kept: of the weights nothing is left (checkpoint.every_steps keeps them)")
     log.say(f"{run.seconds:.0f} s; metrics in {run.folder}/metrics.jsonl and {run.folder}/tensorboard")

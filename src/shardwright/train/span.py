@@ -37,18 +37,18 @@ def end_of_span(job: JobSpec, replica: Replica, step: int) -> int:
 
 def train_span(
     job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
-    judge: Judge = go_on,
+    judge: Judge = go_on, left_out: int = 0,
 ) -> list[StepResult]:  # fmt: skip
-    """The steps of one span, which begins after `consumed` samples. The `judge` is asked where a step's update waits
-    for it."""
+    """The steps of one span, which begins after `consumed` samples and after `left_out` steps that changed no weight.
+    The `judge` is asked where a step's update waits for it."""
 
     def batch_of(step: int) -> Tensor:
         return batches.batch(first + step, consumed + samples_of(job, first, step))
 
     if replica.program.weights == "current":
-        return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge)]
+        return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge, left_out=left_out)]
     program = job_program(job.at_step(first), num_steps)
-    return train_stream(job, replica, mesh, program, first_step=first, batch_of=batch_of)
+    return train_stream(job, replica, mesh, program, first_step=first, batch_of=batch_of, left_out=left_out)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SpanRun:
 
 def watched_span(
     job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
-    health: RunHealth,
+    health: RunHealth, left_out: int,
 ) -> SpanRun:  # fmt: skip
     """The steps of one span, timed, counted and looked at. What it waits for data is in its time."""
     asked_s = time.perf_counter()
@@ -78,7 +78,7 @@ def watched_span(
     if mesh.watch is not None:
         mesh.watch.step(first + 1)
     with telling_what_is_held(replica.memory), health.recording(replica, first, num_steps):
-        results = train_span(job, replica, mesh, first, num_steps, consumed, batches, health.judge)
+        results = train_span(job, replica, mesh, first, num_steps, consumed, batches, health.judge, left_out)
     span_s = time.perf_counter() - start_s
     saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
     use = span_use(mesh.ledger, span_s, first, num_steps, is_whole=not any(result.skipped for result in results))

@@ -17,7 +17,7 @@ from shardwright.precision.float8_linear import end_step
 from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
-from shardwright.train.health.decision import ALL_IS_WELL, Course, Decision, Judge, go_on
+from shardwright.train.health.decision import ALL_IS_WELL, WITHOUT_TARGET, Course, Decision, Judge, go_on
 from shardwright.train.learning_rate import learning_rate
 from shardwright.train.router_update import LayerRouting, end_routing_step
 
@@ -25,21 +25,22 @@ from shardwright.train.router_update import LayerRouting, end_routing_step
 @dataclass(frozen=True)
 class StepResult:
     """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch that have one,
-    and `mtp_losses` are those of further tokens.
+    and `mtp_losses` are those of further tokens; None where none has one. A step without any is `skipped`, and nothing
+    is computed for it where the pipeline drains.
 
     There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`: it leaves the
     weights as they are, because its gradients overflowed or its `decision` says so. `loss_scale` is None where the loss
     is not scaled. `routing` says how each layer with experts used them; two results are equal or not by the rest.
     """
 
-    loss: float
+    loss: float | None
     grad_norm: float | None
     learning_rate: float
     loss_scale: float | None = None
     skipped: bool = False
     routing: tuple[LayerRouting, ...] = field(default=(), compare=False)
     decision: Decision = field(default=ALL_IS_WELL, compare=False)
-    mtp_losses: tuple[float, ...] = ()
+    mtp_losses: tuple[float | None, ...] = ()
 
 
 def refuse_asynchronous(job: JobSpec, what: str) -> None:
@@ -72,16 +73,19 @@ def numbered(
 
 
 def train_step(
-    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, judge: Judge = go_on
+    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, judge: Judge = go_on, left_out: int = 0
 ) -> StepResult:
     """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica, of a batch that may
-    not have grown yet; the `judge` may leave the update out."""
+    not have grown yet; the `judge` may leave the update out. `left_out` are the steps before that were `skipped`."""
     optimizer_spec = job.optimizer
-    rate, job = learning_rate(optimizer_spec, step, job.batch_share(step)), job.at_step(step)
+    rate, job = learning_rate(optimizer_spec, step, job.batch_share(step), left_out), job.at_step(step)
     scaling = replica.loss_scale
     scale = scaling.value if scaling is not None else 1.0
+    told_scale = scale if scaling is not None else None
     shares = counted_shares(job, mesh, tokens_BS)
-    losses, norm, skipped, decision = [0.0], 0.0, False, ALL_IS_WELL
+    if not shares.targets[0]:  # a token that is further than the next one counts as the next of another
+        return without_target(job, rate, told_scale)
+    losses, norm, skipped, decision = list[float | None](), 0.0, False, ALL_IS_WELL
 
     def update(_: Action) -> None:
         nonlocal losses, norm, skipped, decision
@@ -89,6 +93,7 @@ def train_step(
         norm = replica.gradient_norm() / scale
         # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers.
         losses = mean_losses(replica.executor.losses, job, mesh, shares.targets)
+        assert losses[0] is not None, "it has targets"
         decision = judge(step, losses[0], norm)
         skipped = decision.course is not Course.GO_ON
         if scaling is not None:
@@ -106,11 +111,16 @@ def train_step(
 
     run_step(job, replica, mesh, step, tokens_BS, shares=shares, update=update)
     routing = end_routing_step(job, replica.stages, mesh, skipped)
-    told_scale = scale if scaling is not None else None
     return StepResult(
         losses[0], None if skipped else norm, rate, told_scale, skipped=skipped, routing=routing, decision=decision,
         mtp_losses=tuple(losses[1:]),
     )  # fmt: skip
+
+
+def without_target(job: JobSpec, rate: float, loss_scale: float | None = None) -> StepResult:
+    """What a step gives whose global batch has no target."""
+    further = (None,) * job.model.mtp_layers
+    return StepResult(None, None, rate, loss_scale, skipped=True, decision=WITHOUT_TARGET, mtp_losses=further)
 
 
 def run_step(
@@ -132,10 +142,10 @@ def run_step(
 
 def loss_factors(job: JobSpec, mean: float, shares: Sequence[float]) -> tuple[float, ...]:
     """What gradients of a microbatch's losses are multiplied with: `mean` of those that count, and of further tokens
-    the share of model.mtp_weight that each has."""
+    the share of model.mtp_weight that each has; 0 where none counts."""
     model = job.model
     weights = 1.0, *([model.mtp_weight / model.mtp_layers] * model.mtp_layers if model.mtp_layers else ())
-    return tuple(weight * mean / share for weight, share in zip(weights, shares, strict=True))
+    return tuple(weight * mean / share if share else 0.0 for weight, share in zip(weights, shares, strict=True))
 
 
 def counted_shares(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> CountedShares:
@@ -148,8 +158,8 @@ def counted_shares(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> CountedShares
     return CountedShares(tuple((model.sequence - distance) / model.sequence for distance in further))
 
 
-def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
-    """Mean loss of one global batch, without gradients."""
+def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float | None:
+    """Mean loss of one global batch, without gradients; None where it has no target."""
     losses = microbatch_losses(replica, microbatches(tokens_BS, job.plan.microbatch_size))
     return mean_losses(losses, job, mesh, counted_shares(job, mesh, tokens_BS).targets[:1])[0]
 
@@ -163,9 +173,9 @@ def microbatch_losses(replica: Replica, tokens: list[Tensor]) -> dict[int, Tenso
     return losses
 
 
-def mean_losses(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh, shares: Sequence[float]) -> list[float]:
-    """The means over microbatches and replicas, on every rank, of the positions that count: so large `shares` of all.
-    Ranks without the last stage give no losses."""
+def mean_losses(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh, shares: Sequence[float]) -> list[float | None]:
+    """The means over microbatches and replicas, on every rank, of the positions that count: so large `shares` of all,
+    and None where none does. Ranks without the last stage give no losses."""
     totals = torch.zeros(len(shares), dtype=torch.float64, device=mesh.device)
     for i in sorted(losses):
         totals += losses[i]
@@ -173,4 +183,4 @@ def mean_losses(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh, shares: Seq
     all_reduce(totals, mesh.dp_cp)
     count = job.num_microbatches * job.plan.replicas
     numbers = [1.0] * len(shares) if totals.is_meta else mesh.numbers(totals)
-    return [number / count / share for number, share in zip(numbers, shares, strict=True)]
+    return [number / count / share if share else None for number, share in zip(numbers, shares, strict=True)]

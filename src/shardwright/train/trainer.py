@@ -7,12 +7,14 @@ from pathlib import Path
 
 from shardwright.config.base import PassingError, RunError
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import ASYNCHRONOUS
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import barrier
 from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.build import Replica
+from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth
 from shardwright.train.checkpoint.resuming import begin, go_back
 from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
 from shardwright.train.data.batch_reader import BatchReader
@@ -22,11 +24,12 @@ from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
 from shardwright.train.data.tokenizer import load_tokenizer
 from shardwright.train.health.decision import Course, Decision
-from shardwright.train.health.run_health import RunHealth
+from shardwright.train.health.run_health import RunHealth, was_computed
+from shardwright.train.health.weights_trust import WeightsTrust
 from shardwright.train.held_out import held_out_loss, most_samples, part_note
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.prompt import begun
-from shardwright.train.run_lines import RunResult, conclude, introduce
+from shardwright.train.run_lines import NOTHING_IS_KEPT, RunResult, conclude, introduce, rate_note
 from shardwright.train.run_memory import measure_memory, predicted_lines
 from shardwright.train.span import end_of_span, samples_of, tell_span, watched_span
 from shardwright.train.steps_measured import StepsRecorder
@@ -62,12 +65,16 @@ class TrainingRun:
         self.done = self.saved_step = begun.step
         self.samples = begun.samples  # where it is in the data, those that were passed over included
         self.passed_over = begun.passed_over
+        self.left_out = int(begun.state.get("schedule", {}).get("left_out", 0))  # steps that changed no weight
+        self.trust = WeightsTrust(job, mesh, folder, begun.step)
         self.losses: list[float] = []
         self.validation_loss: float | None = None
+        self.is_validated = False  # the state as it is now
         self.memory_is_measured, self.recorder = False, StepsRecorder()
         self.health = RunHealth(job, mesh, folder, begun.step + 1)
         if "health" in begun.state:
             self.health.load_state_dict(begun.state["health"])
+        self.health.begin_with(HEALTHY if begun.manifest is None else begun.manifest.health)
         is_on = job.checkpoint.is_on
         self.writer = (
             CheckpointWriter(job, self.replica, mesh, folder, start.best_interval_s) if is_on else None
@@ -77,6 +84,8 @@ class TrainingRun:
             introduce(job, mesh, self.tokens, self.log)
             self._say([*predicted_lines(start.predicted), *begun.said, self.health.opening])
             self._say([part_note(job, self.held_out)] if self.held_out is not None else [])
+            self._say([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
+            self._say([] if is_on else [NOTHING_IS_KEPT])
             if self.done >= job.optimizer.steps:
                 self._say([f"nothing is left to do: {self.done} of {counted(job.optimizer.steps, 'step')} are done"])
 
@@ -95,15 +104,27 @@ class TrainingRun:
         run was asked to leave, and has saved."""
         job, mesh, log, health, first = self.job, self.mesh, self.log, self.health, self.done
         num_steps = end_of_span(job, self.replica, first) - first
-        span = watched_span(job, self.replica, mesh, first, num_steps, self.samples, self.batches, health)
+        try:
+            span = watched_span(
+                job, self.replica, mesh, first, num_steps, self.samples, self.batches, health, self.left_out
+            )  # fmt: skip
+        except FloatingPointError as error:  # the loss scale can't go lower
+            self._be_written()
+            raise RunError(f"{error}; {self.trust.way_on()}") from None
+        if self.trust.see(span.results, first):
+            self._be_written()
+            self.trust.doubt()
         if span.decision.course in (Course.STOP, Course.REWIND):
             self._say(span.lines)
             self._go_back(span.decision, num_steps)
             return False
         self.done = first + num_steps
-        self.recorder.add(span.use, span.shares.peak_memory_bytes)
+        if was_computed(span.results, job.plan.schedule not in ASYNCHRONOUS):
+            self.recorder.add(span.use, span.shares.peak_memory_bytes)
         self.samples += samples_of(job, first, num_steps)
-        self.losses += [result.loss for result in span.results]
+        self.left_out += sum(result.skipped for result in span.results)
+        self.losses += [result.loss for result in span.results if result.loss is not None]
+        self.is_validated = False
         if log is not None:
             tell_span(span, first, health, log)
         health.compare_replicas(self.replica, self.done)
@@ -127,6 +148,7 @@ class TrainingRun:
         due = self.done == job.optimizer.steps or (every and self.done % every == 0)
         if self.held_out is not None and due:
             self.validation_loss = held_out_loss(job, self.replica, self.mesh, self.held_out)
+            self.is_validated = True
             if self.log is not None:
                 self.log.evaluation(self.done, self.validation_loss)
 
@@ -139,11 +161,27 @@ class TrainingRun:
         is_last = self.done == self.job.optimizer.steps
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
             self.health.compare_replicas(self.replica, self.done, is_saved=True)
-            state = {"health": self.health.state_dict()}
-            self._tell_saved(self.writer.save(self.done, self.samples, self.passed_over, state))
+            state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}
+            health = self._state_health()
+            self._tell_saved(self.writer.save(self.done, self.samples, self.passed_over, state, health))
         if agreed.is_asked_to_leave:
             self._be_saved()
         return agreed.is_asked_to_leave
+
+    def _state_health(self) -> StateHealth:
+        """How healthy the state is that the run has come to."""
+        return self.health.state_health(self.replica, self.done, self.validation_loss if self.is_validated else None)
+
+    def refuse_no_numbers(self) -> None:
+        """RunError, on all ranks, where a run that is done has come to a loss or to weights that are no numbers."""
+        health = self._state_health()
+        if health.cause == "not finite":
+            raise RunError(f"the run is done, and {health.sentence}; {self.trust.way_on()}")
+
+    def _be_written(self) -> None:
+        """Wait for what is being saved."""
+        if self.writer is not None:
+            self._tell_saved(self.writer.wait())
 
     def _be_saved(self) -> None:
         """Wait until the step that the run has come to is saved. SaveFailedError on all ranks where it could not be."""
@@ -170,22 +208,28 @@ class TrainingRun:
             self.log.checkpoint(saved.step, saved.blocking_s, saved.durable_s)
 
     def _go_back(self, decision: Decision, num_steps: int) -> None:
-        """Go on from the last checkpoint, with the data behind those of the span of so many steps that went wrong.
-        RunError without one, or where the run is to stop."""
-        if self.writer is not None:
-            self._tell_saved(self.writer.wait())  # the state of an earlier step, which is good
+        """Go on from the last healthy checkpoint, with the data behind those of the span of so many steps that went
+        wrong. RunError without one, or where the run is to stop."""
+        self._be_written()
         if decision.course is Course.STOP:
-            raise RunError(decision.sentence)
+            if self.replica.program.weights == "current" and self.done + 1 < self.job.optimizer.steps:
+                next_BS = self.batches.batch(self.done + 1, self.samples + samples_of(self.job, self.done, num_steps))
+                if self.trust.is_ruined_by_next(self.replica, self.done + 1, next_BS):
+                    self.trust.doubt()
+            raise RunError(f"{decision.sentence}; {self.trust.way_on()}")
         assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
         found, said = go_back(self.job, self.mesh, self.replica, self.folder)
         self._say(said)
         if found is None:
-            raise RunError(f"{decision.sentence}; there is no whole checkpoint yet to go back to")
+            raise RunError(f"{decision.sentence}; there is no healthy checkpoint to go back to")
         self.samples += samples_of(self.job, self.done, num_steps)
         self.passed_over = found.passed_over + self.samples - found.samples
         self.done = found.step
+        self.left_out = int(found.state.get("schedule", {}).get("left_out", 0))
+        self.trust.loaded(found.step)
         if "health" in found.state:
             self.health.load_state_dict(found.state["health"])
+        self.health.begin_with(found.health)
         self.health.judge.rewound(decision.step)
         if self.log is not None:
             self.log.go_back(found.step)
@@ -199,6 +243,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     run = TrainingRun(job, mesh, folder, start)
     with run.batches:
         is_done = run.to_the_end()
+    if is_done:
+        run.refuse_no_numbers()
     sample = sample_text(job, run.replica, mesh) if is_done else ""
     barrier(mesh.world)
     log = run.log
@@ -213,7 +259,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     if log is not None:
         if happened := run.health.conclusion():
             log.say(happened)
-        conclude(result, log)
+        conclude(result, log, keeps=job.checkpoint.is_on)
         log.close()
     return result
 

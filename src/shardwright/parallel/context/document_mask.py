@@ -75,13 +75,13 @@ def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int, with_
     numbers.
 
     Losses of targets that do not count are 0. Means over all positions, divided by this, are means over those that
-    count, however those lie over ranks and microbatches. If none counts it is 1.
+    count, however those lie over ranks and microbatches. It is 0 if none counts.
     """
     numbers = [counts(tokens_BT, distance + 1).sum() for distance in range(1 + num_further)]
     if with_real:
         numbers.append(is_real(tokens_BT[:, :-1]).sum())
     totals = all_reduce(torch.stack(numbers), replicas)
-    counted = [0] * len(numbers) if totals.is_meta else totals.tolist()  # in a dry run nothing has a value
     num_positions = tokens_BT[:, 1:].numel() * replicas.size
-    shares = [count / num_positions if count else 1.0 for count in counted]
-    return CountedShares(tuple(shares[: 1 + num_further]), *shares[1 + num_further :])
+    counted = [num_positions] * len(numbers) if totals.is_meta else totals.tolist()  # a dry run has no values
+    shares = [count / num_positions for count in counted]
+    return CountedShares(tuple(shares[: 1 + num_further]), *(share or 1.0 for share in shares[1 + num_further :]))

@@ -1,6 +1,7 @@
 """From which checkpoint a run goes on, under the plan that it has now."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from shardwright.train.checkpoint.boxes import full_shapes
 from shardwright.train.checkpoint.kept import (
     in_order_to_load,
     indices_of,
+    is_said_healthy,
     kept_by,
     manifest_of,
+    mark_unhealthy,
     place_of,
     put_aside,
     steps_kept,
@@ -26,6 +29,7 @@ from shardwright.train.checkpoint.kept import (
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,
     Manifest,
+    StateHealth,
     describe_job,
     folder_name,
     in_words,
@@ -50,8 +54,8 @@ class Resumed:
     step: int = 0
     samples: int = 0
     passed_over: int = 0
-    is_healthy: bool = True
     state: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Manifest | None = None
     said: tuple[str, ...] = ()
 
 
@@ -65,16 +69,17 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
     storage = open_storage(place_of(job, folder))
     released = None if _has_begun(storage, mesh) else released_weights_of(job)
     replica = _new(job, mesh, released)
-    found, is_touched = _load_newest(job, mesh, replica, storage, said, weights_alone=False)
+    steps = _in_order(job, mesh, storage)
+    found, is_touched = _load_first(job, mesh, replica, storage, steps, said, weights_alone=False)
     if found is not None:
+        said += _told_health(storage, found, max(steps, default=0))
         plan = describe_job(found.job)
         before = "" if found.job.get("plan") == job.plan.model_dump(mode="json") else f", written under {plan}"
         said.append(f"going on after step {found.step} from {storage.root}/{folder_name(found.step)}{before}")
         said += differences(found.job, job)
         if weights_from:
             said.append(f"note: the weights of --from {weights_from} are not taken: this run has begun already")
-        is_healthy = found.health.is_healthy
-        return Resumed(replica, found.step, found.samples, found.passed_over, is_healthy, found.state, tuple(said))
+        return Resumed(replica, found.step, found.samples, found.passed_over, found.state, found, tuple(said))
     if said:  # there are some, and none is whole
         if mesh.rank == 0 and isinstance(storage, LocalStorage):
             said += put_aside(job, folder)
@@ -86,9 +91,11 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
         said.append(f"beginning with the weights of {job.model.weights}")
     if weights_from:
         other, _ = kept_by(weights_from, "train --from")
-        found, _ = _load_newest(job, mesh, replica, other, said, weights_alone=True)
+        steps = _in_order(job, mesh, other)
+        found, _ = _load_first(job, mesh, replica, other, steps, said, weights_alone=True)
         if found is None:
             raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
+        said += _told_health(other, found, max(steps, default=0))
         said.append(f"beginning with the weights of {other.root}/{folder_name(found.step)}")
     return Resumed(replica, said=tuple(said))
 
@@ -109,18 +116,43 @@ def _new(job: JobSpec, mesh: Mesh, released: ReleasedWeights | None) -> Replica:
 def go_back(job: JobSpec, mesh: Mesh, replica: Replica, folder: Path) -> tuple[Manifest | None, list[str]]:
     """Load the newest healthy whole checkpoint of a run that goes on. Returns what it is, None if there is none, and
     lines for the user. Every rank calls this."""
-    said = list[str]()
-    return _load_newest(job, mesh, replica, open_storage(place_of(job, folder)), said, weights_alone=False)[0], said
+    said, storage = list[str](), open_storage(place_of(job, folder))
+    steps = [step for step in _in_order(job, mesh, storage) if is_said_healthy(storage, step)]
+    return _load_first(job, mesh, replica, storage, steps, said, weights_alone=False)[0], said
 
 
-def _load_newest(
-    job: JobSpec, mesh: Mesh, replica: Replica, storage: Storage, said: list[str], weights_alone: bool
-) -> tuple[Manifest | None, bool]:
-    """Load the newest healthy checkpoint that is whole, else the newest that is whole. Returns what it is, and whether
-    the replica was written to at all."""
+def newest_healthy(job: JobSpec, mesh: Mesh, folder: Path) -> int:
+    """The step of the newest healthy checkpoint of a run, as rank 0 sees it; 0 where there is none. Every rank calls
+    this; it moves one small all-reduce over the world."""
+    storage, step = open_storage(place_of(job, folder)), 0
+    if mesh.rank == 0:
+        step = next((kept for kept in steps_kept(storage) if is_said_healthy(storage, kept)), 0)
+    held = torch.tensor([step], dtype=torch.int64, device=mesh.device)
+    return int(mesh.numbers(all_reduce_max(held, mesh.world))[0])
+
+
+def doubt(job: JobSpec, folder: Path, step: int, sentence: str) -> None:
+    """Rank 0's part of finding out that the weights of a checkpoint, if there is one of this step, are worth nothing:
+    it says so from now on, unless it is the last that says it is healthy."""
+    storage = open_storage(place_of(job, folder))
+    healthy = [kept for kept in steps_kept(storage) if kept <= step and is_said_healthy(storage, kept)]
+    if step in healthy and len(healthy) > 1:
+        with suppress(OSError, BrokenCheckpointError):  # it stays as it was
+            mark_unhealthy(storage, step, StateHealth(cause="not finite", sentence=sentence))
+
+
+def _in_order(job: JobSpec, mesh: Mesh, storage: Storage) -> list[int]:
+    """The steps of the checkpoints in the order in which they are tried, as rank 0 sees them; others need none."""
     steps = steps_kept(storage) if mesh.rank == 0 else []
-    steps = in_order_to_load(storage, steps, takes_spikes=job.health.spike == "ignore")
-    newest = max(steps, default=0)
+    return in_order_to_load(storage, steps, takes_spikes=job.health.spike == "ignore")
+
+
+def _load_first(
+    job: JobSpec, mesh: Mesh, replica: Replica, storage: Storage, steps: list[int], said: list[str], weights_alone: bool
+) -> tuple[Manifest | None, bool]:
+    """Load the first of these checkpoints that is whole; the steps are rank 0's. Returns what it is, and whether the
+    replica was written to at all."""
+    steps = list(steps)
     is_touched = False
     while True:
         chosen = torch.tensor(steps.pop(0) if steps else -1, dtype=torch.int64, device=mesh.device)
@@ -153,8 +185,6 @@ def _load_newest(
             )
         if not num_bad and manifest is not None:
             take_up(replica, 0 if is_anew else manifest.optimizer_steps)
-            if mesh.rank == 0:
-                said += _told_health(storage, manifest, newest)
             if is_anew and not weights_alone and manifest.optimizer_steps:
                 said.append(
                     f"note: optimizer.name {job.optimizer.name!r} begins anew, with the weights of "
@@ -169,11 +199,12 @@ def _load_newest(
 
 
 def _told_health(storage: Storage, manifest: Manifest, newest: int) -> list[str]:
-    """What is to be said where the newest checkpoint is not healthy, or even the one that was taken is not."""
+    """Lines for where the `newest` checkpoint, 0 where it is not known here, is not healthy, or even the one that was
+    taken is not."""
     health, name = manifest.health, folder_name(manifest.step)
     if not health.is_healthy:
         return [f"note: no checkpoint is healthy; {name} is taken: {in_words(health)}"]
-    if newest == manifest.step:
+    if newest in (0, manifest.step):
         return []
     try:
         other = manifest_of(storage, newest).health

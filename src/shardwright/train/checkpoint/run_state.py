@@ -36,6 +36,7 @@ class _Band(_Remembered):
 class _Judge(_Remembered):
     band: _Band
     num_skips_in_a_row: _Number
+    last_bad: Annotated[int, Field(ge=-1, le=2**53)] = -1
     undone: list[_Number]
     counts: dict[str, _Number]
 
@@ -44,9 +45,14 @@ class _Health(_Remembered):
     judge: _Judge
 
 
+class _Schedule(_Remembered):
+    left_out: _Number
+
+
 class _RunState(_Remembered):
     loss_scale: _LossScale | None = None
     health: _Health | None = None
+    schedule: _Schedule | None = None
 
 
 def state_fault(state: dict[str, Any]) -> str:

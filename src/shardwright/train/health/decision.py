@@ -17,8 +17,9 @@ class Course(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """A course, the same on every rank. `cause` is "not finite", "spike", "overflow" or empty where nothing is wrong;
-    `sentence` is what to say of it, empty where nothing is to be said; `step` is which step of several it is on."""
+    """A course, the same on every rank. `cause` is "not finite", "spike", "overflow", "no target" or empty where
+    nothing is wrong; `sentence` is what to say of it, empty where nothing is to be said; `step` is which step of
+    several it is on."""
 
     course: Course = Course.GO_ON
     cause: str = ""
@@ -27,6 +28,8 @@ class Decision:
 
 
 ALL_IS_WELL = Decision()
+# On a step none of whose tokens has a loss: there is nothing to learn from it, and nobody is asked.
+WITHOUT_TARGET = Decision(Course.SKIP, "no target")
 
 # Decides on a step, counted from 0, by its loss and the norm of its gradient, None where there is none.
 Judge = Callable[[int, float, float | None], Decision]

@@ -70,6 +70,13 @@ def where_not_finite(job: JobSpec, replica: Replica, mesh: Mesh, step: int, toke
     )
 
 
+def gives_no_number(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> bool:
+    """Whether the weights as they are give a loss that is not finite for a batch, on any rank. All ranks call it. Not
+    for compressed gradients."""
+    compute_beside(job, replica, mesh, step, tokens_BS)
+    return any(_gathered(_has_bad_loss(replica), mesh))
+
+
 def weights_not_finite(replica: Replica, mesh: Mesh) -> str:
     """A sentence: which ranks' weights are not finite, empty where all are. Moves a small all-gather over the world."""
     shards = [unit.value_shard for held in replica.shards.values() for unit in held.units]

@@ -24,12 +24,14 @@ from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
+from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth
 from shardwright.train.health.decision import Course, Decision
 from shardwright.train.health.first_not_finite import weights_not_finite, where_not_finite
 from shardwright.train.health.gpu_readings import GpuReading, open_readings
 from shardwright.train.health.profiled_steps import ProfiledSteps
 from shardwright.train.health.repeated_step import GradientHashes, RepeatedStep, looking
 from shardwright.train.health.replica_hashes import ReplicaComparison
+from shardwright.train.health.state_health import state_health, step_health
 from shardwright.train.health.step_judge import StepJudge
 from shardwright.train.health.stragglers import Stragglers
 from shardwright.train.train_step import StepResult
@@ -51,6 +53,7 @@ class RunHealth:
         self._stragglers = Stragglers(job.health.slow_share, _peers(job, mesh))
         self._compute_s: list[float] = []  # of each span since the last progress line
         self._first_looked = first_step
+        self._of_step = HEALTHY  # of the last step that had a target
         self._gpus, self.opening = open_readings(mesh.device) if mesh.rank == 0 else (None, "")
 
     def before_span(self, replica: Replica, first: int, tokens_BS: Tensor | None) -> None:
@@ -89,10 +92,16 @@ class RunHealth:
         number a rank, and where something was wrong or repeated.
         """
         mesh, num_steps = self._mesh, len(results)
-        self._compute_s.append((span_s - sum(mesh.ledger.blocked_s().values())) / num_steps)
+        if was_computed(results, self._drains):
+            self._compute_s.append((span_s - sum(mesh.ledger.blocked_s().values())) / num_steps)
         lines, decision = [], Decision()
         for step, result in enumerate(results, first):
+            if result.loss is None:
+                self.judge.had_no_target()
+                continue
             told = result.decision if self._drains else self.judge(step, result.loss, result.grad_norm)
+            can_fall = replica.loss_scale is not None and replica.loss_scale.can_fall
+            self._of_step = step_health(step + 1, result, told, can_fall) or self._of_step
             lines += [told.sentence] if told.sentence and told.course in (Course.GO_ON, Course.SKIP) else []
             if told.course in (Course.REWIND, Course.STOP):
                 decision = replace(told, step=step)
@@ -106,7 +115,7 @@ class RunHealth:
                 decision = replace(decision, sentence=f"{decision.sentence}; {where}")
         elif not self._drains:
             decision = self._look_at_weights(replica, first + num_steps - 1, decision)
-        elif self._hashes is not None:
+        elif self._hashes is not None and was_computed(results, self._drains):
             different = self._repeated.compare(first, mesh, self._hashes)
             lines += [different] if different else []
         if self._is_line(first + num_steps) and decision.course in (Course.GO_ON, Course.SKIP):
@@ -127,6 +136,15 @@ class RunHealth:
         replica writes a part of it, so that what differs would be alike, and wrong, on all who load it."""
         if self._replicas.is_due(steps_done, is_saved):
             self._replicas.compare(replica, self._mesh, steps_done)
+
+    def begin_with(self, health: StateHealth) -> None:
+        """The run goes on from a state that is so healthy."""
+        self._of_step = health
+
+    def state_health(self, replica: Replica, steps_done: int, held_out: float | None) -> StateHealth:
+        """How healthy the state after the steps so far is, the same on every rank. `held_out` is the loss that was
+        measured with it, if one was. Moves an all-gather of a number a rank."""
+        return state_health(steps_done, self._of_step, weights_not_finite(replica, self._mesh), held_out)
 
     def gpus(self, steps_done: int) -> list[GpuReading]:
         """Readings of the GPUs of rank 0's node, at progress lines and on rank 0; else none."""
@@ -160,9 +178,9 @@ class RunHealth:
 
     def _look_for_stragglers(self, steps_done: int) -> list[str]:
         """Sentences about slow ranks. Moves an all-gather of a number a rank."""
-        mesh, mine_s = self._mesh, median(self._compute_s)
+        mesh, mine_s = self._mesh, median(self._compute_s) if self._compute_s else None  # steps without a target
         first, self._first_looked, self._compute_s = self._first_looked, steps_done + 1, []
-        if mesh.world.size < 2 or self._job.health.slow_share == 0:
+        if mesh.world.size < 2 or self._job.health.slow_share == 0 or mine_s is None:
             return []
         held = torch.tensor([mine_s], dtype=torch.float64, device=mesh.device)
         of_all = all_gather(held, mesh.world).tolist()
@@ -171,6 +189,11 @@ class RunHealth:
     def _who(self, rank: int) -> str:
         here = self._mesh.ledger.ranks_per_node
         return self._mesh.shape.describe(rank) + (f" on node {rank // here}" if here else "")
+
+
+def was_computed(results: list[StepResult], drains: bool) -> bool:
+    """Whether ranks computed anything in a span: for a step without a target they do not, where the pipeline drains."""
+    return not drains or any(result.loss is not None for result in results)
 
 
 def _peers(job: JobSpec, mesh: Mesh) -> list[list[int]]:

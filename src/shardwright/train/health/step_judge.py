@@ -22,7 +22,8 @@ from shardwright.train.health.loss_band import LossBand
 @dataclass
 class StepCounts:
     """How many steps of a run so far were what: left out because a gradient of fp16 overflowed, because something was
-    not finite, because of a spike; not finite and spikes in all; and how often the run went back."""
+    not finite, because of a spike, because no token of it has a loss; not finite and spikes in all; and how often the
+    run went back."""
 
     overflows: int = 0
     skipped_not_finite: int = 0
@@ -30,11 +31,12 @@ class StepCounts:
     not_finite: int = 0
     spikes: int = 0
     rewinds: int = 0
+    without_target: int = 0
 
     @property
     def skipped(self) -> int:
         """Steps that changed no weight."""
-        return self.overflows + self.skipped_not_finite + self.skipped_spikes
+        return self.overflows + self.skipped_not_finite + self.skipped_spikes + self.without_target
 
     def sentences(self) -> list[str]:
         """What happened, for the end of a run."""
@@ -45,6 +47,9 @@ class StepCounts:
             else "",
             f"{counted(self.spikes, 'spike')} of the loss ({self.skipped_spikes} left out)" if self.spikes else "",
             f"{counted(self.rewinds, 'rewind')}" if self.rewinds else "",
+            f"{counted(self.without_target, 'step')} left out for no token of them has a loss"
+            if self.without_target
+            else "",
         ]
         return [part for part in parts if part]
 
@@ -59,7 +64,8 @@ class StepJudge:
         self._learning_rate = learning_rate
         self._scales_loss = scales_loss
         self._band = LossBand(health.spike_window, health.spike_deviations)
-        self._num_skips_in_a_row = 0
+        self._num_bad_in_a_row = 0  # left out or undone, with no good step behind the last of them
+        self._last_bad = -1
         self._undone: set[int] = set()  # steps that a rewind has undone
         self.counts = StepCounts()
 
@@ -76,10 +82,8 @@ class StepJudge:
             self.counts.not_finite += 1
         if decision.cause == "spike":
             self.counts.spikes += 1
-        if decision.course is Course.SKIP:
-            decision = self._skip(decision)
-        elif decision.course is Course.GO_ON:
-            self._num_skips_in_a_row = 0
+        if decision.course is Course.GO_ON and step >= self._last_bad:
+            self._num_bad_in_a_row = 0
         if decision.course is Course.GO_ON or decision.cause == "spike":
             self._band.add(loss)
         return decision
@@ -95,22 +99,27 @@ class StepJudge:
         """The run has gone back to a checkpoint because of a step, counted from 0. Call it after `load_state_dict`."""
         self._undone.add(bad_step)
         self.counts.rewinds += 1
-        self._num_skips_in_a_row = 0
+
+    def had_no_target(self) -> None:
+        """A step was left out, for no token of it has a loss: nothing was seen of how the run goes."""
+        self.counts.without_target += 1
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs."""
         return {
             "band": self._band.state_dict(),
-            "num_skips_in_a_row": self._num_skips_in_a_row,
+            "num_skips_in_a_row": self._num_bad_in_a_row,
+            "last_bad": self._last_bad,
             "undone": sorted(self._undone),
             "counts": asdict(self.counts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint. What this run knows of steps that were undone, and its counts where they are higher,
-        stay: a rewind forgets neither."""
+        """Go on from a checkpoint. What this run knows of steps that were undone and of bad ones in a row, and its
+        counts where they are higher, stay: a rewind forgets none of them."""
         self._band.load_state_dict(state["band"])
-        self._num_skips_in_a_row = int(state["num_skips_in_a_row"])
+        self._num_bad_in_a_row = max(self._num_bad_in_a_row, int(state["num_skips_in_a_row"]))
+        self._last_bad = max(self._last_bad, int(state.get("last_bad", -1)))
         self._undone |= {int(step) for step in state["undone"]}
         before = state["counts"]
         for field in fields(self.counts):
@@ -129,6 +138,12 @@ class StepJudge:
         return self._apply(self._health.spike, step, "spike", what)
 
     def _apply(self, policy: str, step: int, cause: str, what: str) -> Decision:
+        decision = self._by_policy(policy, step, cause, what)
+        if decision.course in (Course.SKIP, Course.REWIND):
+            return self._bounded(decision, step, what)
+        return decision
+
+    def _by_policy(self, policy: str, step: int, cause: str, what: str) -> Decision:
         if policy == "tell":
             return Decision(Course.GO_ON, cause, what)
         if policy == "skip":
@@ -142,14 +157,20 @@ class StepJudge:
             return Decision(Course.REWIND, cause, f"{what}; going back to the last checkpoint")
         return Decision(Course.STOP, cause, f"{what}; {self._way_out()}")
 
-    def _skip(self, decision: Decision) -> Decision:
-        self._num_skips_in_a_row += 1
+    def _bounded(self, decision: Decision, step: int, what: str) -> Decision:
+        """A decision to leave a step out or to undo it, or the end of the run: a good step that comes again after a
+        rewind does not make up for the bad one that is still to come."""
+        self._num_bad_in_a_row += 1
+        self._last_bad = max(self._last_bad, step)
         most = self._health.most_skips
-        if self._num_skips_in_a_row > most:
-            said = (
-                f"{decision.sentence}; so were those of the {counted(most, 'step')} before, and health.most_skips is "
+        if self._num_bad_in_a_row > most:
+            sentence = (
+                f"{what}; {counted(most, 'time')} in a row before it a step was left out or undone, and "
+                f"health.most_skips is {most}: {self._way_out()}"
             )
-            return Decision(Course.STOP, decision.cause, f"{said}{most}: {self._way_out()}")
+            return Decision(Course.STOP, decision.cause, sentence)
+        if decision.course is Course.REWIND:
+            return decision
         if decision.cause == "spike":
             self.counts.skipped_spikes += 1
         else:
