@@ -56,12 +56,12 @@ def import_job(
     found = _imported(system, files, overrides, asked_cluster(asked))
     planned(f"job {found.job.name}", found.job)
     found = replace(found, job=with_paths_from(found.job, toml.parent if toml else Path()))
+    if toml:
+        write_toml(toml, found.job)
     if as_json:
         click.echo(json.dumps(imported_dict(found)))
     elif toml is None:
         click.echo(job_toml(found.job), nl=False)
-    if toml:
-        write_toml(toml, found.job)
     if not as_json:
         click.echo(imported_notes(found), err=True)
 
@@ -99,9 +99,6 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
         found = exported(to, spec)
     except Lacking as error:
         raise PlanError(error.subject, error.faults, _nearest(to, spec, error)) from None
-    if as_json:
-        left_out, rate = list(found.left_out), found.unsaid_learning_rate
-        click.echo(json.dumps({"files": found.files, "left_out": left_out, "unsaid_learning_rate": rate}))
     if out:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -113,7 +110,10 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
     elif not as_json:
         for name, text in found.files.items():
             click.echo((f"# ---- {name}\n" if len(found.files) > 1 else "") + text, nl=False)
-    if not as_json and (notes := exported_notes(found, to.title)):
+    if as_json:
+        left_out, rate = list(found.left_out), found.unsaid_learning_rate
+        click.echo(json.dumps({"files": found.files, "left_out": left_out, "unsaid_learning_rate": rate}))
+    elif notes := exported_notes(found, to.title):
         click.echo(notes, err=True)
 
 

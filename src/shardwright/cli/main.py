@@ -25,6 +25,7 @@ from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
 from shardwright.cli.train import train
 from shardwright.config import largest
+from shardwright.config.standard_streams import let_readers_leave
 from shardwright.train.launch.ending import telling_of_signals
 
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
@@ -128,6 +129,7 @@ for command in (
 
 def main() -> None:
     """Entry point: every error the user can mend is one message and no traceback, and so is a signal."""
+    let_readers_leave()
     telling_of_signals(_command)
 
 

@@ -120,9 +120,10 @@ def layout(
             found = best_layout(load(job, overrides), shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
-    click.echo(json.dumps(layout_dict(found)) if as_json else layout_text(found))
     if toml:
         write_toml(toml, found.job)
+    click.echo(json.dumps(layout_dict(found)) if as_json else layout_text(found))
+    if toml:
         click.echo(f"the job with the layout is in {toml}", err=True)
 
 
@@ -191,6 +192,8 @@ def plan(
     told: str | dict[str, Any] = ""
     if of and came and given.own and not given.own_faults:
         told = changes(of, given.own, advice, as_json, came=came)
+    if toml and found.best is not None:
+        write_toml(toml, with_paths_from(found.best, toml.parent) if system else found.best)
     if as_json:
         click.echo(json.dumps({"as_given": told or None, "plans": found.dicts()} if system else found.dicts()))
     else:
@@ -198,7 +201,6 @@ def plan(
     if found.best is None:
         sys.exit(1)
     if toml:
-        write_toml(toml, with_paths_from(found.best, toml.parent) if system else found.best)
         click.echo(f"the job with the recommended plan is in {toml}", err=True)
 
 

@@ -139,16 +139,16 @@ def job_peak_flops(job: JobSpec, device: DeviceSpec) -> float | None:
 
 
 class MetricsLog:
-    """Writes metrics of steps and evaluations to a run's folder and the progress line to `out`."""
+    """Writes metrics of steps and evaluations to a run's folder, and the progress line to `out` or standard output."""
 
     def __init__(
-        self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 0, out: TextIO = sys.stdout
+        self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 0, out: TextIO | None = None
     ) -> None:  # fmt: skip
         """Go on after `first_step` steps: what the files say of later ones is dropped."""
         from torch.utils.tensorboard import SummaryWriter  # a second of imports that only rank 0 pays
 
         self._job = job
-        self._out = out
+        self._out = out or sys.stdout
         device = known_device(job, mesh.device)
         self._peak_flops = job_peak_flops(job, device) if device is not None else None
         self._path, self._board_folder = folder / METRICS, folder / BOARD

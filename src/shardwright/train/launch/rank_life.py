@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from shardwright.config.base import PassingError, PlanError, RunError
 from shardwright.config.job import JobSpec
+from shardwright.config.standard_streams import let_readers_leave
 from shardwright.config.units import counted
 from shardwright.parallel.comm.hang_watch import Watch, is_lost_connection
 from shardwright.parallel.comm.process_groups import Mesh
@@ -74,6 +75,7 @@ def run_rank(
     watch: Watch | None = None
     room = 0
     collect_as_usual()
+    let_readers_leave()
     try:
         torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // seat.local_world))
         device = choose_device(job.run.device, seat.local_rank)

@@ -1,0 +1,81 @@
+"""A reader that leaves loses what it did not read, and nothing else: files that were asked for, and runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = (sys.executable, "-m", "shardwright")
+PATIENCE_S = 300.0
+MODEL = ("gpt2", "--devices", "2", "--device", "a100-sxm-80g")
+NO_NOTES = ("yi-34b",)
+
+# Files that commands write, and the option that names them; a model makes notes on standard output before.
+WRITTEN: dict[str, tuple[tuple[str, ...], str]] = {
+    "simulate page": (("simulate", *MODEL), "--html"),
+    "simulate picture": (("simulate", *NO_NOTES), "--svg"),
+    "simulate trace": (("simulate", *NO_NOTES), "--trace"),
+    "simulate json": (("simulate", *NO_NOTES, "--json"), "--html"),
+    "schedule": (("schedule", "1f1b"), "--svg"),
+    "compare": (("schedule", "--compare"), "--html"),
+    "plan": (("plan", *MODEL), "--toml"),
+    "plan json": (("plan", *MODEL, "--json"), "--toml"),
+    "layout": (("layout", *NO_NOTES), "--toml"),
+    "scale": (("scale", *MODEL), "--svg"),
+    "launch": (("launch", "llama3-405b-16k", "--torchrun"), "--out"),
+    "export": (("export", "gpt3-175b-1024", "--to", "megatron"), "--out"),
+}
+
+
+def unread(arguments: tuple[str, ...], folder: Path, both: bool = False) -> subprocess.CompletedProcess[str]:
+    """A command whose standard output nobody reads, nor its standard error, if `both`."""
+    here, there = os.pipe()
+    os.close(here)
+    try:
+        return subprocess.run(
+            [*COMMAND, *arguments], stdout=there, stderr=there if both else subprocess.PIPE, text=True, cwd=folder,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(there)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_file_is_written_though_nobody_reads(name: str, tmp_path: Path) -> None:
+    arguments, option = WRITTEN[name]
+    place = tmp_path / "asked"
+    done = unread((*arguments, option, str(place)), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr and "Traceback" not in done.stderr
+    files = list(place.iterdir()) if place.is_dir() else [place]
+    assert files and all(file.stat().st_size for file in files)
+
+
+def test_all_files_are_written_where_no_stream_is_read(tmp_path: Path) -> None:
+    options = {"--html": "page", "--svg": "picture", "--trace": "trace"}
+    words = tuple(word for option, name in options.items() for word in (option, str(tmp_path / name)))
+    done = unread(("schedule", "zb-h1", *words), tmp_path, both=True)
+    assert done.returncode == 0
+    assert all((tmp_path / name).stat().st_size for name in options.values())
+
+
+def test_refusal_keeps_its_status_where_nobody_reads(tmp_path: Path) -> None:
+    assert unread(("estimate", "nope"), tmp_path, both=True).returncode == 2
+
+
+def test_run_goes_on_though_nobody_reads(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one two three four five six seven eight nine ten\n" * 40)
+    fields = {
+        "model.layers": 1, "model.hidden": 32, "model.heads": 2, "model.kv_heads": 2, "model.vocab": 256,
+        "model.sequence": 16,
+        "plan.dp": 1, "plan.tp": 1, "plan.pp": 1, "batch.global_batch_size": 4, "optimizer.steps": 3,
+        "run.log_every": 1, "data.path": str(tmp_path / "text.txt"), "run.folder": str(tmp_path / "run"),
+    }  # fmt: skip
+    sets = tuple(word for field, value in fields.items() for word in ("--set", f"{field}={value}"))
+    done = unread(("train", "quickstart", *sets), tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "grad_norm" in line] == [1, 2, 3]
