@@ -22,6 +22,7 @@ from shardwright.train.data import encoding_process
 from shardwright.train.data.chat_rows import Chat, chat_of
 from shardwright.train.data.chat_template import ChatTemplate, LateError
 from shardwright.train.data.encoding import HereEncoder
+from shardwright.train.data.place import PlaceInData
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import TokenFiles
 from shardwright.train.data.row_files import FaultError
@@ -360,7 +361,7 @@ def test_sections_of_the_docs_are_read(folder: Path, tmp_path: Path, monkeypatch
         job = make_job(fields | {"model": {"sequence": 64, "vocab": 320}})
         tokens = prepare_tokens(job.data, job.model, 1, tmp_path / "cache")
         assert tokens.train_samples().batch(0, 4).shape == (4, 65)
-        assert tokens.described(100) or not (job.data.chats or job.data.sources)
+        assert PlaceInData.at_beginning(tokens, job).described(100) or not (job.data.chats or job.data.sources)
 
 
 def test_chats_of_which_no_answer_is_left_are_refused(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec, SourceSpec
+from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
-from shardwright.train.data.mixed_samples import MixedSamples, picks, whole_weights
+from shardwright.train.data.mixed_samples import MixedSamples, Mixture, picks, whole_weights
+from shardwright.train.data.place import PlaceInData
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import MixedTokens
 
@@ -69,10 +71,10 @@ def test_any_place_is_where_one_would_come_from_the_beginning(
         begin += count
     assert np.array_equal(np.concatenate(parts), whole)
     # Each source's own follow each other without a gap, from what the samples before have had.
-    for source, had in enumerate(mixed.shares(first)):
+    for source, had in enumerate(Mixture([float(weight) for weight in weights]).shares(first)):
         numbers = whole[whole[:, 0] == source, 1]
         assert numbers.tolist() == list(range(had, had + len(numbers)))
-    assert sum(mixed.shares(first)) == first
+    assert sum(Mixture([float(weight) for weight in weights]).shares(first)) == first
 
 
 def test_an_epoch_is_when_all_were_gone_through() -> None:
@@ -100,7 +102,7 @@ def test_a_source_that_is_short_goes_on_with_another_epoch(tmp_path: Path) -> No
     samples = tokens.train_samples()
     rows = samples.batch(0, 1000)
     assert Counter(chr(row[0]) for row in rows.tolist()) == {"a": 500, "b": 300, "c": 200}
-    lines = tokens.described(1000)
+    lines = PlaceInData.at_beginning(tokens, JobSpec(data=data)).described(1000)
     epochs = [len(source.train_samples()) for source in tokens.sources]
     assert [line.split(" of the samples")[0] for line in lines] == ["50.00%", "30.00%", "20.00%"]
     assert lines[1].endswith(f"300 in this run, of {epochs[1]:,} ({300 / epochs[1]:.2f} epochs)")

@@ -71,6 +71,11 @@ class DataSpec(ReadSpec):
     validation_share: Probability = Field(
         0.05, description="Share of the documents that is held out and only evaluated."
     )
+    begin_new: bool = Field(
+        False,
+        description="A run that goes on with other data than before begins what is new of them at its first sample, "
+        "and is not refused.",
+    )
     separate_documents: bool = Field(
         False, description="Documents in one sample do not see each other, and no loss is taken where one begins."
     )

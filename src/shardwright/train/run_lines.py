@@ -11,6 +11,7 @@ from shardwright.config.model_job import sequence_notes
 from shardwright.config.units import counted
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, optimizer_of
+from shardwright.train.data.place import PlaceInData
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.tokenizer import ByteTokenizer
 from shardwright.train.learning_rate import learning_rate
@@ -67,7 +68,7 @@ def rate_note(manifest: Manifest, job: JobSpec, left_out: int) -> str:
     )
 
 
-def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: MetricsLog) -> None:
+def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place: PlaceInData, log: MetricsLog) -> None:
     """What is about to run, and where."""
     model, plan = job.model, job.plan
     log.say(
@@ -94,7 +95,7 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, log: M
             f"note: text is read as bytes, {ByteTokenizer.num_ids} of the {model.vocab:,} tokens of the vocabulary "
             "(data.tokenizer names a tokenizer)"
         )
-    for line in tokens.described(job.batch.samples_before(job.optimizer.steps)):
+    for line in place.described(job.batch.samples_before(job.optimizer.steps)):
         log.say(line)
     if tokens.dropped_share:
         log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")

@@ -14,11 +14,13 @@ from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.build import Replica
-from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth
+from shardwright.train.checkpoint.kept import place_of
+from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth, folder_name
 from shardwright.train.checkpoint.resuming import begin, go_back
 from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
 from shardwright.train.data.batch_reader import BatchReader
 from shardwright.train.data.once_each import unigram_loss
+from shardwright.train.data.place import PlaceInData, StoredPlace, taken_up
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
@@ -58,9 +60,13 @@ class TrainingRun:
         """Go on from the newest whole checkpoint of the folder, or begin."""
         self.job, self.mesh, self.folder, self.predicted = job, mesh, folder, start.predicted
         self.tokens = _tokens_after_rank_0(job, mesh, folder)
-        self.batches = BatchReader(self.tokens.train_samples(), job, mesh, job.optimizer.steps)
         self.held_out = self.tokens.validation_samples()
         begun = begin(job, mesh, folder, start.weights_from)
+        self.place, of_place = PlaceInData.at_beginning(self.tokens, job), list[str]()
+        if (kept := begun.manifest) is not None:
+            name = f"{place_of(job, folder)}/{folder_name(kept.step)}"
+            self.place, of_place = taken_up(StoredPlace(name, kept.job, kept.samples, kept.data), self.place, job)
+        self.batches = BatchReader(self.place.train_samples(), job, mesh, job.optimizer.steps)
         self.replica = begun.replica
         self.done = self.saved_step = begun.step
         self.samples = begun.samples  # where it is in the data, those that were passed over included
@@ -81,8 +87,8 @@ class TrainingRun:
         )  # fmt: skip
         self.log = MetricsLog(job, mesh, folder, begun.step) if mesh.rank == 0 else None
         if self.log is not None:
-            introduce(job, mesh, self.tokens, self.log)
-            self._say([*predicted_lines(start.predicted), *begun.said, self.health.opening])
+            introduce(job, mesh, self.tokens, self.place, self.log)
+            self._say([*predicted_lines(start.predicted), *begun.said, *of_place, self.health.opening])
             self._say([part_note(job, self.held_out)] if self.held_out is not None else [])
             self._say([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
             self._say([] if is_on else [NOTHING_IS_KEPT])
@@ -162,8 +168,8 @@ class TrainingRun:
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
             self.health.compare_replicas(self.replica, self.done, is_saved=True)
             state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}
-            health = self._state_health()
-            self._tell_saved(self.writer.save(self.done, self.samples, self.passed_over, state, health))
+            health, place = self._state_health(), self.place.to_store(self.samples)
+            self._tell_saved(self.writer.save(self.done, self.samples, self.passed_over, state, health, data=place))
         if agreed.is_asked_to_leave:
             self._be_saved()
         return agreed.is_asked_to_leave

@@ -36,6 +36,7 @@ INDEX_FILE = re.compile(r"rank-([0-9]{5,8})\.json")
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 _MOST_DIMS, _MOST_NAME, _MOST_SENTENCE = 8, 300, 1000
+_MOST_PATH = 4096
 MOST_JSON_BYTES = 32 * MIB  # of one file: 200,000 boxes, or the sums of 2 TiB; read, it takes twenty times as much
 
 # What a run goes on counting from: floating-point numbers, as optimizers count with, have it.
@@ -120,10 +121,34 @@ class StateHealth(Spec):
 HEALTHY = StateHealth()
 
 
+class SourcePlace(Spec):
+    """Where a run stands in a source: it has had so many samples of it, of which the `first` ones came before sources
+    were mixed as they are now. The digest tells its tokens apart, wherever they lie; `path` is for people. One that is
+    left out has weight 0."""
+
+    path: str = Field(max_length=_MOST_PATH)
+    digest: str = Field(min_length=32, max_length=32)
+    num_tokens: _Count
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    first: _Count
+    had: _Count
+
+
+class DataPlace(Spec):
+    """The data that a place in them is of. The sources are mixed so from the run's sample number `begun` on, in an
+    order that is one of the run's `seed`."""
+
+    begun: _Count
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    sources: tuple[SourcePlace, ...] = Field(min_length=1, max_length=2 * largest.SOURCES)
+
+
 class Manifest(Spec):
     """What a checkpoint is of. The run goes on behind the first `samples` of the data; of these it left `passed_over`
     out, for what became of it in them. `job` is the job with its plan as it ran, and `state` what is a few numbers and
-    no tensor. Checkpoints of earlier versions do not say how healthy they are, and count as healthy."""
+    no tensor. Checkpoints of earlier versions do not say how healthy they are, and count as healthy, nor of which
+    `data` their samples are; those of own modules have none."""
 
     format: int = FORMAT
     step: Annotated[int, Field(ge=0, le=largest.STEPS)]
@@ -133,6 +158,7 @@ class Manifest(Spec):
     job: dict[str, Any]
     state: dict[str, Any]
     health: StateHealth = HEALTHY
+    data: DataPlace | None = None
     files: tuple[FileNote, ...]
 
     @property
@@ -188,6 +214,11 @@ def read_manifest(data: bytes, name: str) -> Manifest:
         raise BrokenCheckpointError(
             f"{name} says that {manifest.passed_over:,} samples were passed over and {manifest.optimizer_steps:,} "
             "optimizer steps done, which no run reaches"
+        )
+    if manifest.data is not None and manifest.data.begun > manifest.samples:
+        raise BrokenCheckpointError(
+            f"{name} says that its data begin with sample {manifest.data.begun:,}, behind those that were had, "
+            f"{manifest.samples:,}"
         )
     if not (is_finite(manifest.job) and is_finite(manifest.state)):
         raise BrokenCheckpointError(f"{name} has numbers that are none")

@@ -31,7 +31,7 @@ from shardwright.train.checkpoint.kept import (
     remove_unfinished_checkpoints,
     steps_kept,
 )
-from shardwright.train.checkpoint.manifest import HEALTHY, Manifest, StateHealth, folder_name, index_file
+from shardwright.train.checkpoint.manifest import HEALTHY, DataPlace, Manifest, StateHealth, folder_name, index_file
 from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
 from shardwright.train.checkpoint.saving_cost import SavingCost
 from shardwright.train.checkpoint.storage import open_storage
@@ -105,9 +105,10 @@ class CheckpointWriter:
         return Agreed(asked > 0, is_due > 0 or bool(every and step % every == 0), saved)
 
     def save(
-        self, step: int, samples: int, passed_over: int, state: dict[str, Any], health: StateHealth = HEALTHY
-    ) -> Saved | None:
-        """Begin to save what there is after so many steps, with the run at `samples` of the data, of which it passed
+        self, step: int, samples: int, passed_over: int, state: dict[str, Any], health: StateHealth = HEALTHY,
+        data: DataPlace | None = None,
+    ) -> Saved | None:  # fmt: skip
+        """Begin to save what there is after so many steps, with the run at `samples` of the `data`, of which it passed
         some over, the `state` of who watches over it, and how healthy all that is. A save still being written is waited
         for, and returned."""
         before = self.wait()
@@ -118,7 +119,8 @@ class CheckpointWriter:
             state = state | {"loss_scale": replica.loss_scale.state_dict()}
         manifest = Manifest(
             step=step, samples=samples, passed_over=passed_over, optimizer_steps=optimizer_steps(replica),
-            job=job.model_dump(mode="json"), state=state, health=health, files=(),
+            job=job.model_dump(mode="json"), state=state, health=health, data=data,
+            files=(),
         )  # fmt: skip
         boxes = held_boxes(replica, mesh)
         copied = None

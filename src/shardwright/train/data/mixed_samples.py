@@ -50,41 +50,58 @@ def picks(whole: Sequence[int]) -> NDArray[np.int64]:
     return found
 
 
-class MixedSamples:
-    """Samples of several sources by their weights. Each source goes through its own samples in its own order, and on
-    with its next epoch, however long the others are."""
+class Mixture:
+    """The order of several sources by their weights: a period, again and again."""
 
-    def __init__(self, sources: Sequence[SampleReader], weights: Sequence[float]) -> None:
-        self.sequence = sources[0].sequence
-        self._sources = sources
-        self._whole = whole_weights(weights)
-        self._picks = picks(self._whole)
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.whole = whole_weights(weights)
+        self._picks = picks(self.whole)
         self._before = np.empty(len(self._picks), np.int64)  # samples of the same source before each, in its period
-        for source in range(len(sources)):
+        for source in range(len(self.whole)):
             here = self._picks == source
             self._before[here] = np.arange(here.sum())
 
-    def __len__(self) -> int:
-        """Samples after which every source has been gone through once."""
-        whole = sum(self._whole)
-        return max(-(-len(source) * whole // part) for source, part in zip(self._sources, self._whole, strict=True))
-
-    def batch(self, first: int, count: int) -> NDArray[np.int64]:
-        """Samples first, first + 1, ..., first + count - 1: [count, sequence + 1]. Raises ValueError if `first` or
-        `count` is negative."""
-        refuse_negative(first, count)
+    def owners(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The sources that samples first, first + 1, ... are from, and their numbers in these, both [count]."""
         rounds, places = np.divmod(np.arange(first, first + count, dtype=np.int64), len(self._picks))
-        chosen = self._picks[places]
-        rows = np.empty((count, self.sequence + 1), np.int64)
-        for source in np.unique(chosen).tolist():
-            here = chosen == source
-            numbers = rounds[here] * self._whole[source] + self._before[places[here]]
-            # A source's own samples follow each other without a gap.
-            rows[here] = self._sources[source].batch(int(numbers[0]), len(numbers))
-        return rows
+        owners = self._picks[places]
+        return owners, rounds * np.array(self.whole, np.int64)[owners] + self._before[places]
 
     def shares(self, num_samples: int) -> list[int]:
         """How many of the first samples are of each source."""
         rounds, rest = divmod(num_samples, len(self._picks))
-        counts = np.bincount(self._picks[:rest], minlength=len(self._sources)).tolist()
-        return [rounds * part + count for part, count in zip(self._whole, counts, strict=True)]
+        counts = np.bincount(self._picks[:rest], minlength=len(self.whole)).tolist()
+        return [rounds * part + count for part, count in zip(self.whole, counts, strict=True)]
+
+
+class MixedSamples:
+    """Samples of several sources by their weights. Each source goes through its own samples in its own order, and on
+    with its next epoch, however long the others are.
+
+    A run may have had samples before, of other sources or by other weights: these begin with its sample number `begun`,
+    and each goes on behind the `firsts` of its own.
+    """
+
+    def __init__(
+        self, sources: Sequence[SampleReader], weights: Sequence[float], begun: int = 0, firsts: Sequence[int] = ()
+    ) -> None:
+        self.sequence = sources[0].sequence
+        self._sources, self._begun, self._firsts = sources, begun, firsts or [0] * len(sources)
+        self._mixture = Mixture(weights)
+
+    def __len__(self) -> int:
+        """Samples after which every source has been gone through once."""
+        whole = self._mixture.whole
+        return max(-(-len(source) * sum(whole) // part) for source, part in zip(self._sources, whole, strict=True))
+
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        """Samples first, first + 1, ..., first + count - 1: [count, sequence + 1]. Raises ValueError if `first` is less
+        than `begun`, or `count` is negative."""
+        refuse_negative(first - self._begun, count)
+        owners, numbers = self._mixture.owners(first - self._begun, count)
+        rows = np.empty((count, self.sequence + 1), np.int64)
+        for source in np.unique(owners).tolist():
+            here = owners == source
+            # A source's own samples follow each other without a gap.
+            rows[here] = self._sources[source].batch(self._firsts[source] + int(numbers[here][0]), int(here.sum()))
+        return rows

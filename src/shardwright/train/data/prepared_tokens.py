@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.train.data.mixed_samples import MixedSamples, whole_weights
+from shardwright.train.data.mixed_samples import MixedSamples
 from shardwright.train.data.once_each import InTurn
 from shardwright.train.data.packed_samples import PackedSamples
 from shardwright.train.data.samples import SampleReader, Samples, token_shares
@@ -134,18 +134,3 @@ class MixedTokens:
         shares = np.array(self.weights) / sum(self.weights)
         parts = [share * source.token_shares(vocab) for source, share in zip(self.sources, shares, strict=True)]
         return np.sum(parts, axis=0)
-
-    def described(self, num_samples: int) -> list[str]:
-        """The share of each source, and how often a run of so many samples goes through it."""
-        samples, whole = self.train_samples(), whole_weights(self.weights)
-        lines = []
-        for name, part, number, source in zip(
-            self.names, whole, samples.shares(num_samples), self.sources, strict=True
-        ):
-            epoch = len(source.train_samples())
-            lines.append(
-                f"{part / sum(whole):.2%} of the samples from {name}: {number:,} in this run, of {epoch:,} "
-                f"({number / epoch:.2f} epochs)"
-            )
-            lines += source.described(number)
-        return lines
