@@ -22,12 +22,14 @@ from shardwright.train.launch.preemption import (
     PREEMPTIONS,
     PreemptedEarly,
     Preemption,
+    heard,
     heeded,
     is_asked,
     saved_sentence,
 )
 
 TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+SAVES = "interrupted: the run saves at the end of this step and leaves; Ctrl-C again ends it at once, unsaved\n"
 EARLY = "before its ranks had done a step: there was nothing to save; run the same command again to go on\n"
 
 
@@ -47,7 +49,12 @@ def a_preemption() -> Iterator[Preemption]:
         ([TERM, USR1], [True, True], TERM),
         ([TERM, TERM], [True, False], TERM),
         ([USR1, TERM, TERM], [True, True, False], TERM),
-        ([INT], [False], None),
+        ([INT], [True], INT),
+        ([INT, INT], [True, False], INT),
+        ([USR1, INT, INT], [True, True, False], INT),
+        ([INT, USR1], [True, True], INT),
+        ([INT, TERM], [True, False], INT),
+        ([TERM, INT], [True, False], TERM),
         ([TERM, signal.SIGHUP], [True, False], TERM),
     ],
 )
@@ -166,7 +173,7 @@ def ends(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, err
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 @pytest.mark.parametrize("to_all", [False, True], ids=["the command", "all its processes"])
 def test_ranks_save_and_leave(tmp_path: Path, name: str, to_all: bool) -> None:
     with running(tmp_path) as process:
@@ -174,7 +181,8 @@ def test_ranks_save_and_leave(tmp_path: Path, name: str, to_all: bool) -> None:
         status, err = ends(process)
     assert status == 3, err
     step = int((tmp_path / "steps").read_text()) + 1
-    assert err == saved_sentence(signal.Signals[name], step) + "\n"
+    told = SAVES if name == "SIGINT" else ""
+    assert err == told + saved_sentence(signal.Signals[name], step) + "\n"
 
 
 def test_before_the_first_step_it_ends_at_once(tmp_path: Path) -> None:
@@ -184,14 +192,89 @@ def test_before_the_first_step_it_ends_at_once(tmp_path: Path) -> None:
         assert ends(process) == (3, f"preempted by SIGTERM {EARLY}")
 
 
-@pytest.mark.parametrize("number", [TERM, INT], ids=["SIGTERM", "SIGINT"])
-def test_a_second_signal_ends_it_at_once(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("first", "number"), [(TERM, TERM), (TERM, INT), (INT, INT)], ids=lambda signal: signal.name)
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals, number: signal.Signals) -> None:
+    """A terminal sends Ctrl-C to all processes, of which the command alone answers."""
     (tmp_path / "hangs").touch()
     with running(tmp_path) as process:
-        process.send_signal(TERM)
-        time.sleep(0.5)
-        process.send_signal(number)
-        assert ends(process) == (1, f"failed: {number.name} ended this command and all that it had started\n")
+        process.send_signal(first)
+        while not list(tmp_path.glob("asked *")):
+            time.sleep(0.02)
+        os.killpg(process.pid, number) if number is INT else process.send_signal(number)
+        told = SAVES if first is INT else ""
+        assert ends(process) == (1, f"{told}failed: {number.name} ended this command and all that it had started\n")
+        assert not alive_in_group(process.pid)
+
+
+def alive_in_group(group: int) -> list[int]:
+    """The processes of a group that run, a moment after its first one has ended."""
+    late_s = time.monotonic() + PATIENCE_S
+    while (found := members(group)) and time.monotonic() < late_s:
+        time.sleep(0.02)
+    return found
+
+
+def members(group: int) -> list[int]:
+    found = list[int]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ProcessLookupError):
+            if os.getpgid(int(entry.name)) == group and ") Z " not in (entry / "stat").read_text():
+                found.append(int(entry.name))
+    return found
+
+
+RANK = """
+import os, signal, sys, time
+from shardwright.train.launch.preemption import ONE_PRESS_S, heeded, is_asked
+with heeded(hears_interrupts=True, tells=True):
+    assert not is_asked()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert is_asked()
+    os.kill(os.getpid(), signal.SIGINT)  # the same press of the user's, from the terminal and from torchrun
+    print("lives", flush=True)
+    time.sleep(ONE_PRESS_S + 0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("not here", flush=True)
+"""
+
+
+def test_a_rank_of_torchruns_hears_ctrl_c_itself() -> None:
+    process = subprocess.run([sys.executable, "-c", RANK], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (process.returncode, process.stdout, process.stderr) == (-INT, "lives\n", SAVES)
+
+
+def test_in_a_program_of_the_users_the_second_ctrl_c_is_pythons() -> None:
+    before = signal.signal(INT, signal.default_int_handler)
+    try:
+        with heard() as preemption:
+            with pytest.raises(KeyboardInterrupt):  # no rank can save yet
+                os.kill(os.getpid(), INT)
+            preemption.can_save = True
+            os.kill(os.getpid(), INT)
+            assert preemption.signal is INT
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), INT)
+        assert signal.getsignal(INT) is signal.default_int_handler
+    finally:
+        signal.signal(INT, before)
+
+
+def test_a_run_that_keeps_nothing_says_so() -> None:
+    program = """
+import os, signal
+from shardwright.train.launch.ending import telling_of_signals
+from shardwright.train.launch.preemption import unkept
+def command():
+    with unkept():
+        os.kill(os.getpid(), signal.SIGINT)
+telling_of_signals(command)
+"""
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert process.stderr.startswith(
+        "failed: SIGINT ended this command and all that it had started; nothing of the run"
+    )
+    assert "checkpoint.every_steps" in process.stderr
 
 
 def test_a_rank_that_does_not_leave_is_a_failure(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -90,8 +90,9 @@ def train_job(spec: JobSpec, begins: Begins = Begins()) -> Trained:
     if seat is not None:
         die_of_signals()
         spec = _for_its_world(spec, seat, begins)
-    # What has nothing to save ends with a signal as any command does.
-    heard = preemption.heard() if spec.checkpoint.is_on and seat is None else nullcontext(None)
+    heard: AbstractContextManager[preemption.Preemption | None] = nullcontext(None)
+    if seat is None:  # what has nothing to save ends with a signal as any command does
+        heard = preemption.heard() if spec.checkpoint.is_on else preemption.unkept()
     with heard as asked:
         result, folder = _run_here(spec, asked, begins) if seat is None else _run_rank(spec, seat, begins)
         speaks = seat is None or seat.rank == 0
@@ -183,7 +184,10 @@ def _run_rank(spec: JobSpec, seat: RankEnvironment, begins: Begins) -> tuple[Any
     work = _work(spec, begins.weights_from or "")
     if is_first_of_node and is_on:
         work = partial(_work_in_a_shared_folder, work)
-    heeded = preemption.heeded(before_a_look=preemption.leave_early(seat.rank)) if is_on else nullcontext()
+    leaves_early = preemption.leave_early(seat.rank)
+    heeded: AbstractContextManager[None] = nullcontext()
+    if is_on:
+        heeded = preemption.heeded(before_a_look=leaves_early, hears_interrupts=True, tells=seat.rank == 0)
     with alone, writes_alone, heeded:
         if seat.rank == 0:
             remove_unfinished(folder / "data")

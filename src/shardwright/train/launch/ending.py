@@ -142,10 +142,12 @@ def offering(
     end_of: Callable[[signal.Signals], Ended],
 ) -> Iterator[None]:
     """While it lasts, signals to this command, and `more` of them, are offered to `takes`, and those that it leaves
-    raise what `end_of` makes. Nothing changes outside of a command, nor for signals that the user had ignored."""
+    raise what `end_of` makes. Outside of a command, in a program of the user's, that is Ctrl-C alone, and one that is
+    left is a KeyboardInterrupt. Nothing changes for signals that the user had ignored."""
     handler = next((found for found in map(signal.getsignal, SIGNALS) if isinstance(found, Handler)), None)
     if handler is None:
-        yield
+        with _offering_interrupts(takes):
+            yield
         return
     before = {number: signal.getsignal(number) for number in more}
     handled = [number for number in more if before[number] != signal.SIG_IGN]
@@ -159,6 +161,26 @@ def offering(
             for number in handled:
                 signal.signal(number, before[number])
             handler.takes, handler.end_of = None, Ended
+
+
+@contextmanager
+def _offering_interrupts(takes: Callable[[signal.Signals], bool]) -> Iterator[None]:
+    """While it lasts, `takes` is offered what else would be a KeyboardInterrupt in the main thread."""
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not is_main:
+        yield
+        return
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        if not takes(signal.Signals(number)):
+            signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from typing import Any
 from shardwright.train.launch.ending import die_of_signals
 from shardwright.train.launch.lifeline import follow
 from shardwright.train.launch.loading import loading
-from shardwright.train.launch.preemption import PREEMPTIONS
+from shardwright.train.launch.preemption import REQUESTS
 from shardwright.train.launch.scratch_folder import remove_scratch_of
 
-# To the server: the number of a rank and whether its run takes PREEMPTIONS for requests, with the rank's end of a
+# To the server: the number of a rank and whether its run takes REQUESTS for requests, with the rank's end of a
 # connection. Back: number, process id, and the status it ended with as os.waitpid gives it, or RUNS.
 REQUEST, REPORT = struct.Struct("=i?"), struct.Struct("=iii")
 RUNS = -1
@@ -62,7 +62,7 @@ def serve(descriptor: int, launcher: int) -> None:
     if not follow(launcher, signal.SIGCONT):
         end()
     woken, waker = _woken_by_signals()
-    died_of = {number: signal.getsignal(number) for number in PREEMPTIONS}
+    died_of = {number: signal.getsignal(number) for number in REQUESTS}
     while True:
         readable, _, _ = select.select([descriptor, woken], [], [])
         try:

@@ -1,12 +1,15 @@
-"""A request to save at the end of the step and to leave, so that the run can go on later: SIGTERM or SIGUSR1.
+"""A request to save at the end of the step and to leave, so that the run can go on later: SIGTERM, SIGUSR1 or Ctrl-C.
 
-Batch systems send one before they take a machine away. The command that launched the ranks hears it and tells them;
-under torchrun and Slurm each rank hears it itself. Only a run that writes checkpoints has anything to save.
+Batch systems send one before they take a machine away, and people who have seen enough press Ctrl-C. The command that
+launched the ranks hears it and tells them; under torchrun and Slurm each rank hears it itself. Only a run that writes
+checkpoints has anything to save.
 """
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -18,6 +21,11 @@ from shardwright.train.launch.ending import Ended, offering, signal_name
 # The exit status of a command that was preempted, and can go on.
 STATUS = 3
 PREEMPTIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+REQUESTS = (*PREEMPTIONS, signal.SIGINT)
+_MEANT = (signal.SIGTERM, signal.SIGINT)  # whoever sends two of these wants the end
+# A terminal and a launcher may both send the one Ctrl-C that a user has pressed.
+ONE_PRESS_S = 1.0
+_SAVES = "interrupted: the run saves at the end of this step and leaves; Ctrl-C again ends it at once, unsaved\n"
 
 
 class PreemptedEarly(Ended):
@@ -27,6 +35,23 @@ class PreemptedEarly(Ended):
 
     def sentence(self) -> str:
         return early_sentence(self.number)
+
+
+class EndedUnkept(Ended):
+    """A command was ended that keeps nothing of its run."""
+
+    def sentence(self) -> str:
+        return (
+            f"{super().sentence()}; nothing of the run is kept, for it writes no checkpoints (checkpoint.every_steps "
+            "keeps some)"
+        )
+
+
+@contextmanager
+def unkept() -> Iterator[None]:
+    """While it lasts, a signal that ends this command says that nothing of its run is kept."""
+    with offering((), lambda _: False, EndedUnkept):
+        yield
 
 
 class Preemption:
@@ -48,15 +73,17 @@ class Preemption:
         os.close(self._waker)
 
     def takes(self, number: signal.Signals) -> bool:
-        """Take a signal for a request, if it is one and ranks can save. A second SIGTERM is meant as such."""
-        if number not in PREEMPTIONS or (number is self.signal is signal.SIGTERM):
+        """Take a signal for a request, if it is one and ranks can save. A second SIGTERM or Ctrl-C is meant as such."""
+        if number not in REQUESTS or (number in _MEANT and self.signal in _MEANT):
             return False
         if self.signal is None and not self.can_save:
             return False
         if self.signal is None:
             os.write(self._waker, b"!")
-        if self.signal is not signal.SIGTERM:
+        if self.signal not in _MEANT:
             self.signal = number
+        if number is signal.SIGINT:
+            _tell_that_it_saves()
         return True
 
     def end_of(self, number: signal.Signals) -> Ended:
@@ -66,8 +93,8 @@ class Preemption:
 
 @contextmanager
 def heard() -> Iterator[Preemption]:
-    """While it lasts, the first SIGTERM and each SIGUSR1 to this command is a request. Where ranks can't save yet, it
-    ends the command."""
+    """While it lasts, the first SIGTERM or Ctrl-C and each SIGUSR1 to this command is a request. Where ranks can't save
+    yet, it ends the command."""
     preemption = Preemption()
     try:
         with offering(PREEMPTIONS[1:], preemption.takes, preemption.end_of):
@@ -102,10 +129,15 @@ def is_asked() -> bool:
 
 @contextmanager
 def heeded(
-    at_first_look: Callable[[], None] = lambda: None, before_a_look: Callable[[int], None] = lambda _: None
-) -> Iterator[None]:
+    at_first_look: Callable[[], None] = lambda: None, before_a_look: Callable[[int], None] = lambda _: None,
+    hears_interrupts: bool = False, tells: bool = False,
+) -> Iterator[None]:  # fmt: skip
     """While it lasts, SIGTERM and SIGUSR1 set what `is_asked` returns on this rank. Before the first look at it they
-    call `before_a_look` with their number, too; that look calls `at_first_look`."""
+    call `before_a_look` with their number, too; that look calls `at_first_look`.
+
+    Ctrl-C reaches all processes of a terminal. Where no launcher of ours hears it, a rank that `hears_interrupts` takes
+    the first for a request, which one of them `tells`, and ends with the second; others leave it to the launcher.
+    """
     flag = _Flag(at_first_look)
 
     def answer(number: int, _: FrameType | None) -> None:
@@ -113,7 +145,23 @@ def heeded(
         if not flag.was_seen:
             before_a_look(number)
 
+    interrupted_s = math.inf
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted_s
+        if time.monotonic() > interrupted_s + ONE_PRESS_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif interrupted_s == math.inf:
+            interrupted_s = time.monotonic()
+            if tells and flag.was_seen:
+                _tell_that_it_saves()
+            answer(number, frame)
+
     before: dict[int, Any] = {}
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in the background of a shell
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt if hears_interrupts else signal.SIG_IGN)
+        signal.siginterrupt(signal.SIGINT, False)
     for number in PREEMPTIONS:
         handler = signal.getsignal(number)
         if handler != signal.SIG_IGN or number != signal.SIGTERM:  # the launcher's own way to ask is always heard
@@ -126,6 +174,12 @@ def heeded(
         _OF_THIS_RANK.reset(token)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _tell_that_it_saves() -> None:
+    """Say so from a signal's handler, which may have come in the middle of a print."""
+    with suppress(OSError):
+        os.write(2, _SAVES.encode())
 
 
 def leave_early(rank: int) -> Callable[[int], None]:
