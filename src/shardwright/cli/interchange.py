@@ -127,7 +127,7 @@ def _nearest(system: "System", job: "JobSpec", lack: "Lacking") -> str:
     if near is None or plan_faults(near):
         is_named = any("can't be said to" in fault for fault in lack.faults)
         return f"no job near to it is known that {system.title} has; change these, or take another --to" * is_named
-    return f"the nearest plan that {system.title} has: {set_words(way_to(job, near))}"
+    return f"the nearest plan that {system.title} has: {set_words(way_to(job, near, plan_faults))}"
 
 
 def load_from(

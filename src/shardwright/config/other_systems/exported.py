@@ -43,9 +43,15 @@ def exported(system: System, job: JobSpec) -> Exported:
     """The job in the files of a system. Raises Lacking."""
     subject = f"job {job.name} for {system.title}"
     try:
-        files, back = _there_and_back(system, job, subject)
+        files = system.write(job)
     except PlanError as error:
         raise Lacking(subject, [f"{system.title} has no such job: {fault}" for fault in error.faults], None) from None
+    try:
+        back = job_of_texts(system, files, asked_of(job), subject).job
+    except PlanError as error:
+        if (near := _nearest(system, job)) is None:
+            raise Lacking(subject, [_no_such_job(system, fault) for fault in error.faults], None) from None
+        raise Lacking(subject, [_lack(system, *one) for one in differences(job, near)], near) from None
     found = differences(job, back)
     if found:
         near = _nearest(system, job)
@@ -59,6 +65,12 @@ def asked_of(job: JobSpec) -> Asked:
     """Fields that files leave to the command line: how many devices there are."""
     nodes, each = nodes_of(job)
     return Asked(cluster=AskedCluster(nodes * each, "", each))
+
+
+def _no_such_job(system: System, fault: str) -> str:
+    """Why a job can't be written. A fault of reading it back names a way out for who brings files, which is none for
+    who writes them."""
+    return f"{system.title} has no such job: {fault.rpartition('; ')[0] or fault}; take another --to"
 
 
 def _lack(system: System, name: str, mine: Any, theirs: Any) -> str:

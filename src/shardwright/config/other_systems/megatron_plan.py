@@ -66,7 +66,7 @@ def _read_pipeline(theirs: Settings, ours: Flat) -> None:
         virtual = 1
     else:
         virtual = max(1, counted // (pp * by_layers) if by_layers else by_number)
-    if pp * virtual > counted:
+    if pp * virtual > counted and not text:
         stages = []
     elif any(around) and not text:
         stages = even_stages(counted, pp * virtual)

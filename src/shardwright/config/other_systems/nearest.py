@@ -1,6 +1,6 @@
 """The nearest job to one that a system lacks, and the fields that make it of that one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardwright.config.checks.check import job_faults
@@ -18,6 +18,9 @@ def variants(job: JobSpec) -> Iterator[JobSpec]:
     yield job
     if job.plan.sequence_parallel and job.plan.tp > 1:
         yield job.model_copy(update={"plan": job.plan.model_copy(update={"sequence_parallel": False})})
+    if job.model.mtp_layers:
+        model = job.model.model_copy(update={"mtp_layers": 0})
+        yield job.model_copy(update={"model": model})
 
 
 def near_job(job: JobSpec, back: JobSpec, found: list[tuple[str, Any, Any]]) -> JobSpec | None:
@@ -36,14 +39,17 @@ def near_job(job: JobSpec, back: JobSpec, found: list[tuple[str, Any, Any]]) -> 
     return None if job_faults(near) else near
 
 
-def way_to(job: JobSpec, near: JobSpec) -> Flat:
-    """The fewest fields that make a job mean what the near one does."""
+def way_to(job: JobSpec, near: JobSpec, more_faults: Callable[[JobSpec], list[str]] = lambda job: []) -> Flat:
+    """The fewest fields that make a job mean what the near one does, and that leave it without faults; `more_faults`
+    are those that are not seen from here."""
     old, new = _fields_of(job), _fields_of(near)
     fields = {name: new[name] for name in new if name in old and new[name] != old[name]}
     for name in list(fields):
         rest = {one: value for one, value in fields.items() if one != name}
         without = with_fields(job, rest)
-        if without is not None and not differences(without, near) and not job_faults(without):
+        if without is None or differences(without, near):
+            continue
+        if not job_faults(without) and not more_faults(without):
             fields = rest
     return fields
 

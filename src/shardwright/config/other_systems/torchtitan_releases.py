@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.config import catalog
+from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, Told
@@ -44,10 +45,20 @@ class Release:
         ways = {name: f"say {self.spelled[name]}" if name in self.spelled else "take it out" for name in refused}
         return [f"{name} is no setting of torchtitan {self.number}; {way}" for name, way in ways.items()]
 
+    @property
+    def known(self) -> str:
+        """The models that are known of it, by name and flavor."""
+        return ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS if name not in self.without)
+
     def written(self, job: JobSpec) -> dict[str, Any]:
-        """Settings of a job under the names of the table, less what the release lacks."""
+        """Settings of a job under the names of the table, less what the release lacks. PlanError where it has no name
+        for the model."""
         named = flavor_of(job.model, self.without)
-        found: dict[str, Any] = {"model.name": named[0], "model.flavor": named[1]} if named else {}
+        if named is None:
+            known = f"known here (known: {self.known})"
+            fault = f"it names its models, and this one is none of those that are {known}; take another --to"
+            raise PlanError(f"job {job.name}", [fault])
+        found: dict[str, Any] = {"model.name": named[0], "model.flavor": named[1]}
         found |= write_table(TABLE, job)
         parts = found.get(PARTS, [])
         found |= {PARTS: [[self.modules.get(one, one) for one in part] for part in parts]} if parts else {}
@@ -106,13 +117,12 @@ def told_of(settings: Settings, release: Release, asked: Asked, nodes: int = 0, 
     named = settings.text("model.name", "llama3"), settings.text("model.flavor", "debugmodel")
     model = None if named[0] in release.without else model_fields(*named)
     if model is None and not any(field.startswith("model.") for field in asked.fields):
-        known = ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS if name not in release.without)
         what = f"model {named[0][:40]} {named[1][:40]} is not known here"
         if not settings.has("model.name", "model.flavor"):
             what = (
                 f"no {settings.shown('model.name')} and {settings.shown('model.flavor')} say a model that is known here"
             )
-        settings.faults.append(f"{what} (known: {known}); give it with --set model.name=NAME of the catalog")
+        settings.faults.append(f"{what} (known: {release.known}); give it with --set model.name=NAME of the catalog")
     fields: Flat = {"layers": _layers_of(model or {}, asked)}
     for row in TABLE:
         read_row(row, settings, fields)
