@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from cases import small_job
-from shardwright.config.base import PlanError
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError, RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.user_file import FileFault
@@ -21,6 +23,7 @@ from shardwright.train.launch.run_folder import (
     folder_of,
     holding,
     holding_checkpoints,
+    leaving_no_empty,
     unshared_faults,
 )
 from shardwright.train.launch.scratch_folder import remove_scratch_of, scratch_folder
@@ -223,3 +226,56 @@ def test_a_place_for_checkpoints_that_is_a_file_is_refused(tmp_path: Path) -> No
         holding_checkpoints(writing_to(tmp_path / "file/x"), tmp_path),
     ):
         pass
+
+
+def refused(folder: Path, refusal: BaseException, *made: str) -> None:
+    """A run is refused, which has made its folder, others in it, and files, which are those with a dot."""
+    with leaving_no_empty(folder), holding(folder, folder_faults(folder)):
+        for name in made:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch() if "." in name else (folder / name).mkdir()
+        raise refusal
+
+
+@pytest.mark.parametrize("refusal", [PlanError("data", ["there is none"]), SystemExit(2)], ids=["here", "a rank's"])
+def test_a_refused_run_leaves_no_empty_folder(tmp_path: Path, refusal: BaseException) -> None:
+    """Nor those above it that it made; what was there stays, and so does what has a file."""
+    runs, folder = tmp_path / "runs", tmp_path / "runs" / "name"
+    with pytest.raises(type(refusal)):
+        refused(folder, refusal, "data")
+    assert not list(tmp_path.iterdir())
+    runs.mkdir()
+    with pytest.raises(type(refusal)):
+        refused(folder, refusal)
+    assert list(tmp_path.rglob("*")) == [runs]
+    folder.mkdir()
+    with pytest.raises(type(refusal)):
+        refused(folder, refusal)
+    assert folder.is_dir()
+    folder.rmdir()
+    with pytest.raises(type(refusal)):
+        refused(folder, refusal, "data/tokens.bin", "empty")
+    assert (folder / "data" / "tokens.bin").exists() and not (folder / "empty").exists()
+
+
+def test_a_run_that_fails_later_keeps_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        refused(tmp_path / "run", RunError("the loss is nan"))
+    assert (tmp_path / "run").is_dir()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--set", "data.path=nowhere"],
+        ["--from", "nowhere"],
+        ["--set", "model.weights=nowhere"],
+        ["--set", "cluster.device=h100"],
+        ["--set", "data.path=nowhere", "--set", "checkpoint.every_steps=5", "--set", "checkpoint.path=kept"],
+    ],
+)
+def test_a_refused_command_leaves_nothing(tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke(cli, ["train", "quickstart", "--set", "optimizer.steps=1", *given])
+    assert run.exception is not None
+    assert not list(tmp_path.iterdir())

@@ -137,14 +137,20 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
     from shardwright.train.launch.restarts import launch_with_restarts
-    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding, holding_checkpoints
+    from shardwright.train.launch.run_folder import (
+        folder_faults,
+        folder_of,
+        holding,
+        holding_checkpoints,
+        leaving_no_empty,
+    )
 
     def tell(error: RankFailedError, restart: str) -> None:
         begins.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
 
     folder = folder_of(spec)
     faults = cluster_faults(spec) or machine_faults(spec)
-    with holding(folder, faults + folder_faults(folder)):  # known before much text is read
+    with leaving_no_empty(folder), holding(folder, faults + folder_faults(folder)):  # before much text is read
         if begins.weights_from is not None:
             refuse_weights_from(spec, begins.weights_from)
         refuse_weights(spec, folder, is_anew=begins.fresh)  # before the tokens, which can take an hour
@@ -167,15 +173,23 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
 def _run_rank(spec: JobSpec, seat: RankEnvironment, begins: Begins) -> tuple[Any, Path]:
     """Be one rank. Returns what it returned, and the run's folder."""
     from shardwright.train.checkpoint.other_job import refuse_weights_from
-    from shardwright.train.data.token_cache import remove_unfinished
-    from shardwright.train.launch.rank_life import run_rank
-    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding, holding_checkpoints, this_node
+    from shardwright.train.launch.run_folder import folder_of, leaving_no_empty
 
     if begins.fresh:  # a rank that is started anew can't know whether the run has begun
         raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
     if begins.weights_from is not None:
         refuse_weights_from(spec, begins.weights_from)
     folder = folder_of(spec)
+    with leaving_no_empty(folder) if seat.rank == 0 else nullcontext():
+        return _run_rank_in(folder, spec, seat, begins), folder
+
+
+def _run_rank_in(folder: Path, spec: JobSpec, seat: RankEnvironment, begins: Begins) -> Any:
+    """Be one rank of a run that writes to a folder. Returns what it returned."""
+    from shardwright.train.data.token_cache import remove_unfinished
+    from shardwright.train.launch.rank_life import run_rank
+    from shardwright.train.launch.run_folder import folder_faults, holding, holding_checkpoints, this_node
+
     alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
     writes_alone = holding_checkpoints(spec, folder) if seat.rank == 0 else nullcontext()
     is_first_of_node, is_on = seat.local_rank == 0 < seat.rank, spec.checkpoint.is_on
@@ -191,7 +205,7 @@ def _run_rank(spec: JobSpec, seat: RankEnvironment, begins: Begins) -> tuple[Any
     with alone, writes_alone, heeded:
         if seat.rank == 0:
             remove_unfinished(folder / "data")
-        return run_rank(seat, work, spec, folder, _teller(spec, seat, begins)), folder
+        return run_rank(seat, work, spec, folder, _teller(spec, seat, begins))
 
 
 def _work_in_a_shared_folder(work: "Work", job: JobSpec, mesh: "Mesh", folder: Path) -> Any:

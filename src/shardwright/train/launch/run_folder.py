@@ -46,6 +46,22 @@ def folder_faults(folder: Path, field: str = RUN_FOLDER) -> list[str]:
     return link_faults(folder) if field == RUN_FOLDER else []
 
 
+@contextmanager
+def leaving_no_empty(folder: Path) -> Iterator[None]:
+    """Where what is done meanwhile is refused, remove the folders that were made for it and have no file: the one of
+    this name, what is in it, and those that it is in. Those that were there before stay."""
+    new = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        yield
+    except (PlanError, SystemExit) as end:
+        if isinstance(end, PlanError) or end.code == 2:
+            inside = [Path(path) for path, _, _ in os.walk(folder, topdown=False)] if folder in new else []
+            for path in dict.fromkeys([*inside, *new]):
+                with suppress(OSError):  # it is not empty, or not there
+                    path.rmdir()
+        raise
+
+
 def _way_out(field: str) -> str:
     return f"name another folder in {field}"
 
@@ -121,7 +137,7 @@ def holding_checkpoints(job: JobSpec, folder: Path) -> Iterator[None]:
         yield
         return
     place = Path(storage.root)
-    with holding(place, folder_faults(place, CHECKPOINTS), CHECKPOINTS):
+    with leaving_no_empty(place), holding(place, folder_faults(place, CHECKPOINTS), CHECKPOINTS):
         yield
 
 
