@@ -176,6 +176,7 @@ def _checkpoint(rng: random.Random) -> Fields:
     return {
         "every_steps": rng.choice([0, 1, 4]), "every_s": rng.choice([0.0, 0.5, 60.0]),
         "keep_last": rng.choice([1, 2]), "keep_every": rng.choice([0, 0, 2]), "path": rng.choice(["", "", "kept"]),
+        "keep_best": rng.choice(["", "", "held-out"]),
     }  # fmt: skip
 
 
@@ -191,7 +192,12 @@ def _sources(rng: random.Random) -> Fields:
     text = {"path": "text", "split": rng.choice(["train", "all"]), "end_of_document": 0, "weight": 0.7}
     told: Fields = {"answers_only": False, "chat_template": "t.jinja", "cache": "cache", "workers": 3}
     told["today"] = rng.choice(["", "2026-07-26"])
-    return rng.choice([{}, {"chats": True}, {"sources": [chats, text], "cache": "cache"}, told | {"sources": [chats]}])
+    drawn: Fields = rng.choice(
+        [{}, {"chats": True}, {"sources": [chats, text], "cache": "cache"}, told | {"sources": [chats]}]
+    )
+    sets = [{"name": name, "path": name, "format": "jsonl"} for name in ("code", "web")[: rng.randint(0, 2)]]
+    drawn |= {"validation": sets} if sets else {}
+    return drawn | {"begin_token": rng.choice(["auto", "none"]), "begin_new": rng.random() < 0.5}
 
 
 def _degrees(rng: random.Random) -> Fields:

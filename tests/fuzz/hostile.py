@@ -65,6 +65,9 @@ restart_window_s = 60.0
 [data]
 path = "text.txt"
 tokenizer = "bytes"
+token_dtype = "auto"
+begin_token = "auto"
+begin_new = false
 [optimizer]
 steps = 10
 warmup_steps = 2
@@ -74,6 +77,7 @@ every_s = 30.0
 auto = false
 keep_last = 2
 keep_every = 4
+keep_best = "held-out"
 path = "kept"
 [health]
 not_finite = "stop"
@@ -88,6 +92,10 @@ slow_share = 0.25
 SOURCES = (
     {"path": "text.txt", "weight": 0.7, "split": "train", "end_of_document": 3, "token_dtype": "uint16"},
     {"path": "chats.jsonl", "weight": 0.3, "chats": True, "format": "jsonl"},
+)
+VALIDATION = (
+    {"name": "code", "path": "code.txt", "format": "text"},
+    {"name": "chats", "path": "chats.jsonl", "chats": True, "text_field": "body", "split": "all"},
 )
 TEXT = "A line of text to train on, with ä and 😀.\n" * 40
 
@@ -162,6 +170,8 @@ def job_case(random: Random) -> Case:
     given = dict(tomllib.loads(TINY) if is_tiny else catalog_fields("jobs", random.choice(JOBS)))
     if random.random() < 0.1:
         given["data"] = {"sources": [dict(source) for source in SOURCES], "separate_documents": True}
+    if random.random() < 0.1:
+        given["data"] = given.get("data", {}) | {"validation": [dict(one) for one in VALIDATION]}
     text = mutate.toml(mutate.fields(random, given, _names()))
     raw = text.encode("utf-8", "surrogatepass")
     return Case("job", command_on(random, "job.toml", can_search=is_tiny)).put(

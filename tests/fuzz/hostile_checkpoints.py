@@ -292,7 +292,7 @@ def _write_whole(root: Path, variant: int) -> None:
     from shardwright.train.build import job_mesh
     from shardwright.train.checkpoint.box_writer import save_boxes
     from shardwright.train.checkpoint.kept import make_whole
-    from shardwright.train.checkpoint.manifest import Manifest, folder_name, index_file
+    from shardwright.train.checkpoint.manifest import Manifest, MeasuredLoss, folder_name, index_file
     from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
     from shardwright.train.checkpoint.storage import open_storage
     from shardwright.train.trainer import RunStart, TrainingRun
@@ -317,7 +317,8 @@ def _write_whole(root: Path, variant: int) -> None:
             save_boxes(halves[rank::2], storage, folder_name(step), rank)
         manifest = Manifest(
             step=step, samples=step * job.batch.global_batch_size, optimizer_steps=optimizer_steps(run.replica),
-            job=job.model_dump(mode="json"), state=state, files=(),
+            job=job.model_dump(mode="json"), state=state, data=run.place.to_store(run.samples),
+            losses={"held-out": MeasuredLoss(loss=float(step), set_digest="0" * 32)}, files=(),
         )  # fmt: skip
         make_whole(storage, manifest, [index_file(rank) for rank in range(2)])
     Path("expected.json").write_text(json.dumps(expected))

@@ -51,6 +51,8 @@ def format_case(random: Random) -> Case:
             [{"split": random.choice(["all", "test", "", "x"])},
              {"format": random.choice(["arrow", "megatron", "jsonl"])}, {"separate_documents": True},
              {"workers": random.choice([1, 2, 10**3])}, {"cache": random.choice(["c", "/dev/null"])},
+             {"begin_token": random.choice(["auto", "none", "always", "x"])}, {"begin_new": True},
+             {"validation": [{"name": random.choice(["a", "held-out", ""]), "path": random.choice(["data", "gone"])}]},
              {"answers_only": False}, {"today": random.choice(["2026-07-26", "", "2026-7-1"])},
              {"chats": True, "separate_documents": True}]
         )  # fmt: skip

@@ -149,11 +149,13 @@ def _prepare(arguments: list[str]) -> None:
     from shardwright.config.base import PlanError, RunError
     from shardwright.config.load import load_job
     from shardwright.sharding.token_marks import UNCOUNTED
-    from shardwright.train.data.prepare import prepare_tokens
+    from shardwright.train.data.place import PlaceInData
+    from shardwright.train.data.prepare import prepare_tokens, prepare_validation
 
     try:
         job = load_job(arguments[1], [one for one in arguments[2:] if one != "--set"])
         tokens = prepare_tokens(job.data, job.model, job.run.seed, Path("cache"))
+        own = prepare_validation(job.data, job.model, Path("cache"))
     except PlanError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -163,7 +165,10 @@ def _prepare(arguments: list[str]) -> None:
     has_windows = tokens.num_train_tokens > job.model.sequence or job.data.has_chats
     assert has_windows, "there is less than a window to train on"
     assert tokens.largest_id < job.model.vocab, "an id is outside the vocabulary"
-    for samples in filter(None, (tokens.train_samples(), tokens.validation_samples())):
+    place = PlaceInData.at_beginning(tokens, job)
+    assert sum(one.had for one in place.to_store(9).sources) == 9, "samples of sources are not those of the run"
+    sets = [one.in_file_order() for one in own.values()]
+    for samples in filter(None, (place.train_samples(), tokens.validation_samples(), *sets)):
         window = samples.batch(0, min(len(samples), 64))
         assert ((window >= 0) & (window < UNCOUNTED)).all() or tokens.separate_documents, "a token is marked"
         ids = window % UNCOUNTED * (window >= 0) + (-1 - window) * (window < 0)

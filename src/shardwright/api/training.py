@@ -52,6 +52,7 @@ class Trained(Shown):
     last_loss: float | None
     validation_loss: float | None
     unigram_loss: float | None
+    validation_losses: dict[str, float | None]
     sample: str
     folder: Path
     seconds: float
@@ -102,10 +103,13 @@ def train_job(spec: JobSpec, begins: Begins = Begins()) -> Trained:
             begins.tell(f"how experts were used: {draw_use(folder)}")
         compared, text = _compared(spec, result, folder) if speaks else (None, "")
     given = {name: getattr(result, name) for name in ("steps", "first_loss", "last_loss", "validation_loss",
-             "unigram_loss", "sample", "seconds", "preempted")}  # fmt: skip
+             "unigram_loss", "validation_losses", "sample", "seconds", "preempted")}  # fmt: skip
     return Trained(
         name=spec.name, folder=folder, speaks=speaks, preempted_by=asked.signal if asked is not None else None,
-        values=asdict(result) | {"predicted_and_measured": compared}, compared=text, **given,
+        values=asdict(result) | {
+            "validation_loss": result.validation_loss, "unigram_loss": result.unigram_loss,
+            "predicted_and_measured": compared,
+        }, compared=text, **given,
     )  # fmt: skip
 
 

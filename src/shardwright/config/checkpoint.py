@@ -25,6 +25,11 @@ class CheckpointSpec(Spec):
     keep_every: StepsOr0 = Field(
         0, description="A checkpoint after a multiple of so many steps is kept for ever; 0 means none is."
     )
+    keep_best: str = Field(
+        "",
+        description="A set that is evaluated, by its name: held-out, or one of data.validation. The checkpoint with "
+        "the least loss on it is kept, too.",
+    )
     path: str = Field(
         "", description="Folder, or address for fsspec such as s3://bucket/run; empty: checkpoints in the run's folder."
     )

@@ -11,6 +11,8 @@ from shardwright.config.field_types import DayOrNone, Positive, Probability
 
 STDLIB = "python-stdlib"
 BeginToken = Literal["auto", "none", "always"]
+# How the set is called that data.validation_share holds out, beside those of data.validation.
+HELD_OUT = "held-out"
 
 
 class ReadSpec(Spec):
@@ -45,11 +47,22 @@ class SourceSpec(ReadSpec):
     weight: Positive = Field(1.0, description="Share of the samples, beside the weights of the other sources.")
 
 
+class ValidationSpec(ReadSpec):
+    """A set of the user's own that is never trained on: all of it is evaluated."""
+
+    name: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.-]+$")] = Field(
+        "validation", description="Name of the set in metrics and lines, and for checkpoint.keep_best."
+    )
+
+
 class DataSpec(ReadSpec):
     """Where tokens come from."""
 
     sources: Annotated[list[SourceSpec], Field(max_length=largest.SOURCES)] = Field(
         [], description="Sources that are mixed by weight, in place of data.path and what is read there."
+    )
+    validation: Annotated[list[ValidationSpec], Field(max_length=largest.SOURCES)] = Field(
+        [], description="Sets that are evaluated and not trained on, beside what data.validation_share holds out."
     )
     tokenizer: str = Field(
         "bytes", description="bytes, or the path of a tokenizer.json of Hugging Face tokenizers, or of its folder."
@@ -89,12 +102,24 @@ class DataSpec(ReadSpec):
     @property
     def each(self) -> Sequence["DataSpec"]:
         """The data of each source by itself, or these where there is but one."""
-        if not self.sources:
-            return [self]
-        own = ({name: getattr(source, name) for name in ReadSpec.model_fields} for source in self.sources)
-        return [self.model_copy(update=fields | {"sources": []}) for fields in own]
+        return [self._read_as(source) for source in self.sources] or [self]
+
+    @property
+    def each_validation(self) -> Sequence["DataSpec"]:
+        """The data of each set of data.validation by itself, of which nothing is held out."""
+        return [self._read_as(one).model_copy(update={"validation_share": 0.0}) for one in self.validation]
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The names of all sets that are evaluated."""
+        return [*([HELD_OUT] if self.validation_share else []), *(one.name for one in self.validation)]
 
     @property
     def has_chats(self) -> bool:
-        """Whether some source has chats."""
-        return any(data.chats for data in self.each)
+        """Whether some source has chats, or some set of data.validation."""
+        return any(data.chats for data in (*self.each, *self.each_validation))
+
+    def _read_as(self, what: ReadSpec) -> "DataSpec":
+        """These data with the files of a source or a set, and what is read in them."""
+        fields = {name: getattr(what, name) for name in ReadSpec.model_fields}
+        return self.model_copy(update=fields | {"sources": [], "validation": []})

@@ -3,18 +3,89 @@
 So it is a number of the weights and the text alone, whatever the batch, the plan, and how many targets samples have.
 """
 
+import math
+from collections.abc import Collection, Mapping
+from hashlib import blake2b
+
 import torch
 from torch import Tensor
 
+from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import counts
 from shardwright.train.build import Replica
+from shardwright.train.checkpoint.manifest import MeasuredLoss
 from shardwright.train.data.batch_reader import BatchReader
-from shardwright.train.data.once_each import OnceEach
+from shardwright.train.data.once_each import OnceEach, unigram_loss
+from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.samples import SampleReader
 from shardwright.train.train_step import microbatch_losses, microbatches
+
+_DIGESTED = 64  # samples of a set that its digest is of
+
+
+class HeldOutSets:
+    """All sets that a run evaluates, by their names, and their losses as last measured, after `step` steps."""
+
+    def __init__(self, job: JobSpec, tokens: TokenFiles | MixedTokens, own: Mapping[str, TokenFiles]) -> None:
+        """`own` are the sets of data.validation."""
+        self._job, self._tokens = job, tokens
+        share = tokens.validation_samples()
+        self.readers = ({} if share is None else {HELD_OUT: share}) | {
+            name: one.in_file_order() for name, one in own.items()
+        }
+        self.losses: dict[str, float | None] = {}
+        self.step = -1
+        self._digests: dict[str, str] = {}
+
+    def measure(self, replica: Replica, mesh: Mesh, step: int, names: Collection[str]) -> dict[str, float | None]:
+        """Measure the losses of some sets after so many steps. Returns them. Every rank calls this."""
+        if step != self.step:
+            self.step, self.losses = step, {}
+        new = {name: held_out_loss(self._job, replica, mesh, self.readers[name]) for name in names}
+        self.losses |= new
+        return new
+
+    def to_store(self, step: int) -> dict[str, MeasuredLoss]:
+        """What a checkpoint after so many steps says of the losses that are numbers."""
+        if step != self.step:
+            return {}
+        return {
+            name: MeasuredLoss(loss=loss, set_digest=self._digest(name))
+            for name, loss in self.losses.items()
+            if loss is not None and math.isfinite(loss)
+        }
+
+    def _digest(self, name: str) -> str:
+        """32 characters that tell apart what an evaluation takes of a set: how many samples, and some of them."""
+        if name not in self._digests:
+            reader = self.readers[name]
+            taken = min(len(reader), most_samples(self._job))
+            digest = blake2b(f"{taken} x {reader.sequence}".encode(), digest_size=16)
+            for place in range(min(taken, _DIGESTED)):
+                digest.update(reader.batch(place * taken // min(taken, _DIGESTED), 1).astype("<i8").tobytes())
+            self._digests[name] = digest.hexdigest()
+        return self._digests[name]
+
+    def worst(self, step: int) -> float | None:
+        """A loss after so many steps that is no number, if there is one, or else any; None where none was measured."""
+        losses = [loss for loss in self.losses.values() if loss is not None] if step == self.step else []
+        return next((loss for loss in losses if not math.isfinite(loss)), losses[0] if losses else None)
+
+    def notes(self) -> list[str]:
+        """Lines on sets of which evaluations take only a part."""
+        return list(filter(None, (part_note(self._job, reader, name) for name, reader in self.readers.items())))
+
+    def baselines(self) -> dict[str, float | None]:
+        """The loss of a model that knows no context, on each set, over the same targets. To read all the text takes
+        long."""
+        if not self.readers:
+            return {}
+        job = self._job
+        shares, marks = self._tokens.token_shares(job.model.vocab), job.data.separate_documents
+        return {name: unigram_loss(shares, one, most_samples(job), marks) for name, one in self.readers.items()}
 
 
 def most_samples(job: JobSpec) -> int:
@@ -22,14 +93,15 @@ def most_samples(job: JobSpec) -> int:
     return job.run.eval_batches * job.batch.global_batch_size
 
 
-def part_note(job: JobSpec, samples: SampleReader) -> str:
-    """A line where an evaluation takes only a part of the samples; else an empty one."""
+def part_note(job: JobSpec, samples: SampleReader, name: str = HELD_OUT) -> str:
+    """A line where an evaluation takes only a part of a set; else an empty one."""
     most, held = most_samples(job), len(samples)
     if held <= most:
         return ""
     needed = -(-held // job.batch.global_batch_size)
+    which = "held-out sequences" if name == HELD_OUT else f"sequences of {name}"
     return (
-        f"note: evaluations take the first {most:,} of {held:,} held-out sequences (run.eval_batches "
+        f"note: evaluations take the first {most:,} of {held:,} {which} (run.eval_batches "
         f"{job.run.eval_batches} x {job.batch.global_batch_size}); run.eval_batches = {needed} takes all"
     )
 

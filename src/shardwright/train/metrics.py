@@ -9,7 +9,7 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +19,7 @@ import torch
 from shardwright.config import catalog
 from shardwright.config.base import RunError, printable
 from shardwright.config.cluster import DeviceSpec
+from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.units import MIB
@@ -230,11 +231,20 @@ class MetricsLog:
                 f"left {_minutes(left_s)}"
             )
 
-    def evaluation(self, step: int, loss: float | None) -> None:
-        """Record an evaluation on held-out text; None where no token of it has a loss."""
-        self._write({"step": step, "validation_loss": loss})
-        has_none = "there is no held-out loss: none of the held-out tokens has one"
-        self.say(f"step {step}: {has_none}" if loss is None else f"step {step}: held-out loss {loss:.4f}")
+    def evaluation(self, step: int, losses: Mapping[str, float | None]) -> None:
+        """Record an evaluation: the loss on each set by its name, None where no token of it has one."""
+        own = {name: loss for name, loss in losses.items() if name != HELD_OUT}
+        values: dict[str, Any] = {"step": step}
+        if HELD_OUT in losses:
+            values["validation_loss"] = losses[HELD_OUT]
+        if own:
+            values["validation_losses"] = {name: _finite_or_none(loss) for name, loss in own.items()}
+        self._write(values)
+        drawn = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in own.items()}
+        self._draw(step, {name: loss for name, loss in drawn.items() if loss is not None})
+        for name, loss in losses.items():
+            none = f"there is no {held_out_of(name)}: none of its tokens has one"
+            self.say(f"step {step}: {none if loss is None else f'{held_out_of(name)} {loss:.4f}'}")
 
     def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""
@@ -282,6 +292,15 @@ class MetricsLog:
             self._file.close()
         with telling_of_full_disk(self._board_folder):
             self._board.close()
+
+
+def held_out_of(name: str) -> str:
+    """What the loss on a set is called in a line."""
+    return "held-out loss" if name == HELD_OUT else f"held-out loss of {name}"
+
+
+def _finite_or_none(loss: float | None) -> float | None:
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _keep_until(path: Path, step: int, with_memory: bool = False) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from shardwright.config.batch import BatchSpec
+from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import sequence_notes
 from shardwright.config.units import counted
@@ -15,14 +16,15 @@ from shardwright.train.data.place import PlaceInData
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.tokenizer import ByteTokenizer
 from shardwright.train.learning_rate import learning_rate
-from shardwright.train.metrics import MetricsLog
+from shardwright.train.metrics import MetricsLog, held_out_of
 from shardwright.train.steps_measured import StepsMeasured
 
 
 @dataclass(frozen=True)
 class RunResult:
     """What a run ended with. `steps` count from the job's first; losses are in nats a token, the first and the last of
-    this part of the run, None where nothing was left to do; `validation_loss` is None where nothing is held out.
+    this part of the run, None where nothing was left to do; those of sets that are evaluated are by
+    name, the last that were measured, and None where no token of a set has one.
 
     `preempted` where it was asked to leave: it has saved, and can go on. `measured` is what this rank saw of its steps,
     None where there were none.
@@ -31,13 +33,23 @@ class RunResult:
     steps: int
     first_loss: float | None
     last_loss: float | None
-    validation_loss: float | None
-    unigram_loss: float | None
+    validation_losses: dict[str, float | None]
+    unigram_losses: dict[str, float | None]
     sample: str
     folder: str
     seconds: float
     preempted: bool = False
     measured: StepsMeasured | None = None
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The loss on what data.validation_share holds out."""
+        return self.validation_losses.get(HELD_OUT)
+
+    @property
+    def unigram_loss(self) -> float | None:
+        """The loss of a model that knows no context, on the same text."""
+        return self.unigram_losses.get(HELD_OUT)
 
 
 NOTHING_IS_KEPT = (
@@ -103,11 +115,13 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place:
 
 def conclude(run: RunResult, log: MetricsLog, keeps: bool) -> None:
     """How it ended. `keeps`: it has written checkpoints."""
-    if run.validation_loss is not None and run.unigram_loss is not None:
-        log.say(
-            f"held-out loss {run.validation_loss:.4f} nats a token after {counted(run.steps, 'step')}; "
-            f"a unigram model of the same text has {run.unigram_loss:.4f}"
-        )
+    for name, loss in run.validation_losses.items():
+        unigram = run.unigram_losses.get(name)
+        if loss is not None and unigram is not None:
+            log.say(
+                f"{held_out_of(name)} {loss:.4f} nats a token after {counted(run.steps, 'step')}; "
+                f"a unigram model of the same text has {unigram:.4f}"
+            )
     if run.sample:
         log.say("a sample of what it writes:\n" + "\n".join("  | " + line for line in run.sample.splitlines()))
     if not keeps:

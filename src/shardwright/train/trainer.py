@@ -1,7 +1,7 @@
 """The training run of one rank, first line to last."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,16 +19,15 @@ from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth, folder_n
 from shardwright.train.checkpoint.resuming import begin, go_back
 from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
 from shardwright.train.data.batch_reader import BatchReader
-from shardwright.train.data.once_each import unigram_loss
 from shardwright.train.data.place import PlaceInData, StoredPlace, taken_up
-from shardwright.train.data.prepare import prepare_tokens
+from shardwright.train.data.prepare import prepare_tokens, prepare_validation
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
 from shardwright.train.data.tokenizer import load_tokenizer
 from shardwright.train.health.decision import Course, Decision
 from shardwright.train.health.run_health import RunHealth, was_computed
 from shardwright.train.health.weights_trust import WeightsTrust
-from shardwright.train.held_out import held_out_loss, most_samples, part_note
+from shardwright.train.held_out import HeldOutSets
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.prompt import begun
 from shardwright.train.run_lines import NOTHING_IS_KEPT, RunResult, conclude, introduce, rate_note
@@ -59,8 +58,8 @@ class TrainingRun:
     def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, start: RunStart) -> None:
         """Go on from the newest whole checkpoint of the folder, or begin."""
         self.job, self.mesh, self.folder, self.predicted = job, mesh, folder, start.predicted
-        self.tokens = _tokens_after_rank_0(job, mesh, folder)
-        self.held_out = self.tokens.validation_samples()
+        self.tokens, own_sets = _tokens_after_rank_0(job, mesh, folder)
+        self.held_out = HeldOutSets(job, self.tokens, own_sets)
         begun = begin(job, mesh, folder, start.weights_from)
         self.place, of_place = PlaceInData.at_beginning(self.tokens, job), list[str]()
         if (kept := begun.manifest) is not None:
@@ -74,8 +73,6 @@ class TrainingRun:
         self.left_out = int(begun.state.get("schedule", {}).get("left_out", 0))  # steps that changed no weight
         self.trust = WeightsTrust(job, mesh, folder, begun.step)
         self.losses: list[float] = []
-        self.validation_loss: float | None = None
-        self.is_validated = False  # the state as it is now
         self.memory_is_measured, self.recorder = False, StepsRecorder()
         self.health = RunHealth(job, mesh, folder, begun.step + 1)
         if "health" in begun.state:
@@ -89,7 +86,7 @@ class TrainingRun:
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.place, self.log)
             self._say([*predicted_lines(start.predicted), *begun.said, *of_place, self.health.opening])
-            self._say([part_note(job, self.held_out)] if self.held_out is not None else [])
+            self._say(self.held_out.notes())
             self._say([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
             self._say([] if is_on else [NOTHING_IS_KEPT])
             if self.done >= job.optimizer.steps:
@@ -130,7 +127,6 @@ class TrainingRun:
         self.samples += samples_of(job, first, num_steps)
         self.left_out += sum(result.skipped for result in span.results)
         self.losses += [result.loss for result in span.results if result.loss is not None]
-        self.is_validated = False
         if log is not None:
             tell_span(span, first, health, log)
         health.compare_replicas(self.replica, self.done)
@@ -152,11 +148,15 @@ class TrainingRun:
         """Measure the loss on held-out text, where that is due."""
         job, every = self.job, self.job.run.eval_every
         due = self.done == job.optimizer.steps or (every and self.done % every == 0)
-        if self.held_out is not None and due:
-            self.validation_loss = held_out_loss(job, self.replica, self.mesh, self.held_out)
-            self.is_validated = True
+        if due:
+            self._measure(self.held_out.readers)
+
+    def _measure(self, names: Collection[str]) -> None:
+        """Measure the losses of some sets, and tell them."""
+        if names:
+            losses = self.held_out.measure(self.replica, self.mesh, self.done, names)
             if self.log is not None:
-                self.log.evaluation(self.done, self.validation_loss)
+                self.log.evaluation(self.done, losses)
 
     def _save(self) -> bool:
         """Save, where that is due. Returns whether the run was asked to leave."""
@@ -165,18 +165,27 @@ class TrainingRun:
         agreed = self.writer.agree(self.done)
         self._tell_saved(agreed.saved)
         is_last = self.done == self.job.optimizer.steps
+        best = self.job.checkpoint.keep_best
+        if best and (agreed.is_due or is_last) and not agreed.is_asked_to_leave and not self._has_measured(best):
+            self._measure([best])
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
             self.health.compare_replicas(self.replica, self.done, is_saved=True)
             state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}
             health, place = self._state_health(), self.place.to_store(self.samples)
-            self._tell_saved(self.writer.save(self.done, self.samples, self.passed_over, state, health, data=place))
+            losses = self.held_out.to_store(self.done)
+            self._tell_saved(
+                self.writer.save(self.done, self.samples, self.passed_over, state, health, data=place, losses=losses)
+            )
         if agreed.is_asked_to_leave:
             self._be_saved()
         return agreed.is_asked_to_leave
 
+    def _has_measured(self, name: str) -> bool:
+        return self.held_out.step == self.done and name in self.held_out.losses
+
     def _state_health(self) -> StateHealth:
         """How healthy the state is that the run has come to."""
-        return self.health.state_health(self.replica, self.done, self.validation_loss if self.is_validated else None)
+        return self.health.state_health(self.replica, self.done, self.held_out.worst(self.done))
 
     def refuse_no_numbers(self) -> None:
         """RunError, on all ranks, where a run that is done has come to a loss or to weights that are no numbers."""
@@ -254,13 +263,13 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     sample = sample_text(job, run.replica, mesh) if is_done else ""
     barrier(mesh.world)
     log = run.log
-    baseline = None
+    baselines = dict[str, float | None]()
     if log is not None and is_done:
-        baseline = _baseline(run)
+        baselines = run.held_out.baselines()
     result = RunResult(
-        run.done, run.losses[0] if run.losses else None, run.losses[-1] if run.losses else None, run.validation_loss,
-        unigram_loss=baseline, sample=sample, folder=str(folder), seconds=time.perf_counter() - start_s,
-        preempted=not is_done, measured=run.recorder.measured(),
+        run.done, run.losses[0] if run.losses else None, run.losses[-1] if run.losses else None,
+        validation_losses=run.held_out.losses, unigram_losses=baselines, sample=sample, folder=str(folder),
+        seconds=time.perf_counter() - start_s, preempted=not is_done, measured=run.recorder.measured(),
     )  # fmt: skip
     if log is not None:
         if happened := run.health.conclusion():
@@ -270,20 +279,14 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     return result
 
 
-def _baseline(run: TrainingRun) -> float | None:
-    """The loss of a model that knows no context, on the text that evaluations take; None where nothing is held out. To
-    read all the text takes long."""
-    job, tokens = run.job, run.tokens
-    if run.held_out is None:
-        return None
-    shares = tokens.token_shares(job.model.vocab)
-    return unigram_loss(shares, run.held_out, most_samples(job), marks=job.data.separate_documents)
-
-
-def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles | MixedTokens:
-    """Rank 0 turns text into tokens, and the others find them done (or, on another machine, do it there)."""
+def _tokens_after_rank_0(
+    job: JobSpec, mesh: Mesh, folder: Path
+) -> tuple[TokenFiles | MixedTokens, dict[str, TokenFiles]]:
+    """Rank 0 turns text into tokens, and the others find them done (or, on another machine, do it there). What is
+    trained on, and the sets of data.validation by their names."""
     with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, "the tokens"):
-        return prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
+        tokens = prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
+        return tokens, prepare_validation(job.data, job.model, folder / "data", say=say_aside)
 
 
 def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:

@@ -8,7 +8,26 @@ from shardwright.config.job import JobSpec
 
 def checkpoint_faults(job: JobSpec) -> list[str]:
     """What `checkpoint` asks for and nobody can tell or do, with a way out."""
-    return _place_faults(job) + _auto_faults(job)
+    return _place_faults(job) + _auto_faults(job) + _best_faults(job)
+
+
+def _best_faults(job: JobSpec) -> list[str]:
+    best, sets = job.checkpoint.keep_best, job.data.evaluated
+    if not best:
+        return []
+    faults = []
+    if best not in sets:
+        known = f"evaluated are {', '.join(sets)}" if sets else "nothing is evaluated"
+        faults.append(
+            f"checkpoint.keep_best {best!r} is no set that is evaluated ({known}); name one, or give data.validation a "
+            "set of that name"
+        )
+    if not job.checkpoint.is_on:
+        faults.append(
+            f"checkpoint.keep_best is {best!r}, and no checkpoints are written; set checkpoint.every_steps, or leave "
+            "keep_best out"
+        )
+    return faults
 
 
 def _place_faults(job: JobSpec) -> list[str]:

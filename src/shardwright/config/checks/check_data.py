@@ -1,6 +1,6 @@
 """Does what the data section says go together? What only files can answer is checked where they are read."""
 
-from shardwright.config.data import DataSpec, ReadSpec
+from shardwright.config.data import HELD_OUT, DataSpec, ReadSpec
 
 _WITHOUT_ROWS = ("text", "tokens", "megatron")
 
@@ -11,6 +11,7 @@ def data_faults(data: DataSpec) -> list[str]:
     for number, one in enumerate(data.each):
         name = f"data.sources[{number}]" if data.sources else "data"
         faults += _source_faults(one, name)
+    faults += _validation_faults(data)
     if data.chat_template and not data.has_chats:
         faults.append(
             f"data.chat_template {data.chat_template!r} is what chats are written with, and there are none; set "
@@ -40,6 +41,25 @@ def _mixture_faults(data: DataSpec) -> list[str]:
         return []
     said = [name for name, field in ReadSpec.model_fields.items() if getattr(data, name) != field.default]
     return [f"data.{name} is set beside data.sources; set it in those sources that it is meant for" for name in said]
+
+
+def _validation_faults(data: DataSpec) -> list[str]:
+    """What is wrong with sets of the user's own."""
+    faults = []
+    for number, one in enumerate(data.each_validation):
+        faults += _source_faults(one, f"data.validation[{number}]")
+    names = [one.name for one in data.validation]
+    faults += [
+        f"{names.count(name)} sets of data.validation are called {name!r}; give each a name of its own"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if HELD_OUT in names:
+        faults.append(
+            f"a set of data.validation is called {HELD_OUT!r}, as is what data.validation_share holds out; name it "
+            "otherwise"
+        )
+    return faults
 
 
 def _source_faults(data: DataSpec, name: str) -> list[str]:

@@ -141,6 +141,24 @@ def remove_old(storage: Storage, spec: CheckpointSpec, newest: int, pinned: Coll
         remove_checkpoint(storage, folder_name(step))
 
 
+def kept_manifests(storage: Storage) -> dict[int, Manifest]:
+    """What the checkpoints that are there are of, by step; those that can't be read are left out."""
+    manifests = {}
+    for step in steps_kept(storage):
+        with suppress(BrokenCheckpointError, OSError):
+            manifests[step] = manifest_of(storage, step)
+    return manifests
+
+
+def loss_of(manifest: Manifest, name: str, newest: Manifest) -> float | None:
+    """The loss of a state on a set, where it compares with that of the newest checkpoint: measured on the same set, and
+    of weights that are numbers. Where the newest has none, any does."""
+    measured, other = manifest.losses.get(name), newest.losses.get(name)
+    if measured is None or manifest.health.cause == "not finite":
+        return None
+    return measured.loss if other is None or other.set_digest == measured.set_digest else None
+
+
 def is_said_healthy(storage: Storage, step: int) -> bool:
     """Whether a checkpoint says that it is healthy. One that can't say so is not: it keeps none from staying."""
     try:

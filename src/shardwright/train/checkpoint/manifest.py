@@ -144,11 +144,19 @@ class DataPlace(Spec):
     sources: tuple[SourcePlace, ...] = Field(min_length=1, max_length=2 * largest.SOURCES)
 
 
+class MeasuredLoss(Spec):
+    """A loss in nats a token, and a digest of the set that it was measured on: only losses on the same compare."""
+
+    loss: Annotated[float, Field(allow_inf_nan=False)]
+    set_digest: str = Field(min_length=32, max_length=32)
+
+
 class Manifest(Spec):
     """What a checkpoint is of. The run goes on behind the first `samples` of the data; of these it left `passed_over`
     out, for what became of it in them. `job` is the job with its plan as it ran, and `state` what is a few numbers and
     no tensor. Checkpoints of earlier versions do not say how healthy they are, and count as healthy, nor of which
-    `data` their samples are; those of own modules have none."""
+    `data` their samples are; those of own modules have none. `losses` are those that were measured with this state, on
+    sets by their names, where they are numbers."""
 
     format: int = FORMAT
     step: Annotated[int, Field(ge=0, le=largest.STEPS)]
@@ -159,6 +167,7 @@ class Manifest(Spec):
     state: dict[str, Any]
     health: StateHealth = HEALTHY
     data: DataPlace | None = None
+    losses: dict[str, MeasuredLoss] = Field({}, max_length=largest.SOURCES + 1)
     files: tuple[FileNote, ...]
 
     @property

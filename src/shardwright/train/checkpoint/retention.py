@@ -4,7 +4,8 @@ Both know healthy checkpoints from others (manifest.py, `StateHealth`). Those th
 than the last one that is worth something: by age alone they would push it out.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from shardwright.config.checkpoint import CheckpointSpec
 
@@ -32,6 +33,12 @@ def steps_to_remove(
     return [
         step for step in reversed(before) if step not in stay and not (spec.keep_every and step % spec.keep_every == 0)
     ]
+
+
+def best_step(losses: Mapping[int, float | None]) -> int | None:
+    """The step with the least loss, of those that have a number; the first of several. None where none has."""
+    numbers = [(loss, step) for step, loss in losses.items() if loss is not None and math.isfinite(loss)]
+    return min(numbers)[1] if numbers else None
 
 
 def healthy_first(steps: Sequence[int], is_healthy: IsHealthy) -> list[int]:

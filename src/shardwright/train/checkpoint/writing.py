@@ -10,10 +10,11 @@ rank 0's clock says that the next save is due.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.background import BackgroundWrite
 from shardwright.train.checkpoint.kept import (
+    kept_manifests,
+    loss_of,
     make_whole,
     place_of,
     remove_checkpoint,
@@ -31,8 +34,17 @@ from shardwright.train.checkpoint.kept import (
     remove_unfinished_checkpoints,
     steps_kept,
 )
-from shardwright.train.checkpoint.manifest import HEALTHY, DataPlace, Manifest, StateHealth, folder_name, index_file
+from shardwright.train.checkpoint.manifest import (
+    HEALTHY,
+    DataPlace,
+    Manifest,
+    MeasuredLoss,
+    StateHealth,
+    folder_name,
+    index_file,
+)
 from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
+from shardwright.train.checkpoint.retention import best_step
 from shardwright.train.checkpoint.saving_cost import SavingCost
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.launch import preemption
@@ -90,6 +102,7 @@ class CheckpointWriter:
         self._last_s = time.monotonic()
         self._is_occupied = False  # the folder of the step that the run has come to, by a checkpoint
         self._there = set[int]()  # steps that have one, as rank 0 knows
+        self._manifests = dict[int, Manifest]()  # of these, on rank 0 once the best is asked for
         if mesh.rank == 0:
             remove_unfinished_checkpoints(self._storage)
             self._there.update(steps_kept(self._storage))
@@ -106,11 +119,11 @@ class CheckpointWriter:
 
     def save(
         self, step: int, samples: int, passed_over: int, state: dict[str, Any], health: StateHealth = HEALTHY,
-        data: DataPlace | None = None,
+        data: DataPlace | None = None, losses: Mapping[str, MeasuredLoss] = MappingProxyType({}),
     ) -> Saved | None:  # fmt: skip
         """Begin to save what there is after so many steps, with the run at `samples` of the `data`, of which it passed
-        some over, the `state` of who watches over it, and how healthy all that is. A save still being written is waited
-        for, and returned."""
+        some over, the `state` of who watches over it, how healthy all that is, and the `losses` on sets. A save still
+        being written is waited for, and returned."""
         before = self.wait()
         start_s = time.monotonic()
         self._make_room(step)
@@ -120,7 +133,7 @@ class CheckpointWriter:
         manifest = Manifest(
             step=step, samples=samples, passed_over=passed_over, optimizer_steps=optimizer_steps(replica),
             job=job.model_dump(mode="json"), state=state, health=health, data=data,
-            files=(),
+            losses=dict(losses), files=(),
         )  # fmt: skip
         boxes = held_boxes(replica, mesh)
         copied = None
@@ -205,9 +218,23 @@ class CheckpointWriter:
                 remove_checkpoint(storage, folder_name(manifest.step))
                 return
             with suppress(Exception):  # what can't be removed takes room, and harms nobody
-                remove_old(storage, self._job.checkpoint, manifest.step)
+                remove_old(storage, self._job.checkpoint, manifest.step, self._best(manifest))
 
         save.work = BackgroundWrite(finish, f"manifest of step {manifest.step}")
+
+    def _best(self, newest: Manifest) -> list[int]:
+        """The checkpoint with the least loss on the set of checkpoint.keep_best, up to the newest, if there is one; on
+        rank 0. Those on a set that was another are none of it."""
+        name = self._job.checkpoint.keep_best
+        if not name:
+            return []
+        if not self._manifests:
+            self._manifests = kept_manifests(self._storage)
+        self._manifests[newest.step] = newest
+        there = {step: self._manifests[step] for step in steps_kept(self._storage) if step in self._manifests}
+        losses = {step: loss_of(one, name, newest) for step, one in there.items() if step <= newest.step}
+        best = best_step(losses)
+        return [] if best is None else [best]
 
     def _tell_failed(self, step: int, error: Exception) -> None:
         print(

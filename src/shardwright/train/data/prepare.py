@@ -65,6 +65,26 @@ def prepare_tokens(
     )
 
 
+def prepare_validation(
+    data: DataSpec, model: ModelSpec, folder: Path, say: Say = lambda _: None
+) -> dict[str, TokenFiles]:
+    """The sets of data.validation by their names, all of each on the side that is called `train`. As `prepare_tokens`.
+
+    Raises PlanError with every fault.
+    """
+    folder = Path(os.path.expanduser(data.cache)) if data.cache else folder
+    faults: list[str] = []
+    sets: dict[str, TokenFiles] = {}
+    for one, spec in zip(data.validation, data.each_validation, strict=True):
+        try:
+            sets[one.name] = _prepare_source(spec, model, 0, folder, say=say)
+        except PlanError as error:
+            faults += [f"data.validation {one.name!r}: {fault}" for fault in error.faults]
+    if faults:
+        raise PlanError("data", faults)
+    return sets
+
+
 def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, say: Say) -> TokenFiles:
     faults: list[str] = []
     notes: list[str] = []

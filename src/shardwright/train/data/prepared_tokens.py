@@ -48,6 +48,10 @@ class TokenFiles:
         """Held-out samples in file order; None where nothing is held out."""
         return self._samples(self.validation, shuffle=False) if self.validation else None
 
+    def in_file_order(self) -> SampleReader:
+        """The samples of the training side in file order, where it is a set that is evaluated."""
+        return self._samples(self.train, shuffle=False)
+
     def token_shares(self, vocab: int) -> NDArray[np.float64]:
         """How large a share each id has of the tokens to train on, [vocab] (samples.py)."""
         return token_shares(self.train, vocab)

@@ -1,0 +1,195 @@
+"""Sets of the user's own: evaluated by name beside what is held out, and the best checkpoint by one of them is kept."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cases import small_job
+from ranks import run_on_mesh
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.checkpoint import writing
+from shardwright.train.checkpoint.kept import loss_of, manifest_of, steps_kept
+from shardwright.train.checkpoint.manifest import Manifest, MeasuredLoss, StateHealth
+from shardwright.train.checkpoint.retention import best_step
+from shardwright.train.checkpoint.storage import open_storage
+from shardwright.train.data.prepare import prepare_validation
+from shardwright.train.held_out import HeldOutSets
+from shardwright.train.trainer import train
+
+
+def job_of(folder: Path, **given: dict[str, Any]) -> JobSpec:
+    """A few steps on repeated bytes, with a set like these and one of other letters."""
+    (folder / "text.txt").write_text("one two three four five six seven eight nine ten\n" * 40)
+    (folder / "same.txt").write_text("one two three four five six seven eight nine ten\n" * 3)
+    (folder / "other.jsonl").write_text("".join(json.dumps({"body": "ZYXW" * 9}) + "\n" for _ in range(5)))
+    sets = [
+        {"name": "same", "path": str(folder / "same.txt")},
+        {"name": "other", "path": str(folder / "other.jsonl"), "text_field": "body"},
+    ]
+    fields = small_job(batch=4).model_dump(mode="json", exclude_unset=True)
+    more: dict[str, dict[str, Any]] = {
+        "model": {"vocab": 256}, "data": {"path": str(folder / "text.txt"), "validation": sets},
+        "optimizer": {"steps": 6}, "run": {"eval_every": 3, "eval_batches": 100}, "checkpoint": {"every_steps": 1},
+    }  # fmt: skip
+    for source in (more, given):
+        fields |= {name: fields.get(name, {}) | values for name, values in source.items()}
+    return make_job(fields)
+
+
+def trained(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    result = train(job, mesh, folder)
+    return result.validation_losses, result.unigram_losses
+
+
+def test_sets_are_evaluated_by_name(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    ((losses, baselines),) = run_on_mesh(job, trained, job, tmp_path / "run")
+    assert set(losses) == set(baselines) == {"held-out", "same", "other"}
+    assert baselines["other"] > baselines["same"]  # type: ignore[operator]  # letters that were never seen
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [line for line in lines if "validation_losses" in line]
+    assert [line["step"] for line in evaluated] == [3, 6]
+    assert evaluated[-1]["validation_losses"] == {name: losses[name] for name in ("same", "other")}
+    assert evaluated[-1]["validation_loss"] == losses["held-out"]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("validation_loss/other")] == [3, 6]
+
+
+def test_a_set_alone_needs_no_share(tmp_path: Path) -> None:
+    job = job_of(tmp_path, data={"validation_share": 0.0})
+    ((losses, _),) = run_on_mesh(job, trained, job, tmp_path / "run")
+    assert set(losses) == {"same", "other"}
+    assert job.data.evaluated == ["same", "other"]
+
+
+def best_is_kept(mesh: Mesh, job: JobSpec, folder: Path, losses: list[float]) -> list[int]:
+    """A run whose losses on a set are these, step after step."""
+    mine = iter(losses)
+
+    def measure(sets: HeldOutSets, replica: Any, mesh: Mesh, step: int, names: Any) -> dict[str, float | None]:
+        sets.step, sets.losses = step, {name: next(mine) if name == "same" else 9.0 for name in names}
+        return sets.losses
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldOutSets, "measure", measure)
+        train(job, mesh, folder)
+    return steps_kept(open_storage(str(folder / "checkpoints")))
+
+
+def test_the_best_by_a_set_is_kept(tmp_path: Path) -> None:
+    job = job_of(tmp_path, checkpoint={"keep_best": "same", "keep_last": 2}, run={"eval_every": 0})
+    losses = [3.0, 1.0, 2.0, 1.5, 1.0, 4.0]
+    (kept,) = run_on_mesh(job, best_is_kept, job, tmp_path / "run", losses)
+    assert kept == [6, 5, 2]
+    longer = job_of(
+        tmp_path, checkpoint={"keep_best": "same", "keep_last": 2}, run={"eval_every": 0}, optimizer={"steps": 8}
+    )
+    (kept,) = run_on_mesh(longer, best_is_kept, longer, tmp_path / "run", [0.5, 7.0])
+    assert kept == [8, 7]
+
+
+def test_a_checkpoint_is_measured_when_it_is_written(tmp_path: Path) -> None:
+    job = job_of(tmp_path, checkpoint={"every_steps": 2, "keep_best": "other"}, run={"eval_every": 0})
+    run_on_mesh(job, trained, job, tmp_path / "run")
+    storage = open_storage(str(tmp_path / "run" / "checkpoints"))
+    losses = {step: set(manifest_of(storage, step).losses) for step in steps_kept(storage)}
+    assert losses[4] == {"other"} and losses[6] == {"held-out", "same", "other"}
+
+
+@given(
+    st.dictionaries(st.integers(1, 50), st.one_of(st.none(), st.floats(-5, 5), st.sampled_from([math.nan, math.inf])))
+)
+def test_the_best_is_a_number(losses: dict[int, float | None]) -> None:
+    numbers = {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
+    best = best_step(losses)
+    assert (best is None) == (not numbers)
+    if best is not None:
+        assert all(numbers[best] < loss or (numbers[best] == loss and best <= step) for step, loss in numbers.items())
+
+
+def test_losses_compare_on_the_same_set_alone() -> None:
+    def manifest(digest: str, cause: Any = "") -> Manifest:
+        losses = {"code": MeasuredLoss(loss=1.0, set_digest=digest * 32)}
+        return Manifest(
+            step=1, samples=0, optimizer_steps=0, job={}, state={}, files=(), losses=losses,
+            health=StateHealth(cause=cause),
+        )  # fmt: skip
+
+    newest = manifest("a")
+    assert loss_of(manifest("a"), "code", newest) == 1.0
+    assert loss_of(manifest("b"), "code", newest) is None
+    assert loss_of(manifest("a"), "web", newest) is None
+    assert loss_of(manifest("a", "not finite"), "code", newest) is None
+    assert loss_of(manifest("a", "spike"), "code", newest) == 1.0
+    assert writing.best_step({}) is None
+
+
+def test_a_set_that_is_another_now_has_another_digest(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        job = job_of(tmp_path)
+        (tmp_path / "same.txt").write_text(text)
+        own = prepare_validation(job.data, job.model, tmp_path / "cache")
+        sets = HeldOutSets.__new__(HeldOutSets)
+        sets.readers, sets._digests, sets._job = {"same": own["same"].in_file_order()}, {}, job
+        sets.step, sets.losses = 3, {"same": 1.0}
+        return sets.to_store(3)["same"].set_digest
+
+    text = "one two three four five six seven eight nine ten\n" * 3
+    assert digest(text) == digest(text)
+    assert len({digest(text), digest(text + text), digest(text.upper())}) == 3
+
+
+def test_losses_that_are_no_numbers_are_not_stored_and_are_told(tmp_path: Path) -> None:
+    sets = HeldOutSets.__new__(HeldOutSets)
+    sets.step, sets.losses, sets._digests = 3, {"a": 1.0, "b": math.nan, "c": None}, {"a": "0" * 32}
+    assert set(sets.to_store(3)) == {"a"} and sets.to_store(4) == {}
+    worst = sets.worst(3)
+    assert worst is not None and math.isnan(worst)
+    assert sets.worst(4) is None
+
+
+def test_what_does_not_go_together(tmp_path: Path) -> None:
+    def faults(**given: Any) -> str:
+        with pytest.raises(PlanError) as caught:
+            make_job(given)
+        return "\n".join(caught.value.faults)
+
+    one = {"name": "code", "path": "a"}
+    assert "2 sets of data.validation are called 'code'" in faults(data={"validation": [one, one]})
+    assert "is called 'held-out', as is" in faults(data={"validation": [one | {"name": "held-out"}]})
+    assert "data.validation[0].chats is true, and chats that" in faults(data={"validation": [one | {"chats": True}]})
+    assert "data.validation" in faults(data={"validation": [one | {"name": "a b"}]})
+    on = {"every_steps": 3}
+    assert "'web' is no set that is evaluated (evaluated are held-out, code)" in faults(
+        data={"validation": [one]}, checkpoint=on | {"keep_best": "web"}
+    )
+    assert "(nothing is evaluated)" in faults(data={"validation_share": 0.0}, checkpoint=on | {"keep_best": "held-out"})
+    assert "and no checkpoints are written" in faults(checkpoint={"keep_best": "held-out"})
+    job = make_job({"data": {"validation": [one | {"path": str(tmp_path / "gone")}]}})
+    with pytest.raises(PlanError, match=r"data.validation 'code': there is no file or folder"):
+        prepare_validation(job.data, job.model, tmp_path / "cache")
+
+
+def test_a_set_takes_the_tokenizer_of_the_data(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(40, dtype=np.uint16))
+    job = make_job(
+        {
+            "model": {"vocab": 100, "sequence": 8},
+            "data": {"validation": [{"name": "ids", "path": str(tmp_path / "ids.npy")}], "separate_documents": True},
+        }
+    )
+    own = prepare_validation(job.data, job.model, tmp_path / "cache")
+    assert own["ids"].num_train_tokens == 40 and own["ids"].separate_documents
+    assert own["ids"].in_file_order().batch(0, 1)[0, 1:].tolist() == list(range(1, 9))
