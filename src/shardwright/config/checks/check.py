@@ -192,8 +192,8 @@ def _fold_faults(job: JobSpec) -> list[str]:
     plan, faults = job.plan, []
     if plan.expert_tp_size not in (1, plan.tp):
         return [
-            f"plan.expert_tp {plan.expert_tp} is neither 1 nor plan.tp {plan.tp}; experts are cut over tp like the "
-            f"other matrices, or not at all: use 1 or {plan.tp}"
+            f"plan.expert_tp {plan.expert_tp} is neither 1 nor plan.tp {plan.tp}: experts are cut over tp like the "
+            f"other matrices, or not at all; use {'1' if plan.tp == 1 else f'1 or {plan.tp}'}"
         ]
     ranks = plan.stage_ranks // plan.expert_tp_size
     if ranks % plan.ep:

@@ -12,8 +12,8 @@ def expert_faults(job: JobSpec) -> list[str]:
 def _without_experts(job: JobSpec) -> list[str]:
     fields = [name for name in ("ep", "expert_tp") if getattr(job.plan, name) > 1]
     return [
-        f"plan.{name} {getattr(job.plan, name)} spreads experts, and model.moe.experts is 0; leave it out, or say how "
-        "many experts"
+        f"plan.{name} {getattr(job.plan, name)} spreads experts, and model.moe.experts is 0; leave plan.{name} "
+        "out, or set model.moe.experts"
         for name in fields
     ]
 
