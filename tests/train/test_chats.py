@@ -356,7 +356,7 @@ def test_sections_of_the_docs_are_read(folder: Path, tmp_path: Path, monkeypatch
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
     read = [tomllib.loads(textwrap.dedent(block)) for block in blocks if "[data]" in block]
-    assert len(read) == 3
+    assert len(read) == 4
     for fields in read:
         job = make_job(fields | {"model": {"sequence": 64, "vocab": 320}})
         tokens = prepare_tokens(job.data, job.model, 1, tmp_path / "cache")

@@ -62,7 +62,9 @@ class DataSpec(ReadSpec):
         [], description="Sources that are mixed by weight, in place of data.path and what is read there."
     )
     validation: Annotated[list[ValidationSpec], Field(max_length=largest.SOURCES)] = Field(
-        [], description="Sets that are evaluated and not trained on, beside what data.validation_share holds out."
+        [],
+        description="Sets that are evaluated and not trained on, beside what data.validation_share holds out: each has "
+        "a name, a path and what is read there.",
     )
     tokenizer: str = Field(
         "bytes", description="bytes, or the path of a tokenizer.json of Hugging Face tokenizers, or of its folder."

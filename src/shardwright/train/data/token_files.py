@@ -192,7 +192,9 @@ def _count_ids(span: TokenSpan, vocab: int) -> tuple[str, NDArray[np.int64]]:
     if other is not None:
         way_out = f"as {other.name} its ids are within: {way_out_of_type(span, other)}"
     elif smallest < 0:
-        way_out = "ids are never negative: set data.token_dtype to what the file was written with"
+        is_told = span.path.suffix == ".bin" and not index_of(span.path).exists()
+        how = "set data.token_dtype to what the file was written with" if is_told else "write it again as uint32"
+        way_out = f"ids are never negative: {how}"
     else:
         way_out = f"use model.vocab = {largest + 1} or another tokenizer (or data.token_dtype is not the file's)"
     return f"{span.path}: {first}, and model.vocab = {vocab} means ids 0 to {vocab - 1}; {way_out}", counts
