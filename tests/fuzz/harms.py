@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardwright.train.checkpoint.kept import check_whole, steps_kept
+from shardwright.train.checkpoint.kept import check_whole, is_said_healthy, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, folder_name, index_file
 from shardwright.train.checkpoint.storage import LocalStorage
 
@@ -44,6 +44,8 @@ class Run:
     is_felt: bool = False
     # All processes that were seen to be of it.
     family: set[int] = field(default_factory=set)
+    # Starts its command again, with more options.
+    again: Callable[[list[str]], Any] = field(default=lambda more: None)
 
     def said(self, first: int = 0) -> str:
         """What it has said."""
@@ -77,7 +79,7 @@ class Run:
         """The moment of the harm is now."""
         self.where = f"{self.where}, {where}" if self.where else where
         self.said_before = len(self.said())
-        self.floor = max(kept(self.place), default=0)
+        self.floor = next((step for step in kept(self.place) if is_healthy(self.place, step)), 0)
 
 
 def children(pid: int) -> list[int]:
@@ -102,9 +104,14 @@ def kept(place: Path) -> list[int]:
     return steps_kept(LocalStorage(place))
 
 
+def is_healthy(place: Path, step: int) -> bool:
+    """Whether a checkpoint says that it is healthy."""
+    return is_said_healthy(LocalStorage(place), step)
+
+
 def newest_whole(place: Path) -> int:
-    """The step of the newest checkpoint of which every byte is as it was written; 0 if there is none."""
-    for step in kept(place):
+    """The step of the newest healthy checkpoint of which every byte is as it was written; 0 if there is none."""
+    for step in filter(lambda step: is_healthy(place, step), kept(place)):
         with suppress(BrokenCheckpointError):
             return check_whole(LocalStorage(place), step).step
     return 0
@@ -293,6 +300,56 @@ def ask_twice(run: Run, rng: random.Random) -> None:
     run.process.send_signal(rng.choice((signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
 
 
+def press_ctrl_c(run: Run, rng: random.Random) -> None:
+    """As a terminal does, to all processes of the run: it saves and leaves."""
+    _press(run)
+    run.note(where_it_is(run))
+
+
+def press_twice(run: Run, rng: random.Random) -> None:
+    """The second Ctrl-C ends the run at once."""
+    _press(run)
+    time.sleep(rng.uniform(0.0, 0.3))
+    _press(run)
+    run.note(where_it_is(run))
+
+
+def _press(run: Run) -> None:
+    for pid in (run.process.pid, *run.servers(), *run.ranks()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+
+
+_WARM = 8  # losses before the band of the loss has a verdict
+_DIVERGES = ["optimizer.learning_rate=1e6"]
+_OVERFLOWS = ['precision.compute="fp16"', "precision.loss_scale=281474976710656", "precision.loss_scale_growth_steps=0"]
+
+
+def go_wrong(fields: list[str]) -> Callable[[Run, random.Random], None]:
+    """The run is killed, and goes on under a job that ruins it, to its end. The last healthy checkpoint is still there,
+    and the next command with the old job goes on from it."""
+
+    def do(run: Run, rng: random.Random) -> None:
+        run.until(lambda: any(step >= _WARM and is_healthy(run.place, step) for step in kept(run.place)))
+        kill(run, run.process.pid)
+        run.process.wait(LONGEST_S)
+        wait_until_gone(run)
+        if "; metrics in " in run.said():
+            raise MissedError
+        floor, policy = newest_whole(run.place), rng.choice(["stop", "skip", "rewind"])
+        given = [*fields, f"health.not_finite={policy}", "health.most_skips=3"]
+        run.process = run.again([part for one in given for part in ("--set", one)])
+        status = run.process.wait(LONGEST_S)
+        wait_until_gone(run)
+        said = run.said()
+        assert newest_whole(run.place) == floor, f"step {floor} was healthy, and {newest_whole(run.place)} is now"
+        assert status == 0 or folder_name(floor) in said.splitlines()[-1], "it does not say what to go on from"
+        run.note(f"{policy}, status {status}")
+        run.floor, run.is_felt, run.process = floor, True, run.again([])
+
+    return do
+
+
 def limit_files(run: Run, rng: random.Random) -> None:
     """No rank may write a file as large as a checkpoint's, for a while: as with a quota."""
     run.until(lambda: bool(kept(run.place)) and len(run.ranks()) == 2)
@@ -384,6 +441,10 @@ HARMS: dict[str, Callable[[Run, random.Random], None]] = {
     "stop the launcher": stop_the_launcher,
     "ask to leave": ask_to_leave,
     "ask twice": ask_twice,
+    "press Ctrl-C": press_ctrl_c,
+    "press it twice": press_twice,
+    "diverge": go_wrong(_DIVERGES),
+    "overflow": go_wrong(_OVERFLOWS),
     "limit files": limit_files,
     "fill the disk": fill_the_disk,
 }

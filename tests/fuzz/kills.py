@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,7 +182,7 @@ class Harmed:
     def to_the_end(self, rng: random.Random) -> tuple[str, str]:
         """Where it was hit, and what is wrong with it. MissedError if it was not hit, or did not feel it."""
         run = self.run
-        run.process = self._start()
+        run.process, run.again = self._start(), self._start
         try:
             moment_s = rng.uniform(0.0, self.unharmed.seconds)
             if rng.random() < 0.95:
@@ -202,12 +202,13 @@ class Harmed:
             run.process.wait()
         return run.where, "; ".join(faults) + f"\n{run.said()[-MOST_SAID:]}" if faults else ""
 
-    def _start(self) -> Any:
+    def _start(self, more: Sequence[str] = ()) -> Any:
+        command = [*self.command, *more]
         if not self.is_own:
-            return preloaded.start(self.command, self.run.log)
+            return preloaded.start(command, self.run.log)
         with self.run.log.open("a") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "shardwright", *self.command], stdin=subprocess.DEVNULL, stdout=log,
+                [sys.executable, "-m", "shardwright", *command], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, preexec_fn=ask_for(signal.SIGKILL),
             )  # fmt: skip
 
