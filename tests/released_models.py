@@ -1,10 +1,16 @@
 """A tiny random model of every family that is read, made by transformers and saved as it saves models."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from shardwright.config.model import ModelSpec
+from shardwright.sharding.hugging_face.layout import layout_of
+from shardwright.train.checkpoint.released_weights import paste_part
 
 SEQUENCE = 24
 _SIZES: dict[str, Any] = {
@@ -125,8 +131,8 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def save_released(name: str, folder: Path, seed: int = 1) -> Any:
-    """Save a tiny model of a case, with random values in every tensor, and return it.
+def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> Any:
+    """Save a tiny model of a case, with random values in every tensor, and return it; of so many layers, if not 0.
 
     Biases and norm weights too: at their usual zeros and ones, one that is left out would not be noticed.
     """
@@ -135,6 +141,7 @@ def save_released(name: str, folder: Path, seed: int = 1) -> Any:
 
     family, keys = RELEASED[name]
     options = {"bos_token_id": None, "eos_token_id": None} | keys
+    options |= {key: layers for key in ("num_hidden_layers", "n_layer") if key in keys and layers}
     config = CONFIG_MAPPING[family](**options)
     # With "eager" Falcon adds its ALiBi twice.
     way = "sdpa" if getattr(config, "alibi", False) else "eager"
@@ -147,3 +154,37 @@ def save_released(name: str, folder: Path, seed: int = 1) -> Any:
                 tensor.copy_(float(is_norm) + 0.2 * torch.randn(tensor.shape, generator=generator))
     model.eval().save_pretrained(folder)
     return model
+
+
+# Names in memory, where files have others.
+_RENAMED = {
+    "embed_out.": "lm_head.", ".block_sparse_moe.gate.": ".mlp.gate.",
+    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.", ".mlp.experts.": ".block_sparse_moe.experts.",
+}  # fmt: skip
+
+
+def in_their_layout(
+    name: str, model: ModelSpec, tensors: Mapping[str, Tensor], are_gradients: bool = False
+) -> dict[str, Tensor]:
+    """Full tensors of a model by our names, or their gradients, as the tensors that a case has in memory: by both the
+    names there and those in files, where these differ."""
+    # In memory transformers has all experts of a layer in two tensors, whatever its files have.
+    found = {
+        f"model.layers.{own.split('.')[1]}.mlp.experts.{which}": tensors[own].reshape(len(tensors[own]), -1, size)
+        for own in tensors if ".moe.experts." in own and not own.endswith("_bias")
+        for which, size in [("gate_up_proj" if own.endswith("up") else "down_proj", tensors[own].shape[-1])]
+    }  # fmt: skip
+    by_file = set[str]()
+    for own, pieces in layout_of(RELEASED[name][0], model).items():
+        for piece in pieces:
+            into = found[piece.name] if piece.name in by_file else torch.zeros(piece.shape)
+            found[piece.name] = into
+            by_file.add(piece.name)
+            part = tensors[own][tuple(slice(start, stop) for start, stop in piece.region)]
+            paste_part(replace(piece, plus=0.0) if are_gradients else piece, part, piece.region, into)
+    for named in list(found):
+        in_memory = named
+        for in_files, other in _RENAMED.items():
+            in_memory = in_memory.replace(in_files, other)
+        found.setdefault(in_memory, found[named])
+    return found

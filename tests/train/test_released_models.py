@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,16 @@ from torch.testing import assert_close
 
 from cases import my_tokens
 from ranks import run_on_mesh
-from released_models import RELEASED, SEQUENCE, save_released
+from released_models import RELEASED, SEQUENCE, in_their_layout, save_released
 from shardwright.config.hugging_face.config_json import read_model
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
-from shardwright.sharding.hugging_face.layout import layout_of
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.checkpoint.kept import manifest_of
 from shardwright.train.checkpoint.released_export import export_released
-from shardwright.train.checkpoint.released_weights import paste_part
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
@@ -35,11 +32,6 @@ from shardwright.train.train_step import train_step
 MOST = 1e-5
 # Some hundreds of float32: a gradient is a sum over tokens, of products that each came through as many sums.
 ROUNDINGS = 512 * 2.0**-24
-# Names in memory, where files have others.
-RENAMED = {
-    "lm_head.": "embed_out.", ".mlp.gate.": ".block_sparse_moe.gate.",
-    ".block_sparse_moe.router.": ".block_sparse_moe.router.layer.", ".block_sparse_moe.experts.": ".mlp.experts.",
-}  # fmt: skip
 STEPS = 3
 PLANS: tuple[dict[str, Any], ...] = ({"tp": 2, "sequence_parallel": True}, {"pp": 2})
 # Of one key/value head, which two ranks of tp can't share.
@@ -134,37 +126,21 @@ def test_gradients(name: str, tmp_path: Path) -> None:
     their_loss.backward()
     our_loss.backward()
     assert_close(our_loss, their_loss, rtol=1e-5, atol=1e-5)
-    ours = gradients_by_their_names(RELEASED[name][0], job, stage)
+    ours = gradients_by_their_names(name, job, stage)
     for named, parameter in theirs.named_parameters():
-        for in_memory, in_files in RENAMED.items() if named not in ours else ():
-            named = named.replace(in_memory, in_files)
         gradient = parameter.grad[: len(ours[named])]  # a table of positions is longer than the samples
         worst, largest = (ours[named] - gradient).abs().max(), gradient.abs().max()
         assert worst <= ROUNDINGS * largest + 1e-7, f"gradient of {named}"
 
 
-def gradients_by_their_names(family: str, job: JobSpec, stage: DecoderStage) -> dict[str, Tensor]:
+def gradients_by_their_names(name: str, job: JobSpec, stage: DecoderStage) -> dict[str, Tensor]:
     """The gradients of a whole model, as tensors of theirs."""
     sums: dict[str, Tensor] = {}
     for parameter in placed_parameters(stage).values():
-        name = parameter.place.name
-        if name not in sums or parameter.place.is_tied:
-            sums[name] = sums.get(name, 0) + parameter.gradient
-    # In memory transformers has all experts of a layer in two tensors, whatever its files have.
-    found = {
-        f"model.layers.{name.split('.')[1]}.mlp.experts.{which}": sums[name].view(sums[name].shape[0], -1, size)
-        for name in sums if ".moe.experts." in name and not name.endswith("_bias")
-        for which, size in [("gate_up_proj" if name.endswith("up") else "down_proj", sums[name].shape[-1])]
-    }  # fmt: skip
-    by_file = set[str]()
-    for name, pieces in layout_of(family, job.model).items():
-        for piece in pieces:
-            into = found[piece.name] if piece.name in by_file else torch.zeros(piece.shape)
-            found[piece.name] = into
-            by_file.add(piece.name)
-            part = sums[name][tuple(slice(start, stop) for start, stop in piece.region)]
-            paste_part(replace(piece, plus=0.0), part, piece.region, into)
-    return found
+        own = parameter.place.name
+        if own not in sums or parameter.place.is_tied:
+            sums[own] = sums.get(own, 0) + parameter.gradient
+    return in_their_layout(name, job.model, sums, are_gradients=True)
 
 
 @pytest.mark.processes

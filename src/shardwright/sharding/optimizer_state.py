@@ -23,15 +23,23 @@ STATES = (*_ADAM, "momentum_buffer", *FACTORS)
 Shape = tuple[int, ...]
 
 
+def is_matrix(name: str, full_shape: Shape) -> bool:
+    """Whether a parameter is one matrix or several: biases, norms of all heads and sinks are vectors, of which ranks
+    share the heads, whatever their shape."""
+    *_, module, kind = ["", *name.split(".")]
+    return len(full_shape) > 1 and not (kind.endswith("bias") or module.endswith("norm") or kind == "sinks")
+
+
 def is_by_matrix(optimizer: OptimizerSpec, name: str, full_shape: Shape) -> bool:
     """Whether the update of a parameter looks at whole matrices, and not at each element alone.
 
     Muon leaves embeddings and the head to AdamW, where a step changes few rows, and what is no matrix: a single row.
     """
-    is_matrix = len(full_shape) > 1 and not name.endswith("bias")
+    if not is_matrix(name, full_shape):
+        return False
     if optimizer.name == "muon":
-        return is_matrix and name.startswith(("layers.", "mtp.")) and math.prod(full_shape[:-1]) > 1
-    return is_matrix and optimizer.name == "adafactor"
+        return name.startswith(("layers.", "mtp.")) and math.prod(full_shape[:-1]) > 1
+    return optimizer.name == "adafactor"
 
 
 def moments_of(optimizer: OptimizerSpec, by_matrix: bool) -> tuple[str, ...]:

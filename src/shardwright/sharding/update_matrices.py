@@ -12,6 +12,7 @@ from typing import Literal
 
 from shardwright.config.matrix import Matrix
 from shardwright.config.model_shape import ModelShape
+from shardwright.sharding.optimizer_state import is_matrix
 from shardwright.sharding.parameter_shard import ParameterShard
 
 Range = tuple[int, int]
@@ -64,7 +65,7 @@ def update_matrices(shape: ModelShape, place: ParameterShard) -> tuple[UpdateMat
     """The matrices of a parameter, one expert after the other."""
     full, local = place.full_shape, place.shape
     cut: Literal["whole", "rows", "columns"]
-    if len(full) == 1 or place.name.endswith("bias"):
+    if not is_matrix(place.name, full):
         cut = "rows" if local != full else "whole"
         return (UpdateMatrix(((0, math.prod(local)),), 1, math.prod(full), 1, cut),)
     lead = int(place.is_expert)

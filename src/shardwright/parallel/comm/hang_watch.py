@@ -84,7 +84,7 @@ class Watch:
         try:
             while True:
                 states = {rank: self._state(rank) for rank in ranks if rank != self._rank}
-                left = sorted((of["at"], rank) for rank, of in states.items() if "left" in of)
+                left = sorted((state["at"], rank) for rank, state in states.items() if "left" in state)
                 gone = [rank for _, rank in left] or [rank for rank in states if self._is_silent(rank)]
                 if gone or time.monotonic() > until_s:
                     break
