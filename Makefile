@@ -41,11 +41,7 @@ test: lint  ## everything that must hold: lint, then all tests
 test-fast: $(VENV)/installed-test  ## the tests that start no processes
 	$(PYTEST) -m "not processes"
 
-<<<<<<< HEAD
-fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N dry runs, N runs that stop and go on, 10 x N hostile inputs, as many jobs with ways out of their faults, every key of a config.json (SEED=1 N=100)
-=======
-fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N dry runs, N runs that stop and go on, N trainings against transformers in float64, 10 x N hostile inputs, every key of a config.json (SEED=1 N=100)
->>>>>>> 3fea1904 (A second opinion is kept: trainings drawn at random against transformers' models in float64, with plain optimizers)
+fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N dry runs, N runs that stop and go on, N trainings against transformers in float64, 10 x N hostile inputs, as many jobs with ways out of their faults, every key of a config.json (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/plans.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/models.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/collectives.py --seed $(SEED) --count $(N)
