@@ -24,6 +24,6 @@ def best_of_few(job: JobSpec) -> JobSpec | None:
         if job_faults(planned) or plan_faults(planned):
             continue
         run = run_of(planned)
-        if peak_memory(run, constants).process <= device_of(run.device).memory_gib * 2**30:
+        if peak_memory(run, constants).process <= device_of(run.device).offered_bytes:
             found.append((step_time(run, constants).total, planned))
     return min(found, key=lambda pair: pair[0])[1] if found else None

@@ -68,7 +68,7 @@ def test_pieces_add_up_to_what_the_cost_model_says_of_the_whole(given: JobSpec) 
     cut = stages_of(
         plan.stage_layers(given.model.layers), places, placement_of(plan.schedule, plan.pp, plan.stages_per_rank), m
     )
-    room = device_of(run.device).memory_gib * 2**30
+    room = device_of(run.device).offered_bytes
     process = [taken + room - seat.memory_bytes for taken, seat in zip(cut.rank_bytes, places, strict=True)]
     # What the embedding keeps of a microbatch's ids is counted on every rank.
     assert process == pytest.approx([memory.process for memory in rank_memory(run, CONSTANTS)], rel=1e-5)

@@ -121,22 +121,19 @@ def test_what_counts_first() -> None:
     assert simplicity(hosted) > simplicity(with_plan(BASE, dp=2, tp=2, pp=2, recompute="full"))
 
 
-def test_nobody_starts_with_dualpipe_for_three_percent(llama: Advice) -> None:
+def test_nobody_starts_with_a_pipeline_for_three_percent(llama: Advice) -> None:
     """Llama 3 8B on 8 H100: replicas alone, nothing twice, nothing again, and it says so."""
     found, fastest = llama.recommendation, llama.plans[0]
     assert found is not None and not found.is_fastest
     plan = found.plan.job.plan
     assert (plan.dp, plan.recompute, extras(found.plan.job)) == (8, "none", [])
-    assert fastest.job.plan.schedule == "dualpipe" and found.simplicity < found.of_fastest
+    assert fastest.job.plan.pp > 1 and found.simplicity < found.of_fastest
     assert 0.5 < found.confidence < TOLD_APART and found.plan.fits
     assert fastest.time.total < found.plan.time.total < 1.06 * fastest.time.total
     text = " ".join(recommendation_text(llama).split())
     slower = found.plan.time.total / fastest.time.total - 1
     assert text.startswith("Recommended: tp 1, pp 1, dp 8") and f"{slower:.1%} slower" in text
-    assert (
-        f"{sure_text(found.confidence)} sure" in text
-        and "no second copy of the parameters; dp instead of dp x pp" in text
-    )
+    assert f"{sure_text(found.confidence)} sure" in text and "dp instead of dp x pp" in text
 
 
 def test_each_plan_has_how_sure_it_is_that_the_first_is_faster(llama: Advice) -> None:

@@ -18,10 +18,11 @@ from shardwright.cost.from_job import run_of
 from shardwright.planner.advice.advice import priced
 from shardwright.planner.search import bounds
 from shardwright.planner.search.constraints import Constraints, constraints_of
+from shardwright.planner.search.corrections import Corrections
 from shardwright.planner.search.plan_block import PlanBlock
-from shardwright.planner.search.plan_price import prices
-from shardwright.planner.search.search import search
-from shardwright.planner.search.space import hybrid_ranks
+from shardwright.planner.search.plan_price import prices, room_bytes
+from shardwright.planner.search.search import ranked_kinds, search
+from shardwright.planner.search.space import degrees, hybrid_ranks
 from shardwright.workload.memo import Memo
 
 
@@ -52,13 +53,14 @@ def test_pruning_loses_nothing(model: str, width: int, order: str) -> None:
         priced = prices(job, block, shipped(), memo)
         num_plans, num_fit = num_plans + len(block), num_fit + int(priced.fits.sum())
         columns = (block.columns[name][priced.fits].tolist() for name in ("tp", "pp", "cp", "ep"))
-        for *at, token_s in zip(*columns, priced.token_s[priced.fits].tolist(), strict=True):
+        for *at, token_s in zip(*columns, priced.laid_out_s[priced.fits].tolist(), strict=True):
             best[tuple(at)] = min(best[tuple(at)], token_s)
-    found = search(job, constraints, shipped(), num_shown=6)
+    rows = degrees(job, constraints)
+    kinds, tally = ranked_kinds(job, constraints, shipped(), rows, 6, room_bytes(job), Memo(), Corrections())
     expected = sorted(best.values())[:6]
-    assert [candidate.token_s for candidate in found.candidates] == pytest.approx(expected, rel=1e-12)
-    assert found.tally.num_plans == num_plans
-    assert found.tally.num_priced < num_plans / 2
+    assert [places[0].token_s for places in kinds[:6]] == pytest.approx(expected, rel=1e-12)
+    assert tally.num_plans == num_plans
+    assert tally.num_priced < num_plans / 2
     assert (num_fit < num_plans) == (width > 1)
 
 
@@ -150,7 +152,7 @@ def test_what_has_no_price_or_no_plan_is_said() -> None:
     unknown = job.model_copy(update={"cluster": job.cluster.model_copy(update={"device": "unknown"})})
     with pytest.raises(PlanError, match=r"cluster\.device is unknown"):
         search(unknown, Constraints(), shipped())
-    with pytest.raises(PlanError, match=r"no plan has plan\.tp=3; use one of 1, 2, 4, 8"):
+    with pytest.raises(PlanError, match=r"no plan has plan\.tp=3; use one of 1, 2, 4, or"):
         search(job, Constraints(keep={"tp": 3}), shipped())
 
 

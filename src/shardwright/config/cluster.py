@@ -73,7 +73,8 @@ PEAK_NAMES = {
 }  # fmt: skip
 
 
-_HEADROOM = 0.05  # share of a device's memory, where its entry does not say how much
+_RESERVED = 0.012  # share of a device's memory that it does not offer, where its entry does not say how much
+_HEADROOM = 0.04  # share of it that a process of this runtime takes besides, where its entry does not say
 
 
 class DeviceSpec(Spec):
@@ -81,10 +82,16 @@ class DeviceSpec(Spec):
 
     name: str
     memory_gib: Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.MEMORY_GIB)]
+    reserved_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
+        0.0,
+        description="What of its memory no process can have, since the driver and error correction keep it: the "
+        "device shows so much less, in GiB; 0 means 1.2 % of it.",
+    )
     headroom_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
         0.0,
-        description="What of its memory a run can't have: what the driver keeps, the process's context, buffers of "
-        "communication, and what is lost between blocks of the allocator, in GiB; 0 means 5 % of it.",
+        description="What of its memory a run of this runtime can't fill: what is reserved, the process's context, "
+        "buffers of communication, and what is lost between blocks of the allocator, in GiB; 0 means what is reserved "
+        "and 4 % of it.",
     )
     peak_tflops: dict[str, Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.RATE)]] = Field(
         default_factory=dict, description="Dense peak by compute dtype, in 1e12 FLOP/s."
@@ -163,9 +170,16 @@ class DeviceSpec(Spec):
         return self.memory_gib * GIB
 
     @property
+    def offered_bytes(self) -> float:
+        """What of it processes can have together, which is what the device shows."""
+        return max(0.0, self.memory_gib - (self.reserved_gib or _RESERVED * self.memory_gib)) * GIB
+
+    @property
     def room_bytes(self) -> float:
-        """What of it a plan may fill."""
-        return (self.memory_gib - (self.headroom_gib or _HEADROOM * self.memory_gib)) * GIB
+        """What of it a plan of this runtime may fill."""
+        if not self.headroom_gib:
+            return max(0.0, self.offered_bytes - _HEADROOM * self.memory_bytes)
+        return min(self.offered_bytes, max(0.0, self.memory_gib - self.headroom_gib) * GIB)
 
     def peak_flops(self, number: str) -> float:
         """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 where it is not known."""

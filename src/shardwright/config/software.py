@@ -14,7 +14,8 @@ from shardwright.config import catalog, largest
 from shardwright.config.base import Spec
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.optimizer import OptimizerName
-from shardwright.config.plan import ScheduleName
+from shardwright.config.plan import ContextMethod, Recompute, ScheduleName
+from shardwright.config.recompute_policy import RecomputedName
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
@@ -231,6 +232,18 @@ class SoftwareSpec(Spec):
     )
     sequence_parallel: bool | None = Field(None, description="Whether it has sequence parallel.")
     context_parallel: bool | None = Field(None, description="Whether it splits sequences over ranks.")
+    context_methods: tuple[ContextMethod, ...] | None = Field(
+        None, description="Methods by which it splits sequences over ranks."
+    )
+    recomputes: tuple[Recompute, ...] | None = Field(None, description="Policies of recomputation that it has.")
+    recomputed_operators: tuple[tuple[RecomputedName, ...], ...] | None = Field(
+        None, description="Sets of operators that its selective recomputation can compute again."
+    )
+    hybrid_sharding: bool | None = Field(None, description="Whether it shards over a part of the replicas.")
+    offloads: tuple[Literal["optimizer", "parameters", "activations"], ...] | None = Field(
+        None, description="Of what it can keep in host memory."
+    )
+    uneven_stages: bool | None = Field(None, description="Whether its stages may hold other numbers of layers.")
 
     @property
     def updated_bytes(self) -> float:

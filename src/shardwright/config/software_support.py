@@ -14,24 +14,45 @@ def lacks(software: SoftwareSpec, job: JobSpec) -> tuple[str, ...]:
 
 def had_by(software: SoftwareSpec) -> dict[str, tuple[Any, ...]]:
     """Values of fields of the plan that the software has, as far as its entry says."""
-    has = {
+    has: dict[str, Any] = {
         "schedule": software.schedules,
         "zero": software.zero_stages,
         "sequence_parallel": (False,) if software.sequence_parallel is False else None,
         "cp": (1,) if software.context_parallel is False else None,
+        "cp_method": software.context_methods,
+        "recompute": software.recomputes,
+        "zero_ranks": (0,) if software.hybrid_sharding is False else None,
+        "layout": ([],) if software.uneven_stages is False else None,
     }
+    if software.recomputed_operators is not None:
+        has["recompute_operators"] = [list(operators) for operators in software.recomputed_operators]
+    if software.offloads is not None:
+        without = {"offload_optimizer": (0.0,), "offload_parameters": (False,), "offload_activations": (False,)}
+        has |= {name: none for name, none in without.items() if name.removeprefix("offload_") not in software.offloads}
     return {name: tuple(values) for name, values in has.items() if values is not None}
 
 
 def plan_lacks(software: SoftwareSpec, plan: PlanSpec) -> tuple[str, ...]:
     """What a plan needs and the software does not have, in words."""
-    found = []
-    if plan.pp > 1 and software.schedules is not None and plan.schedule not in software.schedules:
-        found.append(f"schedule {plan.schedule}")
-    if software.zero_stages is not None and plan.zero not in software.zero_stages:
-        found.append(f"ZeRO-{plan.zero}")
-    if software.sequence_parallel is False and plan.sequence_parallel:
-        found.append("sequence parallel")
-    if software.context_parallel is False and plan.cp > 1:
-        found.append("context parallel")
-    return tuple(found)
+    has = had_by(software)
+
+    def lacking(field: str, words: str, is_used: bool = True) -> list[str]:
+        return [words] if is_used and field in has and getattr(plan, field) not in has[field] else []
+
+    operators = "+".join(plan.recompute_operators)
+    has_operators = {frozenset(names) for names in has.get("recompute_operators", ())}
+    is_other = has_operators and frozenset(plan.recompute_operators) not in has_operators
+    return (
+        *lacking("schedule", f"schedule {plan.schedule}", plan.pp > 1),
+        *lacking("zero", f"ZeRO-{plan.zero}"),
+        *lacking("sequence_parallel", "sequence parallel"),
+        *lacking("cp", "context parallel"),
+        *lacking("cp_method", f"context parallel by {plan.cp_method}", plan.cp > 1),
+        *lacking("recompute", f"recomputation {plan.recompute}"),
+        *([f"recomputation of {operators}"] if is_other and plan.recompute == "selective" else ()),
+        *lacking("zero_ranks", "shards over a part of the replicas"),
+        *lacking("layout", "stages of uneven layers"),
+        *lacking("offload_optimizer", "optimizer state in host memory"),
+        *lacking("offload_parameters", "parameters in host memory"),
+        *lacking("offload_activations", "activations in host memory"),
+    )

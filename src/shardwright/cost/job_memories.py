@@ -11,7 +11,8 @@ import numpy as np
 from shardwright.account.job_memory import job_memory
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
-from shardwright.cost.calibration import Constants, device_of
+from shardwright.config.units import GIB
+from shardwright.cost.calibration import Constants, device_constant, device_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, rank_memory
 from shardwright.sharding.memory_account import RankMemory
@@ -42,6 +43,21 @@ def fullest(job: JobSpec, constants: Constants) -> Memory:
     return _fullest([of_account(job, rank) for rank in _accounts(_Alike(job), ranks)])
 
 
+def room_words(job: JobSpec, constants: Constants) -> str:
+    """What a device offers, and what is kept free of it beside a plan's own bytes. KeyError says what is not known."""
+    device, software = device_of(job.cluster.device), software_of(job.cluster.software)
+    shown = f"the {device.offered_bytes / GIB:.4g} GiB that a device shows of its {device.memory_gib:g}"
+    if software.is_own:
+        kept = f"{(device.offered_bytes - device.room_bytes) / GIB:.2g} GiB"
+        return f"{shown}, less {kept} for a process's context, buffers of communication and what its allocator loses"
+    context = f"{device_constant(constants, device, 'context_bytes') / GIB:.2g} GiB"
+    lost = f"{device_constant(constants, device, 'memory_lost'):.1%}"
+    return (
+        f"{shown}, with {context} for a process's context and buffers of communication, and {lost} of activations, "
+        "buffers and working memory for what its allocator loses"
+    )
+
+
 def _fullest(ranks: list[Memory]) -> Memory:
     most = max(ranks, key=lambda memory: float(memory.process))
     return replace(most, host=max(float(memory.host) for memory in ranks))
@@ -57,7 +73,7 @@ def of_account(job: JobSpec, rank: RankMemory) -> Memory:
         float(rank.activations_bytes),
         buffers=float(rank.buffers_bytes),
         working=float(rank.working_bytes),
-        overhead=device.memory_bytes - device.room_bytes,
+        overhead=device.offered_bytes - device.room_bytes,
         host=float(rank.host_bytes),
     )
 

@@ -151,7 +151,8 @@ def memory_lost(run: Run, constants: Constants) -> float:
 def _of_this_runtime(
     run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, held: tuple[Array, Array]
 ) -> Memory:
-    """Memory of every rank of this runtime, in arrays; `overhead` is the headroom of the device's entry."""
+    """Memory of every rank of this runtime, in arrays; `overhead` is the headroom of the device's entry, less what
+    is reserved."""
     device, cut = device_of(run.device), run.cut
     activations, working, away, messages = held_activations(run, ranks, memo)
     by_matrix = held_by_matrix(run, ranks, held)
@@ -164,7 +165,7 @@ def _of_this_runtime(
         activations,
         buffers=buffers,
         working=working,
-        overhead=device.memory_bytes - device.room_bytes + 0.0 * working,
+        overhead=device.offered_bytes - device.room_bytes + 0.0 * working,
         host=host + away,
     )
 

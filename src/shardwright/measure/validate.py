@@ -80,7 +80,7 @@ def _recomputed(row: Measured, policy: str) -> Run:
 
 def _fits(row: Measured, price: Price | str) -> bool:
     assert row.run is not None and isinstance(price, Price), "only what is priced can fit"
-    return bool(price.memory.process <= device_of(row.run.device).memory_bytes)
+    return bool(price.memory.process <= device_of(row.run.device).offered_bytes)
 
 
 def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> 
     from shardwright.cost.job_memories import job_memories
 
     needs = tuple(_Need(int(of.process), int(of.host)) for of in job_memories(job, shipped()))
-    return Fit(needs, int(device_entry(job).memory_bytes), host_room, software.name)
+    return Fit(needs, int(device_entry(job).offered_bytes), host_room, software.name)
 
 
 def verdict_text(job: JobSpec, fit: Fit | None) -> str:
@@ -77,7 +77,8 @@ def verdict_text(job: JobSpec, fit: Fit | None) -> str:
     rank, needed = max(enumerate(of.device_bytes for of in fit.needs), key=lambda pair: pair[1])
     device, whole = device_entry(job), memory_text(int(device_entry(job).memory_bytes))
     if fit.software:
-        one = f"one {device.name} of {whole} under the cluster's software ({fit.software})"
+        shown = f"which shows {memory_text(fit.room_bytes)} of its {whole}"
+        one = f"one {device.name}, {shown}, under the cluster's software ({fit.software})"
         where = f"the process of pp rank {rank} needs {memory_text(needed)}"
         after = " The table is what this runtime would hold."
     else:

@@ -38,8 +38,8 @@ def nearest_text(nearest: list[dict[str, Any]]) -> str:
     """Plans for reading, beside one that does not fit."""
     if not nearest:
         return textwrap.fill(
-            "No plan within three changes of it fits. `shardwright plan` looks at all plans; or use more devices, or "
-            "some with more memory.",
+            "No plan fits that takes at most four times as long. `shardwright plan` looks at all plans; or use more "
+            "devices, or some with more memory.",
             110,
         )
     rows = [["process", "step", "add to this command"]]

@@ -14,7 +14,8 @@ from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 from shardwright.config.units import GIB, number_text, seconds_text
-from shardwright.cost.calibration import device_of
+from shardwright.cost.calibration import device_of, shipped
+from shardwright.cost.job_memories import room_words
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.advice import Advice, Own, PricedPlan
 from shardwright.planner.advice.neighbours import recompute_words
@@ -127,14 +128,13 @@ def plans_text(advice: Advice) -> str:
 def _paragraphs(advice: Advice) -> Iterator[str]:
     job, tally = advice.job, advice.tally
     cluster = job.cluster
-    room = device_of(cluster.device).memory_gib
     yield (
         f"{job.model.name} on {cluster.num_devices:,} {cluster.device} ({cluster.name}), "
         f"{job.batch.global_batch_size:,} sequences of {job.model.sequence:,} tokens a step"
     )
     yield _filled(
         f"The space has {tally.num_plans:,} plans. Bounds excluded all but {tally.num_priced:,}, which were priced; "
-        f"{tally.num_fit:,} of those fit in {room:g} GiB. That took {tally.seconds:.2f} s."
+        f"{tally.num_fit:,} of those fit in {room_words(job, shipped())}. That took {tally.seconds:.2f} s."
     )
     yield from (_filled(f"{sentence}.") for sentence in advice.left_out)
     if not advice.plans:
@@ -172,10 +172,7 @@ def _best(advice: Advice) -> Iterator[str]:
     )
     missing = dict.fromkeys(word for plan in advice.plans for word in _lacks(plan))
     if missing:
-        yield _filled(
-            f"* {advice.job.cluster.software} lacks {', '.join(missing)}. This runtime has all of it; --as-software "
-            "leaves such plans out."
-        )
+        yield _filled(f"* {advice.job.cluster.software} lacks {', '.join(missing)}, which this runtime has.")
     yield _filled(
         "Their steps were simulated in full, by their own orders of work; closed forms, by which they were found, say "
         f"{_closed_words(advice.plans)}. Pessimistic steps are by closed forms."
@@ -385,7 +382,11 @@ def _misfit(found: "Misfit", own: PricedPlan) -> str:
         _filled(
             f"It does not fit: {what}; {found.num_ranks} of {own.job.plan.pp} "
             "pipeline ranks need too much. "
-            + ("The nearest plans that fit:" if found.nearest else "No plan within three changes of it fits.")
+            + (
+                "The nearest plans that fit:"
+                if found.nearest
+                else "No plan fits that takes at most four times as long."
+            )
         )
     ]
     lines += [

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from shardwright.config.layer_kind import has_experts
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.plan import STAGE_COPIES, STAGES_PER_RANK
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of, software_under
 from shardwright.cost.collective_time import message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
-from shardwright.cost.pipeline_bubble import are_put_off, bubble
+from shardwright.cost.pipeline_bubble import ALTERNATING, are_put_off, bubble
 from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
 from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_program
 from shardwright.schedule.timing import Costs, play
+from shardwright.simulate.least_pace import MicrobatchPieces, least_pace_s
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
 from shardwright.workload.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
 from shardwright.workload.query import PlanGrid, Run
@@ -69,6 +70,7 @@ class _Steps:
     groups: Groups
     pace: PieceTime
     whole: PieceTime
+    spare_s: Numbers  # of a microbatch: what no layout of the layers makes the slowest rank faster by
 
     @property
     def cut(self) -> PlanGrid:
@@ -81,6 +83,11 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
 
     KeyError says what is not known, ValueError what contradicts itself.
     """
+    return step_time_and_spare(run, constants, memo)[0]
+
+
+def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None) -> tuple[StepTime, Numbers]:
+    """(what `step_time` says, seconds by which no layout of the layers over the stages makes the step shorter)."""
     for name, _ in run.cut.schedules:
         if name not in GENERATORS:
             raise ValueError(f"schedule {name!r} is not known; there are {', '.join(GENERATORS)}")
@@ -107,13 +114,17 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
         messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=other + slower,
         slower=slower, mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
     )  # fmt: skip
-    return only(found) if run.cut.is_single else found
+    spare_s = m * steps.spare_s * (1 + rates.jitter * np.log2(nodes))
+    return (only(found), float(spare_s[0])) if run.cut.is_single else (found, spare_s)
 
 
 def pipeline_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
-    """Seconds of a step but for what replicas do at its ends and what is beside. Numbers of the run are arrays."""
+    """Seconds of a step but for what replicas do at its ends and what is beside, and less what a layout might spare.
+
+    Numbers of the run are arrays.
+    """
     steps = _steps(run, constants, memo)
-    return steps.cut.num_microbatches * steps.pace.total + _bubble(steps) + _messages(steps)
+    return steps.cut.num_microbatches * (steps.pace.total - steps.spare_s) + _bubble(steps) + _messages(steps)
 
 
 def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
@@ -138,7 +149,26 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     slowest = np.argmax(by_rank, axis=0), np.arange(len(cut.pp))
     pace: Numbers = sum(count[slowest] * of for count, of in zip(counts, times, strict=True))
     whole = PieceTime(*_of_microbatch(run, times))
-    return _Steps(run, software_under(run), rates, ranks, groups=Groups(run), pace=PieceTime(*pace), whole=whole)
+    spare_s = np.max(by_rank, axis=0) - _least_pace_s(run, times, whole.total)
+    return _Steps(
+        run, software_under(run), rates, ranks, groups=Groups(run), pace=PieceTime(*pace), whole=whole,
+        spare_s=np.where(cut.pp > 1, np.maximum(0.0, spare_s), 0.0),
+    )  # fmt: skip
+
+
+def _least_pace_s(run: Run, times: list[Array], whole_s: Numbers) -> Array:
+    """What no layout of the layers over the stages makes the slowest rank faster than, for a microbatch."""
+    cut, num_kinds = run.cut, len(layers_by_kind(run.shape, run.cut))
+    *layers_s, embedding_s, head_s = (PieceTime(*piece).total for piece in times[: num_kinds + 2])
+    pieces = MicrobatchPieces(
+        np.min(np.broadcast_arrays(*layers_s), axis=0), embedding_s, head_s, whole_s, run.shape.layers
+    )  # fmt: skip
+
+    def has_ends_apart(name: str, at: Any) -> Numbers:
+        return np.full(len(cut.pp[at]), float(name not in ALTERNATING and name not in STAGE_COPIES))
+
+    is_apart = np.asarray(cut.by_schedule(has_ends_apart)) > 0
+    return least_pace_s(cut.pp, cut.num_copies, pieces, is_apart & (not cut.is_vee))
 
 
 def _of_microbatch(run: Run, times: list[Array]) -> Numbers:

@@ -16,7 +16,6 @@ from shardwright.planner.search.objectives import Objective, best
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import SearchTally, TriedSize
 from shardwright.planner.search.space import SCHEDULES
-from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import played_steps
@@ -28,8 +27,6 @@ if TYPE_CHECKING:  # what explains a plan is imported where one is explained
     from shardwright.planner.advice.rules import RuleOfThumb
     from shardwright.planner.advice.sensitivity import Flip
     from shardwright.planner.search.sample import Standing
-
-_LAID_OUT = 3  # plans of which uneven stages are tried
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,17 @@ class Advice:
     objective: Objective = field(default_factory=Objective)
 
 
-def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
-    """The prices of jobs' plans, each step played in its own order of work. KeyError says what is not known."""
+def priced(
+    jobs: Sequence[JobSpec], constants: Constants, times: Sequence[StepTime] | None = None
+) -> list[PricedPlan]:  # fmt: skip
+    """The prices of jobs' plans, each step played in its own order of work, unless `times` has what that says.
+
+    KeyError says what is not known.
+    """
     runs = [run_of(job) for job in jobs]
     closed, cautious = _known(prices(runs, constants)), _known(prices(runs, pessimistic()))
-    times = played_steps(jobs, [price.time for price in closed], constants)
+    if times is None:
+        times = played_steps(jobs, [price.time for price in closed], constants)
     found = []
     for job, time, price, worst in zip(jobs, times, closed, cautious, strict=True):
         money, memory = step_money(job.cluster, float(time.total), job.plan.world), fullest(job, constants)
@@ -120,12 +123,14 @@ def best_plans(
 ) -> Advice:
     """Search, and price what is found; `explained` says why.
 
-    What closed forms found is ordered anew by its steps simulated in full. The first plans then get uneven stages where
-    that makes them 1 % faster.
+    The search has simulated their steps in full, with uneven stages where these are faster.
     """
     on, found = best(job, constraints, constants, objective, num_shown=num_shown)
-    plans = sorted(priced([candidate.job for candidate in found.candidates], constants), key=_token_s)
-    plans = [_laid_out(plan, constants) for plan in plans[:_LAID_OUT]] + plans[_LAID_OUT:]
+    jobs, times = [plan.job for plan in found.candidates], [plan.time for plan in found.candidates]
+    plans = [
+        replace(plan, even_s=played.even_s)
+        for plan, played in zip(priced(jobs, constants, times), found.candidates, strict=True)
+    ]
     plans.sort(key=_token_s)
     return Advice(
         on, plans, found.tally, left_out=within_known(job, constraints)[1], tried=found.tried, objective=objective
@@ -154,17 +159,6 @@ def explained(
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
     binds = binding(plans[0].time, plans[0].memory, first, why)
     return replace(advice, flips=runner_up, reasons=why, binding=binds, rules=rules_for(first))
-
-
-def _laid_out(plan: PricedPlan, constants: Constants) -> PricedPlan:
-    """The plan with the layers of its stages chosen, if that is worth it and fits."""
-    job = paying_layout(plan.job, constants, LEAST_GAIN) if plan.job.plan.pp > 1 else None
-    if job is None:
-        return plan
-    (laid,) = priced([job], constants)
-    if not laid.fits or laid.time.total * (1 + LEAST_GAIN) > plan.time.total:
-        return plan
-    return replace(laid, even_s=float(plan.time.total))
 
 
 def _own(job: JobSpec, constraints: Constraints, constants: Constants) -> Own:

@@ -8,6 +8,8 @@ from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE, order_words
+from shardwright.config.software import software_of
+from shardwright.config.software_support import lacks
 from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import device_of
 from shardwright.planner.search.space import lies_otherwise
@@ -28,11 +30,14 @@ class Neighbour:
 
 
 def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
-    """All neighbours of a job's plan on as many devices, those with another schedule among `schedules`.
+    """All neighbours of a job's plan on as many devices, those with another schedule among `schedules`; none that need
+    what the job's software lacks, unless the plan does.
 
     Where stages lie as before, each keeps its layers.
     """
     found, seen = [], {job.plan.model_dump_json()}
+    software = software_of(job.cluster.software)
+    mine = set(lacks(software, job))
     for field, value, changes in _moves(job, schedules):
         if all(getattr(job.plan, name) == new for name, new in changes.items()):
             continue  # the plan itself
@@ -41,7 +46,7 @@ def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
             plan = plan.model_copy(update={"layout": []})
         near = job.model_copy(update={"plan": plan})
         text = plan.model_dump_json()
-        if text in seen or job_faults(near) or plan_faults(near):
+        if text in seen or not set(lacks(software, near)) <= mine or job_faults(near) or plan_faults(near):
             continue
         seen.add(text)
         found.append(Neighbour(field, value, near))

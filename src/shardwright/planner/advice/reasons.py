@@ -15,6 +15,7 @@ from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import Constants, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
+from shardwright.cost.job_memories import fullest
 from shardwright.cost.memory import Memory
 from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
@@ -69,12 +70,19 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     assert known[0][0] == 0, "the plan itself has been priced before"
     mine, *times = played_steps([jobs[place] for place, _ in known], [price.time for _, price in known], constants)
     beside = [
-        _reason(job, mine, near[place - 1], replace(price, time=time))
+        _reason(job, mine, near[place - 1], _counted(replace(price, time=time), near[place - 1], mine, constants))
         for (place, price), time in zip(known[1:], times, strict=True)
     ]
     order = list(dict.fromkeys(one.field for one in beside))
     told = [one for one in beside if one.excess_bytes > 0 or abs(one.slower_s) >= _TOLD * mine.total]
     return sorted(told, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
+
+
+def _counted(price: Price, near: Neighbour, mine: StepTime, constants: Constants) -> Price:
+    """The price of a neighbour, where it is faster with the memory that every command tells of it."""
+    if float(price.time.total) > float(mine.total) * (1 - _TOLD):
+        return price
+    return replace(price, memory=fullest(near.job, constants))
 
 
 def _laid_out(near: Neighbour, constants: Constants) -> Neighbour:

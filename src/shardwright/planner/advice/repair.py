@@ -1,28 +1,50 @@
-"""A plan that does not fit: what exceeds by how much, on which rank; and the nearest plans that fit."""
+"""A plan that does not fit: what exceeds by how much, on which rank; and the nearest plans that fit.
+
+These are what the search finds where all but a few fields of the plan are kept: one after another each field by itself,
+then each two of them, then any number. So none of as few changes is faster.
+"""
 
 import math
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 
+from shardwright.config.base import PlanError
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import fullest, job_memories
 from shardwright.cost.memory import Memory
-from shardwright.planner.advice.neighbours import neighbours
+from shardwright.planner.advice.neighbours import recompute_words
+from shardwright.planner.search.beside import numbers_of_plan, words_of_plan
+from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import fits, room_bytes
-from shardwright.simulate.batch_pricing import Price, prices
+from shardwright.planner.search.results import PlayedPlan
+from shardwright.planner.search.search import search
+from shardwright.simulate.batch_pricing import Price
 from shardwright.simulate.closed_form import step_time
-from shardwright.simulate.full_step import played_steps
+from shardwright.workload.memo import Memo
 
-_MOST_CHANGES = 3
-_BEAM = 16  # plans from which further changes go on
-_ACCOUNTED = 3  # fitting plans of each ZeRO stage and tp of which, at each number of changes, the account is asked
 _SLOWEST = 4.0  # times as long as the plan that does not fit
 _SHOWN = 4
+# Fields that change together, each by the name under which it is told: a degree goes with the number of replicas, and
+# tp with what is over its ranks.
+_CHANGES: dict[str, tuple[str, ...]] = {
+    "microbatch_size": ("microbatch_size",),
+    "recompute": ("recompute", "recompute_operators", "recompute_every", "offload_activations"),
+    "zero": ("zero", "zero_ranks"),
+    "tp": ("tp", "dp", "sequence_parallel", "expert_tp"),
+    "pp": ("pp", "dp", "virtual_stages"),
+    "cp": ("cp", "dp", "cp_method"),
+    "ep": ("ep", "expert_tp"),
+    "schedule": ("schedule", "virtual_stages"),
+    "sequence_parallel": ("sequence_parallel", "expert_tp"),
+    "offload": ("offload_optimizer", "offload_parameters"),
+    "order": ("order",),
+    "dispatch": ("dispatch",),
+}
+_FOLLOWING = ("dp", "expert_tp", "order", "cp_method", "offload_activations", "recompute_operators", "recompute_every")
 
 
 @dataclass(frozen=True)
@@ -68,77 +90,67 @@ def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Mi
 
 
 def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int) -> list[Near]:
-    """Plans that fit with as few changes as it takes, three at most, fastest first. What is much slower than the job's
-    own plan is no way out.
-
-    Changes go on from plans than which none is faster and needs less, so there may be others.
-    """
-    room, seen = room_bytes(job), {job.plan.model_dump_json()}
-    beam: list[tuple[tuple[str, ...], JobSpec]] = [((), job)]
-    slowest_s = _SLOWEST * float(step_time(run_of(job), constants).total)
-    for _ in range(_MOST_CHANGES):
-        priced = sorted(_priced(_around(beam, schedules, seen), constants), key=_step_s)
-        fitting = [near for near in priced if fits(job, near.price.memory, room) and _step_s(near) <= slowest_s]
-        counted = (_counted(near, constants) for near in _varied(fitting))
-        found = list(islice((near for near in counted if fits(near.job, near.price.memory, room)), num_shown))
-        if found:
-            return _simulated(found, constants)
-        beam = [(near.changes, near.job) for near in _front(priced)[:_BEAM]]
+    """Plans that fit with as few changes as it takes, fastest first. What is much slower than the job's own plan is no
+    way out."""
+    most_s = _SLOWEST * float(step_time(run_of(job), constants).total)
+    memo, kept = Memo(), _kept(job)
+    for number in (1, 2, len(_CHANGES)):
+        plans: dict[str, PlayedPlan] = {}
+        for names in combinations(_CHANGES, number):
+            free = {field for name in names for field in _CHANGES[name]}
+            among = {field: value for field, value in kept.items() if field not in free}
+            constraints = Constraints(among, among={"schedule": schedules})
+            for plan in _fastest(job, constraints, constants, memo, 1 if number < len(_CHANGES) else num_shown):
+                if float(plan.time.total) <= most_s:
+                    plans[plan.job.plan.model_dump_json()] = plan
+        if plans:
+            return list(_told(job, sorted(plans.values(), key=lambda plan: plan.token_s), constants))[:num_shown]
     return []
 
 
-def _counted(near: Near, constants: Constants) -> Near:
-    """A plan with the memory that every command tells of it."""
-    return replace(near, price=replace(near.price, memory=fullest(near.job, constants)))
+def _kept(job: JobSpec) -> dict[str, object]:
+    """The fields of a job's plan that a search may keep."""
+    words = words_of_plan(job).fields()
+    return {name: value for name, value in (numbers_of_plan(job) | words).items() if name != "global_batch_size"} | {
+        "order": job.plan.order,
+        "zero_ranks": job.plan.zero_ranks,
+    }
 
 
-def _simulated(found: list[Near], constants: Constants) -> list[Near]:
-    """The plans with the times of their own orders of work, fastest first."""
-    times = played_steps([near.job for near in found], [near.price.time for near in found], constants)
-    played = [replace(near, price=replace(near.price, time=time)) for near, time in zip(found, times, strict=True)]
-    return sorted(played, key=_step_s)
+def _fastest(
+    job: JobSpec, constraints: Constraints, constants: Constants, memo: Memo, num_shown: int
+) -> list[PlayedPlan]:
+    try:
+        return search(job, constraints, constants, num_shown, memo=memo).candidates
+    except PlanError:  # none is legal
+        return []
 
 
-def _step_s(near: Near) -> float:
-    return float(near.price.time.total)
+def _told(job: JobSpec, plans: Sequence[PlayedPlan], constants: Constants) -> Iterator[Near]:
+    """Plans with what was changed and their prices, those with the fewest changes first where they take as long."""
+    for plan in plans:
+        changes = _changes(job, plan.job)
+        if changes:
+            yield Near(changes, plan.job, Price(plan.time, fullest(plan.job, constants)))
 
 
-def _varied(fitting: list[Near]) -> list[Near]:
-    """The first of each ZeRO stage and tp: where one of them needs more than is predicted, so do others."""
-    place = Counter[tuple[int, int]]()
-    found = []
-    for near in fitting:
-        kind = near.job.plan.zero, near.job.plan.tp
-        place[kind] += 1
-        if place[kind] <= _ACCOUNTED:
-            found.append(near)
-    return found
+def _changes(job: JobSpec, other: JobSpec) -> tuple[str, ...]:
+    """The fields in which two plans differ, with the values of the other; without what follows from these."""
+    mine, theirs = (
+        numbers_of_plan(job) | words_of_plan(job).fields(),
+        numbers_of_plan(other) | words_of_plan(other).fields(),
+    )
+    changed = [name for name, value in theirs.items() if value != mine[name] and name != "global_batch_size"]
+    told = [name for name in changed if name not in _FOLLOWING] or changed
+    again = {name for name in changed if name in _CHANGES["recompute"]}
+    if again and "recompute" not in told:
+        told = [*(name for name in told if name not in again), "recompute"]
+    layout = ("uneven stages",) if other.plan.layout and other.plan.layout != job.plan.layout else ()
+    return (*(_in_words(name, other) for name in told), *layout)
 
 
-def _front(priced: list[Near]) -> list[Near]:
-    """Plans, given in the order of their time, that need less of the device than all faster ones; least first."""
-    found: list[Near] = []
-    for near in priced:
-        if not found or near.price.memory.process < found[-1].price.memory.process:
-            found.append(near)
-    return found[::-1]
-
-
-def _around(
-    jobs: list[tuple[tuple[str, ...], JobSpec]], schedules: tuple[str, ...], seen: set[str]
-) -> list[tuple[tuple[str, ...], JobSpec]]:
-    """All neighbours that were not `seen`, each with the changes that lead to it."""
-    found = []
-    for changes, job in jobs:
-        for near in neighbours(job, schedules):
-            text = near.job.plan.model_dump_json()
-            if text not in seen:
-                seen.add(text)
-                found.append(((*changes, f"{near.field} {near.value}"), near.job))
-    return found
-
-
-def _priced(tried: list[tuple[tuple[str, ...], JobSpec]], constants: Constants) -> Iterator[Near]:
-    for (changes, job), price in zip(tried, prices([run_of(job) for _, job in tried], constants), strict=True):
-        if isinstance(price, Price):
-            yield Near(changes, job, price)
+def _in_words(name: str, job: JobSpec) -> str:
+    if name == "recompute":
+        return f"recompute {recompute_words(job.plan)}"
+    value = getattr(job.plan, name)
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

@@ -17,8 +17,6 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import fullest
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.search.plan_block import PlanBlock
-from shardwright.planner.search.plan_price import fits
-from shardwright.planner.search.results import Candidate
 from shardwright.workload.query import SCHEDULE_NAMES
 
 _MARGIN = 1.001  # so that a plan which was refuted is not found again for a rounding
@@ -33,23 +31,16 @@ class Corrections:
     def __init__(self) -> None:
         self._factors: dict[_Alike, float] = {}
 
-    def refuted(
-        self, job: JobSpec, candidates: Sequence[Candidate], constants: Constants, room: float
-    ) -> list[Candidate]:
-        """The plans that the account does not find to fit in `room` bytes of a device; from which this learns."""
+    def learned(self, job: JobSpec, refuted: Sequence[JobSpec], constants: Constants, room: float) -> bool:
+        """Whether there was anything to learn from plans that the account does not find to fit in `room` bytes."""
         if not software_of(job.cluster.software).is_own:
-            return []
-        found = []
-        for candidate in candidates:
-            exact = fullest(candidate.job, constants)
-            if fits(candidate.job, exact, room):
-                continue
-            found.append(candidate)
-            said = peak_memory(run_of(candidate.job), constants)
-            key = _alike(candidate.job)
+            return False
+        for plan in refuted:
+            exact, said = fullest(plan, constants), peak_memory(run_of(plan), constants)
+            key = _alike(plan)
             factor = _MARGIN * max(1.0, float(exact.total - _state(said)) / max(1.0, float(said.total - _state(said))))
             self._factors[key] = max(factor, self._factors.get(key, 1.0))
-        return found
+        return bool(refuted)
 
     def applied(self, block: PlanBlock, memory: Memory) -> Memory:
         """The memory of a block's plans with what was learned."""

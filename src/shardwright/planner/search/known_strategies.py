@@ -1,9 +1,11 @@
-"""What a search leaves out because a number that one strategy alone needs is not known: the rest is searched all the
-same. What the user keeps is never left out; then the number is asked for."""
+"""What a search leaves out: what the job's software does not have, and what needs a number that is not known. The rest
+is searched all the same. What the user keeps is never left out; then it is marked, or the number is asked for."""
 
 from dataclasses import replace
 
 from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
+from shardwright.config.software_support import had_by
 from shardwright.cost.calibration import device_of
 from shardwright.planner.search.constraints import Constraints
 
@@ -12,10 +14,11 @@ _ON_DEVICE = {"offload_optimizer": (0.0,), "offload_parameters": (False,), "offl
 
 
 def within_known(job: JobSpec, constraints: Constraints) -> tuple[Constraints, list[str]]:
-    """The constraints, less strategies that can't be priced on the job's devices; and a sentence for each of these."""
+    """The constraints, less what the job's software lacks and strategies that can't be priced on its devices; and a
+    sentence for each of these."""
+    constraints, sentences = _within_software(job, constraints)
     names = [part.device for part in job.cluster.parts] or [job.cluster.device]
     devices = [device_of(name) for name in names if name != "unknown"]
-    sentences = []
     without_host = [device.name for device in devices if not device.knows_host]
     left_out = {name: values for name, values in _ON_DEVICE.items() if name not in constraints.keep}
     if without_host and left_out:
@@ -32,3 +35,22 @@ def within_known(job: JobSpec, constraints: Constraints) -> tuple[Constraints, l
         )
         constraints = replace(constraints, float8="none")
     return constraints, sentences
+
+
+def _within_software(job: JobSpec, constraints: Constraints) -> tuple[Constraints, list[str]]:
+    """The constraints, less what other software than this runtime does not have; and a sentence for it."""
+    software = software_of(job.cluster.software)
+    if software.is_own:
+        return constraints, []
+    has = {name: values for name, values in had_by(software).items() if name not in constraints.keep}
+    if not has:
+        return constraints, [
+            f"Nothing is known of what {software.name} lacks, so plans may need what it has not; say so in its entry "
+            "in software, by schedules, zero_stages and the like"
+        ]
+    among = {
+        name: tuple(value for value in constraints.among.get(name, values) if value in values)
+        for name, values in has.items()
+    }
+    sentence = f"Plans that need what {software.name} lacks are left out"
+    return replace(constraints, among={**constraints.among, **among}), [sentence]

@@ -17,7 +17,6 @@ from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Found, TriedSize
 from shardwright.planner.search.search import search
-from shardwright.simulate.full_step import played_step
 
 Name = Literal["time", "cost", "devices", "memory"]
 NAMES: tuple[Name, ...] = ("time", "cost", "devices", "memory")
@@ -64,7 +63,7 @@ def best(
     """The job on as many nodes as the objective takes, and what was found there; `check_in_time` says whether that
     meets a deadline.
 
-    Sizes are compared by the fastest plan of each by closed forms, its step simulated in full.
+    Sizes are compared by the fastest plan of each, its step simulated in full.
     """
     tried: dict[int, float] = {}
 
@@ -73,7 +72,7 @@ def best(
 
     def token_s_on(nodes: int) -> float:
         if nodes not in tried:
-            tried[nodes] = _token_s(found_on, nodes, constants)
+            tried[nodes] = _token_s(found_on, nodes)
         return tried[nodes]
 
     if objective.name == "memory":
@@ -106,7 +105,7 @@ def node_counts(most: int) -> list[int]:
     return sorted({count for count in powers if count <= most} | {most})
 
 
-def _token_s(found_on: Callable[[int], Found], nodes: int, constants: Constants) -> float:
+def _token_s(found_on: Callable[[int], Found], nodes: int) -> float:
     """Seconds by token of the fastest plan; endless where none is legal or fits."""
     try:
         candidates = found_on(nodes).candidates
@@ -114,8 +113,7 @@ def _token_s(found_on: Callable[[int], Found], nodes: int, constants: Constants)
         return float("inf")
     if not candidates:
         return float("inf")
-    job = candidates[0].job
-    return float(played_step(job, constants).total) / job.tokens_per_step
+    return candidates[0].token_s
 
 
 def _cheapest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:

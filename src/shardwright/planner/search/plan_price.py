@@ -10,23 +10,25 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.search.plan_block import Column, PlanBlock
-from shardwright.simulate.closed_form import StepTime, step_time
+from shardwright.simulate.closed_form import StepTime, step_time_and_spare
 from shardwright.workload.memo import Memo
 
 
 @dataclass(frozen=True)
 class BlockPrices:
-    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds by token."""
+    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds by token, and
+    `laid_out_s` a bound on them under any layout of the layers over the stages."""
 
     time: StepTime
     memory: Memory
     token_s: Column
+    laid_out_s: Column
     fits: Column
 
 
 def room_bytes(job: JobSpec) -> float:
-    """Bytes that a device of the cluster has."""
-    return device_of(job.cluster.device).memory_bytes
+    """Bytes that a device of the cluster offers to processes."""
+    return device_of(job.cluster.device).offered_bytes
 
 
 def fits(job: JobSpec, memory: Memory, room: float) -> Any:
@@ -41,7 +43,9 @@ def prices(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo | No
     """
     memo = memo or Memo()
     run = block.run(job, memo)
-    time, memory = step_time(run, constants, memo), peak_memory(run, constants, memo)
+    (time, spare_s), memory = step_time_and_spare(run, constants, memo), peak_memory(run, constants, memo)
     tokens = block.columns["global_batch_size"] * job.model.sequence
     fitting = np.broadcast_to(fits(job, memory, room_bytes(job)), tokens.shape)
-    return BlockPrices(time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fits=fitting)
+    token_s = np.broadcast_to(time.total / tokens, tokens.shape)
+    laid_out_s = np.broadcast_to((time.total - spare_s) / tokens, tokens.shape)
+    return BlockPrices(time, memory, token_s, laid_out_s, fits=fitting)

@@ -33,7 +33,8 @@ from shardwright.planner.search.empty_space import empty_space_faults
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, Words, taken, together
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
-from shardwright.planner.search.results import Best, Candidate, Found, SearchTally
+from shardwright.planner.search.played_plans import PlayedPlans
+from shardwright.planner.search.results import Best, Found, FoundPlace, SearchTally
 from shardwright.workload.arrays import distinct
 from shardwright.workload.memo import Memo
 
@@ -42,6 +43,7 @@ from shardwright.workload.memo import Memo
 _ROWS = 2048
 _FEW = 128
 _ROUNDS = 4  # searches at most, each with what was learned of memory by the one before
+_DEPTH = 4  # plans of a kind whose steps are simulated, each in another order of work
 _GUESSED = 32  # rows of a kind that are priced to have a first mark
 _KIND = ("tp", "pp", "cp", "ep")
 _OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
@@ -54,9 +56,11 @@ def _method_of(words: Words) -> Words:
 
 
 def search(
-    job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int = 16, room: float | None = None
-) -> Found:
-    """The fastest plans that fit in `room` bytes of a device, all of it where None, of `num_shown` kinds.
+    job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int = 16, room: float | None = None,
+    memo: Memo | None = None,
+) -> Found:  # fmt: skip
+    """The fastest plans that fit in `room` bytes of a device, all of it where None, of `num_shown` kinds. `memo` has
+    what was computed before of the same model and cluster with these constants.
 
     PlanError where the cluster is not known, or constraints leave nothing.
     """
@@ -67,17 +71,29 @@ def search(
     if faults := empty_space_faults(job, constraints, rows):
         raise PlanError(f"plans for {job.model.name} on {job.cluster.num_devices:,} devices", faults)
     room = room_bytes(job) if room is None else room
-    memo, corrections = Memo(), Corrections()
+    memo, corrections = memo or Memo(), Corrections()
+    plays = PlayedPlans(job, constraints, constants, rows, room=room, memo=memo)
     for _ in range(_ROUNDS):
-        found = _Search(job, constraints, constants, rows, num_shown, room=room, memo=memo, corrections=corrections)
-        found.guess()
-        found.expand()
-        candidates = found.fastest()
-        refuted = corrections.refuted(job, candidates, constants, room)
-        if not refuted:
+        kinds, tally = ranked_kinds(job, constraints, constants, rows, num_shown, room, memo, corrections)
+        candidates = plays.fastest(kinds, num_shown)
+        refuted, plays.refuted = list(plays.refuted.values()), {}
+        if not corrections.learned(job, refuted, constants, room):
             break
-    found.tally.seconds = time.perf_counter() - started
-    return Found([candidate for candidate in candidates if candidate not in refuted], found.tally)
+    tally.num_played = plays.num_played
+    tally.seconds = time.perf_counter() - started
+    return Found(candidates, tally)
+
+
+def ranked_kinds(
+    job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, num_shown: int, room: float,
+    memo: Memo, corrections: Corrections,
+) -> tuple[list[list[FoundPlace]], SearchTally]:  # fmt: skip
+    """The best plans of `num_shown` kinds and more by closed forms, by what they may take with their best layout; and
+    how much was looked at. `rows` are the degrees of the space."""
+    found = _Search(job, constraints, constants, rows, num_shown, room=room, memo=memo, corrections=corrections)
+    found.guess()
+    found.expand()
+    return found.kinds(), found.tally
 
 
 def _check(job: JobSpec) -> None:
@@ -121,12 +137,12 @@ class _Search:
         self.words = space.words_of(job, constraints, rows)
         self.tally = SearchTally(sum(space.count_by_words(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
-        self.shown = Best(np.full(len(kinds), np.inf))
+        self.shown = Best.of_kinds(len(kinds), _DEPTH)
 
     def marks(self, kind: Column) -> Column:
         """Most seconds by token with which a plan of a kind may still be shown."""
         last = np.partition(self.shown.token_s, self.num_shown - 1)[self.num_shown - 1]
-        return np.minimum(last, self.shown.token_s[kind])
+        return np.minimum(last, self.shown.last_s[kind])
 
     def guess(self) -> None:
         """Price some sharing of the degrees of each kind that have the lowest bounds, to have marks."""
@@ -347,16 +363,11 @@ class _Search:
         self.tally.num_priced += len(block)
         fitting = fits(self.job, self.corrections.applied(block, found.memory), self.room)
         self.tally.num_fit += int(np.count_nonzero(fitting))
-        marks = self.marks(block.columns["kind"])
-        self.shown.take(block, found.token_s, np.flatnonzero(fitting & (found.token_s < marks)))
-        return block.where(~fitting & (found.token_s < marks))
+        may_be_shown = found.laid_out_s < self.marks(block.columns["kind"])
+        self.shown.take(block, found.laid_out_s, np.flatnonzero(fitting & may_be_shown))
+        return block.where(~fitting & may_be_shown)
 
-    def fastest(self) -> list[Candidate]:
-        """The best plan of each kind that is shown, fastest first."""
-        best = self.shown
-        kinds = sorted(best.place, key=lambda kind: float(best.token_s[kind]))[: self.num_shown]
-        return [
-            Candidate(block.plan(index, self.job), float(best.token_s[kind]))
-            for kind in kinds
-            for block, index in [best.place[kind]]
-        ]
+    def kinds(self) -> list[list[FoundPlace]]:
+        """The best plans of each kind that may be shown, by what they may take at least; the fastest kind first."""
+        kinds = map(self.shown.of, self.shown.places)
+        return sorted(kinds, key=lambda places: places[0].token_s)

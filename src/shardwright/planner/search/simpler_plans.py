@@ -13,6 +13,7 @@ from shardwright.config.rank_order import number_of
 from shardwright.cost.calibration import Constants
 from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import DEGREES, Column, Columns, PlanBlock, Words, taken, together
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.results import Candidate
@@ -33,6 +34,7 @@ def simpler_plans(
 
     Of those that differ in the sizes of microbatches and of stages alone the fastest stands for all.
     """
+    constraints, _ = within_known(job, constraints)
     memo, candidates = Memo(), list[Candidate]()
     rows = _rows(job, constraints, found)
     for block in _blocks(job, constraints, rows, found):

@@ -302,10 +302,14 @@ def with_offload(constraints: Constraints, block: PlanBlock) -> PlanBlock:
 def _sharing_choices(constraints: Constraints) -> list[tuple[int, bool]]:
     """(ZeRO stage, whether over neighbours alone)."""
     kept = constraints.keep.get("zero_ranks")
+    may_be_hybrid = any(constraints.among.get("zero_ranks", (1,)))
     return [
         (zero, hybrid)
         for zero, hybrid in product((0, 1, 2, 3), (False, True))
-        if constraints.allows("zero", zero) and (zero or not hybrid) and (kept is None or bool(kept) == hybrid)
+        if constraints.allows("zero", zero)
+        and (zero or not hybrid)
+        and (may_be_hybrid or not hybrid)
+        and (kept is None or bool(kept) == hybrid)
     ]
 
 

@@ -3,9 +3,9 @@
 The layout is plan.layout, which the runtime runs; the order is that of cluster.parts, whose nodes come in rank order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 
 from shardwright.config.base import PlanError, faults_in
 from shardwright.config.cluster import PartSpec
@@ -16,12 +16,14 @@ from shardwright.cost.from_job import run_of
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.piece_prices import seats
-from shardwright.planner.stages.pieces import PipelineSlot, Stages, stages_of
+from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, stages_of
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import is_played, played_step, step_on_parts_s
 
+_BESIDE = 4  # layouts beside a plan that are tried, those of the fastest pipelines
+_ROUNDING = 1e-9
 LEAST_GAIN = 0.01  # share of a step that uneven stages must save where nobody asked for them
 
 
@@ -80,6 +82,26 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobS
     except NoFitError:  # with what is set aside for the largest rank
         return None
     return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
+
+
+def layouts_beside(job: JobSpec, constants: Constants) -> Iterator[JobSpec]:
+    """The job with one layer moved to another stage, where that makes its slowest pipeline rank faster; those first
+    that make it fastest. Of a job on devices of one kind. KeyError says what is not known."""
+    mine, placement = seats(run_of(job), job.plan, constants), job_placement(job)
+    layers = job.plan.stage_layers(job.model.layers)
+    now = stages_of(layers, mine, placement, job.num_microbatches)
+    slowest = max(range(len(mine)), key=lambda rank: now.rank_s[rank])
+    moved = []
+    for giver, taker in product(placement.stages_of(slowest), range(len(layers))):
+        is_last_layer = layers[giver] <= int(not may_be_empty(giver, len(layers)))
+        if giver == taker or taker in placement.stages_of(slowest) or is_last_layer:
+            continue
+        changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layers)]
+        stages = stages_of(changed, mine, placement, job.num_microbatches)
+        if max(stages.rank_s) < max(now.rank_s) * (1 - _ROUNDING):
+            moved.append(stages)
+    for stages in sorted(moved, key=lambda one: (one.pipeline_s, one.layout))[:_BESIDE]:
+        yield _with_layout(job, stages)
 
 
 def most_gain(even: Stages, mine: Sequence[PipelineSlot], placement: StagePlacement) -> float:

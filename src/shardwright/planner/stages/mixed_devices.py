@@ -92,5 +92,5 @@ def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
     for run, seconds in zip(runs, step_s, strict=True):
         # A rank has as many more layers than with an even layout as it is faster than the ideal pace.
         needed = np.asarray(peak_memory(run, constants).process) * np.minimum(1.0, ideal_s / seconds)
-        ideal_s = np.where(needed <= _SPARE * device_of(run.device).memory_bytes, ideal_s, np.inf)
+        ideal_s = np.where(needed <= _SPARE * device_of(run.device).offered_bytes, ideal_s, np.inf)
     return ideal_s

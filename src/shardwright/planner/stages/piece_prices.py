@@ -26,7 +26,7 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     kinds = layer_kinds(run.shape, run.cut)
     costing = Costing.of(replace(run, cut=run.cut.as_arrays()), constants)
     lost = memory_lost(run, constants)
-    room = device_of(run.device).memory_bytes
+    room = device_of(run.device).offered_bytes
     # Beside the head are blocks of further tokens, if any, like the last layer.
     embedded, headed = _probe(run, kinds[-1], (0, 1), constants)
     of_kind = {}

@@ -158,8 +158,8 @@ def _room(story: Story) -> Iterator[str]:
     rank, needs, of, whose = story.fullest, story.memory[story.fullest].total_bytes, "offers", "pipeline rank"
     if story.predicted and not software_of(job.cluster.software).is_own:
         processes = [round(memory.process) for memory in story.predicted]
-        rank, needs, limit = processes.index(max(processes)), max(processes), int(device_entry(job).memory_bytes)
-        of, whose = "has", f"the process of {job.cluster.software} on pipeline rank"
+        rank, needs, limit = processes.index(max(processes)), max(processes), int(device_entry(job).offered_bytes)
+        of, whose = "shows", f"the process of {job.cluster.software} on pipeline rank"
     left = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
     verdict = "" if needs <= limit else ", so it does not fit"
     device = f"A device, {job.cluster.device}, {of} {memory_text(limit)}"

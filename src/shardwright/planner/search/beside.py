@@ -1,0 +1,92 @@
+"""The plans beside a plan in the space of a search: the same degrees, and one field of another value.
+
+Each value of a field is one step here, whichever others lie between; the numbers of virtual stages go with their
+schedule, and what says how to compute again is one field.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.rank_order import number_of
+from shardwright.planner.search import space
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import DEGREES, SHARING, Column, Columns, PlanBlock, Words, taken, together
+from shardwright.workload.query import SCHEDULE_NAMES
+
+_KIND = ("global_batch_size", "tp", "pp", "cp", "dp", "ep")
+_AGAIN = ("recompute", "recompute_operators", "recompute_every", "offload_activations")
+
+
+def blocks_beside(job: JobSpec, constraints: Constraints, rows: Columns, plans: Sequence[JobSpec]) -> list[PlanBlock]:
+    """The legal plans beside some, in blocks; a column `near` says of which of them. `rows` are the degrees of the
+    space."""
+    words = space.words_of(job, constraints, rows)
+    alike: dict[Words, list[PlanBlock]] = {}
+    for near, plan in enumerate(plans):
+        for block in _beside(job, constraints, rows, words, plan):
+            columns = block.columns | {"near": np.full(len(block), near), "schedule": block.schedule}
+            common = replace(block.words, schedule="1f1b")
+            alike.setdefault(common, []).append(PlanBlock(common, columns))
+    return [together(blocks) for blocks in alike.values()]
+
+
+def words_of_plan(job: JobSpec) -> Words:
+    """The words of a job's plan."""
+    fields = {name: getattr(job.plan, name) for name in Words.__dataclass_fields__ if name != "float8"}
+    fields["recompute_operators"] = tuple(job.plan.recompute_operators)
+    return Words(**fields, float8=job.precision.float8)
+
+
+def numbers_of_plan(job: JobSpec) -> dict[str, float]:
+    """The numbers of a job's plan, as columns of blocks have them."""
+    plan = job.plan
+    numbers = plan.model_dump() | {
+        "global_batch_size": job.batch.global_batch_size, "expert_tp": plan.expert_tp_size,
+        "order": number_of(plan.order),
+    }  # fmt: skip
+    return {name: numbers[name] for name in (*DEGREES, "virtual_stages", *SHARING)}
+
+
+def _beside(
+    job: JobSpec, constraints: Constraints, rows: Columns, words: list[Words], plan: JobSpec
+) -> Iterator[PlanBlock]:
+    own, numbers = words_of_plan(plan), numbers_of_plan(plan)
+    mine = taken(rows, np.all([rows[name] == numbers[name] for name in _KIND], axis=0))
+    others = sum((mine[name] != numbers[name]).astype(int) for name in DEGREES if name not in _KIND)
+    for at in words:
+        differs = _num_different(at, own)
+        if differs > 1:
+            continue
+        block = space.with_words(job, constraints, taken(mine, others + differs <= 1), at)
+        columns = block.columns
+        changed = np.full(len(block), differs)
+        changed += sum((columns[name] != numbers[name]).astype(int) for name in DEGREES if name not in _KIND)
+        if at.schedule == own.schedule and STAGES_PER_RANK.get(at.schedule, 1) == 0:
+            changed += columns["virtual_stages"] != numbers["virtual_stages"]
+        kept = block.where(changed == 1)
+        if len(kept):
+            yield _shared_alike(job, constraints, kept, numbers)
+        same = block.where(changed == 0)
+        if len(same):
+            shared = space.with_sharing(job, constraints, same)
+            yield from (part for part in (shared, space.with_offload(constraints, shared)) if len(part))
+
+
+def _num_different(words: Words, own: Words) -> int:
+    again = any(getattr(words, name) != getattr(own, name) for name in _AGAIN)
+    fields = ("schedule", "cp_method", "dispatch", "float8")
+    return again + sum(getattr(words, name) != getattr(own, name) for name in fields)
+
+
+def _shared_alike(job: JobSpec, constraints: Constraints, block: PlanBlock, numbers: dict[str, float]) -> PlanBlock:
+    """Plans with their state shared out as one plan has it, where they may."""
+    columns = block.columns | {name: np.full(len(block), numbers[name]) for name in SHARING}
+    if not numbers["zero_ranks"]:
+        return PlanBlock(block.words, columns)
+    columns["zero_ranks"] = space.hybrid_ranks(job, constraints, columns)
+    is_legal: Column = (columns["zero_ranks"] > 0) & (block.schedule != SCHEDULE_NAMES.index("dualpipe"))
+    return PlanBlock(block.words, columns).where(is_legal)

@@ -1,0 +1,214 @@
+"""The plans that a search finds, simulated in full: closed forms find several of each kind, and here one is chosen.
+
+A step is simulated in the plan's own order of work, with layers spread evenly over its stages and, where that is
+faster, with uneven stages. The plans beside the fastest one of a kind are looked at, and those beside the fastest of
+these, until none is faster. Of this runtime the account then says whether that one fits; where it does not, the next
+one is taken, and what is beside it looked at.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants
+from shardwright.cost.from_job import run_of
+from shardwright.cost.job_memories import fullest
+from shardwright.planner.search.beside import blocks_beside
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import Columns, PlanBlock
+from shardwright.planner.search.plan_price import fits, prices
+from shardwright.planner.search.results import FoundPlace, PlayedPlan
+from shardwright.planner.stages.best_layout import layouts_beside, paying_layout
+from shardwright.simulate.closed_form import StepTime, step_time_and_spare
+from shardwright.simulate.full_step import is_played, played_steps
+from shardwright.workload.memo import Memo
+
+_MORE = 1e-6  # share of a step: what is faster by less is not
+_SPARE = 1e-3  # share of a step that uneven stages must be able to save
+_LEAST_RATIO = 0.9  # of a step simulated in full to what closed forms say: less is not looked for
+_FIRST_RATIO = 0.99
+_TRIED = 8  # plans beside one that are simulated, those first that closed forms say are fastest
+_FEWER = 2  # of them where a step has many actions
+_MANY_ACTIONS = 2**12
+_MEMORY = 1.02  # times as much as there is room for by closed forms: the account may say less
+
+
+@dataclass
+class _Kind:
+    """The plans of a kind that were simulated, by their fields; and of which those beside them were looked at."""
+
+    plans: dict[str, PlayedPlan] = field(default_factory=dict)
+    expanded: set[str] = field(default_factory=set)
+
+
+class PlayedPlans:
+    """Steps of plans that were simulated, and plans that were found to fit or not, in `room` bytes of a device.
+
+    `rows` are the degrees of the space, and `least_ratio` is that of a simulated step to what closed forms say of it,
+    the least so far.
+    """
+
+    def __init__(
+        self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, room: float, memo: Memo
+    ) -> None:
+        self.job, self.constraints, self.constants = job, constraints, constants
+        self.rows, self.room, self.memo = rows, room, memo
+        self.may_lay_out = "layout" not in constraints.among
+        self.host_room = host_room_bytes(job.cluster)
+        self.least_ratio = _FIRST_RATIO
+        self.refuted: dict[str, JobSpec] = {}
+        self._fits: dict[str, bool] = {}
+        self._times: dict[str, tuple[StepTime, float]] = {}
+
+    @property
+    def num_played(self) -> int:
+        """Plans that were simulated."""
+        return len(self._times)
+
+    def fastest(self, kinds: Sequence[Sequence[FoundPlace]], num_shown: int) -> list[PlayedPlan]:
+        """The fastest plan of each kind that fits, of `num_shown` kinds, fastest first.
+
+        Kinds are given by what their plans take at least. Those of which none fits are left out, and their fastest plan
+        is put to `refuted`.
+        """
+        chosen: list[tuple[Sequence[FoundPlace], _Kind]] = []
+        for places in kinds:
+            best_s = sorted(self._best(kind).token_s for _, kind in chosen)
+            if len(best_s) >= num_shown and self.least_ratio * places[0].token_s >= best_s[num_shown - 1]:
+                break
+            chosen.append((places, self._of(places)))
+        chosen.sort(key=lambda one: self._best(one[1]).token_s)
+        self._improve([kind for _, kind in chosen[:num_shown]])
+        shown = []
+        for places, kind in chosen:
+            if kind.plans:
+                shown.append(self._best(kind))
+            else:
+                job = places[0].block.plan(places[0].index, self.job)
+                self.refuted[_key(job)] = job
+        return sorted(shown, key=_seconds)[:num_shown]
+
+    def _of(self, places: Sequence[FoundPlace]) -> _Kind:
+        """A kind with those of its plans that may be the fastest."""
+        kind = _Kind()
+        for place in places:
+            if kind.plans and self.least_ratio * place.token_s >= self._best(kind).token_s:
+                break
+            self._add(kind, [place.block.plan(place.index, self.job)])
+        return kind
+
+    def _best(self, kind: _Kind) -> PlayedPlan:
+        return min(kind.plans.values(), key=_seconds)
+
+    def _improve(self, kinds: Sequence[_Kind]) -> None:
+        """Add the plans beside the fastest one of each kind, until that one is known to fit and none is faster."""
+        open_kinds = list(kinds)
+        while open_kinds:
+            best = [self._best(kind) for kind in open_kinds]
+            beside = self._beside([plan.job for plan in best], [plan.token_s for plan in best])
+            for kind, plan, tried in zip(open_kinds, best, beside, strict=True):
+                kind.expanded.add(_key(plan.job))
+                self._add(kind, tried)
+            open_kinds = [kind for kind in open_kinds if self._is_open(kind)]
+
+    def _is_open(self, kind: _Kind) -> bool:
+        """Whether what is beside the fastest plan of a kind that fits was not looked at yet. Those that do not fit are
+        taken out of it."""
+        while kind.plans:
+            best = self._best(kind)
+            if _key(best.job) not in kind.expanded:
+                return True
+            if self.fits(best.job):
+                return False
+            del kind.plans[_key(best.job)]
+        return False
+
+    def _add(self, kind: _Kind, jobs: Iterable[JobSpec]) -> None:
+        """Simulate plans, each with layers as they are and as they are best."""
+        for job in jobs:
+            for plan in self._played(job):
+                key = _key(plan.job)
+                if self._fits.get(key, True):
+                    kind.plans[key] = plan
+
+    def _played(self, job: JobSpec) -> Iterator[PlayedPlan]:
+        """A plan and, where its layers are spread evenly and that may not be best, the same with its best layout."""
+        time, spare_s = self._time(job)
+        even_s = self._even_s(job) if job.plan.layout else None
+        yield PlayedPlan(job, float(time.total) / job.tokens_per_step, time, even_s)
+        if self.may_lay_out and is_played(job) and not job.plan.layout and spare_s > _SPARE * time.total:
+            laid = paying_layout(job, self.constants, _MORE)
+            if laid is not None:
+                laid_time, _ = self._time(laid)
+                token_s = float(laid_time.total) / job.tokens_per_step
+                yield PlayedPlan(laid, token_s, laid_time, even_s=float(time.total))
+
+    def _even_s(self, job: JobSpec) -> float:
+        even = job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})
+        return float(self._time(even)[0].total)
+
+    def _time(self, job: JobSpec) -> tuple[StepTime, float]:
+        """(a step, simulated in full, and what no layout makes it shorter by as closed forms say)."""
+        key = _key(job)
+        if key not in self._times:
+            time, spare_s = step_time_and_spare(run_of(job), self.constants)
+            (played,) = played_steps([job], [time], self.constants)
+            self._times[key] = played, float(spare_s)
+            ratio = float(played.total / time.total)
+            self.least_ratio = min(self.least_ratio, max(_LEAST_RATIO, ratio))
+        return self._times[key]
+
+    def fits(self, job: JobSpec) -> bool:
+        """Whether a plan fits, as every command says."""
+        key = _key(job)
+        if key not in self._fits:
+            self._fits[key] = bool(fits(job, fullest(job, self.constants), self.room))
+        return self._fits[key]
+
+    def _beside(self, plans: Sequence[JobSpec], token_s: Sequence[float]) -> list[list[JobSpec]]:
+        """The plans beside each of some, which take so many seconds by token, that may be faster and fit."""
+        found: list[list[tuple[float, JobSpec]]] = [[] for _ in plans]
+        now_s = np.array(token_s)
+        for block in blocks_beside(self.job, self.constraints, self.rows, plans):
+            for near, least_s, job in self._promising(block, now_s[block.columns["near"]]):
+                found[near].append((least_s, job))
+        beside = []
+        for plan, tried in zip(plans, found, strict=True):
+            number = _FEWER if plan.plan.num_stages * plan.num_microbatches > _MANY_ACTIONS else _TRIED
+            fastest = [job for _, job in sorted(tried, key=lambda one: one[0])[:number]]
+            laid_out = [same for job in fastest for same in _with_layout_kept(job, plan)]
+            beside.append([*fastest, *laid_out, *self._layouts_beside(plan)])
+        return beside
+
+    def _layouts_beside(self, job: JobSpec) -> Iterator[JobSpec]:
+        if self.may_lay_out and is_played(job):
+            yield from layouts_beside(job, self.constants)
+
+    def _promising(self, block: PlanBlock, now_s: np.ndarray) -> Iterator[tuple[int, float, JobSpec]]:
+        """(number, least seconds by token, job) of the plans of a block that may be faster than `now_s`, and fit."""
+        priced = prices(self.job, block, self.constants, self.memo)
+        host, process = (np.broadcast_to(held, now_s.shape) for held in (priced.memory.host, priced.memory.process))
+        is_faster = self.least_ratio * priced.laid_out_s * (1 + _MORE) < now_s
+        may_fit = (process <= _MEMORY * self.room) & (host <= self.host_room)
+        for index in np.flatnonzero(may_fit & is_faster).tolist():
+            job = block.plan(index, self.job)
+            yield int(block.columns["near"][index]), float(priced.laid_out_s[index]), job
+
+
+def _with_layout_kept(job: JobSpec, beside: JobSpec) -> list[JobSpec]:
+    """A plan with the layout of one beside it, where that has one and stages lie as there."""
+    plan, other = job.plan, beside.plan
+    if not other.layout or (plan.schedule, plan.virtual_stages) != (other.schedule, other.virtual_stages):
+        return []
+    return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(other.layout)})})]
+
+
+def _key(job: JobSpec) -> str:
+    return job.model_dump_json(include={"plan", "batch", "precision"})
+
+
+def _seconds(plan: PlayedPlan) -> float:
+    return plan.token_s

@@ -1,0 +1,43 @@
+"""The least time that the slowest pipeline rank takes for a microbatch, however layers are laid over the stages."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.workload.arrays import Array, Numbers
+
+_ROUNDING = 1e-9  # of a layer
+
+
+@dataclass(frozen=True)
+class MicrobatchPieces:
+    """Seconds of one microbatch, by plan: of a layer of the shortest kind, the embedding, the head, and of everything
+    together; and how many layers there are."""
+
+    layer_s: Numbers
+    embedding_s: Numbers
+    head_s: Numbers
+    whole_s: Numbers
+    num_layers: int
+
+
+def least_pace_s(pp: Array, num_copies: Numbers, pieces: MicrobatchPieces, has_ends_apart: Array) -> Array:
+    """Least seconds of the slowest rank, by plan; with `num_copies` of each stage a microbatch meets one of them.
+
+    No rank is faster than the mean one, the fullest one has its part of the layers, rounded up, and one has the head.
+    Where the embedding and the head lie on different ranks (`has_ends_apart`), each rank takes as many whole layers as
+    its time leaves room for, and all ranks together must have room for all layers.
+    """
+    layer_s = np.maximum(np.asarray(pieces.layer_s, dtype=float), 1e-30)
+    fewest = -(-num_copies * pieces.num_layers // pp) / num_copies
+    least = np.maximum(np.maximum(pieces.whole_s / pp, fewest * layer_s), pieces.head_s / num_copies)
+    found = least + layer_s  # there is room within a layer more
+    ends = pieces.embedding_s, pieces.head_s
+    for begin_s in (0.0 * layer_s, *ends):
+        first = np.ceil((least - begin_s) / layer_s - _ROUNDING)
+        for count in (first, first + 1):
+            pace_s = np.maximum(least, begin_s + count * layer_s)
+            room = sum(np.floor((pace_s - end_s) / layer_s + _ROUNDING) for end_s in ends)
+            room = room + (pp - 2) * np.floor(pace_s / layer_s + _ROUNDING)
+            found = np.where((room >= pieces.num_layers) & (pace_s < found), pace_s, found)
+    return np.asarray(np.where(has_ends_apart & (pp > 1), found, least))
