@@ -87,3 +87,16 @@ def test_what_one_rank_cannot_read_or_reach_is_said_by_all(kept: Path) -> None:
     assert first == second and first[0] == "RunError" and "rank 1: " in first[1] and "the disk fails" in first[1]
     first, second = run_ranks(2, in_group, 2, outcome, [str(kept / "both"), "nowhere://x"], False)
     assert first == second and "rank 1: nowhere:// is no place for checkpoints" in first[1]
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
+    """`load` takes the newest: what was saved before them stays that."""
+    model = stepped(linear(), 1)
+    model.save(tmp_path)
+    whole = model.state_dict()
+    stepped(model, 1)
+    model.load_state_dict(whole | {"weight": torch.full((2, 3), torch.nan)})
+    with pytest.raises(sw.RunError, match="the checkpoint of step 2 is not written: its weights are not finite"):
+        model.save(tmp_path)
+    model.load(tmp_path)
+    assert torch.equal(model.state_dict()["weight"], whole["weight"])

@@ -30,6 +30,8 @@ def step_health(step: int, result: StepResult, decision: Decision, scale_can_fal
 def state_health(step: int, of_step: StateHealth, weights: str, held_out: float | None) -> StateHealth:
     """How healthy the state after a step is. `weights` is a sentence where they are not finite, and `held_out` the loss
     that was measured with them, if one was."""
+    if of_step.cause == "not finite":
+        return of_step
     if weights:
         return _not_finite(f"{weights} after step {step}")
     if held_out is not None and not math.isfinite(held_out):

@@ -36,10 +36,15 @@ _BUFFER, _FROZEN, _TRAINED, _AFTER = "buffer.", "frozen.", "weights.", "trained_
 
 def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str, step: int) -> None:
     """Write this rank's boxes, and on rank 0 the manifest once all have. Buffers and what is frozen are rank 0's.
-    Raises RunError, the same on every rank."""
+    Raises RunError, the same on every rank: also where weights that are trained are no numbers, for `load` takes the
+    newest checkpoint."""
     from shardwright.train.checkpoint.box_writer import save_boxes  # it takes half a second, and not all save
 
     storage = _reached(folder, mesh)
+    shards = [unit.value_shard for held in replica.shards.values() for unit in held.units]
+    is_ruined = any(not bool(values.isfinite().all()) for values in shards)
+    ruined = "its weights are not finite; what was saved before stays, and load() goes on from that"
+    agree(ruined if is_ruined else "", mesh, f"the checkpoint of step {step} is not written")
     boxes, error = held_boxes(replica, mesh), ""
     if mesh.rank == 0:
         boxes += [_whole_box(f"{_BUFFER}{name}", values) for name, values in replica.buffers.items()]
