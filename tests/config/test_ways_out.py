@@ -44,5 +44,5 @@ def test_way_that_is_none_is_seen() -> None:
 
 def test_experts_are_cut_over_tp_or_not_at_all() -> None:
     fields = {"model": {"moe": {"experts": 4}}, "plan": {"expert_tp": 3}, "batch": {"global_batch_size": 8}}
-    (fault,) = (one for one in faults_of(fields) if "expert_tp" in one)
+    (fault,) = (one for one in faults_of(fields) if "neither 1 nor plan.tp" in one)
     assert fault.endswith("; use 1")

@@ -69,4 +69,4 @@ def _device(cluster: ClusterSpec) -> DeviceSpec | None:
 
 def _subject(cluster: ClusterSpec) -> str:
     device = _device(cluster)
-    return f"a {device.name}" if device else "cluster.device, which is unknown,"
+    return device.name if device else "cluster.device, which is unknown,"

@@ -65,7 +65,7 @@ def _speed(job: JobSpec, found: Estimate) -> str:
         f"A step of {job.tokens_per_step:,} tokens takes {seconds_text(step.total)}; four of five lie between "
         f"{seconds_text(step.low)} and {seconds_text(step.high)}. That is {found.tokens_per_s_per_device:,.0f} "
         f"tokens a second and device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of "
-        f"{_rounded(found.peak_flops / 1e12)} TFLOP/s."
+        f"{_rounded(found.peak_flops / 1e12)} TFLOP/s, the peak in {job.precision.product_number}."
     )
 
 
@@ -89,7 +89,7 @@ def _money(job: JobSpec, found: Estimate) -> str:
     rows = [["", *columns], ["time", *(seconds_text(seconds) for _, seconds in columns.values())]]
     rows.append(["device-hours", *(_rounded(float(money.device_hours)) for money, _ in columns.values())])
     if found.step_money.usd is not None:
-        rows.append(["money", *(f"${_rounded(float(money.usd or 0))}" for money, _ in columns.values())])
+        rows.append(["money", *(_dollars(float(money.usd or 0)) for money, _ in columns.values())])
     if found.step_money.kwh is not None:
         rows.append(["energy", *(f"{_rounded(float(money.kwh or 0))} kWh" for money, _ in columns.values())])
     return aligned(rows)
@@ -108,6 +108,11 @@ def _failures(found: Estimate) -> str:
         f"work {100 * goodput.lost_work:.1f} % and restarts {100 * goodput.restarts:.1f} %. 1e12 tokens and the run "
         "have that in them."
     )
+
+
+def _dollars(value: float) -> str:
+    """Cents where dollars are few."""
+    return f"${value:,.2f}" if 0.01 <= value < 100 else f"${_rounded(value)}"
 
 
 def _rounded(value: float) -> str:
