@@ -21,7 +21,10 @@ class CheckpointSpec(Spec):
         description="Write as often as loses least time: by what a checkpoint costs here and how often the cluster "
         "fails, which must be known (cluster.hours_between_failures).",
     )
-    keep_last: Steps = Field(2, description="How many of the newest checkpoints are kept.")
+    keep_last: Steps = Field(
+        2,
+        description="How many of the newest healthy checkpoints are kept; a newest one that is not stays beside them.",
+    )
     keep_every: StepsOr0 = Field(
         0, description="A checkpoint after a multiple of so many steps is kept for ever; 0 means none is."
     )

@@ -14,7 +14,7 @@ class HealthSpec(Spec):
     not_finite: Literal["stop", "skip", "rewind"] = Field(
         "stop",
         description="When the loss or the norm of the gradient is not a finite number: stop the run, leave the update "
-        "of the step out, or go back to the last checkpoint.",
+        "of the step out, or go back to the last healthy checkpoint.",
     )
     most_skips: Steps = Field(
         20, description="Steps in a row that may be left out or undone by not_finite or spike; one more ends the run."
@@ -22,7 +22,7 @@ class HealthSpec(Spec):
     spike: Literal["tell", "skip", "rewind", "stop", "ignore"] = Field(
         "tell",
         description="When the loss leaves its band upwards: say so, leave the update of the step out, go back to the "
-        "last checkpoint, stop the run, or nothing.",
+        "last healthy checkpoint, stop the run, or nothing.",
     )
     spike_window: Annotated[Steps, Field(ge=8)] = Field(
         100, description="Past losses that the band of the loss is made of."
