@@ -373,7 +373,7 @@ def compare(drawn: Draw, product: Trained, opinion: Trained, moved: Trained) -> 
     o, norms = drawn.training.optimizer, [norm for _, norm, _ in opinion.steps if norm is not None]
     # A gradient is off by some roundings of the largest ones, and Adam divides it by as little as its epsilon.
     most = max([1.0, *norms]) if not o["clip_grad_norm"] else max(1.0, o["clip_grad_norm"])
-    noise = 32 * UNIT * most * len(norms) * o["learning_rate"] / (o["epsilon"] if o["name"] in _DIVIDES else 1.0)
+    noise = 8 * UNIT * most * len(norms) * o["learning_rate"] / (o["epsilon"] if o["name"] in _DIVIDES else 1.0)
     for name, wanted in opinion.weights.items():
         mine, other = product.weights[name], moved.weights[name]
         off = (mine[: len(wanted)].double() - wanted[: len(mine)]).abs()
