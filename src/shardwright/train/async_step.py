@@ -6,15 +6,12 @@ clipped.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import CountedShares
-from shardwright.parallel.pipeline.executor import SampleNumbers
-from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.train.build import Replica
@@ -48,19 +45,6 @@ class MicrobatchStream:
             self._read = {kept: self._read[kept] for kept in sorted(self._read)[-1:]}
             self._read[batch] = microbatches(self._batch_of(batch), self._job.plan.microbatch_size)
         return self._read[batch]
-
-
-@dataclass(frozen=True)
-class _OfRealTokens:
-    """Microbatches whose losses within the model are divided by the share of real tokens in their batch, which is asked
-    for when they are."""
-
-    samples: SampleNumbers
-    share_of: Callable[[int], float]
-
-    def __getitem__(self, index: int, /) -> Microbatch:
-        sample = self.samples[index]
-        return replace(sample, loss_factor=sample.loss_factor / self.share_of(index))
 
 
 class _CountedBatches:
@@ -127,9 +111,7 @@ def train_stream(
     def factors(microbatch: int) -> tuple[float, ...]:
         return loss_factors(job, mean, shares(microbatch // per_batch).targets)
 
-    samples: SampleNumbers = numbered(job, mesh, first_step, num_batches, loss_factor=mean)
-    if job.data.separate_documents and job.model.has_router_losses:
-        samples = _OfRealTokens(samples, lambda microbatch: shares(microbatch // per_batch).real)
+    samples = numbered(job, mesh, first_step, num_batches, loss_factor=mean)
     losses = replica.executor.run(program, stream, update, samples, factors)
     results = []
     for batch in range(num_batches):

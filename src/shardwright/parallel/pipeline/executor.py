@@ -62,12 +62,6 @@ class MicrobatchTokens(Protocol):
     def __getitem__(self, index: int, /) -> Tensor: ...
 
 
-class SampleNumbers(Protocol):
-    """Which samples microbatches are, by their number, such as a list."""
-
-    def __getitem__(self, index: int, /) -> Microbatch: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Performed:
     """An action that was carried out, and when (seconds of the host's clock, which all ranks of a machine share).
@@ -89,7 +83,7 @@ class _Run:
     program: Program
     tokens: MicrobatchTokens
     versions: dict[Key, int]
-    microbatches: SampleNumbers | None
+    microbatches: Sequence[Microbatch] | None
     loss_factors: Callable[[int], Sequence[float]]
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -143,7 +137,7 @@ class PipelineExecutor:
 
     def run(
         self, program: Program, tokens: MicrobatchTokens, update: Callable[[Action], None] | None = None,
-        microbatches: SampleNumbers | None = None,
+        microbatches: Sequence[Microbatch] | None = None,
         loss_factors: Callable[[int], Sequence[float]] = lambda _: (1.0,),
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
