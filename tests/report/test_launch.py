@@ -294,16 +294,18 @@ def test_containers_of_pyxis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_containers_see_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sources = '[{path = "/data/web/*.parquet", weight = 0.7}, {path = "/chats/a.jsonl", chats = true}]'
-    data = (f"data.sources={sources}", "data.separate_documents=true", "data.cache=/shared/tokens")
+    sets = 'data.validation=[{name = "own", path = "/own/set.jsonl"}]'
+    data = (f"data.sources={sources}", "data.separate_documents=true", "data.cache=/shared/tokens", sets)
     more = ('data.chat_template="/templates/t.jinja"', "model.weights=/models/Llama-3.1-8B")
     told = [word for one in (*data, *more) for word in ("--set", one)]
     script = written(*TINY, *told, "--slurm", "--image", "us/it:1")
     (mounts,) = re.findall(r"--container-mounts=(\S+)", script)
     named = {mount.partition(":")[0] for mount in mounts.split(",")}
-    assert named >= {"/data/web", "/chats", "/shared/tokens", "/templates", "/models"}
+    assert named >= {"/data/web", "/chats", "/own", "/shared/tokens", "/templates", "/models"}
     notes = described(*TINY, *told, "--kubernetes", "--image", "us/it:1")["notes"]
     assert any(
-        "model.weights /models/Llama-3.1-8B and data.path /data/web/*.parquet, /chats/a.jsonl and data.chat_template "
+        "model.weights /models/Llama-3.1-8B and data.path /data/web/*.parquet, /chats/a.jsonl, /own/set.jsonl "
+        "and data.chat_template "
         "/templates/t.jinja and data.cache /shared/tokens must be there" in note
         for note in notes
     )

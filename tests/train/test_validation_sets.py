@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import small_job
 from ranks import run_on_mesh
+from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.load import make_job
+from shardwright.config.load import load_job, make_job
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.checkpoint import writing
 from shardwright.train.checkpoint.kept import loss_of, manifest_of, steps_kept
@@ -106,6 +108,16 @@ def test_a_checkpoint_is_measured_when_it_is_written(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "run" / "checkpoints"))
     losses = {step: set(manifest_of(storage, step).losses) for step in steps_kept(storage)}
     assert losses[4] == {"other"} and losses[6] == {"held-out", "same", "other"}
+    shown = CliRunner().invoke(cli, ["checkpoint", "show", str(tmp_path / "run"), "--step", "4"])
+    assert shown.exit_code == 0, shown.output
+    assert "loss on other: " in shown.output and f"data: 16 samples of {tmp_path / 'text.txt'}, " in shown.output
+
+
+def test_a_set_is_looked_for_beside_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    (tmp_path / "own.txt").write_text("text")
+    (tmp_path / "job.toml").write_text('[[data.validation]]\nname = "own"\npath = "own.txt"\n')
+    assert load_job(str(tmp_path / "job.toml")).data.validation[0].path == str(tmp_path / "own.txt")
 
 
 @given(

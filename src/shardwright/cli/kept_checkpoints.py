@@ -40,6 +40,7 @@ def list_steps(run: str, as_json: bool) -> None:
 @json_option
 def show(run: str, step: int | None, as_json: bool) -> None:
     """Show what is in one checkpoint: every tensor, its shape, and in how many boxes it lies."""
+    from shardwright.config.base import printable, shortened
     from shardwright.train.checkpoint.kept import indices_of, manifest_of
     from shardwright.train.checkpoint.manifest import describe_job, in_words
     from shardwright.train.checkpoint.whole_tensors import whole_tensors
@@ -61,6 +62,12 @@ def show(run: str, step: int | None, as_json: bool) -> None:
     )
     if not manifest.health.is_healthy:
         click.echo(f"not healthy: {in_words(manifest.health)}")
+    for name, measured in sorted(manifest.losses.items()):
+        click.echo(f"loss on {shortened(printable(name))}: {measured.loss:.4f} nats a token")
+    for source in manifest.data.sources if manifest.data is not None else ():
+        click.echo(
+            f"data: {source.had:,} samples of {shortened(printable(source.path), 200)}, {source.num_tokens:,} tokens"
+        )
     for name, boxes in sorted(tensors.items()):
         shape = " x ".join(map(str, boxes[0][0].full_shape))
         click.echo(f"  {name}  {boxes[0][0].dtype} {shape}, {'1 box' if len(boxes) == 1 else f'{len(boxes)} boxes'}")

@@ -200,8 +200,8 @@ def _read_toml(job: str) -> dict[str, Any]:
     _find_beside(path, fields.get("model"), ("name",), names_config)
     _find_beside(path, fields.get("model"), ("weights",), _is_there)
     data = fields.get("data")
-    sources = data.get("sources") if isinstance(data, dict) else None
-    for read in (data, *(sources if isinstance(sources, list) else ())):
+    lists = [data.get(name) for name in ("sources", "validation")] if isinstance(data, dict) else []
+    for read in (data, *(one for several in lists if isinstance(several, list) for one in several)):
         _find_beside(path, read, ("path", "tokenizer", "chat_template"), _is_there)
     return {"name": path.stem} | fields
 

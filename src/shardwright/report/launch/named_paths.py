@@ -10,7 +10,7 @@ def read_paths(job: JobSpec) -> dict[str, list[str]]:
     """What a run reads, by field: words that name no path, such as `bytes`, are left out."""
     named = {
         "model.weights": [job.model.weights],
-        "data.path": [data.path for data in job.data.each],
+        "data.path": [data.path for data in (*job.data.each, *job.data.each_validation)],
         "data.tokenizer": [job.data.tokenizer],
         "data.chat_template": [job.data.chat_template],
         "cluster.device": [job.cluster.device],
