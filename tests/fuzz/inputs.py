@@ -34,6 +34,8 @@ from typing import Any, NoReturn
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
+from fuzz import growth
+from fuzz.growth import WRITE_RUN, write_run
 from fuzz.hostile import PREPARE, Case
 from fuzz.hostile_checkpoints import RESUME, resume
 from fuzz.hostile_models import LOAD, load
@@ -74,7 +76,8 @@ def run_case(case: Case) -> Outcome:
         before = (folder / "rss").read_text() if (folder / "rss").exists() else "0"
         cpu_s, grown = usage.ru_utime + usage.ru_stime, 1024 * max(0, usage.ru_maxrss - int(before))
         status = os.waitstatus_to_exitcode(raw_status)
-        return Outcome(status, output, errors, cpu_s, grown, _judge(case, status, output, errors, cpu_s, grown))
+        wrong = _judge(case, status, output, errors, cpu_s, grown) or _judge_victim(here)
+        return Outcome(status, output, errors, cpu_s, grown, wrong)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -93,6 +96,8 @@ def _lay_out(case: Case, here: Path) -> None:
         elif what == "sparse":
             with path.open("wb") as file:
                 file.truncate(1 << 42)
+        elif what.startswith("=> "):  # a second name of a file that is there
+            os.link(here / what.removeprefix("=> "), path)
         elif what == "socket":
             socket.socket(socket.AF_UNIX).bind(str(path))
         else:
@@ -136,6 +141,8 @@ def _command_status(arguments: list[str]) -> int:
             resume(arguments)
         elif arguments[0] == LOAD:
             load(arguments)
+        elif arguments[0] == WRITE_RUN:
+            write_run(arguments)
         else:
             sys.argv = ["shardwright", *arguments]
             main()
@@ -177,12 +184,13 @@ def _prepare(arguments: list[str]) -> None:
 
 def _judge(case: Case, status: int, output: str, errors: str, cpu_s: float, grown: int) -> str:
     """What must not be, in words."""
-    if status == -signal.SIGXCPU or cpu_s > CPU_S:
-        return f"more than {CPU_S} s of CPU time"
+    most_s, most_bytes = (growth.CPU_S, growth.MEMORY_BYTES) if case.kind == "growth" else (CPU_S, MEMORY_BYTES)
+    if status == -signal.SIGXCPU or cpu_s > most_s:
+        return f"more than {most_s} s of CPU time"
     if status == -signal.SIGALRM:
         return f"it waits: {WALL_S} s"
-    if "MemoryError" in errors or "Unable to allocate" in errors or grown > MEMORY_BYTES:
-        return f"more than {MEMORY_BYTES >> 20} MiB of memory ({grown >> 20})"
+    if "MemoryError" in errors or "Unable to allocate" in errors or grown > most_bytes:
+        return f"more than {most_bytes >> 20} MiB of memory ({grown >> 20})"
     if "Traceback" in errors or status == _TRACEBACK_STATUS:
         return "a traceback: " + (errors.strip().splitlines() or ["?"])[-1][:200]
     if status not in (0, 1, 2):
@@ -196,6 +204,18 @@ def _judge(case: Case, status: int, output: str, errors: str, cpu_s: float, grow
     if status == 0 and "--json" in case.arguments:
         return _contradictions(case, output)
     return ""
+
+
+def _judge_victim(here: Path) -> str:
+    """What became of a file that links lead to: nothing may, and nobody is told of it."""
+    victim = here / "victim"
+    if not victim.exists():
+        return ""
+    if victim.read_text(errors="replace") != growth.VICTIM:
+        return "a file was written through a link"
+    written = [path for path in (here / "out").rglob("*") if path.is_file()]
+    copies = [path for path in written if growth.VICTIM.encode() in path.read_bytes()]
+    return f"{copies[0]} has what a link led to" if copies else ""
 
 
 def _contradictions(case: Case, output: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
+from fuzz.growth import growth_case
 from fuzz.hostile import Case, entry_case, job_case, option_case, set_case
 from fuzz.hostile_checkpoints import checkpoint_case
 from fuzz.hostile_data import format_case
@@ -18,7 +19,7 @@ KINDS: dict[str, tuple[Callable[[Random], Case], int]] = {
 # Drawn where somebody asks for them: checkpoints and weights need torch, and files of other systems what writes them.
 ASKED_FOR: dict[str, tuple[Callable[[Random], Case], int]] = {
     "checkpoint": (checkpoint_case, 1), "config": (config_case, 1), "weights": (weights_case, 1),
-    "foreign": (foreign_case, 1),
+    "foreign": (foreign_case, 1), "growth": (growth_case, 1),
 }  # fmt: skip
 
 

@@ -6,7 +6,8 @@ configurations of other systems, made wrong at random.
 
 Each case runs and is judged as in inputs.py, with what `train` does on one rank for a folder of checkpoints: none may
 crash, hang, take more than 1 GiB or load in silence what was not saved. Half of the folders are `damaged`, half are
-`signed`: changed by one who made all digests and sums right, which can be another checkpoint and no harm.
+`signed`: changed by one who made all digests and sums right, which can be another checkpoint and no harm. `growth` are
+small files that would become large ones (growth.py), and have limits of their own.
 """
 
 import argparse
@@ -23,7 +24,8 @@ from fuzz.inputs import load_everything, run_cases
 
 KINDS = {
     "job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "format", "tokenizer", "entry"],
-    "model": ["config", "weights"], "foreign": ["foreign"],
+    "model": ["config", "weights"], "foreign": ["foreign"], "table": ["table"],
+    "growth": ["growth"],
 }  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print what each case says")
     options = parser.parse_args()
     load_everything()
-    if options.kind in ("checkpoint", "model"):
+    if options.kind in ("checkpoint", "model", "growth"):
         _load_torch()
     numbers = range(options.first, options.first + options.count)
     return run_cases(options.seed, numbers, KINDS[options.kind], options.folder, options.show)

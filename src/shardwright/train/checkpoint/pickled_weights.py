@@ -95,9 +95,9 @@ def _tensor_fault(value: Tensor) -> str:
     """Why a tensor is no plain one, whose bytes are those of the file; nothing where it is."""
     kind = "sparse" if value.layout is not torch.strided else "nested" if value.is_nested else value.device.type
     if kind != "cpu":
-        return f"is a {kind} tensor, and plain ones on the CPU are read here"
+        return f"is a {kind} tensor, and only plain ones on the CPU are read here; save model.state_dict() of such"
     if value.dtype not in _NAMES:
-        return f"is of {value.dtype}, which is not read here"
+        return f"is of {value.dtype}, which is not read here; save it in another number type"
     if value.is_neg() or value.is_conj():
         return "is told to be negated when it is read, which is not done here; save model.state_dict() anew"
     held_bytes = value.untyped_storage().nbytes()

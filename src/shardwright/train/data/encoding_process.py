@@ -31,7 +31,7 @@ from shardwright.train.data.tokenizer import load_tokenizer
 
 # A template takes milliseconds. What is in a library's hands can't be interrupted, only ended: a second or two later.
 # What the answers of a long chat are looked for with is more, in proportion: some ten times what a fast machine takes.
-CHAT_S = 3
+CHAT_S = 2
 _WORK_S = 5e-9
 # A tokenizer takes 1 to 4 microseconds a character, and 200 to 1,050 bytes: most for texts of one character each.
 _CHARACTER_S = 5e-5
