@@ -152,7 +152,7 @@ def faults_of(seed: int, number: int, folder: Path) -> tuple[str, list[str]]:
         return "", []
     if name == "keep":
         return name, list(_kept_faults(given, plans, folder, rng))
-    return name, list(_beside_faults(given, plans))
+    return name, list(beside_faults(given, plans))
 
 
 def _kept_faults(given: Drawn, plans: list[PlayedPlan], folder: Path, rng: random.Random) -> list[str]:
@@ -170,7 +170,7 @@ def _kept_faults(given: Drawn, plans: list[PlayedPlan], folder: Path, rng: rando
     return faults
 
 
-def _beside_faults(given: Drawn, plans: list[PlayedPlan]) -> list[str]:
+def beside_faults(given: Drawn, plans: list[PlayedPlan]) -> list[str]:
     """Plans beside those of the list that are faster and fit."""
     found = []
     for plan in plans:

@@ -32,7 +32,8 @@ _LEAST_RATIO = 0.9  # of a step simulated in full to what closed forms say: less
 _FIRST_RATIO = 0.99
 _TRIED = 8  # plans beside one that are simulated, those first that closed forms say are fastest
 _FEWER = 2  # of them where a step has many actions
-_MANY_ACTIONS = 2**12
+_AROUND = 2  # kinds of which then plans beside the fastest are looked at
+_MANY_ACTIONS = 2**10  # microbatches of stages
 _MEMORY = 1.02  # times as much as there is room for by closed forms: the account may say less
 
 
@@ -42,6 +43,7 @@ class _Kind:
 
     plans: dict[str, PlayedPlan] = field(default_factory=dict)
     expanded: set[str] = field(default_factory=set)
+    is_settled: bool = False
 
 
 class PlayedPlans:
@@ -79,22 +81,22 @@ class PlayedPlans:
             best_s = sorted(self._best(kind).token_s for _, kind in chosen)
             if len(best_s) >= num_shown and self.least_ratio * places[0].token_s >= best_s[num_shown - 1]:
                 break
-            chosen.append((places, self._of(places)))
+            chosen.append((places, self._of(places, len(chosen) < _AROUND)))
         chosen.sort(key=lambda one: self._best(one[1]).token_s)
-        self._improve([kind for _, kind in chosen[:num_shown]])
+        self._improve([kind for _, kind in chosen[:num_shown] if kind.plans])
         shown = []
         for places, kind in chosen:
-            if kind.plans:
+            if self._has_fitting(kind):
                 shown.append(self._best(kind))
             else:
                 job = places[0].block.plan(places[0].index, self.job)
                 self.refuted[_key(job)] = job
         return sorted(shown, key=_seconds)[:num_shown]
 
-    def _of(self, places: Sequence[FoundPlace]) -> _Kind:
-        """A kind with those of its plans that may be the fastest."""
-        kind = _Kind()
-        for place in places:
+    def _of(self, places: Sequence[FoundPlace], is_among_first: bool) -> _Kind:
+        """A kind with those of its plans that may be the fastest; of long steps fewer."""
+        kind, is_long = _Kind(), _has_many_actions(places[0].block.plan(places[0].index, self.job))
+        for place in places[: 1 + is_among_first if is_long else None]:
             if kind.plans and self.least_ratio * place.token_s >= self._best(kind).token_s:
                 break
             self._add(kind, [place.block.plan(place.index, self.job)])
@@ -106,6 +108,9 @@ class PlayedPlans:
     def _improve(self, kinds: Sequence[_Kind]) -> None:
         """Add the plans beside the fastest one of each kind, until that one is known to fit and none is faster."""
         open_kinds = list(kinds)
+        for kind in open_kinds[_AROUND:]:  # of long steps only the first kinds are looked around
+            kind.is_settled = _has_many_actions(self._best(kind).job)
+        open_kinds = [kind for kind in open_kinds if not kind.is_settled]
         while open_kinds:
             best = [self._best(kind) for kind in open_kinds]
             beside = self._beside([plan.job for plan in best], [plan.token_s for plan in best])
@@ -125,6 +130,12 @@ class PlayedPlans:
                 return False
             del kind.plans[_key(best.job)]
         return False
+
+    def _has_fitting(self, kind: _Kind) -> bool:
+        """Whether some plan of a kind fits. Faster ones that do not are taken out of it."""
+        while kind.plans and not self.fits(self._best(kind).job):
+            del kind.plans[_key(self._best(kind).job)]
+        return bool(kind.plans)
 
     def _add(self, kind: _Kind, jobs: Iterable[JobSpec]) -> None:
         """Simulate plans, each with layers as they are and as they are best."""
@@ -177,7 +188,7 @@ class PlayedPlans:
                 found[near].append((least_s, job))
         beside = []
         for plan, tried in zip(plans, found, strict=True):
-            number = _FEWER if plan.plan.num_stages * plan.num_microbatches > _MANY_ACTIONS else _TRIED
+            number = _FEWER if _has_many_actions(plan) else _TRIED
             fastest = [job for _, job in sorted(tried, key=lambda one: one[0])[:number]]
             laid_out = [same for job in fastest for same in _with_layout_kept(job, plan)]
             beside.append([*fastest, *laid_out, *self._layouts_beside(plan)])
@@ -204,6 +215,11 @@ def _with_layout_kept(job: JobSpec, beside: JobSpec) -> list[JobSpec]:
     if not other.layout or (plan.schedule, plan.virtual_stages) != (other.schedule, other.virtual_stages):
         return []
     return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(other.layout)})})]
+
+
+def _has_many_actions(job: JobSpec) -> bool:
+    """Whether a step takes long to simulate."""
+    return is_played(job) and job.plan.num_stages * job.num_microbatches > _MANY_ACTIONS
 
 
 def _key(job: JobSpec) -> str:

@@ -1,0 +1,38 @@
+"""A slice of the fuzzer of searches that must agree with each other, and that it sees what it looks for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fuzz import searches
+
+SEED = 2026
+NUM_DRAWS = 6
+
+
+@pytest.mark.parametrize("number", range(NUM_DRAWS))
+def test_searches_agree(number: int, tmp_path: Path) -> None:
+    _, faults = searches.faults_of(SEED, number, tmp_path)
+    assert faults == []
+
+
+def test_every_relation_is_drawn() -> None:
+    """Over a few hundred draws, with models that have experts and ones that have none, and several softwares."""
+    drawn = [searches.drawn(SEED, number) for number in range(200)]
+    assert {"moe" in given.fields["model"] for given in drawn} == {False, True}
+    assert {given.fields["cluster"]["software"] for given in drawn} == set(searches.SOFTWARE)
+    assert len({str(given.keep) for given in drawn}) > 4
+
+
+def test_a_slower_plan_in_the_list_is_found(tmp_path: Path) -> None:
+    """A plan that computes all again where nothing has to be is told to lose to its neighbour."""
+    given = next(
+        given
+        for given in (searches.drawn(SEED, number) for number in range(100))
+        if not given.keep and given.fields["cluster"]["nodes"] == 1 and searches.answer(given, tmp_path)
+    )
+    (best, *_) = searches.answer(given, tmp_path) or []
+    job = best.job.model_copy(update={"plan": best.job.plan.model_copy(update={"recompute": "full", "layout": []})})
+    worse = replace(best, job=job, time=searches.played_step(job, searches.shipped()))
+    assert searches.beside_faults(given, [worse])
