@@ -358,11 +358,29 @@ def compare(drawn: Draw, product: Trained, opinion: Trained, moved: Trained) -> 
         if not share <= result.share:
             result.share, result.where = share, f"{where}: {difference:.3g} with a bound of {bound:.3g}"
 
+    o, norms = drawn.training.optimizer, [norm for _, norm, _ in opinion.steps if norm is not None]
+    # A gradient is off by some roundings of the largest ones, and Adam divides it by as little as its epsilon.
+    most = max([1.0, *norms]) if not o["clip_grad_norm"] else max(1.0, o["clip_grad_norm"])
+    noise = 8 * UNIT * most * len(norms) * o["learning_rate"] / (o["epsilon"] if o["name"] in _DIVIDES else 1.0)
+    num_turned, num_elements, turn = 0, 0, 2 * o["learning_rate"]
+    for name, wanted in opinion.weights.items():
+        mine, other = product.weights[name], moved.weights[name]
+        off = (mine[: len(wanted)].double() - wanted[: len(mine)]).abs()
+        bound = LEEWAY * float((other - wanted).abs().max()) + 8 * UNIT * float(wanted.abs().max()) + noise
+        if o["name"] == "lion":  # a sign may turn where what it is of is nothing but rounding
+            has_turned = (off > bound) & (off < turn * len(norms) + bound)
+            num_turned, num_elements = num_turned + int(has_turned.sum()), num_elements + off.numel()
+            off = off.masked_fill(has_turned, 0.0)
+        hold(f"weights {name}", float(off.max()), bound)
+    hold("signs of Lion's steps", num_turned, 8 + num_elements / 1000)
+    slack = turn * num_turned * max([1.0, *norms])  # by which these may change a loss, or a norm
+
     def number(where: str, mine: float | None, wanted: float | None, other: float | None) -> None:
         if mine is None or wanted is None or other is None:
             hold(where, 0.0 if mine is wanted else math.inf, 1.0)
         else:
-            hold(where, abs(mine - wanted), LEEWAY * abs(other - wanted) + 32 * UNIT * (1.0 + abs(wanted)))
+            bound = LEEWAY * abs(other - wanted) + 32 * UNIT * (1.0 + abs(wanted)) + slack
+            hold(where, abs(mine - wanted), bound)
 
     names = ("loss", "gradient norm", "balance loss")
     assert len(product.steps) == len(opinion.steps)
@@ -370,17 +388,6 @@ def compare(drawn: Draw, product: Trained, opinion: Trained, moved: Trained) -> 
         for name, *values in zip(names, *rows, strict=True):
             number(f"{name} of step {at}", *values)
     number("held-out loss", product.evaluated, opinion.evaluated, moved.evaluated)
-    o, norms = drawn.training.optimizer, [norm for _, norm, _ in opinion.steps if norm is not None]
-    # A gradient is off by some roundings of the largest ones, and Adam divides it by as little as its epsilon.
-    most = max([1.0, *norms]) if not o["clip_grad_norm"] else max(1.0, o["clip_grad_norm"])
-    noise = 8 * UNIT * most * len(norms) * o["learning_rate"] / (o["epsilon"] if o["name"] in _DIVIDES else 1.0)
-    for name, wanted in opinion.weights.items():
-        mine, other = product.weights[name], moved.weights[name]
-        off = (mine[: len(wanted)].double() - wanted[: len(mine)]).abs()
-        if o["name"] == "lion":  # a sign may turn where what it is of is nothing but rounding
-            off = off * (off < o["learning_rate"]) if float((off >= o["learning_rate"]).double().mean()) < 0.02 else off
-        bound = LEEWAY * float((other - wanted).abs().max()) + 8 * UNIT * float(wanted.abs().max()) + noise
-        hold(f"weights {name}", float(off.max()), bound)
     if result.share > 1:
         result.kind = "differs"
     return result
