@@ -21,7 +21,7 @@ from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Columns, PlanBlock
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.results import FoundPlace, PlayedPlan
-from shardwright.planner.stages.best_layout import layouts_beside, paying_layout
+from shardwright.planner.stages.best_layout import LEAST_GAIN, layouts_beside, paying_layout
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
 from shardwright.simulate.full_step import is_played, played_steps
 from shardwright.workload.memo import Memo
@@ -150,8 +150,10 @@ class PlayedPlans:
         time, spare_s = self._time(job)
         even_s = self._even_s(job) if job.plan.layout else None
         yield PlayedPlan(job, float(time.total) / job.tokens_per_step, time, even_s)
-        if self.may_lay_out and is_played(job) and not job.plan.layout and spare_s > _SPARE * time.total:
-            laid = paying_layout(job, self.constants, _MORE)
+        least_gain = LEAST_GAIN if _has_many_actions(job) else _MORE
+        least_spare = max(_SPARE, least_gain) * time.total
+        if self.may_lay_out and is_played(job) and not job.plan.layout and spare_s > least_spare:
+            laid = paying_layout(job, self.constants, least_gain)
             if laid is not None:
                 laid_time, _ = self._time(laid)
                 token_s = float(laid_time.total) / job.tokens_per_step
