@@ -146,11 +146,11 @@ def test_an_old_manifest_counts_as_healthy(tmp_path: Path) -> None:
     assert manifest_of(storage, 10).health == HEALTHY
 
 
-@settings(max_examples=30)
+@settings(max_examples=500, deadline=None)
 @given(st.text(max_size=1000))
 def test_a_sentence_from_a_file_is_one_line(sentence: str) -> None:
     line = in_words(StateHealth(cause="spike", sentence=sentence))
-    assert line.isprintable() or line.isascii()
+    assert line.translate({0x200C: "", 0x200D: ""}).isprintable(), "joiners belong to some scripts"
     assert "\x1b" not in line and "\n" not in line
 
 

@@ -270,7 +270,9 @@ def optimizer_of(manifest: Manifest) -> OptimizerSpec:
 
 def in_words(health: StateHealth) -> str:
     """Why a state is not healthy, fit for a terminal; "healthy" where it is."""
-    return "healthy" if health.is_healthy else shortened(printable(health.sentence or health.cause), _MOST_SENTENCE)
+    if health.is_healthy:
+        return "healthy"
+    return shortened(" ".join(printable(health.sentence or health.cause).split()), _MOST_SENTENCE)
 
 
 def describe_job(job: dict[str, Any]) -> str:
