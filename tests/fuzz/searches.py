@@ -201,6 +201,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.first, options.first + options.count):
             name, faults = faults_of(options.seed, number, Path(folder))
+            print(f"{number}: {name or 'no plans'}", file=sys.stderr, flush=True)
             counts[name or "without plans"] = counts.get(name or "without plans", 0) + 1
             for fault in faults:
                 wrong += 1
