@@ -213,6 +213,11 @@ class PlainDecoder:
             further_BS[:, : spec.sequence + 1 - k] = ids_BT[:, k:]
             embedded = self._norm(table[further_BS], f"{name}.embedding_norm")
             joined = torch.cat((embedded, self._norm(x_BSH, f"{name}.hidden_norm")), dim=-1)
+            if separate:  # where a document has ended before the token that is seen
+                self.real_BS = _is_real(tokens_BT[:, :-1])
+                for i in range(spec.sequence):
+                    goes_on = i + k < documents_BT.shape[1] and documents_BT[:, i] == documents_BT[:, i + k]
+                    self.real_BS[:, i] &= goes_on
             x_BSH = joined @ self.weights[f"{name}.project.weight"].t()
             x_BSH, added = self._block(x_BSH, f"{name}.block", sees_BSS, place)
             pressure = pressure + added

@@ -71,8 +71,11 @@ def test_how_much_filling_there_is_makes_no_difference(kind: str) -> None:
         for mine, other in zip(few.routing, many.routing, strict=True):
             assert (mine.load, mine.together) == (other.load, other.together)
             assert mine.scalars() == pytest.approx(other.scalars(), rel=1e-5)
-            if kind in ("mixtral", "qwen-moe"):
-                assert sum(mine.load) == sum(LENGTHS) * 2
+        if kind in ("mixtral", "qwen-moe", "deepseek-mtp"):
+            num_chosen = 3 if kind == "deepseek-mtp" else 2
+            assert sum(few.routing[0].load) == sum(LENGTHS) * num_chosen
+        if kind == "deepseek-mtp":  # what predicts one token further sees those that have a next one
+            assert sum(few.routing[-1].load) == sum(length - 1 for length in LENGTHS) * num_chosen
     without = run_on_mesh(job := documents_job(kind, losses=False), two_steps, job)[0]
     assert without[0].grad_norm != pytest.approx(short[0].grad_norm, rel=1e-3), "the losses weigh nothing here"
 

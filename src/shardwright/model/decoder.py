@@ -169,11 +169,12 @@ class DecoderStage(nn.Module):
         like = next(self.parameters())
         return torch.empty(tokens, batch, self.spec.hidden, device=like.device, dtype=like.dtype)
 
-    def forward_pass(self, microbatch: Microbatch | None = None, marked_BS: Tensor | None = None) -> ForwardPass:
+    def forward_pass(self, microbatch: Microbatch | None = None, marked_BT: Tensor | None = None) -> ForwardPass:
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
-        if marked_BS is None:
+        if marked_BT is None:
             return ForwardPass(self.tables, microbatch, convoy)
+        marked_BS = marked_BT[:, :-1]
         tables, window, chunks = self.tables, self.spec.window, None
         documents = self._by_rank(document_numbers(marked_BS))
         positions_BS = document_positions(marked_BS)
@@ -184,7 +185,7 @@ class DecoderStage(nn.Module):
             chunks = self._by_rank(chunk_numbers(positions_BS, window.size))
         # In a dry run no token has a value, and all are taken for real.
         has_filling = not marked_BS.is_meta and self.spec.moe.experts > 0
-        real = RealTokens.of(marked_BS) if has_filling else None
+        real = RealTokens.of(marked_BT) if has_filling else None
         return ForwardPass(tables, microbatch, convoy, documents, chunks, real)
 
     def _by_rank(self, documents_BS: Tensor) -> Tensor:
@@ -211,7 +212,7 @@ class DecoderStage(nn.Module):
         `marked_BT`, where documents are separate, are all T = S + 1 tokens with their marks
         (parallel/context/document_mask.py): no document sees another, and a target that does not count has a loss of 0.
         """
-        run = self.forward_pass(microbatch, None if marked_BT is None else marked_BT[:, :-1])
+        run = self.forward_pass(microbatch, marked_BT)
         if self.embedding is not None:
             embed = partial(self._embed, marked_BT)
             x = self.embedding_dropout(self._normed_embedding(self.through("embedding", embed, x)), run)
@@ -225,8 +226,10 @@ class DecoderStage(nn.Module):
         hidden = [x]
         for index, module in enumerate(self.further):
             # Where nothing is trained its values pass by, as those of every region.
-            further = partial(self._further, module, targets_BS, run) if targets_BS is not None and trains else None
-            function = further or _unchanged
+            function: Callable[[Tensor], Tensor] = _unchanged
+            if targets_BS is not None and trains:
+                ahead = run.ahead(marked_BT, module.distance)
+                function = partial(self._further, module, targets_BS, ahead)
             hidden.append(self.through(str(self.spec.layers + index), function, hidden[-1]))
         finish = partial(self._finish, targets_BS, marked_BT)
         return self.through("head", finish, *(hidden if trains else hidden[:1]))

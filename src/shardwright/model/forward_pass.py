@@ -1,11 +1,12 @@
 """What all layers of a stage share in one forward pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
+from torch.nn import functional
 
 from shardwright.model.position_tables import PositionTables
-from shardwright.parallel.context.document_mask import is_real
+from shardwright.parallel.context.document_mask import follows, is_real
 from shardwright.parallel.expert.counting import HostNumbers
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy
@@ -21,9 +22,12 @@ class RealTokens:
     total: HostNumbers
 
     @classmethod
-    def of(cls, marked_BS: Tensor) -> "RealTokens":
-        """The tokens of documents among tokens with marks."""
-        mask_BS = is_real(marked_BS)
+    def of(cls, marked_BT: Tensor, distance: int = 0) -> "RealTokens":
+        """The tokens of documents among all but the last of tokens with marks, T = S + 1; and where there is a
+        `distance`, those of them whose document goes on so much further."""
+        mask_BS = is_real(marked_BT[:, :-1])
+        if distance:
+            mask_BS = mask_BS.logical_and_(functional.pad(follows(marked_BT, distance), (0, distance - 1)))
         counts_B = mask_BS.sum(dim=1)
         return cls(mask_BS, counts_B, HostNumbers(counts_B.sum(dim=0, keepdim=True)))
 
@@ -44,3 +48,10 @@ class ForwardPass:
     documents: Tensor | None = None
     chunks: Tensor | None = None
     real: RealTokens | None = None
+
+    def ahead(self, marked_BT: Tensor | None, distance: int) -> "ForwardPass":
+        """The pass of a module that sees the tokens so much further: those whose document has ended before it are as
+        filling to it."""
+        if self.real is None or marked_BT is None:
+            return self
+        return replace(self, real=RealTokens.of(marked_BT, distance))

@@ -64,10 +64,14 @@ def counts(tokens_BT: Tensor, distance: int) -> Tensor:
 
     The first token of a document has nothing before it that it could be told from.
     """
-    documents_BT = document_numbers(tokens_BT)
-    follows = documents_BT[:, distance:] == documents_BT[:, :-distance]
     # Of a token that begins a document the bit says nothing, and it never follows.
-    return follows.logical_and_((tokens_BT[:, distance:] & UNCOUNTED) == 0)
+    return follows(tokens_BT, distance).logical_and_((tokens_BT[:, distance:] & UNCOUNTED) == 0)
+
+
+def follows(tokens_BT: Tensor, distance: int) -> Tensor:
+    """Whether the token so much further is in the same document, of each position that has one, [B, T - distance]."""
+    documents_BT = document_numbers(tokens_BT)
+    return documents_BT[:, distance:] == documents_BT[:, :-distance]
 
 
 def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int, with_real: bool = False) -> CountedShares:
