@@ -36,7 +36,7 @@ INDEX_FILE = re.compile(r"rank-([0-9]{5,8})\.json")
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 _MOST_DIMS, _MOST_NAME, _MOST_SENTENCE = 8, 300, 1000
-_MOST_PATH = 4096
+MOST_PATH = 4096  # characters that are kept of a path
 MOST_JSON_BYTES = 32 * MIB  # of one file: 200,000 boxes, or the sums of 2 TiB; read, it takes twenty times as much
 
 # What a run goes on counting from: floating-point numbers, as optimizers count with, have it.
@@ -126,7 +126,7 @@ class SourcePlace(Spec):
     were mixed as they are now. The digest tells its tokens apart, wherever they lie; `path` is for people. One that is
     left out has weight 0."""
 
-    path: str = Field(max_length=_MOST_PATH)
+    path: str = Field(max_length=MOST_PATH)
     digest: str = Field(min_length=32, max_length=32)
     num_tokens: _Count
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.config import largest
 from shardwright.config.base import PlanError, printable, shortened
 from shardwright.config.job import JobSpec
-from shardwright.train.checkpoint.manifest import DataPlace, SourcePlace
+from shardwright.train.checkpoint.manifest import MOST_PATH, DataPlace, SourcePlace
 from shardwright.train.data.mixed_samples import MixedSamples, Mixture, whole_weights
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.token_stream import TokenStream
@@ -95,8 +96,8 @@ class PlaceInData:
         )  # fmt: skip
         places = [
             SourcePlace(
-                path=name, digest=digest, num_tokens=source.num_train_tokens, weight=weight, seed=source.seed,
-                first=first, had=had,
+                path=name[:MOST_PATH], digest=digest, num_tokens=source.num_train_tokens, weight=weight,
+                seed=source.seed, first=first, had=had,
             )
             for name, digest, source, weight, first, had in rows
         ]  # fmt: skip
@@ -156,7 +157,7 @@ def taken_up(stored: StoredPlace, now: PlaceInData, job: JobSpec) -> tuple[Place
         others = tuple(source for source in left if not source.weight)
         return replace(now, sources=sources, firsts=firsts, begun=stored.data.begun, others=others), []
     firsts = tuple(0 if match is None else match.had for match in matches)
-    others = tuple(source.model_copy(update={"weight": 0.0, "first": source.had}) for source in left)
+    others = tuple(source.model_copy(update={"weight": 0.0, "first": source.had}) for source in left[: largest.SOURCES])
     place = replace(now, sources=sources, firsts=firsts, begun=stored.samples, others=others)
     return place, _change_lines(place, matches, [source for source in left if source.weight])
 
