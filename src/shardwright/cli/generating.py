@@ -12,7 +12,6 @@ import click
 
 from shardwright.cli.job_options import json_option
 from shardwright.config import largest
-from shardwright.config.base import printable
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
@@ -75,6 +74,8 @@ def generate(
 def shown(text: str) -> str:
     """A text as it is written to standard output: without what would drive a terminal where that is one, for weights
     and a vocabulary of strangers can write anything; and else as it is."""
+    from shardwright.config.base import printable  # not before: it takes pydantic, and --help does not
+
     return printable(text) if sys.stdout.isatty() else text
 
 
