@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from email import message_from_string
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,8 @@ def test_it_reads_its_catalog_plans_draws_and_trains(installed: Path, tmp_path: 
     (plans,) = (
         line for line in run(installed, "-c", READS, str(installed), str(page)).splitlines() if line[:2] == "[{"
     )
-    assert json.loads(plans)[0]["plan"]["dp"] == 8
+    best = json.loads(plans)[0]["plan"]
+    assert prod(best[axis] for axis in ("dp", "cp", "tp", "pp")) == 8
     assert "<style>" in page.read_text() and "<script>" in page.read_text()
     small = ("plan.dp=1", "plan.tp=1", "plan.pp=1", "plan.sequence_parallel=false", "model.layers=1", "model.hidden=32",
              "model.ffn=64", "model.sequence=32", "batch.global_batch_size=4", "optimizer.steps=2",

@@ -45,7 +45,7 @@ from shardwright.report.timeline.job_costs import drawn_costs
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 
-IN_SUITE = 50
+IN_SUITE = 25
 CLOSE = 1e-9
 SOFTWARE = (
     "shardwright", "shardwright", "shardwright", "large-2024", "megatron-core", "nemo", "torchtitan", "megatron-2021",
