@@ -70,7 +70,7 @@ def said(folder: Path, *words: str) -> dict[str, Any]:
 def test_a_chat_without_a_word_of_the_user_is_refused() -> None:
     run = CliRunner().invoke(cli, ["generate", "anything", "--chat"])
     assert run.exit_code == 2
-    assert '--prompt "..."' in run.stderr
+    assert '--prompt "..."' in run.output
 
 
 @pytest.mark.parametrize(

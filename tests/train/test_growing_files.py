@@ -164,7 +164,7 @@ def test_values_that_may_share_parts_are_not_read(column: pa.Array, tmp_path: Pa
         rows_of(tmp_path / "a.arrow", "arrow", "text")
 
 
-@pytest.mark.parametrize("kind", ["int64", "float16", "bool", "null", "date32", "timestamp[s]", "decimal128(5, 2)"])
+@pytest.mark.parametrize("kind", ["int64", "float32", "bool", "null", "date32", "timestamp[s]", "decimal128(5, 2)"])
 def test_plain_values_have_a_size(kind: str) -> None:
     types = {"null": pa.null(), "timestamp[s]": pa.timestamp("s"), "decimal128(5, 2)": pa.decimal128(5, 2)}
     column = pa.nulls(3, types.get(kind) or kind)
