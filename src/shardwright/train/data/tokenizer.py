@@ -182,7 +182,9 @@ class FileTokenizer:
 
     def _put_before_text(self) -> tuple[int, ...]:
         """The tokens that the file itself puts before a text."""
-        for text in ("a", "0", " a", *islice(self._library.get_vocab(with_added_tokens=False), 9)):
+        # A long one could take a stranger's pattern minutes, and this is done outside the process that has limits.
+        short = (word for word in self._library.get_vocab(with_added_tokens=False) if len(word) <= 64)
+        for text in ("a", "0", " a", *islice(short, 9)):
             with suppress(ValueError), _library_errors():
                 plain, whole = (self._library.encode(text, add_special_tokens=adds).ids for adds in (False, True))
                 if plain and plain[0] in whole:

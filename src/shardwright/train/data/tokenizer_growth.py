@@ -14,7 +14,7 @@ from typing import Any
 # is written small and 2 of a pattern, as ALBERT has them in a row, are 1,296.
 MOST_GROWTH = 8192
 # Of a token that is added to the vocabulary, with what normalizers make of it, and of all of them together.
-_LONGEST_TOKEN, _MOST_ADDED = 1 << 16, 1 << 24
+_LONGEST_TOKEN, _MOST_ADDED = 1 << 16, 1 << 22
 _UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "ByteLevel": 4, "BertNormalizer": 24}
 
 
