@@ -68,7 +68,7 @@ class MeasuredTable(Spec):
         if len(self.sizes) != len(names):
             raise ValueError(f"input should be sizes by {', '.join(names)}, and there are {len(self.sizes)} lists")
         if any(first >= second for side in self.sizes for first, second in pairwise(side)):
-            raise ValueError("input should have sizes in ascending order")
+            raise ValueError("input should have sizes in ascending order; write each once, the smallest first")
         is_product, is_operator = self.work == "product", self.work in ("product", "attention", *get_args(Kernel))
         for name, is_there in (("seconds", True), ("backward", is_operator), ("weight_grad", is_product)):
             found, expected = len(getattr(self, name)), count * is_there
