@@ -97,3 +97,17 @@ def test_the_process_of_a_template_has_no_secrets(monkeypatch: pytest.MonkeyPatc
     passed = encoding_pool._environment()
     assert "secret" not in passed.values()
     assert {"PATH", "LC_ALL"} <= {*passed}
+
+
+@pytest.mark.processes
+def test_what_a_library_says_of_its_end_is_not_for_the_user(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """But for the last line, where Python ended by an error."""
+    ending = "import sys; sys.path[:] = {path!r}\nsys.stdin.buffer.read(8)\nraise SystemError('much')"
+    monkeypatch.setattr(encoding_pool, "_MAIN", ending)
+    with EncodingPool(EncodingSetup(DataSpec(), None), 1) as pool:
+        future = pool.submit(["a text"])
+        with pytest.raises(RunError, match=r"has ended \(exit status 1: SystemError: much\) while it read bytes: "):
+            future.result()
+    assert capfd.readouterr().err == ""

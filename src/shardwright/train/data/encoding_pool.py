@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Self
 
-from shardwright.config.base import PlanError, RunError
+from shardwright.config.base import PlanError, RunError, shortened
 from shardwright.train.data.encoding import ARRAYS, Encoded, Encoder, EncodingError, HereEncoder, Item
 from shardwright.train.data.encoding_messages import BrokenMessageError, receive, send
 from shardwright.train.data.encoding_process import BATCH_MEMORY_MIB, CHAT_S, EncodingSetup
@@ -120,10 +121,13 @@ class _Process:
 
     def __init__(self, setup: EncodingSetup) -> None:
         self._setup: EncodingSetup | None = setup
+        # Panics and tracebacks of libraries are not for the user.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (for as long as the process lives)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _MAIN.format(path=sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             env=_environment(),
         )
 
@@ -148,11 +152,17 @@ class _Process:
         if found is None:
             self._process.kill()  # where it said what nobody understands
             status = self._process.wait()
-            ended = f"signal {-status}" if status < 0 else f"exit status {status}"
+            ended = f"signal {-status}" if status < 0 else f"exit status {status}{self._last_words()}"
             raise RunError(purpose.obituary(ended))
         if "faults" in found[0]:
             raise PlanError("data", found[0]["faults"])
         return found
+
+    def _last_words(self) -> str:
+        """The last line that it wrote to its standard error, which says why Python ended."""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 1000))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f": {shortened(lines[-1], 200)}" if lines else ""
 
     def end(self) -> None:
         """Have it end, whatever it is at."""
@@ -161,6 +171,7 @@ class _Process:
     def wait(self) -> None:
         """Until it has ended, and let go of what was held for it."""
         self._process.wait()
+        self._errors.close()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             with suppress(OSError):  # it has not read what was written to it
