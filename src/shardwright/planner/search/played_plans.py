@@ -31,7 +31,6 @@ _SPARE = 1e-3  # share of a step that uneven stages must be able to save
 _LEAST_RATIO = 0.9  # of a step simulated in full to what closed forms say: less is not looked for
 _FIRST_RATIO = 0.99
 _TRIED = 8  # plans beside one that are simulated, those first that closed forms say are fastest
-_FEWER = 2  # of them where a step has many actions
 _AROUND = 2  # kinds of which then plans beside the fastest are looked at
 _MANY_ACTIONS = 2**10  # microbatches of stages
 _MEMORY = 1.02  # times as much as there is room for by closed forms: the account may say less
@@ -190,8 +189,7 @@ class PlayedPlans:
                 found[near].append((least_s, job))
         beside = []
         for plan, tried in zip(plans, found, strict=True):
-            number = _FEWER if _has_many_actions(plan) else _TRIED
-            fastest = [job for _, job in sorted(tried, key=lambda one: one[0])[:number]]
+            fastest = [job for _, job in sorted(tried, key=lambda one: one[0])[:_TRIED]]
             laid_out = [same for job in fastest for same in _with_layout_kept(job, plan)]
             beside.append([*fastest, *laid_out, *self._layouts_beside(plan)])
         return beside
