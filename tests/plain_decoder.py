@@ -117,8 +117,13 @@ class PlainDecoder:
 
     # Training.
 
-    def step(self, step: int, tokens_BT: Tensor) -> tuple[float, float]:
-        """Train on a global batch, [B, S + 1]. Returns its loss and the norm of its gradient."""
+    def step(self, step: int, tokens_BT: Tensor) -> tuple[float | None, float | None]:
+        """Train on a global batch, [B, S + 1]. Returns its loss and the norm of its gradient; of a batch without a
+        target there is neither, and it changes nothing."""
+        has_targets = [bool(self._counts(tokens_BT, k).any()) for k in range(1 + self.spec.mtp_layers)]
+        if not has_targets[0]:
+            self.further_losses = [None] * self.spec.mtp_layers
+            return None, None
         self.optimizer.zero_grad()
         total, further, pressure, num_microbatches = self._losses(tokens_BT, step)
         weight = self.spec.mtp_weight / max(1, self.spec.mtp_layers)
@@ -134,14 +139,17 @@ class PlainDecoder:
         self.optimizer.step()
         for memory in self.memories.values():
             memory.learn(self.spec.moe)
-        self.further_losses = [float(one.detach()) / num_microbatches for one in further]
+        self.further_losses = [
+            float(one.detach()) / num_microbatches if has else None
+            for one, has in zip(further, has_targets[1:], strict=True)
+        ]
         return float(total.detach()) / num_microbatches, norm
 
-    def evaluate(self, tokens_BT: Tensor) -> float:
-        """The mean loss of a global batch."""
+    def evaluate(self, tokens_BT: Tensor) -> float | None:
+        """The mean loss of a global batch, if it has a target."""
         with torch.no_grad():
             total, _, _, num_microbatches = self._losses(tokens_BT, None)
-        return float(total) / num_microbatches
+        return float(total) / num_microbatches if self._counts(tokens_BT, 0).any() else None
 
     def _losses(self, tokens_BT: Tensor, step: int | None) -> tuple[Tensor, list[Tensor], Tensor, int]:
         """Sums over microbatches of their mean losses, of those of further tokens, and of what keeps experts even; and
