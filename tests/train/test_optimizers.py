@@ -32,7 +32,7 @@ from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
-from shardwright.sharding.optimizer_state import is_by_matrix
+from shardwright.sharding.optimizer_state import is_by_matrix, is_matrix
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.update_matrices import update_matrices
 from shardwright.train.build import Replica, build, job_mesh
@@ -116,11 +116,11 @@ def one_rank(job: JobSpec) -> tuple[Mesh, Replica]:
 def matrices_of(job: JobSpec, unit: FlatUnit, flat: Tensor) -> Iterator[tuple[ParameterShard, Tensor]]:
     """The matrices of a unit, and of which parameter they are, from a flat buffer of it."""
     for parameter, offset in zip(unit.parameters, unit.layout.offsets, strict=True):
-        rows = flat[offset : offset + parameter.numel()].view(-1, parameter.shape[-1] if parameter.dim() > 1 else 1)
-        place = parameter.place
+        elements, place = flat[offset : offset + parameter.numel()], parameter.place
         for matrix in update_matrices(shape_of(job.model), place):
+            rows = elements.view(-1, matrix.columns)
             found = torch.cat([rows[start:stop] for start, stop in matrix.ranges])
-            yield place, found if len(place.full_shape) > 1 else found.view(-1)
+            yield place, found if is_matrix(place.name, place.full_shape) else found.view(-1)
 
 
 def against_theirs(
@@ -172,9 +172,10 @@ PAPERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["llama", "deepseek"])
+@pytest.mark.parametrize("kind", ["llama", "deepseek", "olmo", "gpt-oss-moe"])
 def test_adafactor_is_that_of_torch(kind: str) -> None:
-    """Each matrix of a tensor is a parameter of its own there: queries, gates, experts."""
+    """Each matrix of a tensor is a parameter of its own there: queries, gates, experts. So is each expert's bias, and a
+    norm of all heads, which are vectors."""
     job = with_optimizer(small_job(kind, batch=2), name="adafactor", **PAPERS)
     worst = against_theirs(job, lambda p, _: torch.optim.Adafactor(p, lr=RATE, eps=(1e-15, 1e-3)))
     assert worst < 2e-4

@@ -65,10 +65,12 @@ def update_matrices(shape: ModelShape, place: ParameterShard) -> tuple[UpdateMat
     """The matrices of a parameter, one expert after the other."""
     full, local = place.full_shape, place.shape
     cut: Literal["whole", "rows", "columns"]
-    if not is_matrix(place.name, full):
-        cut = "rows" if local != full else "whole"
-        return (UpdateMatrix(((0, math.prod(local)),), 1, math.prod(full), 1, cut),)
     lead = int(place.is_expert)
+    if not is_matrix(place.name, full):
+        cut = "rows" if local[lead:] != full[lead:] else "whole"
+        num, num_full = math.prod(local[lead:]), math.prod(full[lead:])
+        num_vectors = local[0] if lead else 1
+        return tuple(UpdateMatrix(((n * num, (n + 1) * num),), 1, num_full, 1, cut) for n in range(num_vectors))
     outputs, full_outputs = local[lead:-1], full[lead:-1]
     dim, widths = _side_by_side(shape, place.name)
     edges = list(accumulate(widths or outputs[:1], initial=0))
