@@ -118,7 +118,8 @@ def test_flags_with_other_names_that_mean_what_is_changed_are_named_to_go(tmp_pa
         own = own.replace(words, "")
     for name, (before, after) in found["changes"].items():
         own = re.sub(rf"--{name}\b( {before})?", "", own)
-        own = own.rstrip("\n") + ("" if after is None else f" --{name}" + ("" if after is True else f" {after}")) + "\n"
+        value = "" if after is True else f" {shlex.quote(str(after))}"
+        own = own.rstrip("\n") + ("" if after is None else f" --{name}{value}") + "\n"
     changed.write_text(own)
     again = json.loads(run("plan", "--from", "megatron", str(changed), *options).stdout)["as_given"]
     assert again["step_s"] == pytest.approx(found["step_s"])

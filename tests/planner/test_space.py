@@ -194,4 +194,4 @@ def test_an_order_that_is_kept_is_the_only_one(order: str) -> None:
     for candidate in found:
         assert job_faults(candidate.job) == []
         (alone,) = priced([candidate.job], shipped())
-        assert float(alone.closed.total) / candidate.job.tokens_per_step == pytest.approx(candidate.token_s, rel=1e-9)
+        assert float(alone.time.total) / candidate.job.tokens_per_step == pytest.approx(candidate.token_s, rel=1e-9)

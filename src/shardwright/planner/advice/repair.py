@@ -6,12 +6,13 @@ then each two of them, then any number. So none of as few changes is faster.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from shardwright.config.base import PlanError
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import fullest, job_memories
@@ -121,9 +122,19 @@ def _fastest(
     job: JobSpec, constraints: Constraints, constants: Constants, memo: Memo, num_shown: int
 ) -> list[PlayedPlan]:
     try:
-        return search(job, constraints, constants, num_shown, memo=memo).candidates
+        plans = search(_on_a_cluster(job), constraints, constants, num_shown, memo=memo).candidates
     except PlanError:  # none is legal
         return []
+    return [replace(plan, job=plan.job.model_copy(update={"cluster": job.cluster})) for plan in plans]
+
+
+def _on_a_cluster(job: JobSpec) -> JobSpec:
+    """The job on as many devices as its plan has ranks, in nodes of the usual size, where its cluster has no size."""
+    if job.cluster.num_devices:
+        return job
+    each = math.gcd(job.plan.world, node_devices(job.cluster))
+    size = {"devices_per_node": each, "nodes": job.plan.world // each}
+    return job.model_copy(update={"cluster": job.cluster.model_copy(update=size)})
 
 
 def _told(job: JobSpec, plans: Sequence[PlayedPlan], constants: Constants) -> Iterator[Near]:

@@ -55,10 +55,11 @@ def leaving_no_empty(folder: Path) -> Iterator[None]:
         yield
     except (PlanError, SystemExit) as end:
         if isinstance(end, PlanError) or end.code == 2:
-            inside = [Path(path) for path, _, _ in os.walk(folder, topdown=False)] if folder in new else []
-            for path in dict.fromkeys([*inside, *new]):
-                with suppress(OSError):  # it is not empty, or not there
-                    path.rmdir()
+            with suppress(ValueError):  # a NUL in the name: there is no such folder
+                inside = [Path(path) for path, _, _ in os.walk(folder, topdown=False)] if folder in new else []
+                for path in dict.fromkeys([*inside, *new]):
+                    with suppress(OSError):  # it is not empty, or not there
+                        path.rmdir()
         raise
 
 
