@@ -146,7 +146,7 @@ def _line(prefix: str, change: SettingChange) -> str:
         return f"+ {name}{_after(name, change.after)}"
     if change.after is None:
         return f"- {name}{_after(name, change.before)}"
-    return f"  {name} {_value(change.before)} -> {_value(change.after)}"
+    return f"  {name} {_value(name, change.before)} -> {_value(name, change.after)}"
 
 
 def _said(change: SettingChange, names: frozenset[str]) -> str:
@@ -155,10 +155,13 @@ def _said(change: SettingChange, names: frozenset[str]) -> str:
 
 
 def _after(name: str, value: Any) -> str:
-    return "" if value is True and name.startswith("--") else f" {_value(value)}"
+    return "" if value is True and name.startswith("--") else f" {_value(name, value)}"
 
 
-def _value(value: Any) -> str:
+def _value(name: str, value: Any) -> str:
+    """A value as the file of a system has it: a shell reads those of flags, to which "|" and "*" say something."""
     if isinstance(value, list):
         return " ".join(shlex.quote(str(one)) for one in value)
-    return str(value) if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return shlex.quote(value) if name.startswith("--") else value
+    return json.dumps(value)
