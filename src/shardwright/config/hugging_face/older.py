@@ -114,5 +114,6 @@ def _dropout(r: Reading, *names: str) -> Fields:
     """The one probability of dropping what joins the residual stream, and embeddings where they have a key."""
     values = {r.number(name) for name in names}
     if len(values) > 1:
-        r.fault(f"{' and '.join(names)} are not the same, and embeddings are dropped as often as what joins the stream")
+        same = "embeddings are dropped as often as what joins the stream"
+        r.fault(f"{' and '.join(names)} are not the same, and {same}; set both to one probability, such as 0.0")
     return {"dropout": max(values)}

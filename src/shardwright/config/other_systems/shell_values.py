@@ -93,21 +93,27 @@ class Variables:
             vanishes = vanishes or (not values and piece.quoted)
             for number, (text, splits) in enumerate(values):
                 if number:
-                    words, current = [*words, *([] if current is None else [current])], None
+                    words += [] if current is None else [current]
+                    current = None
                 if not splits:
                     current = (current or "") + text
                     continue
                 parts = text.split()
                 if text[:1].isspace() and current is not None:
-                    words, current = [*words, current], None
+                    words.append(current)
+                    current = None
                 for place, part in enumerate(parts):
                     if place:
-                        words, current = [*words, current or ""], None
+                        words.append(current or "")
+                        current = None
                     current = (current or "") + part
                 if parts and text[-1:].isspace():
-                    words, current = [*words, current or ""], None
+                    words.append(current or "")
+                    current = None
             _check(sum(map(len, words)) + len(current or ""))
-        return words if current is None or (vanishes and not current) else [*words, current]
+        if current is not None and not (vanishes and not current):
+            words.append(current)
+        return words
 
     def text_of(self, token: Token, deep: int = 0) -> str:
         """A word as one text, as in an assignment."""
