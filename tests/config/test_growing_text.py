@@ -6,11 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.other_systems.plain_data import read_data
 from shardwright.config.other_systems.shell_words import ShellFault
@@ -112,13 +110,3 @@ def test_usual_merges_are_as_yaml_says(merged: list[dict[str, int]], own: dict[s
     lines += ["x:", f"  <<: [{all_of_them}]", *(f"  {key}: {value}" for key, value in own.items())]
     expected = {key: value for pairs in reversed(merged) for key, value in pairs.items()} | own
     assert read_data("merge.yaml", "\n".join(lines))["x"] == expected
-
-
-def test_words_of_a_script_take_time_by_their_number(tmp_path: Path) -> None:
-    """An array of 95,000 words, each of which was put into a new list with all before it: minutes."""
-    words = "A=(" + "word " * 95_000 + ")\ntorchrun pretrain_gpt.py --num-layers ${A[@]}\n"
-    (tmp_path / "run.sh").write_text(words)
-    before = time.process_time()
-    run = CliRunner().invoke(cli, ["import", "megatron", str(tmp_path / "run.sh")])
-    assert isinstance(run.exception, PlanError) and "--num-layers word word" in str(run.exception)
-    assert time.process_time() - before < 20
