@@ -110,3 +110,21 @@ def test_usual_merges_are_as_yaml_says(merged: list[dict[str, int]], own: dict[s
     lines += ["x:", f"  <<: [{all_of_them}]", *(f"  {key}: {value}" for key, value in own.items())]
     expected = {key: value for pairs in reversed(merged) for key, value in pairs.items()} | own
     assert read_data("merge.yaml", "\n".join(lines))["x"] == expected
+
+
+def test_words_of_a_script_take_time_by_their_number(tmp_path: Path) -> None:
+    """Ten times the words of an array take some ten times as long, and not a hundred times."""
+    took_s = []
+    for number in (6_000, 60_000):
+        words = (
+            "A=(--hidden-size 64 --num-layers "
+            + "word " * number
+            + ")\ntorchrun pretrain_gpt.py --tensor-model-parallel-size 1 ${A[@]}\n"
+        )
+        (tmp_path / "run.sh").write_text(words)
+        before = time.process_time()
+        run = CliRunner().invoke(cli, ["import", "megatron", str(tmp_path / "run.sh")])
+        took_s.append(time.process_time() - before)
+        assert isinstance(run.exception, PlanError)
+        assert "--num-layers word word" in str(run.exception)
+    assert took_s[1] < 30 * took_s[0]

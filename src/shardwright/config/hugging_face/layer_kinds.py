@@ -35,7 +35,8 @@ def window(
     if rule is None:
         r.fault(
             f"layer_types has windows in layers {shortened(str([i for i, one in enumerate(within) if one]))}, which no "
-            "rule of first_full and full_every gives: the first so many attend to all, or every so many-th does"
+            "rule of first_full and full_every gives: the first so many attend to all, or every so many-th does; set "
+            "layer_types to one of these"
         )
         return {}
     chunked = _WITHIN[next(kind for kind in kinds if kind != _FULL)]

@@ -154,7 +154,7 @@ class Reading:
         value = self._value(name, self.defaults.get(name, default))
         if value not in allowed:
             said = " or ".join(map(_shown, allowed))
-            self.faults.append(f"{name} is {_shown(value)}: {why}; only {said} can be expressed")
+            self.faults.append(f"{name} is {_shown(value)}: {why}; use {said}, which alone can be expressed")
 
     def word_of(self, name: str, known: dict[str, str], default: str = "") -> str:
         """Our word for theirs."""

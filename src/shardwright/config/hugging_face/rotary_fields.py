@@ -20,7 +20,8 @@ def rotary(
     fields = _fields(r, _parameters(r), head, theta, share)
     if "rotary_dim" in fields and not in_part:
         r.fault(
-            f"{share} makes {fields['rotary_dim']} of the {head} elements of a head turn, and this family turns all"
+            f"{share} makes {fields['rotary_dim']} of the {head} elements of a head turn, and this family turns all; "
+            f"set {share} to 1, or leave it out"
         )
     return fields
 
