@@ -6,9 +6,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.other_systems.plain_data import read_data
 from shardwright.config.other_systems.shell_words import ShellFault

@@ -325,7 +325,8 @@ def entry_case(random: Random) -> Case:
         case.put(f"{name}.toml", mutate.broken(random, raw) if of == kind and random.random() < 0.15 else raw)
     job = {"model": {"name": "model.toml"}, "cluster": {"name": "cluster.toml"}, "plan": {"tp": 1, "dp": 1},
            "batch": {"global_batch_size": 8}}  # fmt: skip
-    each, nodes = (made["clusters"].get(name) for name in ("devices_per_node", "nodes"))
+    cluster = made["clusters"] if isinstance(made["clusters"], dict) else {}
+    each, nodes = (cluster.get(name) for name in ("devices_per_node", "nodes"))
     if isinstance(each, int) and isinstance(nodes, int):
         job["plan"] = {"dp": each * nodes}
         job["batch"] = {"global_batch_size": max(1, each * nodes)}

@@ -22,7 +22,8 @@ def window(
     kinds = r.words("layer_types") or [_FULL if is_full(layer) else kind for layer in range(layers)]
     if unknown := sorted({kind for kind in kinds if kind not in (_FULL, *_WITHIN)}):
         r.fault(
-            f"layer_types has {shortened(unknown[0])}, which can't be expressed; layers attend to all, or in windows"
+            f"layer_types has {shortened(unknown[0])!r}, which can't be expressed; name kinds of layers that "
+            "attend to all, or in windows"
         )
         return {}
     if len(kinds) != layers:

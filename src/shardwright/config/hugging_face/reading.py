@@ -161,7 +161,7 @@ class Reading:
         value = self.text(name, default)
         if value not in known:
             said = ", ".join(sorted(known))
-            self.faults.append(f"{name} is {_shown(value)}, which can't be expressed; these can: {said}")
+            self.faults.append(f"{name} is {_shown(value)}, which can't be expressed; use one of {said}")
         return known.get(value, next(iter(known.values())))
 
     def ignore(self, *names: str) -> None:
