@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
@@ -150,6 +150,7 @@ def test_items_are_those_of_the_whole(items: list[Any], size: int, indent: int |
 
 
 @given(text=st.text('[]{}",: 1ex-', max_size=12), size=st.integers(1, 5))
+@example(text="[1:]", size=4)
 @settings(max_examples=300, deadline=None)
 def test_what_is_no_array_is_refused(text: str, size: int) -> None:
     try:

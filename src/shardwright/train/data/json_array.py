@@ -74,13 +74,13 @@ class _Text:
             if is_whole:
                 self._at = end
                 return value
-            size = len(self._text) - self._at
+            size, begin = len(self._text) - self._at, self._at
             if size > self._longest:
                 raise BrokenArrayError(f"it is longer than {self._longest:,} characters, or {reason}")
             if not self._more(size):
                 if reason:
                     raise BrokenArrayError(reason)
-                self._at = end
+                self._at = end - begin  # what is in front of it is forgotten
                 return value
 
     def _more(self, num_characters: int) -> bool:
