@@ -160,6 +160,29 @@ def test_a_calibration_is_checked(job: Path) -> None:
     assert "producct is not a known field; did you mean product" in faults
 
 
+@pytest.mark.parametrize(
+    ("constants", "fault"),
+    [
+        ("product = 1.2", "product = 1.2: it should be less than or equal to 1 (Share of its peak that a large"),
+        ("memory = 1.5", "memory = 1.5: it should be less than or equal to 1 (Share of the memory's bandwidth"),
+        ("product = 0.9\nrate = 1.2", "product 0.9 x rate 1.2 = 1.08 of the peak in the calibration, and no kernel"),
+        (
+            "attention_cudnn = 0.8\nattention_backward = 1.5",
+            "attention_cudnn 0.8 x attention_backward 1.5 = 1.2 of the peak in the calibration, and no kernel",
+        ),
+    ],
+)
+def test_nothing_is_faster_than_its_peak(job: Path, constants: str, fault: str) -> None:
+    """No step is priced with more FLOP/s than devices have, which would print an MFU above 1."""
+    (job.parent / "own" / "calibrations" / "mine.toml").write_text(constants)
+    software = job.parent / "own" / "software" / "mine.toml"
+    software.write_text(f'calibration = "../calibrations/mine.toml"\n{software.read_text()}')
+    told = CliRunner().invoke(cli, ["estimate", str(job)])
+    refused = "\n".join(told.exception.faults) if isinstance(told.exception, PlanError) else ""
+    assert fault in " ".join((told.output + refused).split())
+    assert "MFU" not in told.output
+
+
 def test_the_catalog_has_no_other_constants() -> None:
     for name in catalog.names("calibrations"):
         if name != "pessimistic":

@@ -5,8 +5,8 @@
 Each draw trains a tiny job on two ranks, waits for a moment between 0 s and its steps, and sends one signal to one
 process. Within 15 s nothing of the run may be left: no process, socket, shared memory, or temporary folder. What must
 be said, and the exit status:
-  - SIGINT, SIGTERM and SIGHUP to the launcher: status 1, one sentence with the signal's name. Before the command has
-    set its handlers, the system ends it alone.
+  - SIGINT, SIGTERM and SIGHUP to the launcher: status 1, one sentence with the signal's name, and that nothing of the
+    run is kept, which writes no checkpoints. Before the command has set its handlers, the system ends it alone.
   - SIGKILL and SIGSEGV to the launcher: its status; it can say nothing.
   - any signal to a rank or the server that kills it: status 1, a sentence that names it and the signal. A server that
     ends before it is needed is started anew: then SIGTERM to the launcher ends the run in its steps.
@@ -42,6 +42,8 @@ JOB = (
     "model.sequence=32", "batch.global_batch_size=4", "plan.microbatch_size=2", "optimizer.steps=1000000",
     f"run.timeout_s={TIMEOUT_S}", "run.device=cpu",
 )  # fmt: skip
+
+UNKEPT = r"; nothing of the run is kept, for it writes no checkpoints \(checkpoint\.every_steps keeps some\)"
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,9 @@ def _words(drawn: Draw, run: Run, is_handled: bool) -> list[str]:
         wanted, message = -number, ""
     elif drawn.target == "launcher" or (drawn.signal == "SIGSTOP" and drawn.target == "server"):
         by = drawn.signal if drawn.signal in POLITE else "SIGTERM"
-        wanted, message = 1, f"failed: {by} ended this command and all that it had started"
+        # A signal that comes before the run has begun finds nothing that could be kept.
+        ending = f"({UNKEPT})" if drawn.late else f"({UNKEPT})?"
+        wanted, message = 1, f"failed: {by} ended this command and all that it had started{ending}"
         if not is_handled and status == -signal.Signals[by]:
             return []
     elif drawn.signal == "SIGSTOP":

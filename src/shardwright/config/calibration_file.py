@@ -10,8 +10,10 @@ from pydantic import Field
 
 from shardwright.config.base import Spec
 
-# Shares of a peak: a kernel of a datasheet's device may seem to exceed it, for rates are stated at other clocks.
-Share = Annotated[float, Field(ge=1e-6, le=2)]
+# Shares of a peak: nothing runs faster than the peak that its device states.
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+# One rate beside another.
+Ratio = Annotated[float, Field(ge=1e-6, le=2)]
 # Shares that are added or exposed, and may be none.
 Part = Annotated[float, Field(ge=0, le=1e3)]
 Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
@@ -30,7 +32,7 @@ class CalibrationSpec(Spec):
     attention_flash1: Share = Field(0.4, description="Share of the peak that FlashAttention reaches.")
     attention_flash2: Share = Field(0.55, description="The same of FlashAttention 2.")
     attention_cudnn: Share = Field(0.55, description="The same of cuDNN's, and of FlashAttention 3.")
-    attention_backward: Share = Field(0.8, description="Rate of attention's backward, as a share of its forward's.")
+    attention_backward: Ratio = Field(0.8, description="Rate of attention's backward, as a share of its forward's.")
     attention_half: Half = Field(300.0, description="Keys of a sequence at which attention reaches half its rate.")
     memory: Share = Field(0.85, description="Share of the memory's bandwidth that elementwise kernels reach.")
     inner_half: Half = Field(150.0, description="Inner dim at which a product reaches half its rate.")

@@ -7,7 +7,7 @@ own. What a generation does not say, common.toml says. A constant is never about
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
+from math import inf, prod
 
 from shardwright.config import catalog
 from shardwright.config.calibration_file import CalibrationSpec
@@ -205,6 +205,18 @@ def device_constant(constants: Constants, device: DeviceSpec, name: str) -> floa
     return constant(constants, device.generation, name)
 
 
+def _share_of_peak(shares: Constants) -> float:
+    """The product of constants that together say which share of its peak a kernel reaches. KeyError if it is above 1."""
+    share = prod(shares.values())
+    if share > 1:
+        stated = " x ".join(f"{name} {value:g}" for name, value in shares.items())
+        raise KeyError(
+            f"{stated} = {share:.4g} of the peak in the calibration, and no kernel is faster than its device's peak; "
+            "make one of them smaller, or state a higher peak_tflops in the device's file"
+        )
+    return share
+
+
 @lru_cache(maxsize=64)
 def _measured_of(name: str) -> MeasuredDevice | None:
     return measured_device(device_of(name))
@@ -222,11 +234,13 @@ def rates_of(run: Run, constants: Constants) -> Rates:
 
     precision = run.cut.precision
     wide = "bf16" if precision in _NARROW else precision
-    flops = product = _known_peak(device, wide) * of("product") * its("rate")
+    flops = product = _known_peak(device, wide) * _share_of_peak({"product": of("product"), "rate": its("rate")})
     if precision in _NARROW:
-        product = _known_peak(device, precision) * of(_NARROW[precision]) * its("rate")
-    kernel = software.attention if software.attention not in ("torch", "softmax") else "flash2"
-    attention = _known_peak(device, wide) * of(f"attention_{kernel}")
+        shares = {_NARROW[precision]: of(_NARROW[precision]), "rate": its("rate")}
+        product = _known_peak(device, precision) * _share_of_peak(shares)
+    kernel = f"attention_{software.attention if software.attention not in ('torch', 'softmax') else 'flash2'}"
+    attention = _known_peak(device, wide) * of(kernel)
+    _share_of_peak({kernel: of(kernel), "attention_backward": of("attention_backward")})
     return Rates(
         flops=flops, flops_product=product, memory=_known(device, "memory_gb_per_s") * 1e9 * of("memory"),
         link=_link_bytes_per_s(run, device) * of("link"),
