@@ -38,9 +38,11 @@ _MEMORY = 1.02  # times as much as there is room for by closed forms: the accoun
 
 @dataclass
 class _Kind:
-    """The plans of a kind that were simulated, by their fields; and of which those beside them were looked at."""
+    """The plans of a kind by their fields: those that may fit of all that were simulated; and of which those beside
+    them were looked at."""
 
     plans: dict[str, PlayedPlan] = field(default_factory=dict)
+    simulated: set[str] = field(default_factory=set)
     expanded: set[str] = field(default_factory=set)
     is_settled: bool = False
 
@@ -139,6 +141,9 @@ class PlayedPlans:
     def _add(self, kind: _Kind, jobs: Iterable[JobSpec]) -> None:
         """Simulate plans, each with layers as they are and as they are best."""
         for job in jobs:
+            if _key(job) in kind.simulated:
+                continue
+            kind.simulated.add(_key(job))
             for plan in self._played(job):
                 key = _key(plan.job)
                 if self._fits.get(key, True):
