@@ -3,18 +3,22 @@
 A search takes cost/memory.py in arrays, for thousands of plans; what it finds is judged by this.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from shardwright.account.job_memory import job_memory
+from shardwright.account.job_memory import rank_memory as account_of_rank
+from shardwright.account.job_memory import steps_to_fill
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import Constants, device_constant, device_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, rank_memory
+from shardwright.schedule.job_program import job_program
+from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 
 _ALL = 8  # pipeline ranks of which the account is of each; of more those that may be the fullest
@@ -25,7 +29,8 @@ def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
     """Memory of every pipeline rank. KeyError says what is not known."""
     if not software_of(job.cluster.software).is_own:
         return rank_memory(run_of(job), constants)
-    return [of_account(job, rank) for rank in _accounts(_Alike(job), None)]
+    alike = _Alike(job)
+    return [of_account(job, _account(alike, rank)) for rank in range(job.plan.pp)]
 
 
 def fullest(job: JobSpec, constants: Constants) -> Memory:
@@ -35,12 +40,32 @@ def fullest(job: JobSpec, constants: Constants) -> Memory:
     """
     if not software_of(job.cluster.software).is_own:
         return _fullest(rank_memory(run_of(job), constants))
-    ranks = None
-    if job.plan.pp > _ALL:
-        foretold = [float(memory.process) for memory in rank_memory(run_of(job), constants)]
-        nearest = np.argsort(foretold, kind="stable")[-_FULLEST:].tolist()
-        ranks = tuple(sorted({0, len(foretold) // 2, len(foretold) - 1, *nearest}))
-    return _fullest([of_account(job, rank) for rank in _accounts(_Alike(job), ranks)])
+    alike = _Alike(job)
+    ranks = range(job.plan.pp) if job.plan.pp <= _ALL else _ranks_to_ask(job, constants)
+    return _fullest([of_account(job, _account(alike, rank)) for rank in ranks])
+
+
+def every_rank_has_room(job: JobSpec, constants: Constants, has_room: Callable[[Memory], bool]) -> bool:
+    """Whether the ranks that may be the fullest have room, as `has_room` judges the memory of one.
+
+    The rank that is foretold to need most is judged first: where it has none, no other is asked for its account.
+    KeyError says what is not known.
+    """
+    if not software_of(job.cluster.software).is_own:
+        return has_room(fullest(job, constants))
+    alike = _Alike(job)
+    ranks = reversed(_ranks_to_ask(job, constants))
+    return all(has_room(of_account(job, _account(alike, rank))) for rank in ranks)
+
+
+def _ranks_to_ask(job: JobSpec, constants: Constants) -> list[int]:
+    """The pipeline ranks of which the account is made, those last that are foretold to need most."""
+    foretold = [float(memory.process) for memory in rank_memory(run_of(job), constants)]
+    by_need = np.argsort(foretold, kind="stable").tolist()
+    if job.plan.pp <= _ALL:
+        return list(by_need)
+    others = {0, len(foretold) // 2, len(foretold) - 1} - set(by_need[-_FULLEST:])
+    return [*sorted(others), *by_need[-_FULLEST:]]
 
 
 def room_words(job: JobSpec, constants: Constants) -> str:
@@ -92,6 +117,11 @@ class _Alike:
         return hash(self._fields)
 
 
-@lru_cache(maxsize=64)
-def _accounts(alike: _Alike, ranks: tuple[int, ...] | None) -> list[RankMemory]:
-    return job_memory(alike.job, ranks)
+@lru_cache(maxsize=512)
+def _account(alike: _Alike, rank: int) -> RankMemory:
+    return account_of_rank(alike.job, _program(alike), rank)
+
+
+@lru_cache(maxsize=2)
+def _program(alike: _Alike) -> Program:
+    return job_program(alike.job, steps_to_fill(alike.job))

@@ -15,7 +15,7 @@ from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.cost.job_memories import fullest
+from shardwright.cost.job_memories import every_rank_has_room
 from shardwright.planner.search.beside import blocks_beside
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Columns, PlanBlock
@@ -182,7 +182,9 @@ class PlayedPlans:
         """Whether a plan fits, as every command says."""
         key = _key(job)
         if key not in self._fits:
-            self._fits[key] = bool(fits(job, fullest(job, self.constants), self.room))
+            self._fits[key] = every_rank_has_room(
+                job, self.constants, lambda memory: bool(fits(job, memory, self.room))
+            )
         return self._fits[key]
 
     def _beside(self, plans: Sequence[JobSpec], token_s: Sequence[float]) -> list[list[JobSpec]]:
