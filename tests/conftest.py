@@ -39,6 +39,11 @@ for _number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
 gc.disable()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores, for some tests wait: for ranks, signals and commands."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish() -> None:
     """Have cycles be looked for among what tests make."""
     gc.freeze()

@@ -78,28 +78,30 @@ def test_what_is_wrong_with_the_rest_is_refused(override: str, fault: str) -> No
 # --- a model of the catalog ---
 
 ON_64 = ("llama3-8b", "--devices", "64", "--device", "h100-sxm")
+ON_16 = ("gpt2", "--devices", "16", "--device", "h100-sxm")
+UNPIPED = (*QUICK, "--keep", "plan.pp=1")
 
 
 def test_a_model_is_planned_on_so_many_devices() -> None:
-    found = plans("plan", *ON_64, *QUICK)
+    found = plans("plan", *ON_64, *UNPIPED)
     assert found and found[0]["num_devices"] == 64 and found[0]["global_batch_size"] == 256
-    text = said("plan", *ON_64, *QUICK)
+    text = said("plan", *ON_64, *UNPIPED)
     assert text.startswith("Note: a step has 256 sequences, 2,097,152 tokens") and "computed in bf16" in text
     assert "450 GB/s within a node of 8 and 50 GB/s between nodes of 8" in text
-    assert plans("plan", *ON_64, "--set", "batch.global_batch_size=64", *QUICK)[0]["global_batch_size"] == 64
+    assert plans("plan", *ON_64, "--set", "batch.global_batch_size=64", *UNPIPED)[0]["global_batch_size"] == 64
 
 
 def test_other_commands_tell_its_best_plan_or_the_users() -> None:
-    best = plans("plan", *ON_64, "--top", "1")[0]
-    done = typed("estimate", *ON_64, "--json")
+    best = plans("plan", *ON_16, "--top", "1")[0]
+    done = typed("estimate", *ON_16, "--json")
     told = json.loads(done.stdout)
     assert told["step_s"] == pytest.approx(best["step_s"], rel=0.1)
     assert told["fits"] is True and "Note: the plan is what `plan` recommends" in " ".join(done.stderr.split())
     mine = said("estimate", *ON_64, "--set", "plan.tp=4", "--set", "plan.pp=2")
     assert "64 ranks, dp 8 x tp 4 x pp 2" in mine and "recommends" not in mine
-    assert "the plan is what `plan` recommends" in said("explain", *ON_64)
-    assert "the plan is what `plan` recommends" in said("simulate", *ON_64, "--no-colour")
-    rows = json.loads(typed("scale", "llama3-8b", "--devices", "8,16", "--device", "h100", *QUICK, "--json").stdout)
+    assert "the plan is what `plan` recommends" in said("explain", *ON_16)
+    assert "the plan is what `plan` recommends" in said("simulate", *ON_16, "--no-colour")
+    rows = json.loads(typed("scale", "llama3-8b", "--devices", "8,16", "--device", "h100", *UNPIPED, "--json").stdout)
     assert [row["devices"] for row in rows["weak"]] == [8, 16]
     assert rows["weak"][1]["global_batch_size"] == 2 * rows["weak"][0]["global_batch_size"]
 
@@ -135,7 +137,7 @@ def test_a_name_that_is_nothing_lists_near_ones() -> None:
 
 def test_days_and_money_of_a_run_are_those_of_its_steps() -> None:
     for options, tokens in (((), 1e12), (("--tokens", "3e11"), 3e11)):
-        for plan in plans("plan", *ON_64, *QUICK, *options):
+        for plan in plans("plan", *ON_64, *UNPIPED, *options):
             run, steps = plan["run"], tokens / (256 * 8192)
             assert run["tokens"] == tokens
             assert run["days"] == pytest.approx(steps * plan["step_s"] / 86400)
@@ -146,15 +148,16 @@ def test_days_and_money_of_a_run_are_those_of_its_steps() -> None:
 
 
 def test_sizes_that_an_objective_compared_are_shown() -> None:
-    deadline = ("--objective", "devices", "--tokens", "1e11", "--days", "10")
-    text = said("plan", *ON_64, *QUICK, *deadline)
-    (found, *_) = plans("plan", *ON_64, *QUICK, *deadline)
-    assert 8 < found["num_devices"] < 64 and found["run"]["days"] <= 10
+    small = ("gpt2", *ON_64[1:], *UNPIPED)
+    deadline = ("--objective", "devices", "--tokens", "1e11", "--days", "1")
+    text = said("plan", *small, *deadline)
+    (found, *_) = plans("plan", *small, *deadline)
+    assert 8 < found["num_devices"] < 64 and found["run"]["days"] <= 1
     table = text[text.index("at each size that was compared") :]
     assert "too slow" in table and table.count("chosen") == 1 and f"{found['num_devices']} " in table
-    cheap = said("plan", *ON_64, *QUICK, "--objective", "cost")
+    cheap = said("plan", *small, "--objective", "cost")
     assert "at each size that was compared" in cheap and "too slow" not in cheap
-    assert "at each size" not in said("plan", *ON_64, *QUICK)
+    assert "at each size" not in said("plan", *small)
 
 
 def test_a_plan_that_is_as_fast_as_the_fastest_is_not_said_to_be_slower() -> None:
