@@ -211,7 +211,7 @@ class Opinion:
     def _update(self, name: str, weight: Tensor, g: Tensor, rate: float) -> None:
         o, moments = self.training.optimizer, self.moments[name]
         moments.number += 1
-        t, kind = moments.number, o["name"]
+        kind = o["name"]
         decay = o["weight_decay"] if weight.dim() > 1 else 0.0
         if kind in ("muon", "adafactor"):
             in_layers = ".layers." in name and weight.dim() > 1
@@ -236,7 +236,6 @@ class Opinion:
             m.mul_(o["beta2"]).add_(g, alpha=1 - o["beta2"])
         else:
             weight.sub_(rate * self._adam_step(moments, weight, g))
-        assert t > 0
 
     def _adam_step(self, moments: Moments, weight: Tensor, g: Tensor) -> Tensor:
         o, t = self.training.optimizer, moments.number

@@ -401,7 +401,7 @@ def run(drawn: Draw) -> Outcome:
     try:
         with tempfile.TemporaryDirectory(prefix="opinion-") as place:
             folder = Path(place)
-            save_released(drawn.family, folder, seed=len(drawn.number), layers=2)
+            save_released(drawn.family, folder, seed=int(drawn.number.replace(":", "")), layers=2)
             try:
                 if drawn.frozen is None:
                     product = by_plans(drawn, folder)

@@ -84,7 +84,7 @@ def drawn(seed: int, number: int) -> Drawn:
     fields = {
         "model": model, "cluster": cluster | {"software": rng.choice(SOFTWARE)},
         "batch": {"global_batch_size": rng.choice([16, 64, 96, 256])},
-        "precision": {"compute": rng.choice(["fp16"] if "v100" in str(device.get("source", "")).lower() else ["bf16"])},
+        "precision": {"compute": "bf16" if "bfloat16" in device["peak_tflops"] else "fp16"},
     }  # fmt: skip
     keep = rng.choice([{}, {}, {}, {"tp": 2}, {"pp": 2}, {"zero": 1}, {"schedule": "1f1b"}, {"recompute": "none"}])
     return Drawn(fields, device, keep)

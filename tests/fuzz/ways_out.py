@@ -34,10 +34,10 @@ _BATCH = re.compile(r"use a batch of ([0-9]+)(?: or ([0-9]+))?")
 _AT_MOST = re.compile(r"use at most ([0-9]+)(?:$|,| \()")
 _WORD = re.compile(r"use \"([a-z0-9-]+)\"$")
 _SCHEDULE = re.compile(r"(?:such as|or use|or schedule) '?([a-z0-9-]+)'?(?:$| \()")
-_LEFT_OUT = re.compile(rf"and ({_FIELD}) is [^;]*; leave it out")
+_LEAVE_IT_OUT = re.compile(rf"and ({_FIELD}) is [^;]*; leave it out")
 _LEAVE = re.compile(rf"leave ({_FIELD}) out")
 _BEGINS = re.compile(rf"({_FIELD}) (?:[0-9]|= )")
-LEFT_OUT = object()  # the field's default
+DEFAULT = object()  # a field that is left out
 
 CHANGED: tuple[tuple[str, str], ...] = tuple(
     (section, name)
@@ -95,10 +95,10 @@ def ways_out(fault: str) -> Iterator[tuple[str, Any]]:
         yield begins[1], word[1]
     if (schedule := _SCHEDULE.search(says)) and schedule[1] in get_args(ScheduleName) and "schedule" in fault:
         yield "plan.schedule", schedule[1]
-    if left_out := _LEFT_OUT.search(fault) or _LEAVE.match(says):
-        yield left_out[1], LEFT_OUT
+    if left_out := _LEAVE_IT_OUT.search(fault) or _LEAVE.match(says):
+        yield left_out[1], DEFAULT
     elif begins and says.startswith("leave it out"):
-        yield begins[1], LEFT_OUT
+        yield begins[1], DEFAULT
 
 
 def _plain(text: str) -> Any:
@@ -121,7 +121,7 @@ def with_field(fields: Fields, field: str, value: Any) -> Fields:
     place = found
     for section in sections:
         place = place.setdefault(section, {})
-    if value is LEFT_OUT:
+    if value is DEFAULT:
         place.pop(name, None)
     else:
         place[name] = value
@@ -142,7 +142,7 @@ def false_ways(fields: Fields) -> tuple[int, list[str]]:
             left = faults_of(with_field(fields, field, value))
             if kind_of(fault) in map(kind_of, left):
                 same = next(one for one in left if kind_of(one) == kind_of(fault))
-                wrong.append(f"{fault}\n  with {field} = {'nothing' if value is LEFT_OUT else repr(value)}: {same}")
+                wrong.append(f"{fault}\n  with {field} = {'nothing' if value is DEFAULT else repr(value)}: {same}")
     return tried, wrong
 
 

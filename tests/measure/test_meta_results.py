@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cases import small_job
 from shardwright.config.job import JobSpec
 from shardwright.measure.dryrun import dry_run
-from shardwright.measure.meta_results import MetaResults
+from shardwright.measure.meta_results import MetaResults, _are_new
 
 ATEN = torch.ops.aten
 
@@ -23,9 +23,9 @@ class Counted(MetaResults):
         super().__init__()
         self.num_asked = 0
 
-    def _asked(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_and_remember(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.num_asked += 1
-        return super()._asked(key, func, args, kwargs)
+        return super()._call_and_remember(key, func, args, kwargs)
 
 
 class Plain(MetaResults):
@@ -154,3 +154,9 @@ def test_more_microbatches_ask_no_more_operators(monkeypatch: pytest.MonkeyPatch
     few, many = (dry_run(job(batch, dp=2, zero=1), 0, "cuda").num_operators for batch in (8, 32))
     assert many > 3 * few
     assert made[1].num_asked <= 1.1 * made[0].num_asked
+
+
+def test_a_result_that_shares_a_keyword_is_not_new() -> None:
+    given = torch.empty(3, device="meta")
+    assert _are_new((torch.empty(3, device="meta"),), ((), {"other": given}))
+    assert not _are_new((given.detach(),), ((), {"other": given}))

@@ -21,6 +21,7 @@ from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.corrections import Corrections
 from shardwright.planner.search.plan_block import PlanBlock
 from shardwright.planner.search.plan_price import prices, room_bytes
+from shardwright.planner.search.played_plans import PlayedPlans
 from shardwright.planner.search.search import ranked_kinds, search
 from shardwright.planner.search.space import degrees, hybrid_ranks
 from shardwright.workload.memo import Memo
@@ -170,3 +171,24 @@ def test_the_shown_plan_costs_what_the_search_says() -> None:
     for candidate in search(small_job("experts"), constraints, shipped(), num_shown=4).candidates:
         (alone,) = priced([candidate.job], shipped())
         assert float(alone.time.total) / candidate.job.tokens_per_step == pytest.approx(candidate.token_s, rel=1e-9)
+
+
+def test_kinds_of_which_no_plan_fits_are_refuted_each_time() -> None:
+    """A search asks again after what it has learned, and what it knows by then leaves a kind without a plan."""
+    job, constraints = small_job("dense"), Constraints()
+    rows, room = degrees(job, constraints), 1.0
+    kinds, _ = ranked_kinds(job, constraints, shipped(), rows, 3, room_bytes(job), Memo(), Corrections())
+    plays = PlayedPlans(job, constraints, shipped(), rows, room=room, memo=Memo())
+    for _ in range(2):
+        assert plays.fastest(kinds, 3) == []
+        assert plays.refuted
+        plays.refuted = {}
+
+
+def test_a_search_of_no_plan_says_what_it_was_held_to() -> None:
+    constraints = Constraints(global_batch=(7, 7), among={"dp": (8,)})
+    with pytest.raises(PlanError) as error:
+        search(small_job("dense"), constraints, shipped(), num_shown=1)
+    (fault,) = error.value.faults
+    assert "dp must divide the batch of 7, tp the" in fault
+    assert fault.endswith("use another batch.global_batch_size, a system that has more values of plan.dp")

@@ -1,10 +1,15 @@
 """Lines of settings that a faster plan changes."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
-from shardwright.report.flag_changes import SettingChange, _line
+from shardwright.config.load import make_job
+from shardwright.config.other_systems.systems import SYSTEMS
+from shardwright.cost.calibration import shipped
+from shardwright.planner.advice.advice import priced
+from shardwright.report.flag_changes import SettingChange, _line, _times, changes_text
 
 
 @pytest.mark.parametrize("value", ["Ett|ttL", "Et*3|t*3L", "plain"])
@@ -16,3 +21,21 @@ def test_a_flag_can_be_pasted_into_a_shell(value: str) -> None:
 
 def test_a_setting_of_a_file_stays_as_it_is() -> None:
     assert _line("", SettingChange("parallelism.layout", "a|b", "c|d")) == "  parallelism.layout a|b -> c|d"
+
+
+def test_a_job_that_does_not_fit_is_not_said_to_need_no_change() -> None:
+    job = make_job({"cluster": {"device": "h100-sxm", "devices_per_node": 1, "software": "megatron-core"}}, "mine")
+    (own,) = priced([job], shipped())
+    stays, misses = (
+        changes_text(SYSTEMS["megatron"], replace(own, fits=fits), frozenset(), []) for fits in (True, False)
+    )
+    assert "nothing has to be changed" in stays
+    assert (
+        "nothing has to be changed" not in misses and "no plan that Megatron-LM has and that fits was found" in misses
+    )
+
+
+@pytest.mark.parametrize("times", [0.8, 1.2])
+def test_a_plan_that_mends_a_job_is_said_to_fit(times: float) -> None:
+    assert _times(times, own_fits=False).endswith("times as fast, and it fits")
+    assert _times(times, own_fits=True).endswith("times as fast")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from shardwright.train.launch.preemption import (
     heard,
     heeded,
     is_asked,
+    leave_early,
     saved_sentence,
 )
 
@@ -124,6 +126,7 @@ def until_asked(job: JobSpec, mesh: Mesh, folder: Path) -> int:
 PROGRAM = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 import test_preemption
 from fuzz import preloaded
 from shardwright.train.launch import preemption
@@ -297,3 +300,18 @@ def test_only_the_main_thread_hears_of_signals() -> None:
         other.join()
         assert is_asked()
     assert seen == [False]
+
+
+def test_a_rank_leaves_early_in_the_middle_of_a_print(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A signal that interrupts a buffered write may not flush what is written."""
+
+    def flush() -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    statuses: list[int] = []
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(flush=flush))
+    monkeypatch.setattr("os._exit", statuses.append)
+    leave_early(0)(TERM)
+    assert statuses == [3] and EARLY.partition(";")[0] in capfd.readouterr().err

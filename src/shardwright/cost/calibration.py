@@ -211,12 +211,13 @@ def _attention_constant(software: SoftwareSpec) -> str:
 
 
 @lru_cache(maxsize=64)
-def _check_shares_of_peak(device_name: str, software_name: str) -> None:
-    """KeyError if constants that count together say that a kernel is faster than the peak of its device.
+def _check_shares_of_peak(device_entry: str, software_entry: str) -> None:
+    """Raise KeyError where constants that are multiplied make a kernel faster than the peak of its device.
 
-    Constants that an analysis has scaled are not judged: a device of no compute time is a question, not a claim.
+    Products of all number types are checked, also of those that no run uses. The constants are those of the files: an
+    analysis may scale its own, so that computing takes no time.
     """
-    device, software = device_of(device_name), software_of(software_name)
+    device, software = device_of(device_entry), software_of(software_entry)
 
     def of(name: str) -> float:
         return device_constant(shipped(), device, name)
@@ -232,8 +233,9 @@ def _check_shares_of_peak(device_name: str, software_name: str) -> None:
             faults.append(f"{stated} = {share:.4g}")
     if faults:
         raise KeyError(
-            f"{' and '.join(faults)} of the peak in the calibration, and no kernel is faster than its device's peak; "
-            "make one of them smaller, or state a higher peak_tflops in the device's file"
+            f"{' and '.join(faults)} of the peak of {device.name}, by the calibrations {device.generation} and "
+            f"{software.calibration}, and no kernel is faster than its device's peak; make one of them smaller, or "
+            "state a higher peak_tflops in the device's file"
         )
 
 

@@ -21,8 +21,8 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 
-_ALL = 8  # pipeline ranks of which the account is of each; of more those that may be the fullest
-_FULLEST = 3
+_ALL = 8  # with so many pipeline ranks or fewer, the account of each is made: one takes long
+_FULLEST = 3  # with more, so many of those that closed forms say need most, and three others
 
 
 def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
@@ -64,12 +64,13 @@ def _ranks_to_ask(job: JobSpec, constants: Constants) -> list[int]:
     by_need = np.argsort(foretold, kind="stable").tolist()
     if job.plan.pp <= _ALL:
         return list(by_need)
+    # The first has the embedding and most microbatches in flight, the last the head; one stands for those between.
     others = {0, len(foretold) // 2, len(foretold) - 1} - set(by_need[-_FULLEST:])
     return [*sorted(others), *by_need[-_FULLEST:]]
 
 
 def room_words(job: JobSpec, constants: Constants) -> str:
-    """What a device offers, and what is kept free of it beside a plan's own bytes. KeyError says what is not known."""
+    """Say what memory a device offers, and how much of it no plan can use. KeyError says what is not known."""
     device, software = device_of(job.cluster.device), software_of(job.cluster.software)
     shown = f"the {device.offered_bytes / GIB:.4g} GiB that a device shows of its {device.memory_gib:g}"
     if software.is_own:

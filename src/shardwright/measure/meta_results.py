@@ -54,7 +54,7 @@ class MetaResults:
             return func(*args, **kwargs)
         known = self._forms.get(key)
         if known is None:
-            return self._asked(key, func, args, kwargs)
+            return self._call_and_remember(key, func, args, kwargs)
         if known is False:
             return func(*args, **kwargs)
         if known is True:
@@ -63,7 +63,8 @@ class MetaResults:
         results = [form.made() if type(form) is _Form else form for form in forms]
         return results[0] if is_one else tuple(results)
 
-    def _asked(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_and_remember(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator, and remember the forms of its results, or that they can't be known."""
         returns = func._schema.returns
         if func._schema.is_mutable:
             before = _first(args, kwargs)
@@ -77,12 +78,12 @@ class MetaResults:
         results = (result,) if is_one else result
         is_known = isinstance(results, tuple) and all(of.alias_info is None for of in returns)
         forms = tuple(_Form.of(r) if isinstance(r, Tensor) else r for r in results) if is_known else ()
-        self._forms[key] = (is_one, forms) if is_known and _are_new(results, args) else False
+        self._forms[key] = (is_one, forms) if is_known and _are_new(results, (args, kwargs)) else False
         return result
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """What an operator that changes one tensor changes: `out`, or its first argument."""
+    """Return the tensor that an operator changes if it changes one alone: `out`, or its first argument."""
     changed = kwargs.get("out", args[0] if args else None)
     return changed if isinstance(changed, Tensor) else None
 
@@ -104,7 +105,7 @@ def _key(value: Any) -> Any:
     raise _UnknownError
 
 
-def _are_new(results: tuple[Any, ...], args: tuple[Any, ...]) -> bool:
+def _are_new(results: tuple[Any, ...], inputs: Any) -> bool:
     """Whether each is a plain value, or a tensor in a storage of its own, as large as its form needs."""
     tensors = [result for result in results if isinstance(result, Tensor)]
     if not all(type(of) is Tensor and of.is_meta and not of.storage_offset() for of in tensors):
@@ -112,7 +113,7 @@ def _are_new(results: tuple[Any, ...], args: tuple[Any, ...]) -> bool:
     if not all(type(result) in _SCALARS for result in results if not isinstance(result, Tensor)):
         return False
     storages = [tensor.untyped_storage() for tensor in tensors]
-    taken = {id(leaf.untyped_storage()) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+    taken = {id(leaf.untyped_storage()) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
     if len({id(storage) for storage in storages} | taken) != len(storages) + len(taken):
         return False
     forms = [_Form.of(tensor).made() for tensor in tensors]

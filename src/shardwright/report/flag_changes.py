@@ -31,9 +31,9 @@ class SettingChange:
 
 
 @dataclass(frozen=True)
-class Faster:
-    """A plan that the system has and that takes less time, with the settings that make it. `instead` are settings of
-    the files that say with other names what is changed, and have to go."""
+class BetterPlan:
+    """A plan that the system has and that is faster than the job's own, or fits where that does not, with the settings
+    that make it. `instead` are settings of the files that say the same by other names, and have to go."""
 
     priced: PricedPlan
     times: float
@@ -59,10 +59,10 @@ def instead_of(
 
 def faster_plans(
     system: System, own: PricedPlan, advice: Advice, sources: Mapping[str, Mapping[str, str]]
-) -> list[Faster]:
-    """Plans of a search that the system has and that are faster than the job's own: the recommended one, then others,
-    fastest first. `sources` are those of `Imported`."""
-    found: list[Faster] = []
+) -> list[BetterPlan]:
+    """Plans of a search that the system has: those faster than the job's own, or all where the job does not fit. The
+    recommended one comes first, then the others, fastest first. `sources` are those of `Imported`."""
+    found: list[BetterPlan] = []
     first = [advice.recommendation.plan] if advice.recommendation else []
     for plan in [*first, *(plan for plan in advice.plans if all(plan is not one for one in first))]:
         times = float(own.time.total / own.job.tokens_per_step * plan.job.tokens_per_step / plan.time.total)
@@ -73,16 +73,18 @@ def faster_plans(
         except PlanError:
             continue
         changes = changes_of(system, own.job, plan.job)
-        found.append(Faster(plan, times, changes, instead_of(changes, system.settings(own.job), sources)))
+        found.append(BetterPlan(plan, times, changes, instead_of(changes, system.settings(own.job), sources)))
     return found
 
 
-def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: list[Faster]) -> str:
-    """What the job takes, and what would be faster, for reading. `names` are those of the settings that it has."""
+def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: list[BetterPlan]) -> str:
+    """Text on the job's cost and on better plans. `names` are the settings that the files have."""
     lines = [textwrap.fill(_as_it_stands(system, own), 110)]
     if not found:
         stays = f"No plan that {system.title} has and that was found is faster: nothing has to be changed."
-        if own.fits:
+        if not own.fits:
+            stays = f"The job does not fit, and no plan that {system.title} has and that fits was found."
+        else:
             stays += " What is recommended below is the simplest of those as good, for a job that begins."
         return "\n".join([lines[0], textwrap.fill(stays, 110)])
     if own.job.cluster.software in _OLDER:
@@ -94,7 +96,7 @@ def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: 
         )  # fmt: skip
     for number, one in enumerate(found, 1):
         step, memory = seconds_text(float(one.priced.time.total)), memory_text(int(one.priced.memory.process))
-        lines += ["", f"{number}. {_times(one.times)}: {step} for a step at {memory}; change"]
+        lines += ["", f"{number}. {_times(one.times, own.fits)}: {step} for a step at {memory}; change"]
         lines += [f"     {_line(system.prefix, change)}{_said(change, names)}" for change in one.changes]
         if one.instead:
             said = f"Some of it is said there in other words, which have to go: {', '.join(one.instead)}."
@@ -105,7 +107,7 @@ def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: 
 
 
 def _as_it_stands(system: System, own: PricedPlan) -> str:
-    """What the job costs, and where its time goes."""
+    """Text on the job's cost and where its time goes."""
     step, memory = seconds_text(float(own.time.total)), memory_text(int(own.memory.process))
     software, mfu = own.job.cluster.software, float(own.time.mfu)
     text = f"As it stands, {system.title} takes {step} for a step (as {software}), MFU {mfu:.1%}, at {memory} of a "
@@ -117,7 +119,7 @@ def _as_it_stands(system: System, own: PricedPlan) -> str:
     return f"{text}. Most of that: {', '.join(told)}."
 
 
-def changes_dict(own: PricedPlan, found: list[Faster]) -> dict[str, Any]:
+def changes_dict(own: PricedPlan, found: list[BetterPlan]) -> dict[str, Any]:
     """For `--json`. Bytes and seconds; null is not there."""
     return {
         "step_s": float(own.time.total),
@@ -136,8 +138,8 @@ def changes_dict(own: PricedPlan, found: list[Faster]) -> dict[str, Any]:
     }
 
 
-def _times(times: float) -> str:
-    return f"{times:.2f} times as fast" if times >= 1 else f"{times:.2f} times as fast, and it fits"
+def _times(times: float, own_fits: bool) -> str:
+    return f"{times:.2f} times as fast" + ("" if own_fits else ", and it fits")
 
 
 def _line(prefix: str, change: SettingChange) -> str:

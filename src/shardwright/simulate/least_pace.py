@@ -6,7 +6,7 @@ import numpy as np
 
 from shardwright.workload.arrays import Array, Numbers
 
-_ROUNDING = 1e-9  # of a layer
+_ROUNDING = 1e-9  # of a layer: a quotient that is whole but for rounding counts as whole
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,18 @@ def least_pace_s(pp: Array, num_copies: Numbers, pieces: MicrobatchPieces, has_e
     Where the embedding and the head lie on different ranks (`has_ends_apart`), each rank takes as many whole layers as
     its time leaves room for, and all ranks together must have room for all layers.
     """
-    layer_s = np.maximum(np.asarray(pieces.layer_s, dtype=float), 1e-30)
-    fewest = -(-num_copies * pieces.num_layers // pp) / num_copies
-    least = np.maximum(np.maximum(pieces.whole_s / pp, fewest * layer_s), pieces.head_s / num_copies)
-    found = least + layer_s  # there is room within a layer more
+    layer_s = np.maximum(np.asarray(pieces.layer_s, dtype=float), 1e-30)  # no division by zero
+    fullest_layers = -(-num_copies * pieces.num_layers // pp) / num_copies
+    least = np.maximum(np.maximum(pieces.whole_s / pp, fullest_layers * layer_s), pieces.head_s / num_copies)
+    least_apart_s = least + layer_s  # there is room within a layer more
     ends = pieces.embedding_s, pieces.head_s
+    # Room grows only at paces at which some rank is exactly full: whole layers, alone or behind one of the ends.
     for begin_s in (0.0 * layer_s, *ends):
         first = np.ceil((least - begin_s) / layer_s - _ROUNDING)
         for count in (first, first + 1):
             pace_s = np.maximum(least, begin_s + count * layer_s)
             room = sum(np.floor((pace_s - end_s) / layer_s + _ROUNDING) for end_s in ends)
             room = room + (pp - 2) * np.floor(pace_s / layer_s + _ROUNDING)
-            found = np.where((room >= pieces.num_layers) & (pace_s < found), pace_s, found)
-    return np.asarray(np.where(has_ends_apart & (pp > 1), found, least))
+            is_less = (room >= pieces.num_layers) & (pace_s < least_apart_s)
+            least_apart_s = np.where(is_less, pace_s, least_apart_s)
+    return np.asarray(np.where(has_ends_apart & (pp > 1), least_apart_s, least))

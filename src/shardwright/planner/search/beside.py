@@ -1,7 +1,7 @@
-"""The plans beside a plan in the space of a search: the same degrees, and one field of another value.
+"""The plans beside a plan in the space of a search: of the same batch and degrees, with one field of another value.
 
-Each value of a field is one step here, whichever others lie between; the numbers of virtual stages go with their
-schedule, and what says how to compute again is one field.
+Any other value of the field counts, not the next one alone. Some fields count as one: the schedule with its virtual
+stages, all that says what is computed again, and all that says how state is shared out (ZeRO, its ranks, offload).
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def blocks_beside(job: JobSpec, constraints: Constraints, rows: Columns, plans: 
     for near, plan in enumerate(plans):
         for block in _beside(job, constraints, rows, words, plan):
             columns = block.columns | {"near": np.full(len(block), near), "schedule": block.schedule}
-            common = replace(block.words, schedule="1f1b")
+            common = replace(block.words, schedule="1f1b")  # the schedule is a column of blocks that are joined
             alike.setdefault(common, []).append(PlanBlock(common, columns))
     return [together(blocks) for blocks in alike.values()]
 
@@ -54,6 +54,7 @@ def numbers_of_plan(job: JobSpec) -> dict[str, float]:
 def _beside(
     job: JobSpec, constraints: Constraints, rows: Columns, words: list[Words], plan: JobSpec
 ) -> Iterator[PlanBlock]:
+    """Yield the legal plans beside one plan, a block for each set of words."""
     own, numbers = words_of_plan(plan), numbers_of_plan(plan)
     mine = taken(rows, np.all([rows[name] == numbers[name] for name in _KIND], axis=0))
     others = sum((mine[name] != numbers[name]).astype(int) for name in DEGREES if name not in _KIND)
@@ -77,6 +78,7 @@ def _beside(
 
 
 def _num_different(words: Words, own: Words) -> int:
+    """Return in how many fields words differ; all that says what is computed again counts as one."""
     again = any(getattr(words, name) != getattr(own, name) for name in _AGAIN)
     fields = ("schedule", "cp_method", "dispatch", "float8")
     return again + sum(getattr(words, name) != getattr(own, name) for name in fields)

@@ -39,12 +39,15 @@ def empty_space_faults(job: JobSpec, constraints: Constraints, rows: Columns) ->
     faults = list(_alone_too_narrow(job, constraints))
     if faults:
         return faults
+    batches = " or ".join(map(str, constraints.batches(job.batch.global_batch_size)))
     fault = (
-        f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
-        f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
-        f"{job.model.layers} to each stage; use another batch.global_batch_size"
+        f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of {batches}, "
+        f"tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of {job.model.layers} to each stage; use "
+        "another batch.global_batch_size"
     )
-    return [fault + (", or keep less" if _names(constraints) else "")]
+    if constraints.among:
+        fault += f", a system that has more values of {', '.join(f'plan.{name}' for name in constraints.among)}"
+    return [fault + (", or keep less" if _held_fields(constraints) else "")]
 
 
 def _has_plans(job: JobSpec, constraints: Constraints, rows: Columns) -> bool:
@@ -61,7 +64,7 @@ def _unsearched_values(constraints: Constraints) -> Iterator[str]:
             )
 
 
-def _names(constraints: Constraints) -> list[str]:
+def _held_fields(constraints: Constraints) -> list[str]:
     """Fields that the user holds, by value or by range."""
     return list(dict.fromkeys((*constraints.keep, *constraints.between)))
 
@@ -74,13 +77,13 @@ def _without(constraints: Constraints, name: str) -> Constraints:
 
 def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
     """A sentence for each held field without which there are plans, with values of it that have some."""
-    for name in _names(constraints):
+    for name in _held_fields(constraints):
         freer = _without(constraints, name)
         rows = space.degrees(job, freer)
         if not _has_plans(job, freer, rows):
             continue
         held = f"plan.{name}={constraints.keep[name]}" if name in constraints.keep else f"a range of plan.{name}"
-        others = [other for other in _names(constraints) if other != name]
+        others = [other for other in _held_fields(constraints) if other != name]
         beside = f" beside {', '.join(f'plan.{other}' for other in others)} as kept" if others else ""
         yield f"no plan has {held}{beside}; {_way_out(job, freer, rows, name)}"
 
@@ -96,9 +99,9 @@ def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
         has_plans = [words for words, count in counts.items() if count]
         values = list(dict.fromkeys(getattr(words, name) for words in has_plans if hasattr(words, name)))
     if not values or name == "order":
-        return f"keep plan.{name} no more"
+        return f"do not keep plan.{name}"
     shown = ", ".join(str(value) for value in values[:12]) + (", ..." if len(values) > 12 else "")
-    return f"use one of {shown}, or keep plan.{name} no more"
+    return f"use one of {shown}, or do not keep plan.{name}"
 
 
 assert set(_UNSEARCHED["schedule"]) | set(space.SCHEDULES) == set(get_args(ScheduleName))

@@ -26,14 +26,14 @@ from shardwright.simulate.closed_form import StepTime, step_time_and_spare
 from shardwright.simulate.full_step import is_played, played_steps
 from shardwright.workload.memo import Memo
 
-_MORE = 1e-6  # share of a step: what is faster by less is not
+_MORE = 1e-6  # share of a step: a smaller gain counts as none
 _SPARE = 1e-3  # share of a step that uneven stages must be able to save
-_LEAST_RATIO = 0.9  # of a step simulated in full to what closed forms say: less is not looked for
-_FIRST_RATIO = 0.99
-_TRIED = 8  # plans beside one that are simulated, those first that closed forms say are fastest
-_AROUND = 2  # kinds of which then plans beside the fastest are looked at
-_MANY_ACTIONS = 2**10  # microbatches of stages
-_MEMORY = 1.02  # times as much as there is room for by closed forms: the account may say less
+_LEAST_RATIO = 0.9  # of a simulated step to closed forms: the search relies on no lower one
+_FIRST_RATIO = 0.99  # of the same, before any plan was simulated
+_TRIED = 8  # plans beside one that are simulated, the fastest by closed forms
+_AROUND = 2  # kinds with long steps for which plans beside the fastest are looked at
+_MANY_ACTIONS = 2**10  # stages times microbatches above which a simulation takes long
+_MEMORY = 1.02  # plans that need up to so much of the room by closed forms are tried: their account may say less
 
 
 @dataclass
@@ -44,7 +44,6 @@ class _Kind:
     plans: dict[str, PlayedPlan] = field(default_factory=dict)
     simulated: set[str] = field(default_factory=set)
     expanded: set[str] = field(default_factory=set)
-    is_settled: bool = False
 
 
 class PlayedPlans:
@@ -82,19 +81,26 @@ class PlayedPlans:
             best_s = sorted(self._best(kind).token_s for _, kind in chosen)
             if len(best_s) >= num_shown and self.least_ratio * places[0].token_s >= best_s[num_shown - 1]:
                 break
-            chosen.append((places, self._of(places, len(chosen) < _AROUND)))
+            kind = self._kind_of(places, len(chosen) < _AROUND)
+            if kind.plans:
+                chosen.append((places, kind))
+            else:  # an earlier call has seen that none of them fits
+                self._refute(places)
         chosen.sort(key=lambda one: self._best(one[1]).token_s)
-        self._improve([kind for _, kind in chosen[:num_shown] if kind.plans])
+        self._improve([kind for _, kind in chosen[:num_shown]])
         shown = []
         for places, kind in chosen:
             if self._has_fitting(kind):
                 shown.append(self._best(kind))
             else:
-                job = places[0].block.plan(places[0].index, self.job)
-                self.refuted[_key(job)] = job
+                self._refute(places)
         return sorted(shown, key=_seconds)[:num_shown]
 
-    def _of(self, places: Sequence[FoundPlace], is_among_first: bool) -> _Kind:
+    def _refute(self, places: Sequence[FoundPlace]) -> None:
+        job = places[0].block.plan(places[0].index, self.job)
+        self.refuted[_key(job)] = job
+
+    def _kind_of(self, places: Sequence[FoundPlace], is_among_first: bool) -> _Kind:
         """A kind with those of its plans that may be the fastest; of long steps fewer."""
         kind, is_long = _Kind(), _has_many_actions(places[0].block.plan(places[0].index, self.job))
         for place in places[: 1 + is_among_first if is_long else None]:
@@ -108,10 +114,10 @@ class PlayedPlans:
 
     def _improve(self, kinds: Sequence[_Kind]) -> None:
         """Add the plans beside the fastest one of each kind, until that one is known to fit and none is faster."""
-        open_kinds = list(kinds)
-        for kind in open_kinds[_AROUND:]:  # of long steps only the first kinds are looked around
-            kind.is_settled = _has_many_actions(self._best(kind).job)
-        open_kinds = [kind for kind in open_kinds if not kind.is_settled]
+        # Of long steps only the first kinds are looked around.
+        open_kinds = [
+            kind for n, kind in enumerate(kinds) if n < _AROUND or not _has_many_actions(self._best(kind).job)
+        ]
         while open_kinds:
             best = [self._best(kind) for kind in open_kinds]
             beside = self._beside([plan.job for plan in best], [plan.token_s for plan in best])
@@ -133,7 +139,7 @@ class PlayedPlans:
         return False
 
     def _has_fitting(self, kind: _Kind) -> bool:
-        """Whether some plan of a kind fits. Faster ones that do not are taken out of it."""
+        """Whether some plan of a kind fits. BetterPlan ones that do not are taken out of it."""
         while kind.plans and not self.fits(self._best(kind).job):
             del kind.plans[_key(self._best(kind).job)]
         return bool(kind.plans)

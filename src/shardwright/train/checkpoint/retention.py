@@ -18,10 +18,11 @@ def steps_to_remove(
 ) -> list[int]:
     """The steps whose checkpoints need not stay beside the one of the step `newest`, oldest first.
 
-    The newest stays, and of all others as many as make `keep_last` with it: healthy ones first, so that the last
-    healthy one is never removed, and where the newest is not healthy there is one more. Those of `keep_every`, and
-    those that somebody has `pinned` for a reason of their own, stay as well and do not count. Steps later than `newest`
-    are left alone: a run that went on from an older checkpoint had reasons not to take them.
+    The newest stays, and so do the `keep_last` newest healthy ones; where there are fewer, the newest of the others
+    fill up that number. So the last healthy one is never removed, and a newest one that is not healthy comes on top
+    where `keep_last` healthy ones are there. Those of `keep_every`, and those that somebody has `pinned`, stay as well
+    and do not count. Steps later than `newest` are left alone: a run that went on from an older checkpoint had reasons
+    not to take them.
     """
     before = sorted({step for step in steps if step <= newest}, reverse=True)
     healthy = list[int]()

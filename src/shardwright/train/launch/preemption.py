@@ -55,7 +55,7 @@ def unkept() -> Iterator[None]:
 
 
 class Preemption:
-    """What the command that launches ranks has been asked. Selectable: readable from the first request on."""
+    """The requests to the command that launches ranks. It can be given to `select`: readable from the first one on."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -73,7 +73,8 @@ class Preemption:
         os.close(self._waker)
 
     def takes(self, number: signal.Signals) -> bool:
-        """Take a signal for a request, if it is one and ranks can save. A second SIGTERM or Ctrl-C is meant as such."""
+        """Return whether a signal is taken as a request to save. None is before ranks can save; nor is a second SIGTERM
+        or Ctrl-C: who sends two wants the command to end."""
         if number not in REQUESTS or (number in _MEANT and self.signal in _MEANT):
             return False
         if self.signal is None and not self.can_save:
@@ -87,7 +88,7 @@ class Preemption:
         return True
 
     def end_of(self, number: signal.Signals) -> Ended:
-        """What a signal that is not taken raises."""
+        """Return the exception that a signal raises which is not taken."""
         return PreemptedEarly(number) if number in PREEMPTIONS and self.signal is None else Ended(number)
 
 
@@ -104,7 +105,7 @@ def heard() -> Iterator[Preemption]:
 
 
 class _Flag:
-    """What a rank has been asked."""
+    """A request to save and leave, as one rank hears it, and a note that the rank has looked."""
 
     def __init__(self, at_first_look: Callable[[], None]) -> None:
         self.is_set = self.was_seen = False
@@ -159,7 +160,7 @@ def heeded(
             answer(number, frame)
 
     before: dict[int, Any] = {}
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in the background of a shell
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a shell ignores it for what runs in its background
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt if hears_interrupts else signal.SIG_IGN)
         signal.siginterrupt(signal.SIGINT, False)
     for number in PREEMPTIONS:
@@ -173,7 +174,8 @@ def heeded(
     finally:
         _OF_THIS_RANK.reset(token)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None is a handler that no Python has set, and none can set again
+                signal.signal(number, handler)
 
 
 def _tell_that_it_saves() -> None:
@@ -183,14 +185,15 @@ def _tell_that_it_saves() -> None:
 
 
 def leave_early(rank: int) -> Callable[[int], None]:
-    """What a rank that no launcher of ours watches does when it is preempted before its first step: it ends at once.
-    Rank 0 says so."""
+    """Make the handler of a rank that no launcher of ours watches: preempted before its first step, it ends at once,
+    and rank 0 says so."""
 
     def leave(number: int) -> NoReturn:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the signal came in the middle of a print
             sys.stdout.flush()
-            if rank == 0:
-                print(early_sentence(number), file=sys.stderr, flush=True)
+        if rank == 0:
+            with suppress(OSError):
+                os.write(2, f"{early_sentence(number)}\n".encode())
         os._exit(STATUS)  # others may wait for it: no way out that waits for them
 
     return leave
