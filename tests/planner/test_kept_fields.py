@@ -1,6 +1,7 @@
 """Every value that a field of a plan may have can be kept: then plans that have it are found, or a sentence says why
 none does and what else may be kept."""
 
+import re
 from typing import Any, get_args
 
 import pytest
@@ -76,7 +77,7 @@ def test_each_value_is_kept_or_refused(name: str) -> None:
         (["plan.recompute=layers"], "`shardwright estimate`"),
         (["plan.schedule=dualpipe", "plan.pp=1"], "plan.schedule=dualpipe beside plan.pp as kept; use one of 1f1b"),
         (["plan.pp=1", "plan.schedule=dualpipe"], "plan.pp=1 beside plan.schedule as kept; use one of 2, 4"),
-        (["plan.sequence_parallel=true", "plan.tp=1"], "use one of False"),
+        (["plan.sequence_parallel=true", "plan.tp=1"], "use one of false"),
         (["plan.recompute_every=3"], "use one of 1, 4, 2"),
         (["plan.tp=3"], "use one of 1, 2, 4"),
     ],
@@ -85,3 +86,24 @@ def test_what_no_plan_has(kept: list[str], words: str) -> None:
     """What is kept that leaves no plan, and what may be kept instead."""
     faults = outcome("dense", constraints_of(kept, []))
     assert isinstance(faults, list) and any(words in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("keep", "between", "fault"),
+    [
+        (["plan.zero=1", "plan.zero=3"], [], "--keep plan.zero is given as 1 and as 3, and a plan has one of them"),
+        ([], ["plan.microbatch_size=4,1"], "begins above its end; use --between plan.microbatch_size=1,4"),
+    ],
+)
+def test_constraints_that_exclude_themselves(keep: list[str], between: list[str], fault: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(fault)):
+        constraints_of(keep, between)
+    assert constraints_of(["plan.zero=1", "plan.zero=1"], []).keep == {"zero": 1}
+
+
+def test_a_way_out_can_be_typed() -> None:
+    """Values are shown as --keep takes them: a list of operators, too."""
+    faults = outcome("dense", constraints_of(['plan.recompute_operators=["qkv"]'], []))
+    assert isinstance(faults, list) and 'plan.recompute_operators=["qkv"]' in faults[0]
+    shown = faults[0].partition("use one of ")[2]
+    assert constraints_of([f"plan.recompute_operators={shown.split('], ')[0]}]"], []).keep["recompute_operators"]

@@ -66,6 +66,7 @@ def test_ids_are_those_that_were_written_or_it_is_said(
         (5_000, "<i8", "uint16", 'set data.token_dtype = "int64"'),
         (70_016, "<i4", "uint16", 'set data.token_dtype = "uint32"'),
         (200, "<u2", "uint8", 'set data.token_dtype = "uint16"'),
+        (256, "<u4", "int64", 'as uint32 its ids are within: set data.token_dtype = "uint32"'),
         (5_000, "<u2", "uint32", 'as uint16 its ids are within: set data.token_dtype = "uint16"'),
         (50_257, ">u2", "uint16", "write it with the lowest byte first"),
         (5_000, ">u4", "auto", "write it with the lowest byte first"),

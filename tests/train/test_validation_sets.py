@@ -18,9 +18,9 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train.checkpoint import writing
-from shardwright.train.checkpoint.kept import loss_of, manifest_of, steps_kept
+from shardwright.train.checkpoint.kept import best_of_sets, manifest_of, steps_kept
 from shardwright.train.checkpoint.manifest import Manifest, MeasuredLoss, StateHealth
+from shardwright.train.checkpoint.other_job import differences, refuse_other_model
 from shardwright.train.checkpoint.retention import best_step
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.data.prepare import prepare_validation
@@ -132,20 +132,24 @@ def test_the_best_is_a_number(losses: dict[int, float | None]) -> None:
 
 
 def test_losses_compare_on_the_same_set_alone() -> None:
-    def manifest(digest: str, cause: Any = "") -> Manifest:
-        losses = {"code": MeasuredLoss(loss=1.0, set_digest=digest * 32)}
+    def manifest(
+        digest: str, loss: float, cause: Any = "", name: str = "code", keep_best: str | None = None
+    ) -> Manifest:
+        job = {"checkpoint": {"keep_best": name if keep_best is None else keep_best}}
+        losses = {name: MeasuredLoss(loss=loss, set_digest=digest * 32)}
         return Manifest(
-            step=1, samples=0, optimizer_steps=0, job={}, state={}, files=(), losses=losses,
+            step=1, samples=0, optimizer_steps=0, job=job, state={}, files=(), losses=losses,
             health=StateHealth(cause=cause),
         )  # fmt: skip
 
-    newest = manifest("a")
-    assert loss_of(manifest("a"), "code", newest) == 1.0
-    assert loss_of(manifest("b"), "code", newest) is None
-    assert loss_of(manifest("a"), "web", newest) is None
-    assert loss_of(manifest("a", "not finite"), "code", newest) is None
-    assert loss_of(manifest("a", "spike"), "code", newest) == 1.0
-    assert writing.best_step({}) is None
+    assert best_of_sets({1: manifest("a", 1.0), 2: manifest("a", 2.0)}) == [1]
+    assert best_of_sets({1: manifest("a", 1.0), 2: manifest("b", 2.0), 3: manifest("b", 3.0)}) == [1, 2]
+    assert best_of_sets({1: manifest("a", 1.0, name="web"), 2: manifest("a", 2.0)}) == [1]  # the same by another name
+    assert best_of_sets({1: manifest("a", 1.0, cause="not finite"), 2: manifest("a", 2.0)}) == [2]
+    assert best_of_sets({1: manifest("a", 1.0, cause="spike"), 2: manifest("a", 2.0)}) == [1]
+    assert best_of_sets({1: manifest("a", 1.0, keep_best=""), 2: manifest("b", 2.0, keep_best="")}) == []
+    assert best_of_sets({1: manifest("a", 1.0), 2: manifest("a", 2.0, keep_best="")}) == [1]
+    assert best_of_sets({}) == []
 
 
 def test_a_set_that_is_another_now_has_another_digest(tmp_path: Path) -> None:
@@ -205,3 +209,17 @@ def test_a_set_takes_the_tokenizer_of_the_data(tmp_path: Path) -> None:
     own = prepare_validation(job.data, job.model, tmp_path / "cache")
     assert own["ids"].num_train_tokens == 40 and own["ids"].separate_documents
     assert own["ids"].in_file_order().batch(0, 1)[0, 1:].tolist() == list(range(1, 9))
+
+
+def test_what_changes_about_checkpoints_is_told(tmp_path: Path) -> None:
+    """Another set to keep the best by; and samples of another length, with which the weights can be taken along."""
+    before = job_of(tmp_path, checkpoint={"keep_best": "same"}).model_dump(mode="json")
+    (note,) = differences(before, job_of(tmp_path, checkpoint={"keep_best": "other"}))
+    assert note.startswith(
+        'note: checkpoint.keep_best is "other" from here on; it was "same"; what was best by that stays'
+    )
+    manifest = Manifest(step=1, samples=0, optimizer_steps=0, job=before, state={}, files=())
+    longer = job_of(tmp_path, model={"sequence": 2 * before["model"]["sequence"]})
+    with pytest.raises(PlanError, match=r"another run\.folder, with its weights by --from"):
+        refuse_other_model(manifest, longer, open_storage(str(tmp_path)), weights_alone=False)
+    refuse_other_model(manifest, longer, open_storage(str(tmp_path)), weights_alone=True)

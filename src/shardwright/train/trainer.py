@@ -168,6 +168,8 @@ class TrainingRun:
         best = self.job.checkpoint.keep_best
         if best and (agreed.is_due or is_last) and not agreed.is_asked_to_leave and not self._has_measured(best):
             self._measure([best])
+            if self.held_out.losses[best] is None:
+                self._say([f"note: checkpoint.keep_best = {best!r} keeps nothing: no token of that set has a loss"])
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
             self.health.compare_replicas(self.replica, self.done, is_saved=True)
             state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}

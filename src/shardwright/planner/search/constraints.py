@@ -92,10 +92,16 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
         if not name.startswith("plan.") or not value:
             faults.append(f"--keep {text!r} is not of the form plan.field=value, such as plan.tp=8")
             continue
+        field = name.removeprefix("plan.")
         try:
-            kept[name.removeprefix("plan.")] = parse_toml(f"value = {value}")["value"]
+            read = parse_toml(f"value = {value}")["value"]
         except TOML_ERRORS:
-            kept[name.removeprefix("plan.")] = value
+            read = value
+        if kept.setdefault(field, read) != read:
+            faults.append(
+                f"--keep {name} is given as {kept[field]!r} and as {read!r}, and a plan has one of them; keep one, or "
+                f"give a range of numbers with --between {name}=low,high"
+            )
     # That a field is not searched is said elsewhere.
     faults += field_faults({"plan": {name: value for name, value in kept.items() if name in PlanSpec.model_fields}})
     for text in between:
@@ -104,6 +110,9 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
         least, most = whole_number(low, largest.BATCH), whole_number(high, largest.BATCH)
         if least is not None and most is not None and least <= most:
             ranges[name.removeprefix("plan.")] = least, most
+            continue
+        if least is not None and most is not None:
+            faults.append(f"--between {shortened(text)!r} begins above its end; use --between {name}={most},{least}")
             continue
         faults.append(
             f"--between {shortened(text)!r} is not of the form field=low,high, such as plan.microbatch_size=1,4, "

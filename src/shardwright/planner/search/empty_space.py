@@ -1,5 +1,6 @@
 """Why a search has no plan to look at: what is kept that leaves none, and what may be kept instead."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -82,10 +83,19 @@ def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
         rows = space.degrees(job, freer)
         if not _has_plans(job, freer, rows):
             continue
-        held = f"plan.{name}={constraints.keep[name]}" if name in constraints.keep else f"a range of plan.{name}"
+        held = (
+            f"plan.{name}={_as_typed(constraints.keep[name])}"
+            if name in constraints.keep
+            else f"a range of plan.{name}"
+        )
         others = [other for other in _held_fields(constraints) if other != name]
         beside = f" beside {', '.join(f'plan.{other}' for other in others)} as kept" if others else ""
         yield f"no plan has {held}{beside}; {_way_out(job, freer, rows, name)}"
+
+
+def _as_typed(value: Any) -> str:
+    """A value as `--keep` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
@@ -100,7 +110,7 @@ def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
         values = list(dict.fromkeys(getattr(words, name) for words in has_plans if hasattr(words, name)))
     if not values or name == "order":
         return f"do not keep plan.{name}"
-    shown = ", ".join(str(value) for value in values[:12]) + (", ..." if len(values) > 12 else "")
+    shown = ", ".join(map(_as_typed, values[:12])) + (", ..." if len(values) > 12 else "")
     return f"use one of {shown}, or do not keep plan.{name}"
 
 

@@ -1,7 +1,7 @@
 """The checkpoints that a run has: which are there, which are whole, and which may go. Torch is not needed."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -30,7 +30,7 @@ from shardwright.train.checkpoint.manifest import (
     read_manifest,
     to_bytes,
 )
-from shardwright.train.checkpoint.retention import healthy_first, steps_to_remove
+from shardwright.train.checkpoint.retention import best_step, healthy_first, steps_to_remove
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage, read_whole
 from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
 from shardwright.train.run_files import CHECKPOINTS_BELOW, METRICS
@@ -150,13 +150,19 @@ def kept_manifests(storage: Storage) -> dict[int, Manifest]:
     return manifests
 
 
-def loss_of(manifest: Manifest, name: str, newest: Manifest) -> float | None:
-    """The loss of a state on a set, where it compares with that of the newest checkpoint: measured on the same set, and
-    of weights that are numbers. Where the newest has none, any does."""
-    measured, other = manifest.losses.get(name), newest.losses.get(name)
-    if measured is None or manifest.health.cause == "not finite":
-        return None
-    return measured.loss if other is None or other.set_digest == measured.set_digest else None
+def best_of_sets(manifests: Mapping[int, Manifest]) -> list[int]:
+    """The steps of the checkpoints with the least loss on each set of which some run kept the best, in order.
+
+    Their jobs say on which set (checkpoint.keep_best), and the digest tells sets apart: one by another name is the
+    same, one of other text is not. So the best by a set stays though a later run keeps the best by another. A state
+    whose weights are no numbers is the best of nothing.
+    """
+    losses = {step: {one.set_digest: one.loss for one in of.losses.values()} for step, of in manifests.items()}
+    names = {step: str(of.job.get("checkpoint", {}).get("keep_best")) for step, of in manifests.items()}
+    digests = {of.losses[name].set_digest for step, of in manifests.items() if (name := names[step]) in of.losses}
+    steps = [step for step, of in manifests.items() if of.health.cause != "not finite"]
+    best = {best_step({step: losses[step].get(digest) for step in steps}) for digest in digests}
+    return sorted(step for step in best if step is not None)
 
 
 def is_said_healthy(storage: Storage, step: int) -> bool:

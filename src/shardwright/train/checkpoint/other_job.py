@@ -13,6 +13,7 @@ from shardwright.train.checkpoint.storage import Storage
 # What may be another in a run that goes on: the rest of a job is told where it differs.
 _OF_THE_RUN = ("name", "plan", "cluster", "run", "checkpoint", "health")
 _NO_ARITHMETIC = ("name", "weights", "longest_sequence")  # of a model: what it is called and where it comes from
+_WITH_WEIGHTS = ", with its weights by --from this run"
 _GO_ON, _FROM = "begin anew with --fresh, or name another run.folder", "name a run of this model in --from"
 
 
@@ -21,13 +22,15 @@ def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weigh
     shorter than they were, unless each position has a vector of its own."""
     now, then = job.model.model_dump(mode="json"), manifest.job["model"]
     way_out = _FROM if weights_alone else _GO_ON
-    free = {*_NO_ARITHMETIC, "sequence"} if weights_alone and job.model.positions != "learned" else {*_NO_ARITHMETIC}
+    free_of_weights = {*_NO_ARITHMETIC, *(["sequence"] if job.model.positions != "learned" else [])}
+    free = free_of_weights if weights_alone else {*_NO_ARITHMETIC}
     other = {field: then.get(field) for field in now if then.get(field) != now[field] and field not in free}
     if other:
         raise PlanError(
             f"checkpoint {storage.root}/{folder_name(manifest.step)}",
             [
                 f"its model.{field} is {_text(value)}, and the job's {_text(now[field])}; {way_out}"
+                f"{_WITH_WEIGHTS if field in free_of_weights and not weights_alone else ''}"
                 for field, value in other.items()
             ],
         )
@@ -59,6 +62,10 @@ def differences(then: dict[str, Any], job: JobSpec) -> list[str]:
             f"note: run.seed is {job.run.seed} from here on; it was {_text(seed)}: samples come in another order, and "
             "some of those that were seen come again"
         )
+    best, was = job.checkpoint.keep_best, then.get("checkpoint", {}).get("keep_best", "")
+    if best != was:
+        stays = "; what was best by that stays until you remove it" if was else ""
+        found.append(f"note: checkpoint.keep_best is {_text(best)} from here on; it was {_text(was)}{stays}")
     return found
 
 

@@ -25,8 +25,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.background import BackgroundWrite
 from shardwright.train.checkpoint.kept import (
+    best_of_sets,
     kept_manifests,
-    loss_of,
     make_whole,
     place_of,
     remove_checkpoint,
@@ -44,7 +44,6 @@ from shardwright.train.checkpoint.manifest import (
     index_file,
 )
 from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
-from shardwright.train.checkpoint.retention import best_step
 from shardwright.train.checkpoint.saving_cost import SavingCost
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.launch import preemption
@@ -223,18 +222,12 @@ class CheckpointWriter:
         save.work = BackgroundWrite(finish, f"manifest of step {manifest.step}")
 
     def _best(self, newest: Manifest) -> list[int]:
-        """The checkpoint with the least loss on the set of checkpoint.keep_best, up to the newest, if there is one; on
-        rank 0. Those on a set that was another are none of it."""
-        name = self._job.checkpoint.keep_best
-        if not name:
-            return []
+        """The checkpoints up to the newest with the least loss on a set that runs keep the best by; on rank 0."""
         if not self._manifests:
             self._manifests = kept_manifests(self._storage)
         self._manifests[newest.step] = newest
-        there = {step: self._manifests[step] for step in steps_kept(self._storage) if step in self._manifests}
-        losses = {step: loss_of(one, name, newest) for step, one in there.items() if step <= newest.step}
-        best = best_step(losses)
-        return [] if best is None else [best]
+        there = [step for step in steps_kept(self._storage) if step <= newest.step]
+        return best_of_sets({step: self._manifests[step] for step in there if step in self._manifests})
 
     def _tell_failed(self, step: int, error: Exception) -> None:
         print(

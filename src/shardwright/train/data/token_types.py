@@ -53,7 +53,7 @@ def fitting_type(span: TokenSpan, vocab: int) -> np.dtype | None:
     some that are not; None if there is none. Raises OSError."""
     whole_bytes = span.num_tokens * np.dtype(span.dtype).itemsize
     raw = TokenSpan(span.path, "|u1", span.offset_bytes, whole_bytes)
-    for num_bytes in (2, 4, 8, 1):
+    for num_bytes in (8, 4, 2, 1):  # the widest first: as narrower ones its ids would have zeros between them
         if whole_bytes % num_bytes or 1 << 8 * num_bytes < vocab + vocab // 16 or num_bytes == 1 < vocab // 257:
             continue
         for order in _ORDERS:
