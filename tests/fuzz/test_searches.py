@@ -25,12 +25,18 @@ def test_every_relation_is_drawn() -> None:
     assert len({str(given.keep) for given in drawn}) > 4
 
 
+def computes_nothing_again(given: searches.Drawn, folder: Path) -> bool:
+    """Whether the fastest plan of a draw has no recomputation."""
+    (best, *_) = searches.answer(given, folder) or [None]
+    return best is not None and best.job.plan.recompute == "none"
+
+
 def test_a_slower_plan_in_the_list_is_found(tmp_path: Path) -> None:
     """A plan that computes all again where nothing has to be is told to lose to its neighbour."""
     given = next(
         given
         for given in (searches.drawn(SEED, number) for number in range(100))
-        if not given.keep and given.fields["cluster"]["nodes"] == 1 and searches.answer(given, tmp_path)
+        if not given.keep and given.fields["cluster"]["nodes"] == 1 and computes_nothing_again(given, tmp_path)
     )
     (best, *_) = searches.answer(given, tmp_path) or []
     job = best.job.model_copy(update={"plan": best.job.plan.model_copy(update={"recompute": "full", "layout": []})})

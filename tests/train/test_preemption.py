@@ -126,7 +126,6 @@ def until_asked(job: JobSpec, mesh: Mesh, folder: Path) -> int:
 PROGRAM = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 import test_preemption
 from fuzz import preloaded
 from shardwright.train.launch import preemption

@@ -3,7 +3,7 @@
 A search takes cost/memory.py in arrays, for thousands of plans; what it finds is judged by this.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -29,8 +29,7 @@ def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
     """Memory of every pipeline rank. KeyError says what is not known."""
     if not software_of(job.cluster.software).is_own:
         return rank_memory(run_of(job), constants)
-    alike = _Alike(job)
-    return [of_account(job, _account(alike, rank)) for rank in range(job.plan.pp)]
+    return list(_of_ranks(job, range(job.plan.pp)))
 
 
 def fullest(job: JobSpec, constants: Constants) -> Memory:
@@ -40,9 +39,8 @@ def fullest(job: JobSpec, constants: Constants) -> Memory:
     """
     if not software_of(job.cluster.software).is_own:
         return _fullest(rank_memory(run_of(job), constants))
-    alike = _Alike(job)
-    ranks = range(job.plan.pp) if job.plan.pp <= _ALL else _ranks_to_ask(job, constants)
-    return _fullest([of_account(job, _account(alike, rank)) for rank in ranks])
+    ranks = range(job.plan.pp) if job.plan.pp <= _ALL else sorted(_ranks_to_ask(job, constants))
+    return _fullest(list(_of_ranks(job, ranks)))
 
 
 def every_rank_has_room(job: JobSpec, constants: Constants, has_room: Callable[[Memory], bool]) -> bool:
@@ -53,9 +51,13 @@ def every_rank_has_room(job: JobSpec, constants: Constants, has_room: Callable[[
     """
     if not software_of(job.cluster.software).is_own:
         return has_room(fullest(job, constants))
+    return all(map(has_room, _of_ranks(job, reversed(_ranks_to_ask(job, constants)))))
+
+
+def _of_ranks(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
+    """The memory of some pipeline ranks by their accounts, each made when it is asked for."""
     alike = _Alike(job)
-    ranks = reversed(_ranks_to_ask(job, constants))
-    return all(has_room(of_account(job, _account(alike, rank))) for rank in ranks)
+    return (of_account(job, _account(alike, rank)) for rank in ranks)
 
 
 def _ranks_to_ask(job: JobSpec, constants: Constants) -> list[int]:

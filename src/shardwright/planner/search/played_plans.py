@@ -147,9 +147,9 @@ class PlayedPlans:
     def _add(self, kind: _Kind, jobs: Iterable[JobSpec]) -> None:
         """Simulate plans, each with layers as they are and as they are best."""
         for job in jobs:
-            if _key(job) in kind.simulated:
+            if (mine := _key(job)) in kind.simulated:
                 continue
-            kind.simulated.add(_key(job))
+            kind.simulated.add(mine)
             for plan in self._played(job):
                 key = _key(plan.job)
                 if self._fits.get(key, True):
