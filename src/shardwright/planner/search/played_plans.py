@@ -139,7 +139,7 @@ class PlayedPlans:
         return False
 
     def _has_fitting(self, kind: _Kind) -> bool:
-        """Whether some plan of a kind fits. BetterPlan ones that do not are taken out of it."""
+        """Whether some plan of a kind fits. Faster ones that do not are taken out of it."""
         while kind.plans and not self.fits(self._best(kind).job):
             del kind.plans[_key(self._best(kind).job)]
         return bool(kind.plans)
