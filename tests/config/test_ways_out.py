@@ -2,7 +2,7 @@
 
 import pytest
 
-from fuzz.ways_out import LEFT_OUT, drawn, false_ways, faults_of, kind_of, ways_out, with_field
+from fuzz.ways_out import DEFAULT, drawn, false_ways, faults_of, kind_of, ways_out, with_field
 
 COUNT = 150
 
@@ -25,7 +25,7 @@ def test_way_out_ends_its_fault() -> None:
         ("schedule 'pipedream' keeps; use a schedule that drains, such as 1f1b", [("plan.schedule", "1f1b")]),
         ("batch.global_batch_size 7 does not split; use a batch of 6 or 12, or another plan.dp",
          [("batch.global_batch_size", 6), ("batch.global_batch_size", 12)]),
-        ("plan.ep 5 spreads experts; leave plan.ep out, or set model.moe.experts", [("plan.ep", LEFT_OUT)]),
+        ("plan.ep 5 spreads experts; leave plan.ep out, or set model.moe.experts", [("plan.ep", DEFAULT)]),
         ("plan.tp = 0: it should be greater than 0 (degree; ranks)", []),
         ("plan.tp 3 does not divide; use another width", []),
     ],
@@ -39,7 +39,7 @@ def test_way_that_is_none_is_seen() -> None:
     (fault,) = (one for one in faults_of(fields) if "spreads experts" in one)
     assert fault.endswith("leave plan.ep out, or set model.moe.experts")
     assert kind_of(fault) in map(kind_of, faults_of(with_field(fields, "plan.ep", 3)))
-    assert faults_of(with_field(fields, "plan.ep", LEFT_OUT)) == []
+    assert faults_of(with_field(fields, "plan.ep", DEFAULT)) == []
 
 
 def test_experts_are_cut_over_tp_or_not_at_all() -> None:
