@@ -216,7 +216,8 @@ def _parquet_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str])
     size = _BATCH_ROWS if plain.issuperset(present) else _NESTED_ROWS
     with pq.ParquetFile(stream, metadata=metadata, read_dictionary=sorted(plain)) as table:
         done, num_rows = 0, max(1, metadata.num_rows)
-        for batch in table.iter_batches(batch_size=size, columns=list(present)):
+        # In this thread: one of the library's own that gets no more memory ends the process.
+        for batch in table.iter_batches(batch_size=size, columns=list(present), use_threads=False):
             done += batch.num_rows
             yield batch, done / num_rows
 
@@ -227,7 +228,8 @@ def _arrow_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -
 
     is_file = stream.read(6) == b"ARROW1"
     with pa.memory_map(str(file.path)) as mapped:
-        reader = pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
+        options = pa.ipc.IpcReadOptions(use_threads=False)  # as with parquet
+        reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped, options=options)
         present = list(_present(reader.schema.names, columns, file))
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else iter(reader)
         for batch in batches:
