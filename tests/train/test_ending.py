@@ -35,6 +35,13 @@ class Part:
 class Whole:
     part = Part()
 """,
+    "where a library makes another error of it, and keeps no link": """
+try:
+    while True: time.sleep(0.01)
+except BaseException as error:
+    text = str(error)
+raise ValueError(text)
+""",
     "in what an error is turned into": """
 try:
     while True: time.sleep(0.01)

@@ -78,16 +78,15 @@ def telling_of_signals(command: Callable[[], None]) -> None:
     if threading.current_thread() is not threading.main_thread():
         command()  # handlers are the main thread's
         return
+    told: list[Ended] = []
     try:
-        with _raising():
+        with _raising(told):
             command()
-    except BaseException as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, Ended):
-            cause = cause.__cause__ or cause.__context__  # an import that a signal meets may say RuntimeError of it
-        if cause is None:
+    except BaseException:
+        # Another error may have been made of `Ended`, with a link to it or without: pydantic keeps its text alone.
+        if not told:
             raise
-        _leave(cause)
+        _leave(told[0])
 
 
 def ending_at_once(command: Callable[[], None]) -> None:
@@ -113,11 +112,12 @@ def ending_at_once(command: Callable[[], None]) -> None:
 class Handler:
     """What signals meet in a command: the first one raises `Ended` where the main thread is.
 
-    `takes` is offered each of them before, and may take it so that the command goes on; `end_of` makes what is raised.
+    `takes` is offered each of them before, and may take it so that the command goes on; `end_of` makes what is raised,
+    and `told` has it from then on.
     """
 
-    def __init__(self, again: int) -> None:
-        self.told: list[Ended] = []
+    def __init__(self, again: int, told: list[Ended]) -> None:
+        self.told = told
         self.in_hook = False
         self.takes: Callable[[signal.Signals], bool] | None = None
         self.end_of: Callable[[signal.Signals], Ended] = Ended
@@ -184,12 +184,12 @@ def _offering_interrupts(takes: Callable[[signal.Signals], bool]) -> Iterator[No
 
 
 @contextmanager
-def _raising() -> Iterator[None]:
-    """Signals raise `Ended`, once. Whatever they did before, they do again afterwards."""
+def _raising(told: list[Ended]) -> Iterator[None]:
+    """Signals raise `Ended`, once, and leave it in `told`. Whatever they did before, they do again afterwards."""
     heard, ours = os.pipe()
     os.set_blocking(ours, False)
     dropped, again = os.pipe()
-    handler = Handler(again)
+    handler = Handler(again, told)
 
     def try_again(unraisable: "sys.UnraisableHookArgs") -> None:
         if not isinstance(unraisable.exc_value, Ended):
