@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fuzz import searches
+from shardwright.config import catalog
 
 SEED = 2026
 NUM_DRAWS = 6
@@ -42,3 +43,20 @@ def test_a_slower_plan_in_the_list_is_found(tmp_path: Path) -> None:
     job = best.job.model_copy(update={"plan": best.job.plan.model_copy(update={"recompute": "full", "layout": []})})
     worse = replace(best, job=job, time=searches.played_step(job, searches.shipped()))
     assert searches.beside_faults(given, [worse])
+
+
+def test_what_the_software_lacks_is_no_part_of_its_space(tmp_path: Path) -> None:
+    """Kept, it is searched all the same and may be faster; of what the software has nothing may."""
+    model = {"layers": 24, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 16384, "vocab": 32000, "sequence": 8192}
+    cluster = {"name": "drawn", "devices_per_node": 4, "nodes": 1, "software": "megatron-deepspeed"}
+    cluster["intra_node"] = {"bandwidth_gb_per_s": 150.0}
+    fields = {"model": model, "cluster": cluster, "batch": {"global_batch_size": 16}, "precision": {"compute": "bf16"}}
+    device = {name: value for name, value in catalog.read("devices", "a100-sxm-80g").items() if name != "aliases"}
+    given = searches.Drawn(fields, device, keep={})
+    plans = searches.answer(given, tmp_path) or []
+    best_s, slowest = searches.step_s(plans), plans[-1:]
+    assert best_s < searches.step_s(slowest)
+    assert searches.step_s(searches.answer(given, tmp_path, {"recompute": "selective"})) < best_s
+    assert searches.kept_faults(given, plans, tmp_path, "recompute", "selective") == []
+    told = searches.kept_faults(given, slowest, tmp_path, "recompute", plans[0].job.plan.recompute)
+    assert any("makes it faster" in fault for fault in told)
