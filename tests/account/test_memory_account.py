@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from cases import made_up_tokens, of_replicas, ring_bytes, small_job
+from fuzz.ledgers import account_of, differences, told_by_values
 from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.job_memory import job_memory, rank_memory
-from shardwright.account.persistent_buffers import kept_bytes
+from shardwright.account.persistent_buffers import kept_bytes, staying_cast_bytes
 from shardwright.account.rank_state import rank_state
 from shardwright.account.step_collectives import step_ledger
 from shardwright.account.zero_replay import replay
@@ -156,6 +157,8 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "experts-blockwise": ({"ep": 2, "zero": 1}, {"float8": "blockwise"}),
     "experts-rowwise": ({"ep": 2, "tp": 2, "zero": 2}, {"float8": "rowwise"}),
     "experts-delayed": ({"ep": 2}, {"float8": "delayed"}),
+    "experts-of-one-rank": ({"ep": 2, "tp": 2, "zero": 3}, {"float8": "tensorwise"}),
+    "experts-of-one-rank-by-row": ({"ep": 2, "tp": 2, "zero": 3}, {"float8": "rowwise"}),
     "int8": ({"compress": "int8", "compress_least": 100}, {}),
     "int8-zero2": ({"compress": "int8", "compress_least": 100, "zero": 2, "bucket_mib": 0.01}, {}),
     "powersgd": ({"compress": "powersgd", "compress_rank": 2, "compress_least": 100, "zero": 1}, {}),
@@ -165,16 +168,22 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_stays_beside_the_state(name: str) -> None:
-    """Casts of weights to fp8, and what compression keeps of its errors."""
+    """Casts of weights to fp8, and what compression keeps of its errors. And what casting moves, which is by how long
+    a cast stays: that of gathered weights goes with them, and that of experts which no replica shares stays."""
     plan, precision = KEPT[name]
     kind = "latent" if name == "rowwise-tp2" else "deepseek" if name.startswith("experts") else "llama"
     job = with_precision(small_job(kind, **({"dp": 2, "batch": 4, "compress_least": 10**6} | plan)), **precision)
-    for rank, (measured, _) in enumerate(run_on_mesh(job, account_of_steps, job)):
+    by_values = told_by_values(job)
+    for rank, (measured, table) in enumerate(run_on_mesh(job, account_of_steps, job)):
         place = MeshShape.of(job.plan).coordinates(rank)
         held = rank_state(job, job_program(job), place["pp"], place["tp"])
         kept = kept_bytes(job, held)
+        if job.plan.zero == 3:
+            assert staying_cast_bytes(job, held) < kept
+            kept = staying_cast_bytes(job, held)
         assert kept > 1000
         assert measured.buffers_bytes == pool_bytes(job, place["pp"], place["tp"]) + kept
+        assert differences(account_of(job, job_program(job), rank), table, by_values) == []
 
 
 def test_classic_volumes() -> None:

@@ -76,6 +76,9 @@ def draw(seed: int, number: int) -> Fields:
     _block(random.Random(f"block {seed}:{number}"), fields)
     _network(random.Random(f"network {seed}:{number}"), fields)
     _optimizer(random.Random(f"optimizer {seed}:{number}"), fields)
+    if min(model["sequence"], model.get("window", {}).get("size", 2)) == 1 and fields["optimizer"]["name"] == "lion":
+        # It steps by the sign of a gradient. A softmax over one key has none, and the sign is that of rounding.
+        fields["optimizer"]["name"] = "adamw"
     return fields
 
 

@@ -169,7 +169,7 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
         if not share <= found.share:
             found.share, found.where = share, f"{where}: {difference:.3g} with a bound of {bound:.3g}"
 
-    def scalar(where: str, of: Callable[[Trace], float | None]) -> None:
+    def scalar(where: str, of: Callable[[Trace], float | None], least_size: float = 0.0) -> None:
         wanted = of(alone[0])
         for rank in ranks:
             given = of(rank)
@@ -177,18 +177,20 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
                 hold(where, 0.0 if given is wanted else math.inf, 0.0, 1.0)
                 continue
             away = [abs(x - wanted) for run in moved if (x := of(run[0])) is not None and math.isfinite(x)]
-            hold(where, abs(given - wanted), max(away, default=0.0), abs(wanted))
+            hold(where, abs(given - wanted), max(away, default=0.0), max(abs(wanted), least_size))
 
+    # A small loss is the difference of two larger numbers: the logarithm of V exponentials exceeds their mean by ln V.
+    of_logits = math.log(job.model.vocab) / 2
     # What is lost shows first in the second step; where updates do not wait for a step's end, in the first.
     num_exact = STEPS if not is_lossy else 0 if job.plan.schedule in ASYNCHRONOUS else 1
     for i in range(num_exact):
-        scalar(f"loss of step {i}", lambda t, i=i: t.steps[i].loss)  # type: ignore[misc]
+        scalar(f"loss of step {i}", lambda t, i=i: t.steps[i].loss, of_logits)  # type: ignore[misc]
         for k in range(job.model.mtp_layers):
-            scalar(f"loss {k + 2} further of step {i}", lambda t, i=i, k=k: t.steps[i].mtp_losses[k])  # type: ignore[misc]
+            scalar(f"loss {k + 2} further of step {i}", lambda t, i=i, k=k: t.steps[i].mtp_losses[k], of_logits)  # type: ignore[misc]
     if not is_lossy:
         for i in range(STEPS):
             scalar(f"gradient norm of step {i}", lambda t, i=i: t.steps[i].grad_norm)  # type: ignore[misc]
-        scalar("loss of the evaluation", lambda t: t.evaluated)
+        scalar("loss of the evaluation", lambda t: t.evaluated, of_logits)
     full = {place.name: box for trace in alone for place, box in trace.boxes}
     others = [{place.name: box for trace in run for place, box in trace.boxes} for run in moved]
     mesh = MeshShape.of(job.plan)

@@ -320,11 +320,12 @@ def _largest(rank: _Rank, matrix: Matrix) -> Iterator[CollectiveCalls]:
     yield CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers)
 
 
-def cast_collectives(job: JobSpec, kind: str) -> Collectives:
-    """What a layer's weights take to be cast to fp8 once, for both products with each: the largest value of all of a
-    weight, or of each of its rows in the direction that tp cuts."""
+def cast_collectives(job: JobSpec, kind: str, of_experts: bool) -> Collectives:
+    """What a layer's weights, those of its experts or the others, take to be cast to fp8 once, for both products with
+    each: the largest value of all of a weight, or of each of its rows in the direction that tp cuts."""
     rank, found = _Rank(job, 0), []
-    for matrix in (m for o in piece_operators(shape_of(job.model), kind) for m in _float8_matrices(rank, o, kind)):
+    matrices = [m for o in piece_operators(shape_of(job.model), kind) for m in _float8_matrices(rank, o, kind)]
+    for matrix in (m for m in matrices if bool(m.experts) == of_experts):
         rows = matrix.columns if matrix.is_row_parallel else matrix.inner
         numbers = rows if job.precision.float8 == "rowwise" else 1
         each = max(1, matrix.experts // job.plan.ep)

@@ -27,17 +27,36 @@ def kept_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
 
 
 def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
-    """The weights of the blocks' linear layers in fp8. A cast goes with the values that it was made of: where they are
-    gathered, those of one layer are there at a time, or in a pipeline those of one stage."""
+    """The weights of the blocks' linear layers in fp8, at their peak."""
+    return staying_cast_bytes(job, held) + _gathered_cast_bytes(job, held)
+
+
+def staying_cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
+    """Casts of weights that are always here. Those of experts may be so where the rest of a layer is gathered."""
+    return sum(sum(layers) for layers in _casts_by_layer(job, held, are_gathered=False))
+
+
+def _gathered_cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
+    """Casts that go with gathered values: those of one layer are there at a time, or in a pipeline of one stage."""
+    by_stage = _casts_by_layer(job, held, are_gathered=True)
+    return max((sum(layers) if job.plan.gathers_stages else max(layers, default=0) for layers in by_stage), default=0)
+
+
+def _casts_by_layer(job: JobSpec, held: Mapping[int, StageState], are_gathered: bool) -> list[list[int]]:
+    """Bytes in fp8 of each stage's layers, of weights that are gathered for a pass or of the others."""
     if job.precision.float8 == "none":
-        return 0
-    by_stage = [
-        [sum(_cast_bytes(place, job.precision.float8) for place in places) for places in stage.layers()]
+        return []
+    return [
+        [
+            sum(
+                _cast_bytes(place, job.precision.float8)
+                for place in places
+                if (stage.units[stage.unit_of[place.name][1]].replicas.zero == 3) == are_gathered
+            )
+            for places in stage.layers()
+        ]
         for stage in held.values()
     ]
-    if all(unit.replicas.zero < 3 for stage in held.values() for unit in stage.units):
-        return sum(map(sum, by_stage))
-    return max((sum(layers) if job.plan.gathers_stages else max(layers, default=0) for layers in by_stage), default=0)
 
 
 def _cast_bytes(place: ParameterShard, recipe: str) -> int:

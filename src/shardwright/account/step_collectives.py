@@ -190,8 +190,8 @@ def _of_state(
         phase = "parameters" if kind == "all_gather" and job.plan.zero else "gradients"
         phase = "update" if kind == "all_to_all_v" else phase
         yield PhaseCalls(phase, kind, axis, found.calls[kind, axis], num_bytes)
-    for (_, region), times in found.num_casts.items():
-        yield from _times("forward", cast_collectives(job, _layer_kind(job, int(region))), times)
+    for (_, region, of_experts), times in found.num_casts.items():
+        yield from _times("forward", cast_collectives(job, _layer_kind(job, int(region)), of_experts), times)
     yield from _tied_table(job, program, pp_rank, tp_index)
 
 

@@ -29,14 +29,15 @@ class Replayed:
     """What one run of a program needs on a rank, in bytes.
 
     `moved` counts (collective, mesh axis) by calls and by bytes of the full tensor, as the ledger does. `num_casts`
-    says of the layers of a stage, by (stage, region), how often a pass finds other values than the one before: casts of
-    weights to fp8 do not outlive the values. `pool_bytes` is the peak of the buffer pool; `buffers_bytes` that of the
-    pool, what waits for or is in a pipeline message, and what a reduce-scatter needs besides its operands.
+    says of the layers of a stage, by (stage, region, is of experts), how often a pass has other values than the one
+    before: casts of weights to fp8 do not outlive the values. `pool_bytes` is the peak of the buffer pool;
+    `buffers_bytes` that of the pool, what waits for or is in a pipeline message, and what a reduce-scatter needs
+    besides its operands.
     """
 
     calls: dict[tuple[str, str], int]
     moved_bytes: dict[tuple[str, str], int]
-    num_casts: dict[tuple[int, str], int]
+    num_casts: dict[tuple[int, str, bool], int]
     pool_bytes: int
     buffers_bytes: int
 
@@ -49,7 +50,7 @@ class MovedCounts:
         self.pool = BufferPool[None](lambda num_bytes: None)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.moved_bytes: Counter[tuple[str, str]] = Counter()
-        self.num_casts: Counter[tuple[int, str]] = Counter()
+        self.num_casts: Counter[tuple[int, str, bool]] = Counter()
         self.peak_bytes = 0
         # Gloo's reduce-scatter is an exchange of shares, which need memory (parallel/comm/collectives.py).
         self.is_staged = job.runs_on_cpu
@@ -158,10 +159,14 @@ class _SizedStage(StageEvents[SizedUnit]):
         # Passes over thousands of microbatches ask the same of their stage: what that is, once for all.
         self._gathered = [region for region in state.regions if self.is_gathered(region)]
         self._lends = any(unit.replicas.zero >= 2 for unit in state.units)
-        self._layers = {
-            region: [units[key] for key in state.units_in[region]] for region in state.regions if region.isdigit()
+        # Experts may keep their values where those of the rest of a layer are gathered for each pass.
+        self._cast_together = {
+            (region, is_expert): [units[key] for key in dict.fromkeys(state.unit_of[p.name] for p in places)]
+            for region, of_region in state.regions.items()
+            for is_expert in (False, True)
+            if region.isdigit() and (places := [p for p in of_region if p.is_expert == is_expert])
         }
-        self._cast: dict[str, int] = {}
+        self._cast: dict[tuple[str, bool], int] = {}
         self._further = set(state.further)
         self._arrivals = {
             kind: {
@@ -183,16 +188,16 @@ class _SizedStage(StageEvents[SizedUnit]):
         for axis, num_bytes in self._moved_by_update[number]:
             self._counts.move(COLLECTIVES[self._counts.job.optimizer.name], axis, num_bytes)
 
-    def casts(self, keeps_graph: bool) -> Iterator[str]:
-        """The layers whose values are others than they were in the pass before, as the next pass begins; of further
-        tokens where that `keeps_graph`."""
-        for region, units in self._layers.items():
-            if region in self._further and not keeps_graph:
+    def casts(self, keeps_graph: bool) -> Iterator[tuple[str, bool]]:
+        """The layers, each by (region, is of experts), whose values are others than they were in the pass before, as
+        the next pass begins; of further tokens where that `keeps_graph`."""
+        for weights, units in self._cast_together.items():
+            if weights[0] in self._further and not keeps_graph:
                 continue
             version = sum(unit.version for unit in units)
-            if self._cast.get(region) != version:
-                self._cast[region] = version
-                yield region
+            if self._cast.get(weights) != version:
+                self._cast[weights] = version
+                yield weights
 
     def show_versions(self) -> None:
         """The coming pass is shown the version of its values that it needs."""
@@ -282,7 +287,7 @@ class _Replay:
             if program.weights != "current":
                 self._stages[stage].show_versions()
             keeps_graph = program.trains and not (again and part.kind is Kind.FORWARD)
-            self.counts.num_casts.update((stage, region) for region in self._stages[stage].casts(keeps_graph))
+            self.counts.num_casts.update((stage, *weights) for weights in self._stages[stage].casts(keeps_graph))
         match part.kind:
             case Kind.FORWARD:
                 if not again:  # else its input stays until then

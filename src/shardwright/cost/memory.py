@@ -157,7 +157,7 @@ def _of_this_runtime(
     activations, working, away, messages = held_activations(run, ranks, memo)
     by_matrix = held_by_matrix(run, ranks, held)
     parameters, gradients, optimizer, host = held_state(cut, held if run.shape.experts else held[:1], by_matrix)
-    buffers = messages + np.maximum(held_buffers(run, ranks, held[0] + held[1]), scratch_bytes(run, ranks))
+    buffers = messages + np.maximum(held_buffers(run, ranks, *held), scratch_bytes(run, ranks))
     return Memory(
         parameters,
         gradients,

@@ -212,14 +212,18 @@ def held_state(
     return parameters, gradients, optimizer, host
 
 
-def held_buffers(run: Run, ranks: PipelineRanks, held: Array) -> Numbers:
-    """Most bytes that ZeRO borrows at once (sharding/zero_events.py), of `held` elements of each rank.
+def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -> Numbers:
+    """Most bytes that ZeRO borrows at once (sharding/zero_events.py), of so many elements of each rank, common ones and
+    those of routed experts, which no other rank may share. And casts to fp8, which are kept with their values.
 
     Gradients of a layer arrive while those of two units are summed, or those of whole stages where they are not summed
     with each microbatch. Of values a pipeline has whole stages in stage 3, of two where their turns follow each other,
     and a model in one piece two layers. Beside that the tables are units of their own.
     """
     cut = run.cut
+    shares_routed = layout(cut, SHARDS[True]).size > 1 if run.shape.experts else True
+    is_borrowed = shares_routed | (cut.offload_parameters > 0)
+    held = common + routed * is_borrowed
     table = run.shape.table_elements / cut.tp
     tables = table * ranks.num_tables(run.shape)
     num_layers = np.maximum(1, sum(ranks.layers))
@@ -244,7 +248,8 @@ def held_buffers(run: Run, ranks: PipelineRanks, held: Array) -> Numbers:
     found = np.where(cut.replicas > 1, found, 0.0)
     if cut.precision == "fp8":  # weights are kept in fp8, for both products where a scale is for one direction
         num_casts = 2 if _job_of(run).precision.float8 == "rowwise" else 1
-        found = found + num_casts * np.where(cut.zero < 3, held - tables, stage)
+        of_routed = routed * (1 - is_borrowed)  # which stay
+        found = found + num_casts * (of_routed + np.where(cut.zero < 3, held - tables, stage))
     if cut.compress in KEEPS_ERROR:
-        found = found + _FLOAT * held * (cut.replicas > 1)
+        found = found + _FLOAT * (common + routed * shares_routed) * (cut.replicas > 1)
     return found
