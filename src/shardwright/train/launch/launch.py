@@ -64,6 +64,7 @@ def run_once(work: Work, job: JobSpec, folder: Path, num_threads: int, preemptio
     """Run `work` on every rank on a machine that was checked; the ranks heed requests where there is a `preemption`."""
     world = job.plan.world
     heeds = preemption is not None
+    num_threads = num_threads or allowed_threads()
     with _rendezvous(job.run.port) as port:
         seats = [RankEnvironment(rank, rank, world, world, store_port=port) for rank in range(world)]
         runs = [partial(_live_and_heed if heeds else _live, seat, work, job, folder, num_threads) for seat in seats]
@@ -74,6 +75,16 @@ def run_once(work: Work, job: JobSpec, folder: Path, num_threads: int, preemptio
     if len(end.results) < world:
         raise _explain(end, job) from None
     return [end.results[rank] for rank in range(world)]
+
+
+def allowed_threads() -> int:
+    """Threads that OMP_NUM_THREADS gives each process, of no more than there are cores; 0 where it says nothing.
+
+    Threads wait for each other in loops: with more of them than cores are free, each operator takes many times as long.
+    torchrun sets the variable to 1 for its ranks, where it means nothing.
+    """
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()[:9]
+    return min(int(text), os.cpu_count() or 1) if text.isascii() and text.isdigit() else 0
 
 
 def _live(

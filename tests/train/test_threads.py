@@ -1,0 +1,37 @@
+"""How many threads a rank of this machine computes with on a CPU."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from cases import small_job
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.launch.launch import allowed_threads, launch
+
+CORES = os.cpu_count() or 1
+
+
+def threads(job: JobSpec, mesh: Mesh, folder: Path) -> int:
+    return torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("said", "allowed"),
+    [("1", 1), (" 1,4 ", 1), ("9" * 30, CORES), ("0", 0), ("", 0), ("-1", 0), ("many", 0), ("²", 0)],
+)
+def test_what_the_variable_allows(said: str, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert allowed_threads() == allowed
+
+
+def test_a_rank_has_the_threads_that_its_user_allows_or_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch itself would take the variable, but what is forked from a server has one thread until it is told."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert launch(threads, small_job(), tmp_path) == [1]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert launch(threads, small_job(), tmp_path) == [CORES]
