@@ -54,7 +54,7 @@ def shortened(command: str, folder: Path) -> list[str]:
     if "docs/finetune.toml" in command or "./Qwen3-0.6B" in command or "./tuned" in command:
         return brought(command, folder)
     if command.startswith("shardwright calibrate "):
-        command = command.replace("here.toml", str(folder / "here.toml")) + " --quick"
+        command = command.replace("here.toml", str(folder / "here.toml")) + " --quick --ranks 1"
     if "--html" in command:
         command = command.replace("timeline.html", str(folder / "timeline.html"))
     if re.match(r"(shardwright|torchrun .* -m shardwright) (train|verify) ", command):
