@@ -67,6 +67,8 @@ class Opinion:
         self.named = dict(self.model.named_parameters())
         self.moments = {name: Moments() for name in self.named}
         self.frozen: frozenset[str] = frozenset()
+        # Weights that had a gradient of a step which, in float32, would be nothing but rounding.
+        self.faint: set[str] = set()
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():
             for weight in self.named.values() if roundings else ():
@@ -99,6 +101,8 @@ class Opinion:
                 objective.backward()
         gradients = {n: w.grad for n, w in self.named.items() if w.grad is not None and n not in self.frozen}
         norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+        faintest = 64 * 2.0**-24 * norm
+        self.faint |= {name for name, gradient in gradients.items() if float(gradient.norm()) < faintest}
         clip = self.training.optimizer["clip_grad_norm"]
         factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
         rate = self._rate()

@@ -94,11 +94,13 @@ class Draw:
 
 @dataclass
 class Trained:
-    """Numbers of each step, None for a loss and a norm that there are not; a held-out loss, and weights by name."""
+    """Numbers of each step, None for a loss and a norm that there are not; a held-out loss, and weights by name; names
+    of those that had a gradient of nothing but rounding."""
 
     steps: list[tuple[float | None, float | None, float]] = field(default_factory=list)
     evaluated: float | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
+    faint: set[str] = field(default_factory=set)
 
 
 # Draws.
@@ -336,12 +338,17 @@ def opinion_of(drawn: Draw, folder: Path, roundings: int) -> Trained:
         result.steps.append((None, norm, 0.0) if drawn.frozen is not None else (loss, norm, balance))
     result.evaluated = opinion.evaluate(drawn.batches[-1]) if drawn.frozen is None else None
     result.weights = {name: weight.detach() for name, weight in opinion.named.items()}
+    result.faint = opinion.faint
     return result
 
 
 @dataclass
 class Outcome:
-    """What became of a draw: "equal", "refused", "differs" or "failed"; the largest share of a bound, and whose."""
+    """What became of a draw: "equal", "refused", "tie", "differs" or "failed"; the largest share of a bound, and whose.
+
+    A tie is of an optimizer that makes a whole step of any gradient, and of a gradient that is nothing but rounding:
+    that of queries and keys, say, where only first tokens of documents have a target.
+    """
 
     kind: str
     share: float = 0.0
@@ -389,10 +396,11 @@ def compare(drawn: Draw, product: Trained, opinion: Trained, moved: Trained) -> 
             number(f"{name} of step {at}", *values)
     number("held-out loss", product.evaluated, opinion.evaluated, moved.evaluated)
     if result.share > 1:
-        result.kind = "differs"
+        result.kind = "tie" if opinion.faint and o["name"] in _WHOLE_STEPS else "differs"
     return result
 
 
+_WHOLE_STEPS = ("adafactor", "lion", "muon")
 _DIVIDES = ("adam", "adamw", "muon", "adafactor")
 
 
