@@ -148,7 +148,12 @@ class Run:
 
     def error(self) -> str:
         """What it has written to standard error."""
-        return self.error_file.read_text(errors="replace")
+        return without_progress(self.error_file.read_text(errors="replace"))
+
+
+def without_progress(text: str) -> str:
+    """Standard error without how far the making of tokens is, which a run says where that takes some seconds."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("tokens of "))
 
 
 def check(drawn: Draw) -> list[str]:

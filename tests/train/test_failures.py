@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cases import small_job
 from fuzz import preloaded
-from fuzz.signals import Draw, check
+from fuzz.signals import Draw, check, without_progress
 from ranks import PATIENCE_S
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.train.launch.rank_environment import RankEnvironment
@@ -78,11 +78,6 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def without_progress(text: str) -> str:
-    """Standard error without how far the making of tokens is, which a run says where that takes some seconds."""
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("tokens of "))
 
 
 def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
