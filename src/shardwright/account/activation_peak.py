@@ -53,22 +53,23 @@ class Moment:
 
 def moments(program: Program, rank: int) -> frozenset[Moment]:
     """The distinct moments of a rank's list that may be its peak."""
-    kept: Counter[int] = Counter()
-    deferred: Counter[int] = Counter()
-    inputs: Counter[int] = Counter()
-    found: set[Moment] = set()
+    stages = program.placement.stages_of(rank)
+    place_of = {stage: place for place, stage in enumerate(stages)}
+    kept, deferred, inputs = ([0] * len(stages) for _ in range(3))
+    # Of thousands of moments few are distinct: only of these the counts are told by stage.
+    found: set[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int | None, bool]] = set()
 
     def note(in_backward: int | None = None, is_split: bool = False) -> None:
-        found.add(Moment(_counts(kept), _counts(deferred), _counts(inputs), in_backward, is_split))
+        found.add((tuple(kept), tuple(deferred), tuple(inputs), in_backward, is_split))
 
     def begin(part: Action) -> None:
-        is_recomputed = (part.stage, part.microbatch) in program.recomputed
+        is_recomputed, place = (part.stage, part.microbatch) in program.recomputed, place_of[part.stage]
         if part.kind is Kind.FORWARD and is_recomputed:
-            inputs[part.stage] += 1
+            inputs[place] += 1
         elif part.kind is Kind.RECOMPUTE:
-            inputs[part.stage] -= 1
+            inputs[place] -= 1
         if part.kind is Kind.RECOMPUTE or (part.kind is Kind.FORWARD and not is_recomputed):
-            kept[part.stage] += 1
+            kept[place] += 1
 
     for action in program.ranks[rank] if program.trains else ():
         parts = action.computes()
@@ -77,18 +78,18 @@ def moments(program: Program, rank: int) -> frozenset[Moment]:
         if parts:
             note()
         for part in parts:
-            split = (part.stage, part.microbatch) in program.split_backwards
+            split, place = (part.stage, part.microbatch) in program.split_backwards, place_of[part.stage]
             if part.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
-                kept[part.stage] -= 1
+                kept[place] -= 1
                 note(part.stage, split)
-                deferred[part.stage] += split
+                deferred[place] += split
             elif part.kind is Kind.WEIGHT_GRAD:
-                deferred[part.stage] -= 1
-    return frozenset(found)
+                deferred[place] -= 1
 
+    def counts(numbers: tuple[int, ...]) -> Counts:
+        return tuple((stage, number) for stage, number in zip(stages, numbers, strict=True) if number)
 
-def _counts(counter: Counter[int]) -> Counts:
-    return tuple(sorted((stage, count) for stage, count in counter.items() if count))
+    return frozenset(Moment(counts(k), counts(d), counts(i), stage, split) for k, d, i, stage, split in found)
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,17 @@ class StageMemory:
 
     def backward_bytes(self, is_split: bool) -> Bytes:
         """The most at once while its backward runs, which goes from the head to the embedding."""
+        return self._split_bytes if is_split else self._whole_bytes
+
+    @cached_property
+    def _whole_bytes(self) -> Bytes:
+        return self._backward_bytes(is_split=False)
+
+    @cached_property
+    def _split_bytes(self) -> Bytes:
+        return self._backward_bytes(is_split=True)
+
+    def _backward_bytes(self, is_split: bool) -> Bytes:
         held = self.kept_bytes - self.head_bytes
         most = self.kept_bytes + self.head_working_bytes
         waiting: Bytes = 0
@@ -155,14 +167,17 @@ def job_stages(
     kinds = {kind_of(number): number for number in range(job.model.layers)}
     layers = {kind: layer_of(job, number) for kind, number in kinds.items()}
     found = {}
+    alike: dict[tuple[str, Policy, bool], LayerMemory] = {}  # most layers are as others are
     for stage in program.placement.stages_of(rank):
         first, is_last = sum(counts[:stage]), stage == len(counts) - 1
         of_layers = []
         for index, policy in enumerate(policies[first : first + counts[stage]]):
             # A layer's input goes to the host; a stage's own input stays, for the pipeline holds it.
             is_away = job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
-            layer = layers[kind_of(first + index)]
-            of_layers.append(LayerMemory.of(layer, policy, is_away, works))
+            kind = kind_of(first + index)
+            if (kind, policy, is_away) not in alike:
+                alike[kind, policy, is_away] = LayerMemory.of(layers[kind], policy, is_away, works)
+            of_layers.append(alike[kind, policy, is_away])
         if is_last and job.model.mtp_layers:
             of_layers += further_layers(job, policies[-1], works)
         found[stage] = StageMemory(

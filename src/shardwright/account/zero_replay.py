@@ -6,14 +6,14 @@ where two passes run side by side (DualPipe), which of them borrows first. They 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from shardwright.account.held_messages import Message, held_messages
 from shardwright.account.rank_state import StageState, UnitKey, UnitState
 from shardwright.config.job import JobSpec
-from shardwright.schedule.action import RECV, SEND, Action, Kind
-from shardwright.schedule.dependencies import MAKES, MESSAGES, TRAVELS, Product
+from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.lowering.reductions import before_reductions
 from shardwright.schedule.message_sizes import message_bytes
 from shardwright.schedule.schedule import Program
@@ -22,6 +22,9 @@ from shardwright.sharding.compression import reduced_bucket, scattered_bucket
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.unit_update import COLLECTIVES, UpdateGroup
 from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents, UnitSizes
+
+_OF_UNITS = frozenset({Kind.STEP, Kind.REDUCE, Kind.GATHER, Kind.RELEASE})
+_BACKWARDS = frozenset({Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,7 @@ class MovedCounts:
         # Gloo's reduce-scatter is an exchange of shares, which need memory (parallel/comm/collectives.py).
         self.is_staged = job.runs_on_cpu
         self.staged_bytes = 0
-        self.messages: set[tuple[Kind, int, int]] = set()
-        self.has_sent = False
+        self.num_messages = 0
         self._message_bytes = message_bytes(job)
 
     def move(self, collective: str, axis: str, num_bytes: int) -> None:
@@ -64,10 +66,12 @@ class MovedCounts:
         self.calls[collective, axis] += 1
         self.moved_bytes[collective, axis] += num_bytes
 
-    def note(self) -> None:
-        """See whether there is more memory than ever."""
-        messages = (len(self.messages) + self.has_sent) * self._message_bytes
-        self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + self.staged_bytes + messages)
+    def note(self, num_messages: int | None = None) -> None:
+        """See whether there is more memory than ever; with other messages than before, if `num_messages` says so."""
+        if num_messages is not None:
+            self.num_messages = num_messages
+        messages_bytes = self.num_messages * self._message_bytes
+        self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + self.staged_bytes + messages_bytes)
 
 
 class SizedUnit(UnitEvents[None]):
@@ -87,6 +91,7 @@ class SizedUnit(UnitEvents[None]):
         )
         super().__init__(sizes, counts.pool)
         self._state, self._counts = state, counts
+        self._reduced = list(self._moved_by_reduction())
         self._staged_bytes = 0
         self.version = 0  # of the values that are here
 
@@ -104,12 +109,12 @@ class SizedUnit(UnitEvents[None]):
     def _open_gradients(self, gradients: Loan[None]) -> None:
         self._counts.note()
 
-    def _start_reduce(self, cast: Loan[None] | None, aside: Loan[None] | None) -> None:
+    def _moved_by_reduction(self) -> Iterator[tuple[str, str, int]]:
+        """Collectives of each sum of the gradients, in their order, with axis and bytes."""
         plan, replicas, element = self._counts.job.plan, self._state.replicas, self.sizes.reduce_bytes
         for is_partial, parts in groupby(self._state.places, lambda place: bool(place.summed_over)):
             if is_partial:
-                elements = sum(place.num_elements for place in parts)
-                self._counts.move("all_reduce", "tp", self.sizes.gradient_bytes * elements)
+                yield "all_reduce", "tp", self.sizes.gradient_bytes * sum(place.num_elements for place in parts)
         places = self._state.places
         collectives = (
             scattered_bucket(plan, places, replicas.num_ranks, self.sizes.size, element)
@@ -117,9 +122,13 @@ class SizedUnit(UnitEvents[None]):
             else reduced_bucket(plan, places, replicas.num_ranks, element)
         )
         for collective in collectives:
-            self._counts.move(collective.kind, replicas.shards_axis, collective.num_bytes)
-        if self._counts.is_staged and any(collective.kind == "reduce_scatter" for collective in collectives):
-            self._staged_bytes = self.sizes.size * element
+            yield collective.kind, replicas.shards_axis, collective.num_bytes
+
+    def _start_reduce(self, cast: Loan[None] | None, aside: Loan[None] | None) -> None:
+        for collective in self._reduced:
+            self._counts.move(*collective)
+        if self._counts.is_staged and any(kind == "reduce_scatter" for kind, _, _ in self._reduced):
+            self._staged_bytes = self.sizes.size * self.sizes.reduce_bytes
             self._counts.staged_bytes += self._staged_bytes
         self._counts.note()
 
@@ -170,7 +179,10 @@ class _SizedStage(StageEvents[SizedUnit]):
         self._further = set(state.further)
         self._arrivals = {
             kind: {
-                region: [units[state.unit_of[place.name]] for place in _gradients_of(places, kind)]
+                region: [
+                    (unit, len(list(of_unit)))
+                    for unit, of_unit in groupby(units[state.unit_of[p.name]] for p in _gradients_of(places, kind))
+                ]
                 for region, places in state.regions.items()
             }
             for kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
@@ -203,6 +215,10 @@ class _SizedStage(StageEvents[SizedUnit]):
         """The coming pass is shown the version of its values that it needs."""
         self._cast.clear()
 
+    def acts_at(self, kind: Kind) -> bool:
+        """Whether a computation gathers or borrows, though nothing is to be reduced after it."""
+        return bool(self._gathered) or (self._lends and kind in _BACKWARDS)
+
     def forward(self, trains: bool) -> None:
         """A microbatch passes through all regions."""
         for region in self._gathered:
@@ -219,9 +235,9 @@ class _SizedStage(StageEvents[SizedUnit]):
                 self.begin_backward(region)
             for unit in self._added_before[kind].get(region, ()):
                 unit.open()
-            for unit in arrivals:
+            for unit, number in arrivals:
                 unit.open()
-                self.gradient_arrived(unit)
+                self.gradient_arrived(unit, number)
             if needs_values:
                 self.end_backward(region)
 
@@ -234,8 +250,9 @@ def _moved_by_update(state: StageState, group: UpdateGroup) -> list[tuple[str, i
 
 
 class _Replay:
-    def __init__(self, job: JobSpec, held: dict[int, StageState]) -> None:
+    def __init__(self, job: JobSpec, program: Program, row: tuple[Action, ...], held: dict[int, StageState]) -> None:
         self.counts = MovedCounts(job)
+        self._program, self._row = program, row
         units = {
             (number, n): SizedUnit(unit, self.counts)
             for number, stage in held.items()
@@ -243,24 +260,62 @@ class _Replay:
         }
         reductions = Reductions()
         self._stages = {number: _SizedStage(stage, units, reductions, self.counts) for number, stage in held.items()}
+        self._casts = job.precision.float8 != "none"
+        self._armings = before_reductions(row)
+        self._eventful = list(self._where_something_happens())
+        self._before: Set[Message] = frozenset()
+        self._messages = held_messages(program, row)
 
-    def run(self, program: Program, row: tuple[Action, ...]) -> None:
+    def _where_something_happens(self) -> Iterator[int]:
+        """The actions at which a unit may move, borrow or be cast: of thousands, often a few. Others only take and
+        leave messages."""
+        armed = set[int]()
+        for index, action in enumerate(self._row):
+            armed.update(arming.stage for arming in self._armings.get(index, ()))
+            if action.kind in _OF_UNITS or any(
+                self._casts or part.stage in armed or self._stages[part.stage].acts_at(part.kind)
+                for part in action.computes()
+            ):
+                yield index
+            if action.kind is Kind.REDUCE:
+                armed.discard(action.stage)
+
+    def run(self) -> None:
         """Carry out one rank's list."""
-        armings = before_reductions(row)
-        for index, action in enumerate(row):
-            for arming in armings.get(index, ()):
-                self._stages[arming.stage].arm(arming.is_last, arming.is_split)
-            if action.kind is Kind.STEP:
-                self._step(list(self._stages.values()) if action.stage < 0 else [self._stages[action.stage]])
-            elif action.kind is Kind.REDUCE:
-                self._stages[action.stage].reduce()
-            elif action.kind is Kind.GATHER:
-                self._stages[action.stage].gather()
-            elif action.kind is Kind.RELEASE:
-                self._stages[action.stage].release()
-            for part in action.computes():
-                self._compute(part, program)
-            self._message(action)
+        messages, next_index = self._messages, 0
+        for index in self._eventful:
+            self._pass_over(next_index, index)
+            next_index = index + 1
+            self._carry_out(index)
+            self.counts.note(messages.after[index])
+        self._pass_over(next_index, len(self._row))
+        if self._before != messages.left:  # the next time begins with others
+            self._before = messages.left
+            messages = held_messages(self._program, self._row, self._before)
+        if messages.first_send < len(self._row):
+            messages = messages.once_sent()
+        self._messages = messages
+
+    def _pass_over(self, start: int, end: int) -> None:
+        """Nothing but messages comes and goes."""
+        if start < end:
+            self.counts.note(max(self._messages.after[start:end]))
+
+    def _carry_out(self, index: int) -> None:
+        action = self._row[index]
+        for arming in self._armings.get(index, ()):
+            self._stages[arming.stage].arm(arming.is_last, arming.is_split)
+        if action.kind is Kind.STEP:
+            self._step(list(self._stages.values()) if action.stage < 0 else [self._stages[action.stage]])
+        elif action.kind is Kind.REDUCE:
+            self._stages[action.stage].reduce()
+        elif action.kind is Kind.GATHER:
+            self._stages[action.stage].gather()
+        elif action.kind is Kind.RELEASE:
+            self._stages[action.stage].release()
+        for part, num_messages in zip(action.computes(), self._messages.as_begins.get(index, ()), strict=True):
+            self.counts.num_messages = num_messages
+            self._compute(part)
 
     def _step(self, stages: list[_SizedStage]) -> None:
         for stage in stages:
@@ -271,47 +326,18 @@ class _Replay:
             stage.update(1.0, 0.0)
             stage.zero()
 
-    def _message(self, action: Action) -> None:
-        if action.kind in RECV:
-            self.counts.messages.add((action.kind, action.stage, action.microbatch))
-        elif action.kind in SEND:
-            self.counts.messages.discard((action.kind, action.stage, action.microbatch))
-            self.counts.has_sent = True  # until the next send it may still be on its way
-        self.counts.note()
-
-    def _compute(self, part: Action, program: Program) -> None:
-        """A part that another one on this rank follows leaves what that takes, and else what will be sent."""
-        stage, i = part.stage, part.microbatch
-        again = (stage, i) in program.recomputed
-        if part.kind is not Kind.WEIGHT_GRAD and self.counts.job.precision.float8 != "none":
+    def _compute(self, part: Action) -> None:
+        program, stage = self._program, self._stages[part.stage]
+        again = (part.stage, part.microbatch) in program.recomputed
+        if self._casts and part.kind is not Kind.WEIGHT_GRAD:
             if program.weights != "current":
-                self._stages[stage].show_versions()
+                stage.show_versions()
             keeps_graph = program.trains and not (again and part.kind is Kind.FORWARD)
-            self.counts.num_casts.update((stage, *weights) for weights in self._stages[stage].casts(keeps_graph))
-        match part.kind:
-            case Kind.FORWARD:
-                if not again:  # else its input stays until then
-                    self.counts.messages.discard((Kind.RECV_FORWARD, stage, i))
-                self._stages[stage].forward(program.trains and not again)
-            case Kind.RECOMPUTE:
-                self.counts.messages.discard((Kind.RECV_FORWARD, stage, i))
-                self._stages[stage].forward(program.trains)
-            case Kind.WEIGHT_GRAD:
-                self._stages[stage].backward(part.kind)
-            case _:
-                self.counts.messages.discard((Kind.RECV_BACKWARD, stage, i))
-                self._stages[stage].backward(part.kind)
-        if part.kind in MAKES:
-            self._leave_message(MAKES[part.kind], part, program)
-
-    def _leave_message(self, product: Product, part: Action, program: Program) -> None:
-        following, (left, arrived) = part.stage + TRAVELS[product], MESSAGES[product]
-        if 0 <= following < program.num_stages:
-            rank_of = program.placement.rank
-            is_here = rank_of(following, part.microbatch) == rank_of(part.stage, part.microbatch)
-            self.counts.messages.add(
-                (arrived, following, part.microbatch) if is_here else (left, part.stage, part.microbatch)
-            )
+            self.counts.num_casts.update((part.stage, *weights) for weights in stage.casts(keeps_graph))
+        if part.kind in (Kind.FORWARD, Kind.RECOMPUTE):
+            stage.forward(program.trains and not (again and part.kind is Kind.FORWARD))
+        else:
+            stage.backward(part.kind)
 
 
 def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageState]) -> Replayed:
@@ -319,14 +345,14 @@ def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageSt
 
     A step begins with the buffers that the one before left, which may fit worse than fresh ones.
     """
-    found = _Replay(job, held)
+    found = _Replay(job, program, program.ranks[pp_rank], held)
     counts, before = found.counts, -1
     while before < counts.pool.peak_bytes:
         before = counts.pool.peak_bytes
         counts.calls.clear()
         counts.moved_bytes.clear()
         counts.num_casts.clear()
-        found.run(program, program.ranks[pp_rank])
+        found.run()
     return Replayed(
         dict(counts.calls), dict(counts.moved_bytes), dict(counts.num_casts), counts.pool.peak_bytes, counts.peak_bytes
     )

@@ -5,7 +5,6 @@ alone by the same lines.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from itertools import product
 from typing import TypeVar
 
 from shardwright.config.units import MIB
@@ -43,9 +42,10 @@ def unit_groups(
         place = place_of(parameter)
         return place.is_expert, is_by_matrix(place), place.is_exact
 
+    kinds = {p: kind_of(p) for held in regions.values() for p in held if p not in apart}
     groups: list[list[T]] = []
-    for of in product((False, True), repeat=3):
-        kind = [[p for p in held if kind_of(p) == of and p not in apart] for held in regions.values()]
+    for of in sorted(set(kinds.values())):
+        kind = [[p for p in held if kinds.get(p) == of] for held in regions.values()]
         held = [p for region in kind for p in region]
         if held and is_gathered(place_of(held[0])):
             groups += [region for region in kind if region]

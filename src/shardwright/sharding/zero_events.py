@@ -277,10 +277,10 @@ class StageEvents(ABC, Generic[Unit]):
         for unit in self.units:
             unit.num_missing = unit.sizes.num_put_off if is_split else unit.sizes.num_parameters
 
-    def gradient_arrived(self, unit: Unit) -> None:
-        """A gradient was added to. If it was the last of its unit, the unit is reduced."""
+    def gradient_arrived(self, unit: Unit, number: int = 1) -> None:
+        """A gradient was added to, or a `number` of them. If it was the last of its unit, the unit is reduced."""
         if self.is_armed:
-            unit.num_missing -= 1
+            unit.num_missing -= number
             self._start_complete()
 
     def unit_completed(self, unit: Unit) -> None:
