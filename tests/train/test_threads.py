@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from cases import small_job
+from shardwright.api import training
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train.launch.launch import allowed_threads, launch
+from shardwright.train.launch import rank_life
+from shardwright.train.launch.launch import launch
+from shardwright.train.launch.rank_environment import RankEnvironment, allowed_threads
 
 CORES = os.cpu_count() or 1
 
@@ -25,6 +28,22 @@ def threads(job: JobSpec, mesh: Mesh, folder: Path) -> int:
 def test_what_the_variable_allows(said: str, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     assert allowed_threads() == allowed
+
+
+def test_torchrun_says_1_where_nobody_said_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert allowed_threads() == 0
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert allowed_threads() == min(2, CORES)
+
+
+def test_a_rank_that_slurm_started_has_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[int]()
+    monkeypatch.setattr(rank_life, "run_rank", lambda *args: given.append(args[-1]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    training._run_rank_in(tmp_path, small_job(), RankEnvironment(0, 0, 1, 1), training.Begins())
+    assert given == [1]
 
 
 def test_a_rank_has_the_threads_that_its_user_allows_or_its_share(

@@ -18,7 +18,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
-from shardwright.train.launch.rank_environment import RankEnvironment
+from shardwright.train.launch.rank_environment import RankEnvironment, allowed_threads
 
 if TYPE_CHECKING:
     from shardwright.parallel.comm.process_groups import Mesh
@@ -209,7 +209,7 @@ def _run_rank_in(folder: Path, spec: JobSpec, seat: RankEnvironment, begins: Beg
     with alone, writes_alone, heeded:
         if seat.rank == 0:
             remove_unfinished(folder / "data")
-        return run_rank(seat, work, spec, folder, _teller(spec, seat, begins))
+        return run_rank(seat, work, spec, folder, _teller(spec, seat, begins), allowed_threads())
 
 
 def _work_in_a_shared_folder(work: "Work", job: JobSpec, mesh: "Mesh", folder: Path) -> Any:

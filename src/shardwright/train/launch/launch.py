@@ -30,7 +30,7 @@ from shardwright.train.launch.fork_server import ServerEndedError
 from shardwright.train.launch.forking import Run
 from shardwright.train.launch.out_of_memory import available_bytes
 from shardwright.train.launch.preemption import Preemption, heeded
-from shardwright.train.launch.rank_environment import LOCALHOST, RankEnvironment
+from shardwright.train.launch.rank_environment import LOCALHOST, RankEnvironment, allowed_threads
 from shardwright.train.launch.rank_life import Failure, Work, by_cause, choose_device, run_rank
 from shardwright.train.launch.rank_processes import ForkedRanks, RankProcesses, SpawnedRanks
 from shardwright.train.launch.run_folder import folder_faults
@@ -75,16 +75,6 @@ def run_once(work: Work, job: JobSpec, folder: Path, num_threads: int, preemptio
     if len(end.results) < world:
         raise _explain(end, job) from None
     return [end.results[rank] for rank in range(world)]
-
-
-def allowed_threads() -> int:
-    """Threads that OMP_NUM_THREADS gives each process, of no more than there are cores; 0 where it says nothing.
-
-    Threads wait for each other in loops: with more of them than cores are free, each operator takes many times as long.
-    torchrun sets the variable to 1 for its ranks, where it means nothing.
-    """
-    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()[:9]
-    return min(int(text), os.cpu_count() or 1) if text.isascii() and text.isdigit() else 0
 
 
 def _live(

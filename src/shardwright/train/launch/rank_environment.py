@@ -60,6 +60,18 @@ class RankEnvironment:
         )
 
 
+def allowed_threads() -> int:
+    """Threads that OMP_NUM_THREADS gives each process, of no more than there are cores; 0 where it says nothing.
+
+    Threads wait for each other in loops: with more of them than cores are free, each operator takes many times as long.
+    torchrun sets the variable to 1 where nobody has, and there that means nothing.
+    """
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()[:9]
+    if not (text.isascii() and text.isdigit()) or (text == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
+        return 0
+    return min(int(text), os.cpu_count() or 1)
+
+
 def _faults(variables: Mapping[str, str]) -> list[str]:
     """What is wrong with the variables that torchrun, or whatever started this rank, should have set."""
     way_out = "start the ranks with torchrun, or unset RANK to have them started here"
