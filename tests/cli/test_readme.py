@@ -13,6 +13,7 @@ import shardwright.cli.main
 from brought_folder import bring_chats, bring_model
 from experts_run import write_run
 from ranks import PATIENCE_S
+from shardwright.cli.checked_job import load
 from shardwright.config import catalog
 from shardwright.train.build import job_mesh
 from train.test_released_models import job_of, trained_and_saved
@@ -36,6 +37,8 @@ def blocks(language: str) -> list[str]:
 SHOWN = [line for block in blocks("sh") for line in block.splitlines()]
 # `make train` runs it, and so it is not run once more.
 MADE = "shardwright verify quickstart --steps 5"
+# As many ranks as quickstart's plan has. `make train` starts as many, and here some will do.
+OF_EIGHT = "torchrun --standalone --nproc-per-node 8 -m shardwright train quickstart"
 COMMANDS = [command for command in SHOWN if command != MADE]
 
 
@@ -51,6 +54,8 @@ def shortened(command: str, folder: Path) -> list[str]:
     if command.startswith("shardwright experts "):
         write_run(folder)
         command = command.replace("runs/quickstart-moe", str(folder))
+    if command == OF_EIGHT:
+        command = command.replace("8", "2") + " --set plan.dp=1 --set plan.tp=1 --set plan.sequence_parallel=false"
     if "docs/finetune.toml" in command or "./Qwen3-0.6B" in command or "./tuned" in command:
         return brought(command, folder)
     if command.startswith("shardwright calibrate "):
@@ -128,6 +133,11 @@ def test_make_train_runs_a_command_of_the_readme() -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert MADE in SHOWN
     assert f"{BIN}/{MADE}" in [line.strip() for line in done.stdout.splitlines()]
+
+
+def test_torchrun_starts_the_ranks_of_the_job() -> None:
+    assert OF_EIGHT in SHOWN
+    assert load("quickstart", ()).plan.world == 8
 
 
 def test_make_help_lists_the_targets() -> None:

@@ -136,13 +136,28 @@ def small_disk(folder: Path) -> Iterator[Path]:
 class Kills:
     """Draws runs and harms them, with the unharmed runs to hold them against."""
 
-    def __init__(self, seed: int, scratch: Path) -> None:
+    def __init__(self, seed: int, scratch: Path, numbers: Sequence[int]) -> None:
+        """The unharmed runs of what will be drawn first for these `numbers` are made before any other."""
         self.seed, self.scratch, self.text = seed, scratch, scratch / "text.txt"
         write_text(self.text)
-        self.unharmed = {plan: self._unharmed(plan) for plan in PLANS}
+        self._unharmed: dict[str, Unharmed] = {}
+        for number in numbers:
+            self.unharmed(self._draw(number, 0)[0])
 
-    def _unharmed(self, plan: str) -> Unharmed:
-        folder, said = self.scratch / plan, self.scratch / f"{plan}.said"
+    def _draw(self, number: int, draw: int) -> tuple[str, random.Random]:
+        """A plan, and what its harm is drawn with."""
+        rng = random.Random(f"{self.seed} {number} {draw}")
+        return rng.choice(list(PLANS)), rng
+
+    def unharmed(self, plan: str) -> Unharmed:
+        """What a plan gives that nobody harms; its run is made once."""
+        if plan not in self._unharmed:
+            self._unharmed[plan] = self._run_unharmed(plan)
+        return self._unharmed[plan]
+
+    def _run_unharmed(self, plan: str) -> Unharmed:
+        folder = Path(tempfile.mkdtemp(dir=self.scratch)) / plan
+        said = folder.with_suffix(".said")
         start_s = time.monotonic()
         status = preloaded.start(arguments(plan, folder, folder / "checkpoints", self.text), said).wait(LONGEST_S)
         assert status == 0, said.read_text()
@@ -152,15 +167,14 @@ class Kills:
         """Harm a run, as often as it takes to hit one."""
         harm, plan, start_s = list(HARMS)[number % len(HARMS)], "", time.monotonic()
         for draw in range(MOST_DRAWS):
-            rng = random.Random(f"{self.seed} {number} {draw}")
-            plan, folder = rng.choice(list(PLANS)), Path(tempfile.mkdtemp(dir=self.scratch))
+            (plan, rng), folder = self._draw(number, draw), Path(tempfile.mkdtemp(dir=self.scratch))
             is_own = number % EVERY_OWN == EVERY_OWN - 1
             try:
                 with small_disk(folder / "disk") if harm == "fill the disk" else nullcontext(folder) as disk:
                     of_run = disk if rng.random() < 0.3 else folder
                     harmed = Harmed(
                         arguments(plan, of_run / "run", disk / "checkpoints", self.text), is_own, harm,
-                        Run(None, of_run / "run", disk / "checkpoints", folder / "said"), self.unharmed[plan],
+                        Run(None, of_run / "run", disk / "checkpoints", folder / "said"), self.unharmed(plan),
                     )  # fmt: skip
                     where, wrong = harmed.to_the_end(rng)
             except MissedError:
@@ -265,7 +279,8 @@ def main() -> int:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
-        kills = Kills(chosen.seed, Path(scratch))
+        numbers = range(chosen.first, chosen.first + chosen.count)
+        kills = Kills(chosen.seed, Path(scratch), numbers)
         heard, said = os.pipe()
         to_do, given = os.pipe()
 
@@ -278,7 +293,7 @@ def main() -> int:
 
         workers = [preloaded.Child(work, (said, to_do)) for _ in range(chosen.jobs)]
         os.close(said)
-        for number in range(chosen.first, chosen.first + chosen.count):
+        for number in numbers:
             os.write(given, _NUMBER.pack(number))
         os.close(given)
         with os.fdopen(heard) as lines:
