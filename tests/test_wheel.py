@@ -49,7 +49,9 @@ for name in catalog.names("jobs"):
         assert estimate_dict(job)["memory"], name
     else:
         assert estimate(job).step.total > 0, name
-cli(["plan", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--top", "1", "--json"], standalone_mode=False)
+few = [word for kept in ("pp=1", "cp=1", "microbatch_size=1", "recompute=full") for word in ("--keep", f"plan.{kept}")]
+asked = ["llama3-8b", "--devices", "8", "--device", "h100-sxm", *few, "--top", "1", "--json"]
+cli(["plan", *asked], standalone_mode=False)
 cli(["simulate", "quickstart", "--html", sys.argv[2]], standalone_mode=False)
 """
 
