@@ -27,6 +27,9 @@ LONG_KEYS = {
     "with blanks": " . ".join(["a-b", "c_d"] * 9) + " = 1",
     "inline": "x = { " + ".".join("abcdefghijklmnopq") + " = 1 }",
     "behind a string": 'x = "\\"" # "\n' + PARTS + " = 1",
+    "behind a text that ends in a quote": 'x = ["""a"""", """ """]\n' + PARTS + ' = 1\ny = """ """',
+    "behind a literal that ends in one": "x = ['''a'''', ''' ''']\n" + PARTS + " = 1\ny = ''' '''",
+    "between texts of a line": 'x = { y = """a"""", ' + PARTS + ' = 1, z = "b" }',
     "behind lines of text": 'x = """\na \\""" b\\\\"""\n' + PARTS + " = 1",
 }
 
@@ -62,8 +65,12 @@ def test_what_is_let_through_is_what_toml_has(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 1_000_000, "a " * 500_000, '"' * 1_000_000, "'" * 999_999, '"""' + "\\" * 10**6]
-)
+    "text",
+    [
+        "a" * 1_000_000, "a " * 500_000, '"' * 1_000_000, "'" * 999_999, '"""' + "\\" * 10**6, '"\\' * 500_000,
+        '\\"""' * 250_000, "'''a''" * 160_000,
+    ],
+)  # fmt: skip
 def test_the_look_at_keys_takes_no_longer_than_the_text(text: str) -> None:
     before = time.process_time()
     with pytest.raises(ValueError, match=r"line 1|end of document"):
@@ -112,6 +119,12 @@ def test_usual_merges_are_as_yaml_says(merged: list[dict[str, int]], own: dict[s
     lines += ["x:", f"  <<: [{all_of_them}]", *(f"  {key}: {value}" for key, value in own.items())]
     expected = {key: value for pairs in reversed(merged) for key, value in pairs.items()} | own
     assert read_data("merge.yaml", "\n".join(lines))["x"] == expected
+
+
+@pytest.mark.parametrize("value", ["!!bool x", "!!int ''", "!!float ''", "!!timestamp x", "!!int x", "2001-13-45"])
+def test_a_value_that_is_not_of_its_type_is_a_fault(value: str) -> None:
+    with pytest.raises(ShellFault, match=r"it is not valid YAML: a value can't be read as its type \(\w+\); mend it"):
+        read_data("a.yaml", f"a: {value}")
 
 
 def test_words_of_a_script_take_time_by_their_number(tmp_path: Path) -> None:

@@ -20,8 +20,14 @@ _LARGEST = 2**63  # TOML 1.0: integers have 64 bits with their sign
 
 # Of a key such as a.b.c. Python's parser takes time and memory by the square of their number.
 _MOST_PARTS = 16
+# A text of several lines may end in up to two quotes of its own. One without an end is all that is left, so that each
+# character is looked at once; TOML refuses it.
 _STRING_OR_COMMENT = re.compile(
-    r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*+"|\'[^\'\n]*+\'|#[^\n]*+', re.DOTALL
+    r'"""(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5})?'
+    r"|'''(?:[^']++|'(?!''))*+(?:'{3,5})?"
+    r'|"(?:[^"\\\n]++|\\.)*+"?'
+    r"|'[^'\n]*+'?|#[^\n]*+",
+    re.DOTALL,
 )
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
 

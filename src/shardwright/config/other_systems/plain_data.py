@@ -41,10 +41,11 @@ def _yaml(text: str) -> Any:
         raise ShellFault("reading YAML takes PyYAML: pip install 'shardwright[yaml]'") from None
     try:
         return load_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # A value that is not of the type that its tag says (!!bool x) ends in whatever PyYAML meets.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f"line {where.line + 1}: " if where else ""
-        what = getattr(error, "problem", None) or type(error).__name__
+        what = getattr(error, "problem", None) or f"a value can't be read as its type ({type(error).__name__})"
         raise ShellFault(f"it is not valid YAML: {line}{shortened(str(what), 200)}; mend it") from None
 
 
