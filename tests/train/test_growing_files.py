@@ -135,6 +135,26 @@ def test_lines_that_no_text_packs_to(ending: str, tmp_path: Path, monkeypatch: p
     assert len(rows_of(path, "jsonl", "text")) == 20_000
 
 
+def test_rows_without_text_are_as_many_as_a_file_has_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed file of a few kilobytes can have millions, of which each takes some time."""
+    monkeypatch.setattr(row_files, "_MOST_SHORT_ROWS", 1000)
+    lines = gzip.compress(b'{"text":""}\n' * 50_000)
+    lists = pa.ListArray.from_arrays(pa.array([0] * 50_001, pa.int32()), pa.array([], pa.string()))
+    table = pa.table({"messages": lists, "text": pa.array([""] * 50_000)})
+    (tmp_path / "a.jsonl.gz").write_bytes(lines)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[" + b'{"text":""},' * 50_000 + b'{"text":""}]'))
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    for name, kind, column in [("a.jsonl.gz", "jsonl", "text"), ("a.json.gz", "jsonl", "text"),
+                               ("a.parquet", "parquet", "text"), ("a.parquet", "parquet", "messages")]:  # fmt: skip
+        assert (tmp_path / name).stat().st_size < 10_000
+        with pytest.raises(
+            FaultError, match=r"has [\d,]+ bytes, and more rows \([\d,]+ so far\), as no rows with text"
+        ):
+            rows_of(tmp_path / name, kind, column)
+    monkeypatch.setattr(row_files, "_MOST_SHORT_ROWS", 50_000)
+    assert len(rows_of(tmp_path / "a.jsonl.gz", "jsonl", "text")) == 50_000
+
+
 @given(st.lists(st.none() | st.text(max_size=20), max_size=8), st.integers(0, 8), st.integers(0, 8))
 def test_sizes_of_slices_are_those_of_their_rows(texts: list[str | None], start: int, length: int) -> None:
     """Whether they are plain, in a dictionary, or nested; and at least what the text takes."""

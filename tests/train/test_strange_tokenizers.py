@@ -4,13 +4,12 @@ import base64
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, processors
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.data import DataSpec
@@ -44,6 +43,17 @@ def charsmap(texts: bytes) -> dict[str, Any]:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + texts).decode()}
 
 
+def template(single: str) -> Any:
+    return processors.TemplateProcessing(single=single, special_tokens=[("a", 0), ("b", 1)])
+
+
+def written_by(*steps: Any) -> dict[str, Any]:
+    """Post-processors as they stand in a file."""
+    library = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    library.post_processor = processors.Sequence(list(steps))
+    return fields_of(post_processor=json.loads(library.to_str())["post_processor"])
+
+
 SIX = [replace("a", "a" * 64)] * 6
 BOMBS = {
     "normalizers": (fields_of(normalizer=normalizers(*SIX)), r"normalizers can make 6\.87e\+10 characters of one"),
@@ -59,6 +69,31 @@ BOMBS = {
     "an added token": (
         fields_of(normalizer=normalizers(*SIX[:2]), added_tokens=[added("a" * 1200)]),
         "its normalizers can make 4,915,200 characters of the tokens that it adds",
+    ),
+    "a text again and again": (written_by(template("$A" + " $A" * 8999)), "post-processors can make 9e"),
+    "templates of templates": (written_by(*[template("$A" + " $A" * 63)] * 6), r"post-processors can make 6\.87e\+10"),
+    "two templates": (written_by(template("a $A b"), template("a $A")), "more than one template"),
+    "tokens around a text": (
+        fields_of(
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}] * 99,
+                "special_tokens": {"a": {"id": "a", "ids": [0] * 100, "tokens": ["a"] * 100}},
+            }
+        ),
+        "post-processors can make 9.9e",
+    ),
+    "a prefix": (
+        fields_of(model={"type": "BPE", "vocab": {}, "continuing_subword_prefix": "#" * 9000}),
+        "prefixes and suffixes can make 9e",
+    ),
+    "all together": (
+        fields_of(
+            normalizer=SIX[0],
+            post_processor=written_by(template("$A" + " $A" * 63))["post_processor"],
+            model={"type": "BPE", "vocab": {}, "end_of_word_suffix": "###"},
+        ),
+        r"can make 16,384 characters of one \(normalizers 64, post-processors 64, prefixes and suffixes 4\)",
     ),
     "a long word": (
         fields_of(model={"type": "WordLevel", "vocab": {"a" * 70_000: 0}, "unk_token": "a"}),
@@ -154,21 +189,33 @@ def test_what_grows_within_the_bound_has_so_much_memory(tmp_path: Path) -> None:
         pool.submit(["a" * 3000]).result()
 
 
-def test_words_that_are_tried_are_short(tmp_path: Path) -> None:
-    """Of 60,000 letters the square is looked at by this pattern: what a text begins with is not asked of such."""
-    split = {"type": "Split", "pattern": {"Regex": "x+y"}, "behavior": "Isolated", "invert": False}
-    words = {"x" * 60_000: 0, "x" * 59_999: 1, "[UNK]": 2}
-    model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
-    (tmp_path / "t.json").write_text(json.dumps(fields_of(model=model, pre_tokenizer=split)))
-    tried: list[str] = []
-    tokenizer = load_tokenizer(DataSpec(tokenizer=str(tmp_path / "t.json")))
-    assert isinstance(tokenizer, FileTokenizer)
-    library = tokenizer._library
+@pytest.mark.parametrize(
+    "puts",
+    [
+        None, processors.ByteLevel(), processors.BertProcessing(("b", 1), ("a", 0)),
+        processors.RobertaProcessing(("b", 1), ("a", 0)), template("$A"), template("a $A b"), template("b a $A a"),
+        processors.Sequence([processors.ByteLevel(), template("b $A")]),
+    ],
+)  # fmt: skip
+def test_what_is_put_before_texts_is_read_and_not_tried(puts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library says the same; it is not asked, for its patterns could take minutes."""
+    library = Tokenizer(models.BPE({"a": 0, "b": 1, "c": 2}, []))
+    if puts is not None:
+        library.post_processor = puts
+    before, *_ = f" {' '.join(map(str, library.encode('c').ids))} ".partition(" 2 ")
+    text_of_file = library.to_str()
 
-    def encode(text: str, add_special_tokens: bool) -> Any:
-        tried.append(text)
-        return library.encode(text, add_special_tokens=add_special_tokens)
+    class Untried:
+        def __init__(self, text: str) -> None:
+            self._library = library
 
-    tokenizer._library = SimpleNamespace(encode=encode, get_vocab=library.get_vocab)  # type: ignore[assignment]
-    assert tokenizer._put_before_text() == ()
-    assert tried and max(map(len, tried)) < 100
+        from_str = classmethod(lambda cls, text: cls(text))
+
+        def encode(self, *_: object, **__: object) -> None:
+            raise AssertionError("a text was tried")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._library, name)
+
+    monkeypatch.setattr("tokenizers.Tokenizer", Untried)
+    assert FileTokenizer(text_of_file).begin_of_text == tuple(map(int, before.split()))

@@ -26,6 +26,8 @@ _READING_BYTES, _GROWN_BYTES, _MOST_GROWTH = 384 * MIB, 64 * MIB, 1_100
 # Of lines without a row one behind the other: a small packed file can have thousands of millions.
 _MOST_BLANK_LINES, _MOST_BLANK_BYTES = 1_000_000, 64 * MIB
 _TOLD_LINES = 10_000
+# Rows that hold nothing take no byte of a packed file, and some time each: of a file that has text, one has a byte.
+_MOST_SHORT_ROWS = 1 << 15
 
 
 class FaultError(Exception):
@@ -58,9 +60,18 @@ class Blank:
 def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
     """The rows of a file in their order, of which these columns will be looked at, where they are there. Raises
     FaultError, FileFault or OSError."""
-    if file.format == "jsonl":
-        return _read_array(file) if begins_with_list(file.path) else _read_lines(file)
-    return _read_columns(file, columns)
+    if file.format != "jsonl":
+        rows = _read_columns(file, columns)
+    else:
+        rows = _read_array(file) if begins_with_list(file.path) else _read_lines(file)
+    most_rows = max(_MOST_SHORT_ROWS, file.size_bytes)
+    for number, row in enumerate(rows):
+        if number >= most_rows:
+            raise FaultError(
+                f"{file.path} has {file.size_bytes:,} bytes, and more rows ({number + 1:,} so far), as no rows with "
+                "text in them have; leave it out of data.path"
+            )
+        yield row
 
 
 def decoded(raw: bytes, file: SourceFile, position: int) -> str:

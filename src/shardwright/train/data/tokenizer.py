@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -128,7 +128,8 @@ class FileTokenizer:
         special = special_tokens(config)
         names = (*self.ends_of_text, special.get("eos_token", ""), *self.usual_ends)
         self.end_of_text = tuple(ids[name] for name in names if name in ids)[:1]
-        self.begin_of_text = self._begin(begin_token, config, special.get("bos_token", ""))
+        own = _put_before(fields.get("post_processor"))
+        self.begin_of_text = self._begin(begin_token, config, special.get("bos_token", ""), own)
         around = f"{self.begin_of_text or ''}{self.end_of_text}"
         self.fingerprint = blake2b(f"{around} {text}".encode(), digest_size=16).hexdigest()
         self.dropped = Dropped()
@@ -161,12 +162,15 @@ class FileTokenizer:
         with _library_errors():
             return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
 
-    def _begin(self, begin_token: BeginToken, config: Mapping[str, Any], bos_token: str) -> tuple[int, ...]:
-        """The tokens that texts begin with. Raises ValueError where they are asked for, and none is known."""
+    def _begin(
+        self, begin_token: BeginToken, config: Mapping[str, Any], bos_token: str, own: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The tokens that texts begin with, where the file itself puts `own` before one. Raises ValueError where they
+        are asked for, and none is known."""
         adds = config.get("add_bos_token")
         if begin_token == "none" or (begin_token == "auto" and adds is False):
             return ()
-        own, named = self._put_before_text(), self._library.token_to_id(bos_token) if bos_token else None
+        named = self._library.token_to_id(bos_token) if bos_token else None
         if begin_token == "auto":
             return own or ((named,) if adds is True and named is not None else ())
         usual = (self._library.token_to_id(name) for name in self.usual_begins)
@@ -180,20 +184,24 @@ class FileTokenizer:
             return own
         return (known,)
 
-    def _put_before_text(self) -> tuple[int, ...]:
-        """The tokens that the file itself puts before a text."""
-        # A long one could take a stranger's pattern minutes, and this is done outside the process that has limits.
-        short = (word for word in self._library.get_vocab(with_added_tokens=False) if len(word) <= 64)
-        for text in ("a", "0", " a", *islice(short, 9)):
-            with suppress(ValueError), _library_errors():
-                plain, whole = (self._library.encode(text, add_special_tokens=adds).ids for adds in (False, True))
-                if plain and plain[0] in whole:
-                    return tuple(whole[: whole.index(plain[0])])
-        return ()
-
     def special_ids(self) -> dict[str, int]:
         added = self._library.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
+
+
+def _put_before(step: Any) -> tuple[int, ...]:
+    """The tokens that post-processors put before a text, of a file that the library has taken. They are read, and not
+    looked for in a text with its tokens: for that a stranger's patterns would run here, where nothing has limits."""
+    match step["type"] if step else "":
+        case "Sequence":  # each puts its own before what those in front of it made
+            return tuple(number for one in reversed(step["processors"]) for number in _put_before(one))
+        case "BertProcessing" | "RobertaProcessing":
+            return (step["cls"][1],)
+        case "TemplateProcessing":
+            before = takewhile(lambda piece: "SpecialToken" in piece, step["single"])
+            names = [piece["SpecialToken"]["id"] for piece in before]
+            return tuple(number for name in names for number in step["special_tokens"][name]["ids"])
+    return ()
 
 
 def _fields_of(text: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A bound on what a tokenizer.json makes of a text before it has tokens, and of tokens as text again.
 
 Normalizers and decoders replace parts of a text by others, one after the other: six of them that write 64 letters for
-one make 64^6 of each. Such a file has a kilobyte and ends the process that reads a line with it. What a file can make
-is seen in the file, so it is refused before the library has it.
+one make 64^6 of each. Templates behind the model write the text's tokens as often as they name it, and the model puts a
+prefix of any length before parts of words. Such a file has a kilobyte and ends the process that reads a line with it.
+What a file can make is seen in the file, so it is refused before the library has it.
 """
 
 import base64
@@ -15,6 +16,8 @@ from typing import Any
 MOST_GROWTH = 8192
 # Of a token that is added to the vocabulary, with what normalizers make of it, and of all of them together.
 _LONGEST_TOKEN, _MOST_ADDED = 1 << 16, 1 << 22
+# Around a text: a beginning, an end, what says a language.
+_FEW_TOKENS = 16
 _UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "ByteLevel": 4, "BertNormalizer": 24}
 
 
@@ -23,9 +26,23 @@ def growth_faults(fields: dict[str, Any]) -> list[str]:
     faults = []
     written = _growth(fields.get("normalizer"), "normalizers")
     read = _growth(fields.get("decoder"), "decoders")
-    for kind, growth in (("normalizers", written), ("decoders", read)):
+    repeated, around = _repeated(fields.get("post_processor")), 1 + _affixes(fields.get("model"))
+    parts = (
+        ("normalizers", written),
+        ("post-processors", repeated),
+        ("prefixes and suffixes", around),
+        ("decoders", read),
+    )
+    for kind, growth in parts:
         if growth > MOST_GROWTH:
             faults.append(f"its {kind} can make {growth:.3g} characters of one, and at most {MOST_GROWTH:,} are taken")
+    if not faults and (growth := written * repeated * around) > MOST_GROWTH:
+        together = ", ".join(f"{kind} {growth:,}" for kind, growth in parts[:3])
+        faults.append(f"it can make {growth:,} characters of one ({together}), and at most {MOST_GROWTH:,} are taken")
+    if (
+        not faults and _num_templates(fields.get("post_processor")) > 1
+    ):  # where there are three parts, the library panics
+        faults.append("its post-processors have more than one template, and at most one is taken")
     if faults:
         return faults
     lengths = [len(token) for token in _tokens(fields)]
@@ -76,6 +93,39 @@ def _longest_mapped(charsmap: object) -> int:
         return 1  # the library will say so
     texts = raw[4 + int.from_bytes(raw[:4], "little") :]
     return max(1, *map(len, texts.split(b"\0")))
+
+
+def _repeated(step: object) -> int:
+    """How often post-processors write a text, or how many tokens they put around it."""
+    if not isinstance(step, dict):
+        return 1
+    growth = 1
+    for one in _listed(step.get("processors")):
+        growth = min(growth * _repeated(one), 10**30)
+    if step.get("type") != "TemplateProcessing":
+        return growth
+    known, times, num_tokens = step.get("special_tokens"), 0, 0
+    for piece in _listed(step.get("single")):
+        if isinstance(piece, dict) and isinstance(special := piece.get("SpecialToken"), dict):
+            token = known.get(str(special.get("id"))) if isinstance(known, dict) else None
+            num_tokens += len(_listed(token.get("ids"))) if isinstance(token, dict) else 0
+        else:
+            times += 1
+    return growth * max(1, times, num_tokens if num_tokens > _FEW_TOKENS else 1)
+
+
+def _num_templates(step: object) -> int:
+    if not isinstance(step, dict):
+        return 0
+    own = step.get("type") in ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
+    return own + sum(map(_num_templates, _listed(step.get("processors"))))
+
+
+def _affixes(model: object) -> int:
+    """Characters that a model of parts of words puts around each of them."""
+    if not isinstance(model, dict):
+        return 0
+    return sum(_length(model.get(name)) for name in ("continuing_subword_prefix", "end_of_word_suffix"))
 
 
 def _tokens(fields: dict[str, Any]) -> Iterator[str]:
