@@ -18,6 +18,14 @@ def test_searches_agree(number: int, tmp_path: Path) -> None:
     assert faults == []
 
 
+@pytest.mark.parametrize("number", [3, 13, 52])
+def test_closed_forms_that_say_too_much_hide_no_plan_beside_the_list(number: int, tmp_path: Path) -> None:
+    """Of messages that pass while others compute, and of bubbles: the plans beside were up to 7 % faster."""
+    given = searches.drawn(555, number)
+    plans = searches.answer(given, tmp_path)
+    assert plans and searches.beside_faults(given, plans) == []
+
+
 def test_every_relation_is_drawn() -> None:
     """Over a few hundred draws, with models that have experts and ones that have none, and several softwares."""
     drawn = [searches.drawn(SEED, number) for number in range(200)]

@@ -12,10 +12,10 @@ from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import device_of
+from shardwright.planner.search.beside import same_stages
 from shardwright.planner.search.space import lies_otherwise
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import REPLICAS, layout, of_stage
-from shardwright.sharding.stage_placement import placement_of
 
 _POLICIES = ("none", "selective", "full")
 
@@ -42,7 +42,7 @@ def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
         if all(getattr(job.plan, name) == new for name, new in changes.items()):
             continue  # the plan itself
         plan = job.plan.model_copy(update={"extra_warmup": 0, "most_alive": 0.0} | changes)
-        if plan.layout and not _same_stages(job.plan, plan):
+        if plan.layout and not same_stages(job.plan, plan):
             plan = plan.model_copy(update={"layout": []})
         near = job.model_copy(update={"plan": plan})
         text = plan.model_dump_json()
@@ -51,14 +51,6 @@ def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
         seen.add(text)
         found.append(Neighbour(field, value, near))
     return found
-
-
-def _same_stages(plan: PlanSpec, other: PlanSpec) -> bool:
-    """Whether each rank holds the same stages under both; where `auto` lays them its search says."""
-    if plan.schedule != other.schedule and "auto" in (plan.schedule, other.schedule):
-        return False
-    mine, theirs = (placement_of(of.schedule, of.pp, of.stages_per_rank) for of in (plan, other))
-    return mine == theirs
 
 
 def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:

@@ -10,11 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
 from shardwright.config.rank_order import number_of
 from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import DEGREES, SHARING, Column, Columns, PlanBlock, Words, taken, together
+from shardwright.sharding.stage_placement import placement_of
 from shardwright.workload.query import SCHEDULE_NAMES
 
 _KIND = ("global_batch_size", "tp", "pp", "cp", "dp", "ep")
@@ -32,6 +33,14 @@ def blocks_beside(job: JobSpec, constraints: Constraints, rows: Columns, plans: 
             common = replace(block.words, schedule="1f1b")  # the schedule is a column of blocks that are joined
             alike.setdefault(common, []).append(PlanBlock(common, columns))
     return [together(blocks) for blocks in alike.values()]
+
+
+def same_stages(plan: PlanSpec, other: PlanSpec) -> bool:
+    """Whether each rank holds the same stages under both; where `auto` lays them its search says."""
+    if plan.schedule != other.schedule and "auto" in (plan.schedule, other.schedule):
+        return False
+    mine, theirs = (placement_of(of.schedule, of.pp, of.stages_per_rank) for of in (plan, other))
+    return mine == theirs
 
 
 def words_of_plan(job: JobSpec) -> Words:

@@ -16,10 +16,11 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import every_rank_has_room
-from shardwright.planner.search.beside import blocks_beside
+from shardwright.planner.search.beside import blocks_beside, same_stages
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Columns, PlanBlock
 from shardwright.planner.search.plan_price import fits, prices
+from shardwright.planner.search.promising import QUICK, THOROUGH, InSight, Look, Promising, by_turns
 from shardwright.planner.search.results import FoundPlace, PlayedPlan
 from shardwright.planner.stages.best_layout import LEAST_GAIN, layouts_beside, paying_layout
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
@@ -30,7 +31,7 @@ _MORE = 1e-6  # share of a step: a smaller gain counts as none
 _SPARE = 1e-3  # share of a step that uneven stages must be able to save
 _LEAST_RATIO = 0.9  # of a simulated step to closed forms: the search relies on no lower one
 _FIRST_RATIO = 0.99  # of the same, before any plan was simulated
-_TRIED = 8  # plans beside one that are simulated, the fastest by closed forms
+_LOOKED_AROUND = 3  # kinds whose fastest plan is looked around thoroughly, once it is known
 _AROUND = 2  # kinds with long steps for which plans beside the fastest are looked at
 _MANY_ACTIONS = 2**10  # stages times microbatches above which a simulation takes long
 _MEMORY = 1.02  # plans that need up to so much of the room by closed forms are tried: their account may say less
@@ -39,11 +40,11 @@ _MEMORY = 1.02  # plans that need up to so much of the room by closed forms are 
 @dataclass
 class _Kind:
     """The plans of a kind by their fields: those that may fit of all that were simulated; and of which those beside
-    them were looked at."""
+    them were looked at, and how."""
 
     plans: dict[str, PlayedPlan] = field(default_factory=dict)
     simulated: set[str] = field(default_factory=set)
-    expanded: set[str] = field(default_factory=set)
+    expanded: set[tuple[str, Look]] = field(default_factory=set)
 
 
 class PlayedPlans:
@@ -87,7 +88,10 @@ class PlayedPlans:
             else:  # an earlier call has seen that none of them fits
                 self._refute(places)
         chosen.sort(key=lambda one: self._best(one[1]).token_s)
-        self._improve([kind for _, kind in chosen[:num_shown]])
+        kinds_shown = [kind for _, kind in chosen[:num_shown]]
+        self._improve(kinds_shown, QUICK)
+        with_plans = sorted((kind for kind in kinds_shown if kind.plans), key=lambda kind: self._best(kind).token_s)
+        self._improve(with_plans[:_LOOKED_AROUND], THOROUGH)
         shown = []
         for places, kind in chosen:
             if self._has_fitting(kind):
@@ -112,26 +116,27 @@ class PlayedPlans:
     def _best(self, kind: _Kind) -> PlayedPlan:
         return min(kind.plans.values(), key=_seconds)
 
-    def _improve(self, kinds: Sequence[_Kind]) -> None:
+    def _improve(self, kinds: Sequence[_Kind], look: Look) -> None:
         """Add the plans beside the fastest one of each kind, until that one is known to fit and none is faster."""
         # Of long steps only the first kinds are looked around.
         open_kinds = [
             kind for n, kind in enumerate(kinds) if n < _AROUND or not _has_many_actions(self._best(kind).job)
         ]
+        open_kinds = [kind for kind in open_kinds if self._is_open(kind, look)]
         while open_kinds:
             best = [self._best(kind) for kind in open_kinds]
-            beside = self._beside([plan.job for plan in best], [plan.token_s for plan in best])
+            beside = self._beside([plan.job for plan in best], [plan.token_s for plan in best], look)
             for kind, plan, tried in zip(open_kinds, best, beside, strict=True):
-                kind.expanded.add(_key(plan.job))
+                kind.expanded.add((_key(plan.job), look))
                 self._add(kind, tried)
-            open_kinds = [kind for kind in open_kinds if self._is_open(kind)]
+            open_kinds = [kind for kind in open_kinds if self._is_open(kind, look)]
 
-    def _is_open(self, kind: _Kind) -> bool:
+    def _is_open(self, kind: _Kind, look: Look) -> bool:
         """Whether what is beside the fastest plan of a kind that fits was not looked at yet. Those that do not fit are
         taken out of it."""
         while kind.plans:
             best = self._best(kind)
-            if _key(best.job) not in kind.expanded:
+            if (_key(best.job), look) not in kind.expanded:
                 return True
             if self.fits(best.job):
                 return False
@@ -193,39 +198,42 @@ class PlayedPlans:
             )
         return self._fits[key]
 
-    def _beside(self, plans: Sequence[JobSpec], token_s: Sequence[float]) -> list[list[JobSpec]]:
+    def _beside(self, plans: Sequence[JobSpec], token_s: Sequence[float], look: Look) -> list[list[JobSpec]]:
         """The plans beside each of some, which take so many seconds by token, that may be faster and fit."""
-        found: list[list[tuple[float, JobSpec]]] = [[] for _ in plans]
-        now_s = np.array(token_s)
+        promising: list[list[Promising]] = [[] for _ in plans]
+        now = InSight.of([self._time(job)[0] for job in plans], plans, token_s)
         for block in blocks_beside(self.job, self.constraints, self.rows, plans):
-            for near, least_s, job in self._promising(block, now_s[block.columns["near"]]):
-                found[near].append((least_s, job))
+            for plan in self._promising(block, now.taken(block.columns["near"]), look):
+                promising[plan.near].append(plan)
         beside = []
-        for plan, tried in zip(plans, found, strict=True):
-            fastest = [job for _, job in sorted(tried, key=lambda one: one[0])[:_TRIED]]
-            laid_out = [same for job in fastest for same in _with_layout_kept(job, plan)]
-            beside.append([*fastest, *laid_out, *self._layouts_beside(plan)])
+        for job, near in zip(plans, promising, strict=True):
+            known = [plan.job for plan in near if _key(plan.job) in self._times]
+            unknown = [plan for plan in near if _key(plan.job) not in self._times]
+            tried = [*known, *by_turns(unknown)[: look.most]]
+            laid_out = [same for other in tried for same in _with_layout_kept(other, job)]
+            beside.append([*tried, *laid_out, *self._layouts_beside(job)])
         return beside
 
     def _layouts_beside(self, job: JobSpec) -> Iterator[JobSpec]:
         if self.may_lay_out and is_played(job):
             yield from layouts_beside(job, self.constants)
 
-    def _promising(self, block: PlanBlock, now_s: np.ndarray) -> Iterator[tuple[int, float, JobSpec]]:
-        """(number, least seconds by token, job) of the plans of a block that may be faster than `now_s`, and fit."""
+    def _promising(self, block: PlanBlock, now: InSight, look: Look) -> Iterator[Promising]:
+        """The plans of a block that may be faster than those beside which they are, and fit."""
         priced = prices(self.job, block, self.constants, self.memo)
-        host, process = (np.broadcast_to(held, now_s.shape) for held in (priced.memory.host, priced.memory.process))
-        is_faster = self.least_ratio * priced.laid_out_s * (1 + _MORE) < now_s
+        host, process = (np.broadcast_to(of, now.token_s.shape) for of in (priced.memory.host, priced.memory.process))
+        tokens = block.columns["global_batch_size"] * self.job.model.sequence
+        hoped_s = now.hoped_s(priced.laid_out_s, priced.time, tokens, look)
         may_fit = (process <= _MEMORY * self.room) & (host <= self.host_room)
-        for index in np.flatnonzero(may_fit & is_faster).tolist():
-            job = block.plan(index, self.job)
-            yield int(block.columns["near"][index]), float(priced.laid_out_s[index]), job
+        for index in np.flatnonzero(may_fit & (hoped_s * (1 + _MORE) < now.token_s)).tolist():
+            near, job = int(block.columns["near"][index]), block.plan(index, self.job)
+            yield Promising(near, float(hoped_s[index]), float(priced.laid_out_s[index]), job)
 
 
 def _with_layout_kept(job: JobSpec, beside: JobSpec) -> list[JobSpec]:
     """A plan with the layout of one beside it, where that has one and stages lie as there."""
     plan, other = job.plan, beside.plan
-    if not other.layout or (plan.schedule, plan.virtual_stages) != (other.schedule, other.virtual_stages):
+    if not other.layout or not same_stages(other, plan):
         return []
     return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(other.layout)})})]
 

@@ -1,0 +1,80 @@
+"""Which plans beside a simulated one are worth a simulation, though closed forms say that they are no faster.
+
+Closed forms take messages and the sums of gradients for waited for where a plan hides them, and the bubble of some
+schedules for longer than it is, by up to two fifths of a step. So of these parts a plan may hope for as little as is in
+sight in the one that it is beside. Seats go round by schedule, for there the error is alike.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.simulate.closed_form import StepTime
+from shardwright.workload.arrays import Array
+
+
+@dataclass(frozen=True)
+class Look:
+    """How closely plans beside one are looked at: `most` of them are simulated, and each may hope to be without this
+    share of its bubble."""
+
+    most: int
+    bubble_share: float
+
+
+QUICK = Look(most=8, bubble_share=0.0)
+THOROUGH = Look(most=64, bubble_share=0.4)
+
+
+class Promising(NamedTuple):
+    """A plan that may be faster than the one that it is beside, number `near`: seconds by token that it may hope for,
+    and those that closed forms say."""
+
+    near: int
+    hoped_s: float
+    closed_s: float
+    job: JobSpec
+
+
+@dataclass(frozen=True)
+class InSight:
+    """Plans that were simulated, in arrays: seconds by token of a step, and of its parts that other plans may hide as
+    these do."""
+
+    token_s: Array
+    messages_s: Array
+    data_s: Array
+
+    @classmethod
+    def of(cls, times: Sequence[StepTime], jobs: Sequence[JobSpec], token_s: Sequence[float]) -> "InSight":
+        """Some jobs by their steps."""
+        tokens = np.array([job.tokens_per_step for job in jobs])
+        messages_s, data_s = (np.array([float(getattr(of, part)) for of in times]) for part in ("messages", "data"))
+        return cls(np.array(token_s), messages_s / tokens, data_s / tokens)
+
+    def taken(self, numbers: Array) -> "InSight":
+        """The plans of these numbers."""
+        return InSight(self.token_s[numbers], self.messages_s[numbers], self.data_s[numbers])
+
+    def hoped_s(self, closed_s: Array, time: StepTime, tokens: Array, look: Look) -> Array:
+        """Seconds by token that plans beside these may hope for, of which closed forms say `closed_s` in all."""
+        hidden_s = np.maximum(0.0, time.messages / tokens - self.messages_s)
+        hidden_s = hidden_s + np.maximum(0.0, time.data / tokens - self.data_s)
+        return closed_s - hidden_s - look.bubble_share * time.bubble / tokens
+
+
+def by_turns(plans: Sequence[Promising]) -> list[JobSpec]:
+    """The first of each schedule, by what plans may hope for and by closed forms, then the second of each, and on."""
+    places = [len(plans)] * len(plans)
+    for seconds in ([of.hoped_s for of in plans], [of.closed_s for of in plans]):
+        num_before: Counter[str] = Counter()
+        for number in sorted(range(len(plans)), key=seconds.__getitem__):
+            schedule = plans[number].job.plan.schedule
+            places[number] = min(places[number], num_before[schedule])
+            num_before[schedule] += 1
+    order = sorted(range(len(plans)), key=lambda number: (places[number], plans[number].hoped_s))
+    return [plans[number].job for number in order]
