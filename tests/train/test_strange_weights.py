@@ -5,6 +5,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardwright.config.base import PlanError
 from shardwright.train.checkpoint.pickled_weights import PickledFiles
 from shardwright.train.checkpoint.released_companions import companions
 from shardwright.train.checkpoint.released_files import ReleasedFiles
+from shardwright.train.checkpoint.safetensors_folder import WrittenTensor, _in_files
 
 
 def safetensors(folder: Path, header: dict[str, Any], num_bytes: int = 4096) -> Path:
@@ -109,6 +111,28 @@ def test_an_archive_with_packed_parts_is_refused(tmp_path: Path) -> None:
         PickledFiles(folder)
 
 
+class Counted(WrittenTensor):
+    """A tensor whose bytes are asked for so often."""
+
+    asked = 0
+
+    @property
+    def num_bytes(self) -> int:
+        Counted.asked += 1
+        return super().num_bytes
+
+
+def test_many_tensors_are_put_into_files_one_by_one() -> None:
+    """A header has room for hundreds of thousands: each is looked at once, not all before it again."""
+    tensors = [Counted(f"x{n}", (n % 3,), "F32") for n in range(1000)]
+    files = list(_in_files(tensors, 40).values())
+    assert Counted.asked <= 3 * len(tensors)
+    assert [tensor for held in files for tensor in held] == tensors
+    for held, after in pairwise(files):
+        num_bytes = sum(tensor.num_bytes for tensor in held)
+        assert num_bytes <= 40 < num_bytes + after[0].num_bytes
+
+
 def test_companions_are_not_read_through_links_out_of_the_folder(tmp_path: Path) -> None:
     """A clone may have such links, and what is converted is published."""
     model, key = tmp_path / "model", tmp_path / "id_ed25519"
@@ -124,6 +148,9 @@ def test_companions_are_not_read_through_links_out_of_the_folder(tmp_path: Path)
             companions(model)
         assert "SECRET" not in str(refused.value)
         (model / "chat_template.jinja").unlink()
+    (model / "config.json").symlink_to(key)  # its keys are written to the new one
+    with pytest.raises(PlanError, match=r"config\.json is a link out of the folder, to "):
+        companions(model)
 
 
 @pytest.mark.parametrize("is_cache_elsewhere", [False, True])

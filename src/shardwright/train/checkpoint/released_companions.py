@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from shardwright.config.base import PlanError
+from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_file
 
@@ -26,15 +27,18 @@ def _target_outside(file: Path) -> str:
 
 
 def companions(folder: Path) -> dict[str, bytes]:
-    """The contents of those files that a folder has, by name. Raises PlanError with each that can't be read."""
+    """The contents of those files that a folder has, by name. Raises PlanError with each that can't be read, and where
+    one of them or config.json is a link out of it."""
     found, faults = dict[str, bytes](), list[str]()
-    for name in COMPANIONS:
+    for name in (CONFIG, *COMPANIONS):
         if (folder / name).is_file():
             if target := _target_outside(folder / name):
                 faults.append(
                     f"{name} is a link out of the folder, to {target}, and what is there would be put beside the "
                     "weights; put a copy in its place, or remove it"
                 )
+                continue
+            if name == CONFIG:  # its keys are written anew
                 continue
             try:
                 found[name] = read_file(folder / name, _MOST_BYTES)

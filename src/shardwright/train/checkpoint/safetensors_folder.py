@@ -82,10 +82,14 @@ def write_safetensors(
 def _in_files(tensors: Sequence[WrittenTensor], most_bytes: int) -> Files:
     """Tensors by file, in their order."""
     files: list[list[WrittenTensor]] = [[]]
+    held_bytes = 0
     for tensor in tensors:
-        if files[-1] and sum(held.num_bytes for held in files[-1]) + tensor.num_bytes > most_bytes:
+        num_bytes = tensor.num_bytes
+        if files[-1] and held_bytes + num_bytes > most_bytes:
             files.append([])
+            held_bytes = 0
         files[-1].append(tensor)
+        held_bytes += num_bytes
     if len(files) == 1:
         return {ONE_FILE: files[0]}
     return {f"model-{i:05d}-of-{len(files):05d}.safetensors": held for i, held in enumerate(files, 1)}
