@@ -13,6 +13,7 @@ SECRET = "hunter2"
 ADDRESSES = [f"{protocol}://me:{SECRET}@host.example/x" for protocol in PROTOCOLS]
 ADDRESSES += [
     f"https://me:{SECRET}/{SECRET}@host/x", f"s3://:{SECRET}@bucket", f"az://box/x?sig={SECRET}&a=1",
+    f"s3://bucket/x?X-Amz-Signature={SECRET}", f"sftp://host/x;password={SECRET}", f"s3://b/x#access-token={SECRET}",
     f"s3://bucket/x?a=1&aws_secret_access_key={SECRET}", f"SFTP://me:{SECRET}@host:22/x",
 ]  # fmt: skip
 PLAIN = [

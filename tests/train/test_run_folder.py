@@ -1,6 +1,7 @@
 """The folder of a run: one run at a time has it, and a dead one has it no more."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,25 @@ def test_a_scratch_folder_that_is_left_is_removed_by_number(tmp_path: Path, monk
 
 
 LINKED = ("metrics.jsonl", "metrics.new", "tensorboard", "profile", "experts.svg", "data", "checkpoints")
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_what_is_no_file_or_folder_of_a_run_is_refused(name: str, tmp_path: Path) -> None:
+    """A FIFO that nobody reads, and a folder in a file's place or the other way round: else a rank ends at it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    os.mkfifo(run / name)
+    (fault,) = folder_faults(run)
+    assert re.search(rf"{name} is a FIFO, and a run has a (file|folder) there; remove it, or name another", fault)
+    (run / name).unlink()
+    is_file = "has a file there" in fault
+    (run / name).mkdir() if is_file else (run / name).touch()
+    (fault,) = folder_faults(run)
+    told = "a folder, and a run has a file" if is_file else "a file, and a run has a folder"
+    assert f"{name} is {told} there; remove it" in fault
+    (run / name).rmdir() if is_file else (run / name).unlink()
+    (run / name).touch() if is_file else (run / name).mkdir()
+    assert folder_faults(run) == []
 
 
 @pytest.mark.parametrize("name", LINKED)

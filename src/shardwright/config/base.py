@@ -43,7 +43,7 @@ def _shown(text: str, most: int) -> str:
     return printable(text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}")
 
 
-_NAMED = r"[?&](?:sig|\w{0,50}(?:password|passwd|secret|token|credential|signature)\w{0,50})="
+_NAMED = r"[?&;#](?:sig|[\w-]{0,50}(?:password|passwd|secret|token|credential|signature)[\w-]{0,50})="
 _SECRETS = re.compile(
     rf"(://[^/@\s:\['\"]{{0,200}}:)(?!\d+/)[^@\s'\"]{{1,200}}(?=@)|({_NAMED})[^&\s'\"]+", re.IGNORECASE
 )

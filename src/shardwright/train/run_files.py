@@ -1,9 +1,10 @@
 """Files that a run writes into its folder: one place says which they are, and how they are opened.
 
 A folder may come from an archive, or be one that others write to, and hold links: a file that is written through one is
-somebody else's. So a name that is a link is refused before a run begins; files are opened without following one, and
-what would be emptied is a new file instead, for a second name of the same file (a hard link) can't be told from it.
-Who may write to the folder while a run goes on can harm it in other ways, and is not kept out.
+somebody else's. So a name that is a link, or no file where a run has one, is refused before a run begins; files are
+opened without following one, and what would be emptied is a new file instead, for a second name of the same file (a
+hard link) can't be told from it. Who may write to the folder while a run goes on can harm it in other ways, and is not
+kept out.
 """
 
 import errno
@@ -13,20 +14,34 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from shardwright.config.user_file import kind_of
+
 METRICS, BOARD, PROFILE, PICTURE = "metrics.jsonl", "tensorboard", "profile", "experts.svg"
 TOKENS, CHECKPOINTS_BELOW = "data", "checkpoints"
 _WAYS_OUT = {TOKENS: "or name its target in data.cache", CHECKPOINTS_BELOW: "or name its target in checkpoint.path"}
-NAMES = (METRICS, "metrics.new", BOARD, PROFILE, PICTURE, TOKENS, CHECKPOINTS_BELOW)
+_FILES, _FOLDERS = (METRICS, "metrics.new", PICTURE), (BOARD, PROFILE, TOKENS, CHECKPOINTS_BELOW)
+NAMES = (*_FILES, *_FOLDERS)
 
 
 def link_faults(folder: Path) -> list[str]:
-    """A sentence for each name in a run's folder that is a link, and would be written through."""
-    return [
-        f"{folder / name} is a link, and a run would write through it; remove it, "
-        + _WAYS_OUT.get(name, "or name another folder in run.folder")
-        for name in NAMES
-        if os.path.islink(folder / name)
-    ]
+    """A sentence for each name in a run's folder that is a link, and would be written through, or something else than
+    what a run has under that name."""
+    faults = []
+    for name in NAMES:
+        try:
+            mode = os.lstat(folder / name).st_mode
+        except OSError:  # it is not there, or the folder says what is wrong when it is made
+            continue
+        way_out = "or name another folder in run.folder"
+        if stat.S_ISLNK(mode):
+            way_out = _WAYS_OUT.get(name, way_out)
+            faults.append(f"{folder / name} is a link, and a run would write through it; remove it, {way_out}")
+        elif not (stat.S_ISREG(mode) if name in _FILES else stat.S_ISDIR(mode)):
+            kind = "a file" if name in _FILES else "a folder"
+            faults.append(
+                f"{folder / name} is {kind_of(mode) or 'a file'}, and a run has {kind} there; remove it, {way_out}"
+            )
+    return faults
 
 
 def open_own(file: Path, flags: int) -> int:
