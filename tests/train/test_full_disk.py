@@ -2,6 +2,8 @@
 
 import errno
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ranks import PATIENCE_S
 from shardwright.config.base import PlanError
 from shardwright.train.data.token_cache import Summary, save_summary
 from shardwright.train.launch.full_disk import DiskFullError, telling_of_full_disk
@@ -21,6 +24,20 @@ def test_a_device_that_takes_nothing(tmp_path: Path) -> None:
         path.write_text("x")
     assert str(told.value).startswith(f"{path} can't be written: No space left on device (")
     assert str(told.value).endswith(" MiB are free in /dev); make room there or name another run.folder")
+
+
+@pytest.mark.processes
+def test_a_run_whose_output_goes_to_a_full_disk_ends_with_a_sentence(tmp_path: Path) -> None:
+    """The rank that can't print can't print why, either."""
+    overrides = ["plan.tp=1", "plan.pp=1", "plan.dp=1", "optimizer.steps=1", f"run.folder={tmp_path / 'run'}"]
+    (tmp_path / "text.txt").write_text("a few words " * 1000)
+    overrides += [f"data.path={tmp_path / 'text.txt'}", "optimizer.warmup_steps=0"]
+    command = [sys.executable, "-m", "shardwright", "train", "quickstart", *(f"--set={one}" for one in overrides)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1
+    assert "failed: standard output can't be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_other_errors_pass(tmp_path: Path) -> None:

@@ -218,6 +218,8 @@ def test_what_changes_about_checkpoints_is_told(tmp_path: Path) -> None:
     assert note.startswith(
         'note: checkpoint.keep_best is "other" from here on; it was "same"; what was best by that stays'
     )
+    (note,) = differences(before, job_of(tmp_path, checkpoint={"keep_best": "same"}, optimizer={"name": "lion"}))
+    assert note == 'note: optimizer.name is "lion" from here on; it was "adamw"'
     manifest = Manifest(step=1, samples=0, optimizer_steps=0, job=before, state={}, files=())
     longer = job_of(tmp_path, model={"sequence": 2 * before["model"]["sequence"]})
     with pytest.raises(PlanError, match=r"another run\.folder, with its weights by --from"):

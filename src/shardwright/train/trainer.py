@@ -238,7 +238,10 @@ class TrainingRun:
         found, said = go_back(self.job, self.mesh, self.replica, self.folder)
         self._say(said)
         if found is None:
-            raise RunError(f"{decision.sentence}; there is no healthy checkpoint to go back to")
+            raise RunError(
+                f"{decision.sentence}; there is no healthy checkpoint to go back to: save more often "
+                "(checkpoint.every_steps), lower optimizer.learning_rate or raise optimizer.warmup_steps"
+            )
         self.samples += samples_of(self.job, self.done, num_steps)
         self.passed_over = found.passed_over + self.samples - found.samples
         self.done = found.step

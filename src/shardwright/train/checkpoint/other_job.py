@@ -54,7 +54,8 @@ def differences(then: dict[str, Any], job: JobSpec) -> list[str]:
         for section, fields in now.items()
         if section not in _OF_THE_RUN and isinstance(fields, dict)
         for field, value in fields.items()
-        if field not in ("name", "begin_new") and then.get(section, {}).get(field) != value
+        if (section, field) not in (("model", "name"), ("data", "begin_new"))
+        and then.get(section, {}).get(field) != value
     ]
     seed = then.get("run", {}).get("seed")
     if seed != job.run.seed:

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -139,8 +140,9 @@ def join_others(
 def give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
     """End the process at once: other threads may be stuck in a collective that will never return."""
     tell(failure)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk, which may be why, or closed
+            stream.flush()
     os._exit(1)
 
 
