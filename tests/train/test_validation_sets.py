@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cases import small_job
 from ranks import run_on_mesh
+from shardwright.api.training import train_job
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -209,6 +210,25 @@ def test_a_set_takes_the_tokenizer_of_the_data(tmp_path: Path) -> None:
     own = prepare_validation(job.data, job.model, tmp_path / "cache")
     assert own["ids"].num_train_tokens == 40 and own["ids"].separate_documents
     assert own["ids"].in_file_order().batch(0, 1)[0, 1:].tolist() == list(range(1, 9))
+
+
+def test_files_that_are_not_there_are_told_before_text_is_read(tmp_path: Path) -> None:
+    """Of all sets and sources at once; and nothing stays of a run that never began."""
+    (tmp_path / "text.txt").write_text("one two three four " * 400)
+    fields = {
+        "model": {"vocab": 256, "sequence": 16, "layers": 1, "hidden": 16, "heads": 2},
+        "batch": {"global_batch_size": 2}, "optimizer": {"steps": 1}, "run": {"folder": str(tmp_path / "run")},
+        "data": {
+            "sources": [{"path": str(tmp_path / name), "weight": 1} for name in ("text.txt", "no.txt")],
+            "validation": [{"name": "mine", "path": str(tmp_path / "neither.txt")}],
+        },
+    }  # fmt: skip
+    with pytest.raises(PlanError) as refused:
+        train_job(make_job(fields))
+    first, second = refused.value.faults
+    assert first.startswith("data.sources[1]: there is no file or folder ")
+    assert second.startswith("data.validation 'mine': there is no file or folder ")
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_changes_about_checkpoints_is_told(tmp_path: Path) -> None:

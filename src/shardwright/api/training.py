@@ -136,7 +136,7 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
     from shardwright.train.checkpoint.kept import put_aside
     from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.checkpoint.starting_weights import refuse_weights
-    from shardwright.train.data.prepare import prepare_tokens
+    from shardwright.train.data.prepare import prepare_tokens, refuse_missing
     from shardwright.train.data.progress import say_aside
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
@@ -159,6 +159,7 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
             refuse_weights_from(spec, begins.weights_from)
         refuse_weights(spec, folder, is_anew=begins.fresh)  # before the tokens, which can take an hour
         remove_unfinished(folder / "data")
+        refuse_missing(spec.data)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         if begins.fresh:
             with holding_checkpoints(spec, folder):

@@ -20,7 +20,7 @@ from shardwright.train.checkpoint.resuming import begin, go_back
 from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
 from shardwright.train.data.batch_reader import BatchReader
 from shardwright.train.data.place import PlaceInData, StoredPlace, taken_up
-from shardwright.train.data.prepare import prepare_tokens, prepare_validation
+from shardwright.train.data.prepare import prepare_tokens, prepare_validation, refuse_missing
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
 from shardwright.train.data.tokenizer import load_tokenizer
@@ -290,6 +290,7 @@ def _tokens_after_rank_0(
     """Rank 0 turns text into tokens, and the others find them done (or, on another machine, do it there). What is
     trained on, and the sets of data.validation by their names."""
     with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, "the tokens"):
+        refuse_missing(job.data)
         tokens = prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
         return tokens, prepare_validation(job.data, job.model, folder / "data", say=say_aside)
 

@@ -65,6 +65,21 @@ def prepare_tokens(
     )
 
 
+def refuse_missing(data: DataSpec) -> None:
+    """PlanError where files of a source, or of a set of data.validation, are not there or are none to read: to make
+    tokens of the others can take an hour."""
+    named = [(f"data.sources[{number}]: " if data.sources else "", one) for number, one in enumerate(data.each)]
+    sets = zip(data.validation, data.each_validation, strict=True)
+    named += [(f"data.validation {one.name!r}: ", spec) for one, spec in sets]
+    faults: list[str] = []
+    for where, spec in named:
+        own: list[str] = []
+        find_files(spec, own)
+        faults += [where + fault for fault in own]
+    if faults:
+        raise PlanError("data", faults)
+
+
 def prepare_validation(
     data: DataSpec, model: ModelSpec, folder: Path, say: Say = lambda _: None
 ) -> dict[str, TokenFiles]:
