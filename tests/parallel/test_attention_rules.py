@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attention_inputs import bare_axis, documents, inputs
+from cuda_kernels import cuda_attention  # noqa: F401  # a fixture
 from ranks import run_ranks
 from shardwright.model.position_tables import alibi_slopes
 from shardwright.parallel.comm.collectives import Axis
@@ -162,6 +163,22 @@ def test_a_rule_on_one_rank(name: str, packed: bool, dtype: torch.dtype, monkeyp
     if len(expected) > 4:
         bound = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 0.5}
         torch.testing.assert_close(found[4].double(), expected[4], **bound)
+
+
+@pytest.mark.usefixtures("cuda_attention")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+@pytest.mark.parametrize("packed", [False, True], ids=["", "documents"])
+@pytest.mark.parametrize("name", [name for name in RULES if "cap" not in name and name != "all of it"])
+def test_a_rule_by_kernels_of_cuda(
+    name: str, packed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several samples in 16 bits: the kernel of the backward believes that rows of the output lie side by side."""
+    monkeypatch.setattr(score_blocks, "SCORE_BYTES", 1)
+    monkeypatch.setattr(score_blocks, "LEAST_QUERIES", 4)
+    alone = Axis("cp", (0,), 0, None, Ledger(torch.device("cpu"), kind="cuda"), None)
+    found = by_rule(alone, name, "ring", packed, dtype)
+    expected = plainly(inputs(6, 2, dtype), rule_of(name, 6, 2), documents() if packed else None)
+    check_part(found, expected, torch.arange(SEQUENCE), dtype)
 
 
 def on_ranks(rank: int, store: str, size: int) -> list[tuple[Any, ...]]:

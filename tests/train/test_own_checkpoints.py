@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import shardwright as sw
 from ranks import in_group, run_ranks
+from shardwright.parallel.zero.master_weights import Masters
 from shardwright.train.checkpoint import storage as places
+from shardwright.train.checkpoint.boxes import HeldBox
+from shardwright.train.checkpoint.replica_state import ComingBoxes
 
 ADAMW = {"name": "adamw", "learning_rate": 1e-2}
 
@@ -100,3 +103,28 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
         model.save(tmp_path)
     model.load(tmp_path)
     assert torch.equal(model.state_dict()["weight"], whole["weight"])
+
+
+def test_a_save_waits_for_copies_that_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As copies from a device do: nothing is there before the stream has come so far."""
+    late: list[tuple[Tensor, Tensor]] = []
+    copied, waited = Masters.copy_out, ComingBoxes.wait
+
+    def copy_later(self: Masters, name: str, start: int, stop: int) -> Tensor:
+        values = copied(self, name, start, stop)
+        late.append((torch.full_like(values, torch.nan), values))
+        return late[-1][0]
+
+    def wait(self: ComingBoxes) -> list[HeldBox]:
+        for out, values in late:
+            out.copy_(values)
+        return waited(self)
+
+    saved, taken = stepped(linear(), 1), linear(bias=3.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Masters, "copy_out", copy_later)
+        patched.setattr(ComingBoxes, "wait", wait)
+        saved.save(tmp_path)
+    assert len(late) > 0 and taken.load(tmp_path) == 1
+    wanted = saved.state_dict()
+    assert all(torch.equal(values, wanted[name]) for name, values in taken.state_dict().items())

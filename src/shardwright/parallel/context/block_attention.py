@@ -138,10 +138,19 @@ def _gradients_on_cuda(
     padded_BNS = functional.pad(lse_BNS, (0, -lse_BNS.shape[2] % 32), value=math.inf)
     dq_BNSD, dk_BNTD, dv_BNTD, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
         dout_BNSD, q_BNSD, k_BGTD.repeat_interleave(queries, 1), v_BGTD.repeat_interleave(queries, 1),
-        _for_all_heads(bias, q_BNSD), out_BNSD, padded_BNS, no_seed, no_seed, 0.0, [True, True, True, False], is_causal,
-        scale=scale,
+        _for_all_heads(bias, q_BNSD), _by_rows(out_BNSD), padded_BNS, no_seed, no_seed, 0.0,
+        [True, True, True, False], is_causal, scale=scale,
     )  # fmt: skip
     return dq_BNSD, dk_BNTD.unflatten(1, (-1, queries)).sum(2), dv_BNTD.unflatten(1, (-1, queries)).sum(2)
+
+
+def _by_rows(out_BNSD: Tensor) -> Tensor:
+    """The output with the heads of a row side by side and rows behind each other, copied where it is not so already.
+
+    Of `out` the kernel of the backward takes the strides of samples and heads alone, and its rows as N x D apart
+    (torch's mem_eff_attention/kernel_backward.h, o_strideM). In 16 bits it makes the sums of dO x O itself.
+    """
+    return out_BNSD.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _for_all_heads(bias: Tensor | None, q_BNSD: Tensor) -> Tensor | None:

@@ -65,8 +65,32 @@ class _HeldRows:
         return rows_of(self.parameter.shape)[1]
 
 
+class ComingBoxes:
+    """Copies, in host memory, of what a rank writes. On CUDA they are there once the stream has come so far: nobody
+    gets them before."""
+
+    def __init__(self, boxes: list[HeldBox], device: torch.device) -> None:
+        """`boxes` are what the current stream of the device was told to copy."""
+        self._boxes, self._device, self._copied = boxes, device, None
+        if device.type == "cuda":
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def wait(self) -> list[HeldBox]:
+        """The boxes, once they are there. From any thread."""
+        if self._copied is not None:
+            torch.cuda.set_device(self._device)  # of this thread: else it would wake the first one
+            self._copied.synchronize()
+        return self._boxes
+
+
 def held_boxes(replica: HoldsState, mesh: Mesh) -> list[HeldBox]:
-    """Copies, in host memory, of what this rank writes. On CUDA they are there once the stream has come so far."""
+    """Copies, in host memory, of what this rank writes."""
+    return coming_boxes(replica, mesh).wait()
+
+
+def coming_boxes(replica: HoldsState, mesh: Mesh) -> ComingBoxes:
+    """Begin to copy what this rank writes to host memory. What changes the state from now on is not in it."""
     boxes = [box for held in _written_rows(replica, mesh) for box in _boxes_of(held)]
     boxes += _written_factors(replica, mesh)
     for stage, shards in replica.shards.items():
@@ -74,7 +98,7 @@ def held_boxes(replica: HoldsState, mesh: Mesh) -> list[HeldBox]:
         if _speaks_for(shards, mesh):
             named |= _routers(replica, stage)
         boxes += [_whole_box(name, values) for name, values in named.items()]
-    return boxes + list(held_compression(replica, mesh))
+    return ComingBoxes(boxes + list(held_compression(replica, mesh)), mesh.device)
 
 
 def _whole_box(name: str, values: Tensor) -> HeldBox:

@@ -43,7 +43,7 @@ from shardwright.train.checkpoint.manifest import (
     folder_name,
     index_file,
 )
-from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
+from shardwright.train.checkpoint.replica_state import coming_boxes, optimizer_steps
 from shardwright.train.checkpoint.saving_cost import SavingCost
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.launch import preemption
@@ -134,18 +134,12 @@ class CheckpointWriter:
             job=job.model_dump(mode="json"), state=state, health=health, data=data,
             losses=dict(losses), files=(),
         )  # fmt: skip
-        boxes = held_boxes(replica, mesh)
-        copied = None
-        if mesh.device.type == "cuda":
-            copied = torch.cuda.Event()
-            copied.record()
+        coming = coming_boxes(replica, mesh)
         self._last_s = time.monotonic()
         self._blocking_s = self._last_s - start_s
 
         def write() -> None:
-            if copied is not None:
-                torch.cuda.set_device(mesh.device)  # of this thread: else it would wake the first one
-                copied.synchronize()
+            boxes = coming.wait()
             self._save_boxes(boxes, storage, folder_name(step), mesh.rank)
             boxes.clear()
 
