@@ -213,9 +213,9 @@ def test_a_set_takes_the_tokenizer_of_the_data(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_there_are_told_before_text_is_read(tmp_path: Path) -> None:
-    """Of all sets and sources at once; and nothing stays of a run that never began."""
+    """Of all sets and sources at once, and so is a place for checkpoints; nothing stays of a run that never began."""
     (tmp_path / "text.txt").write_text("one two three four " * 400)
-    fields = {
+    fields: dict[str, Any] = {
         "model": {"vocab": 256, "sequence": 16, "layers": 1, "hidden": 16, "heads": 2},
         "batch": {"global_batch_size": 2}, "optimizer": {"steps": 1}, "run": {"folder": str(tmp_path / "run")},
         "data": {
@@ -228,6 +228,11 @@ def test_files_that_are_not_there_are_told_before_text_is_read(tmp_path: Path) -
     first, second = refused.value.faults
     assert first.startswith("data.sources[1]: there is no file or folder ")
     assert second.startswith("data.validation 'mine': there is no file or folder ")
+    assert not (tmp_path / "run").exists()
+    fields["data"] = {"path": str(tmp_path / "text.txt")}
+    fields["checkpoint"] = {"path": str(tmp_path / "text.txt" / "kept"), "every_steps": 1}
+    with pytest.raises(PlanError, match=r"checkpoint\.path .*text\.txt/kept can't be made"):
+        train_job(make_job(fields))
     assert not (tmp_path / "run").exists()
 
 

@@ -154,7 +154,11 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
 
     folder = folder_of(spec)
     faults = cluster_faults(spec) or machine_faults(spec)
-    with leaving_no_empty(folder), holding(folder, faults + folder_faults(folder)):  # before much text is read
+    with (
+        leaving_no_empty(folder),
+        holding(folder, faults + folder_faults(folder)),
+        holding_checkpoints(spec, folder),  # before much text is read, as all that may be refused
+    ):
         if begins.weights_from is not None:
             refuse_weights_from(spec, begins.weights_from)
         refuse_weights(spec, folder, is_anew=begins.fresh)  # before the tokens, which can take an hour
@@ -162,15 +166,13 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
         refuse_missing(spec.data)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         if begins.fresh:
-            with holding_checkpoints(spec, folder):
-                for line in put_aside(spec, folder):
-                    begins.tell(f"--fresh: {line}")
+            for line in put_aside(spec, folder):
+                begins.tell(f"--fresh: {line}")
         work = _work(spec, begins.weights_from or "")
         try:
-            with holding_checkpoints(spec, folder):
-                if asked is None:
-                    return launch(work, spec, folder)[0], folder
-                return launch_with_restarts(work, spec, folder, asked, tell)[0], folder
+            if asked is None:
+                return launch(work, spec, folder)[0], folder
+            return launch_with_restarts(work, spec, folder, asked, tell)[0], folder
         except RankFailedError as error:
             raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
 
