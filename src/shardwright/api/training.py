@@ -163,7 +163,7 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
             refuse_weights_from(spec, begins.weights_from)
         refuse_weights(spec, folder, is_anew=begins.fresh)  # before the tokens, which can take an hour
         remove_unfinished(folder / "data")
-        refuse_missing(spec.data)
+        refuse_missing(spec.data, spec.model)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         if begins.fresh:
             for line in put_aside(spec, folder):

@@ -290,7 +290,7 @@ def _tokens_after_rank_0(
     """Rank 0 turns text into tokens, and the others find them done (or, on another machine, do it there). What is
     trained on, and the sets of data.validation by their names."""
     with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, "the tokens"):
-        refuse_missing(job.data)
+        refuse_missing(job.data, job.model)
         tokens = prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
         return tokens, prepare_validation(job.data, job.model, folder / "data", say=say_aside)
 

@@ -7,7 +7,7 @@ files that are token ids already are used where they lie.
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ from shardwright.train.data.progress import Say
 from shardwright.train.data.source_files import IN_PLACE, SourceFile, find_files
 from shardwright.train.data.template_files import find_template
 from shardwright.train.data.token_cache import Cache, Sides, Summary, cache_key, cached_spans, tokenize
-from shardwright.train.data.token_files import check_token_files, open_token_files
+from shardwright.train.data.token_files import Starts, check_token_files, open_token_files
 from shardwright.train.data.token_stream import TokenSpan, TokenStream, cut, num_tokens
 from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -65,19 +65,24 @@ def prepare_tokens(
     )
 
 
-def refuse_missing(data: DataSpec) -> None:
+def refuse_missing(data: DataSpec, model: ModelSpec) -> None:
     """PlanError where files of a source, or of a set of data.validation, are not there or are none to read: to make
-    tokens of the others can take an hour."""
+    tokens of the others can take an hour. With every other fault that shows before any text is read."""
     named = [(f"data.sources[{number}]: " if data.sources else "", one) for number, one in enumerate(data.each)]
     sets = zip(data.validation, data.each_validation, strict=True)
     named += [(f"data.validation {one.name!r}: ", spec) for one, spec in sets]
+    missing: list[str] = []
+    for _, spec in named:
+        find_files(spec, missing)
+    if not missing:
+        return
     faults: list[str] = []
     for where, spec in named:
-        own: list[str] = []
-        find_files(spec, own)
-        faults += [where + fault for fault in own]
-    if faults:
-        raise PlanError("data", faults)
+        try:
+            _looked_at(spec, model)
+        except PlanError as error:
+            faults += [where + fault for fault in error.faults]
+    raise PlanError("data", faults)
 
 
 def prepare_validation(
@@ -100,7 +105,19 @@ def prepare_validation(
     return sets
 
 
-def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, say: Say) -> TokenFiles:
+@dataclass(frozen=True)
+class _Source:
+    """A source before its text is read: its files, and of token files the spans and where they start."""
+
+    files: list[SourceFile]
+    tokenizer: Tokenizer
+    spans: list[TokenSpan]
+    starts: Starts
+    notes: list[str]
+
+
+def _looked_at(data: DataSpec, model: ModelSpec) -> _Source:
+    """What there is of a source. Raises PlanError with every fault that shows before any text is read."""
     faults: list[str] = []
     notes: list[str] = []
     files = find_files(data, faults, notes)
@@ -116,10 +133,16 @@ def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, s
     spans, starts = open_token_files(in_place, data, model.vocab, faults, notes)
     if tokenizer is None or faults:
         raise PlanError("data", faults)
+    return _Source(files, tokenizer, spans, starts, notes)
+
+
+def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, say: Say) -> TokenFiles:
+    source = _looked_at(data, model)
+    files, tokenizer, spans, notes = source.files, source.tokenizer, source.spans, source.notes
     template = find_template(data, model.weights) if data.chats else None
     key = cache_key(files, data, tokenizer, template, [span.dtype for span in spans])
-    if in_place:
-        spans, summary = check_token_files(spans, starts, data, model.vocab, folder / key)
+    if spans:
+        spans, summary = check_token_files(spans, source.starts, data, model.vocab, folder / key)
         sides: Sides = (tuple(spans), ())
     else:
         summary = tokenize(files, EncodingSetup(data, template), tokenizer, Cache(folder, key, say))
