@@ -21,11 +21,12 @@ _LARGEST = 2**63  # TOML 1.0: integers have 64 bits with their sign
 # Of a key such as a.b.c. Python's parser takes time and memory by the square of their number.
 _MOST_PARTS = 16
 # A text of several lines may end in up to two quotes of its own. One without an end is all that is left, so that each
-# character is looked at once; TOML refuses it.
+# character is looked at once; TOML refuses it. What may follow a repetition may be left out, so that nothing is tried
+# again; a possessive one with a choice inside would say so, but Python before 3.11.5 matches it wrongly.
 _STRING_OR_COMMENT = re.compile(
-    r'"""(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5})?'
-    r"|'''(?:[^']++|'(?!''))*+(?:'{3,5})?"
-    r'|"(?:[^"\\\n]++|\\.)*+"?'
+    r'"""(?:[^"\\]+|\\.|"(?!""))*(?:"{3,5})?'
+    r"|'''(?:[^']+|'(?!''))*(?:'{3,5})?"
+    r'|"(?:[^"\\\n]+|\\.)*"?'
     r"|'[^'\n]*+'?|#[^\n]*+",
     re.DOTALL,
 )
