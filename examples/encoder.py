@@ -1,4 +1,4 @@
-"""An encoder of one's own under ZeRO 3: it fills in bytes that are hidden in the source of a Python module.
+"""An encoder of one's own under ZeRO 3: it fills in bytes that are hidden in a text, which is this file.
 
     python examples/encoder.py
     torchrun --standalone --nproc-per-node 2 examples/encoder.py --zero 3 --bf16
@@ -8,7 +8,7 @@ bytes that go in and those that come out.
 """
 
 import argparse
-import inspect
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -68,7 +68,7 @@ def main() -> None:
 
     rank = dist.get_rank() if dist.is_initialized() else 0
     generator = torch.Generator().manual_seed(rank)  # each rank sees pieces of its own
-    text = torch.tensor(list(inspect.getsource(argparse).encode()))
+    text = torch.tensor(list(Path(__file__).read_bytes()))
     for _ in range(asked.steps):
         tokens, targets = hidden_bytes(text, 16, 48, generator)
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
