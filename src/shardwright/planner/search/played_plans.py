@@ -209,7 +209,7 @@ class PlayedPlans:
         for job, near in zip(plans, promising, strict=True):
             known = [plan.job for plan in near if _key(plan.job) in self._times]
             unknown = [plan for plan in near if _key(plan.job) not in self._times]
-            tried = [*known, *by_turns(unknown)[: look.most]]
+            tried = [*known, *by_turns(unknown)[: look.most_like(job)]]
             laid_out = [same for other in tried for same in _with_layout_kept(other, job)]
             beside.append([*tried, *laid_out, *self._layouts_beside(job)])
         return beside

@@ -19,15 +19,20 @@ from shardwright.workload.arrays import Array
 
 @dataclass(frozen=True)
 class Look:
-    """How closely plans beside one are looked at: `most` of them are simulated, and each may hope to be without this
-    share of its bubble."""
+    """How closely plans beside one are looked at: `most` of them are simulated, and of long steps fewer, of at most
+    `num_actions` together but two; and each may hope to be without this share of its bubble."""
 
     most: int
+    num_actions: int
     bubble_share: float
 
+    def most_like(self, job: JobSpec) -> int:
+        """How many plans are simulated whose steps are as long as that of a job."""
+        return min(self.most, max(2, self.num_actions // (job.plan.num_stages * job.num_microbatches)))
 
-QUICK = Look(most=8, bubble_share=0.0)
-THOROUGH = Look(most=64, bubble_share=0.4)
+
+QUICK = Look(most=5, num_actions=2**12, bubble_share=0.0)
+THOROUGH = Look(most=64, num_actions=2**13, bubble_share=0.4)
 
 
 class Promising(NamedTuple):
