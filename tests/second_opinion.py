@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+UNIT = 2.0**-24  # half of the distance from 1 to the next float32
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Muon's polynomial (Jordan et al. 2024)
 
 
@@ -101,7 +102,7 @@ class Opinion:
                 objective.backward()
         gradients = {n: w.grad for n, w in self.named.items() if w.grad is not None and n not in self.frozen}
         norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
-        faintest = 64 * 2.0**-24 * norm
+        faintest = 64 * UNIT * norm
         self.faint |= {name for name, gradient in gradients.items() if float(gradient.norm()) < faintest}
         clip = self.training.optimizer["clip_grad_norm"]
         factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0

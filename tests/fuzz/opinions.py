@@ -35,7 +35,7 @@ from transformers.utils.logging import disable_progress_bar
 import shardwright as sw
 from ranks import in_group, leaves_nothing, run_on_mesh, run_ranks
 from released_models import in_their_layout, save_released
-from second_opinion import Document, Opinion, Sample, Training, sum_of_losses
+from second_opinion import UNIT, Document, Opinion, Sample, Training, sum_of_losses
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import read_model
 from shardwright.config.job import JobSpec
@@ -52,7 +52,6 @@ from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import evaluate, train_step
 
 SEQUENCE, BATCH, VOCAB, STEPS = 20, 4, 96, 4
-UNIT = 2.0**-24
 # Families whose every matrix is a tensor of its own, for optimizers that look at whole ones.
 SEPARATE = ("llama", "llama 3.1", "qwen3", "mistral", "granite", "olmo2")
 WITHOUT_BIAS = (*SEPARATE, "gemma", "gemma2", "mixtral", "qwen3_moe", "olmoe", "smollm3")

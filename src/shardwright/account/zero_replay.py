@@ -66,10 +66,8 @@ class MovedCounts:
         self.calls[collective, axis] += 1
         self.moved_bytes[collective, axis] += num_bytes
 
-    def note(self, num_messages: int | None = None) -> None:
-        """See whether there is more memory than ever; with other messages than before, if `num_messages` says so."""
-        if num_messages is not None:
-            self.num_messages = num_messages
+    def note(self) -> None:
+        """See whether there is more memory than ever."""
         messages_bytes = self.num_messages * self._message_bytes
         self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + self.staged_bytes + messages_bytes)
 
@@ -287,7 +285,7 @@ class _Replay:
             self._pass_over(next_index, index)
             next_index = index + 1
             self._carry_out(index)
-            self.counts.note(messages.after[index])
+            self._note_with(messages.after[index])
         self._pass_over(next_index, len(self._row))
         if self._before != messages.left:  # the next time begins with others
             self._before = messages.left
@@ -299,7 +297,11 @@ class _Replay:
     def _pass_over(self, start: int, end: int) -> None:
         """Nothing but messages comes and goes."""
         if start < end:
-            self.counts.note(max(self._messages.after[start:end]))
+            self._note_with(max(self._messages.after[start:end]))
+
+    def _note_with(self, num_messages: int) -> None:
+        self.counts.num_messages = num_messages
+        self.counts.note()
 
     def _carry_out(self, index: int) -> None:
         action = self._row[index]
@@ -328,14 +330,14 @@ class _Replay:
 
     def _compute(self, part: Action) -> None:
         program, stage = self._program, self._stages[part.stage]
-        again = (part.stage, part.microbatch) in program.recomputed
+        is_run_again = part.kind is Kind.FORWARD and (part.stage, part.microbatch) in program.recomputed
+        keeps_graph = program.trains and not is_run_again
         if self._casts and part.kind is not Kind.WEIGHT_GRAD:
             if program.weights != "current":
                 stage.show_versions()
-            keeps_graph = program.trains and not (again and part.kind is Kind.FORWARD)
             self.counts.num_casts.update((part.stage, *weights) for weights in stage.casts(keeps_graph))
         if part.kind in (Kind.FORWARD, Kind.RECOMPUTE):
-            stage.forward(program.trains and not (again and part.kind is Kind.FORWARD))
+            stage.forward(keeps_graph)
         else:
             stage.backward(part.kind)
 

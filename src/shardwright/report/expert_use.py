@@ -20,7 +20,7 @@ from shardwright.report.heat import STYLE, heat_legend, heat_map
 from shardwright.report.output import replace_output, write_output
 from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, px, text, x_axis
 from shardwright.report.timeline.colours import rgb
-from shardwright.train.run_files import METRICS, PICTURE, link_faults
+from shardwright.train.run_files import METRICS, PICTURE, name_faults
 
 _MOST_BYTES = 256 * MIB  # a step of 60 layers with 256 experts writes some 100 kB
 EVEN = 1.5  # a busiest expert up to this multiple of the mean is called even
@@ -118,7 +118,7 @@ def draw_use(folder: Path, svg: Path | None = None) -> Path:
     if svg is not None:
         write_output(svg, picture, "--svg")
         return svg
-    if faults := link_faults(folder):
+    if faults := name_faults(folder):
         raise PlanError(f"run {folder}", faults)
     replace_output(folder / PICTURE, picture, "--svg")
     return folder / PICTURE

@@ -23,7 +23,7 @@ _FILES, _FOLDERS = (METRICS, "metrics.new", PICTURE), (BOARD, PROFILE, TOKENS, C
 NAMES = (*_FILES, *_FOLDERS)
 
 
-def link_faults(folder: Path) -> list[str]:
+def name_faults(folder: Path) -> list[str]:
     """A sentence for each name in a run's folder that is a link, and would be written through, or something else than
     what a run has under that name."""
     faults = []

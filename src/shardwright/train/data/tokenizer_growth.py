@@ -39,9 +39,8 @@ def growth_faults(fields: dict[str, Any]) -> list[str]:
     if not faults and (growth := written * repeated * around) > MOST_GROWTH:
         together = ", ".join(f"{kind} {growth:,}" for kind, growth in parts[:3])
         faults.append(f"it can make {growth:,} characters of one ({together}), and at most {MOST_GROWTH:,} are taken")
-    if (
-        not faults and _num_templates(fields.get("post_processor")) > 1
-    ):  # where there are three parts, the library panics
+    num_templates = _num_templates(fields.get("post_processor"))
+    if not faults and num_templates > 1:  # where there are three parts, the library panics
         faults.append("its post-processors have more than one template, and at most one is taken")
     if faults:
         return faults

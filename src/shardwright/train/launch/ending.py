@@ -103,10 +103,15 @@ def ending_at_once(command: Callable[[], None]) -> None:
         sys.exit(status)
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
     atexit._run_exitfuncs()
+    flush_standard_streams()
+    os._exit(status)
+
+
+def flush_standard_streams() -> None:
+    """Write what was printed, where that can be written: not to a full disk, nor to what is closed."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None is one that was closed before we began
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(status)
 
 
 class Handler:

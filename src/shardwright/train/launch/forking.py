@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
-from shardwright.train.launch.ending import die_of_signals
+from shardwright.train.launch.ending import die_of_signals, flush_standard_streams
 from shardwright.train.launch.lifeline import follow
 from shardwright.train.launch.loading import loading
 from shardwright.train.launch.preemption import REQUESTS
@@ -133,7 +133,5 @@ def serve_rank(connection: "Connection[Any, Any]") -> int:
     except BaseException:
         traceback.print_exc()
         status = 1
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    flush_standard_streams()
     return status

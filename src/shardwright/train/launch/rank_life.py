@@ -5,11 +5,9 @@ told the one that failed first in cause and not in time.
 """
 
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +24,7 @@ from shardwright.parallel.comm.hang_watch import Watch, is_lost_connection
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
+from shardwright.train.launch.ending import flush_standard_streams
 from shardwright.train.launch.full_disk import DiskFullError
 from shardwright.train.launch.loading import collect_as_usual
 from shardwright.train.launch.meeting import NotMetError, attempt_name
@@ -140,9 +139,7 @@ def join_others(
 def give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
     """End the process at once: other threads may be stuck in a collective that will never return."""
     tell(failure)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a full disk, which may be why, or closed
-            stream.flush()
+    flush_standard_streams()
     os._exit(1)
 
 

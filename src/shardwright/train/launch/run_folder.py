@@ -17,7 +17,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.train.checkpoint.kept import place_of
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
-from shardwright.train.run_files import link_faults, open_own
+from shardwright.train.run_files import name_faults, open_own
 
 RUN_FOLDER, CHECKPOINTS = "run.folder", "checkpoint.path"  # the fields that name folders
 # Says who has the folder, and is locked by it. The system gives the lock of a process back however that ends.
@@ -43,7 +43,7 @@ def folder_faults(folder: Path, field: str = RUN_FOLDER) -> list[str]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else error
         return [f"{field} {folder} can't be written to: {reason}; {_way_out(field)}"]
-    return link_faults(folder) if field == RUN_FOLDER else []
+    return name_faults(folder) if field == RUN_FOLDER else []
 
 
 @contextmanager
