@@ -12,6 +12,7 @@ one rank.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share, most
 from shardwright.config.job import JobSpec
@@ -39,10 +40,15 @@ def most_needed(needs: Iterable[BackwardNeed], kept: Mapping[str, Bytes]) -> Byt
     numbers it was kept; 0 at least."""
 
     def free_bytes(need: BackwardNeed) -> Bytes:
-        names = (of for name in need.free for of in (name, IN_FLOAT8.format(name)))
-        return sum(kept[name] for name in dict.fromkeys(names) if name in kept)
+        return sum(kept[name] for name in _in_any_numbers(need.free) if name in kept)
 
     return most(0, *(need.num_bytes - free_bytes(need) for need in needs))
+
+
+@lru_cache(maxsize=256)
+def _in_any_numbers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of these tensors, and of the same in fp8."""
+    return tuple(dict.fromkeys(either for name in names for either in (name, IN_FLOAT8.format(name))))
 
 
 @dataclass(frozen=True)

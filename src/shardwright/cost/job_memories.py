@@ -20,6 +20,7 @@ from shardwright.cost.memory import Memory, rank_memory
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
+from shardwright.workload.memo import Memo
 
 _ALL = 8  # with so many pipeline ranks or fewer, the account of each is made: one takes long
 _FULLEST = 3  # with more, so many of those that closed forms say need most, and three others
@@ -43,15 +44,17 @@ def fullest(job: JobSpec, constants: Constants) -> Memory:
     return _fullest(list(_of_ranks(job, ranks)))
 
 
-def every_rank_has_room(job: JobSpec, constants: Constants, has_room: Callable[[Memory], bool]) -> bool:
+def every_rank_has_room(
+    job: JobSpec, constants: Constants, has_room: Callable[[Memory], bool], memo: Memo | None = None
+) -> bool:
     """Whether the ranks that may be the fullest have room, as `has_room` judges the memory of one.
 
     The rank that is foretold to need most is judged first: where it has none, no other is asked for its account.
-    KeyError says what is not known.
+    `memo` has what was computed before of the same model and cluster. KeyError says what is not known.
     """
     if not software_of(job.cluster.software).is_own:
-        return has_room(fullest(job, constants))
-    return all(map(has_room, _of_ranks(job, reversed(_ranks_to_ask(job, constants)))))
+        return has_room(_fullest(rank_memory(run_of(job), constants, memo)))
+    return all(map(has_room, _of_ranks(job, reversed(_ranks_to_ask(job, constants, memo)))))
 
 
 def _of_ranks(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
@@ -60,9 +63,9 @@ def _of_ranks(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
     return (of_account(job, _account(alike, rank)) for rank in ranks)
 
 
-def _ranks_to_ask(job: JobSpec, constants: Constants) -> list[int]:
+def _ranks_to_ask(job: JobSpec, constants: Constants, memo: Memo | None = None) -> list[int]:
     """The pipeline ranks of which the account is made, those last that are foretold to need most."""
-    foretold = [float(memory.process) for memory in rank_memory(run_of(job), constants)]
+    foretold = [float(memory.process) for memory in rank_memory(run_of(job), constants, memo)]
     by_need = np.argsort(foretold, kind="stable").tolist()
     if job.plan.pp <= _ALL:
         return list(by_need)

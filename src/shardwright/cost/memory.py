@@ -80,11 +80,15 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
     return only(memory) if run.cut.is_single else memory
 
 
-def rank_memory(run: Run, constants: Constants) -> list[Memory]:
-    """Memory of each pipeline rank of one plan. KeyError says what is not known."""
+def rank_memory(run: Run, constants: Constants, memo: Memo | None = None) -> list[Memory]:
+    """Memory of each pipeline rank of one plan. `memo` has what was computed before.
+
+    KeyError says what is not known.
+    """
     cut = run.cut.as_arrays()
     ranks = all_ranks(run.shape, cut)
-    memory = _on_ranks(replace(run, cut=cut), constants, ranks, Memo(), held=ranks.parameters(run.shape, cut))
+    held = ranks.parameters(run.shape, cut)
+    memory = _on_ranks(replace(run, cut=cut), constants, ranks, memo or Memo(), held=held)
     return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
 
 

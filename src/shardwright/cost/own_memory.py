@@ -90,7 +90,8 @@ def _with_layers(job: JobSpec, cut: PlanGrid, index: int, microbatch: Array) -> 
 
 
 def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
-    numbers = {shape_of(job.model).kind(number): number for number in range(job.model.layers)}
+    shape = shape_of(job.model)
+    numbers = {shape.kind(number): number for number in range(job.model.layers)}
     layers = {kind: layer_of(job, number) for kind, number in numbers.items()}
     rows = []
     for kind, policy in kinds:

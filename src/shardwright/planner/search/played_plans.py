@@ -168,7 +168,7 @@ class PlayedPlans:
         least_gain = LEAST_GAIN if _has_many_actions(job) else _MORE
         least_spare = max(_SPARE, least_gain) * time.total
         if self.may_lay_out and is_played(job) and not job.plan.layout and spare_s > least_spare:
-            laid = paying_layout(job, self.constants, least_gain)
+            laid = paying_layout(job, self.constants, least_gain, self.memo)
             if laid is not None:
                 laid_time, _ = self._time(laid)
                 token_s = float(laid_time.total) / job.tokens_per_step
@@ -182,7 +182,7 @@ class PlayedPlans:
         """(a step, simulated in full, and what no layout makes it shorter by as closed forms say)."""
         key = _key(job)
         if key not in self._times:
-            time, spare_s = step_time_and_spare(run_of(job), self.constants)
+            time, spare_s = step_time_and_spare(run_of(job), self.constants, self.memo)
             (played,) = played_steps([job], [time], self.constants)
             self._times[key] = played, float(spare_s)
             ratio = float(played.total / time.total)
@@ -194,7 +194,7 @@ class PlayedPlans:
         key = _key(job)
         if key not in self._fits:
             self._fits[key] = every_rank_has_room(
-                job, self.constants, lambda memory: bool(fits(job, memory, self.room))
+                job, self.constants, lambda memory: bool(fits(job, memory, self.room)), self.memo
             )
         return self._fits[key]
 
@@ -216,7 +216,7 @@ class PlayedPlans:
 
     def _layouts_beside(self, job: JobSpec) -> Iterator[JobSpec]:
         if self.may_lay_out and is_played(job):
-            yield from layouts_beside(job, self.constants)
+            yield from layouts_beside(job, self.constants, self.memo)
 
     def _promising(self, block: PlanBlock, now: InSight, look: Look) -> Iterator[Promising]:
         """The plans of a block that may be faster than those beside which they are, and fit."""

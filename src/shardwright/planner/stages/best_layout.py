@@ -21,6 +21,7 @@ from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import is_played, played_step, step_on_parts_s
+from shardwright.workload.memo import Memo
 
 _BESIDE = 4  # layouts beside a plan that are tried, those of the fastest pipelines
 _ROUNDING = 1e-9
@@ -68,12 +69,13 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     return found
 
 
-def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobSpec | None:
+def paying_layout(job: JobSpec, constants: Constants, least_gain: float, memo: Memo | None = None) -> JobSpec | None:
     """The job with its best layout, if one fits and makes the pipeline faster by the share `least_gain` or more.
 
-    Of a job on devices of one kind. KeyError says what is not known.
+    Of a job on devices of one kind. `memo` has what was computed before of the same model and cluster. KeyError says
+    what is not known.
     """
-    mine, placement = seats(run_of(job), job.plan, constants), job_placement(job)
+    mine, placement = seats(run_of(job), job.plan, constants, memo), job_placement(job)
     even = _even(job, mine, placement)
     if most_gain(even, mine, placement) < least_gain:
         return None
@@ -84,10 +86,11 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobS
     return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
 
 
-def layouts_beside(job: JobSpec, constants: Constants) -> Iterator[JobSpec]:
+def layouts_beside(job: JobSpec, constants: Constants, memo: Memo | None = None) -> Iterator[JobSpec]:
     """The job with one layer moved to another stage, where that makes its slowest pipeline rank faster; those first
-    that make it fastest. Of a job on devices of one kind. KeyError says what is not known."""
-    mine, placement = seats(run_of(job), job.plan, constants), job_placement(job)
+    that make it fastest. Of a job on devices of one kind. `memo` as in `paying_layout`. KeyError says what is not
+    known."""
+    mine, placement = seats(run_of(job), job.plan, constants, memo), job_placement(job)
     layers = job.plan.stage_layers(job.model.layers)
     now = stages_of(layers, mine, placement, job.num_microbatches)
     slowest = max(range(len(mine)), key=lambda rank: now.rank_s[rank])

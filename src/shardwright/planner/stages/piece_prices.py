@@ -15,23 +15,28 @@ from shardwright.cost.memory import Memory, memory_lost, rank_memory
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.stage_time import Costing, PieceTime
 from shardwright.planner.stages.pieces import Piece, PipelineSlot
+from shardwright.workload.memo import Memo
 from shardwright.workload.query import Run
 from shardwright.workload.stage_contents import LayerKind, layer_kinds
 
 _ALL_LAYERS = 2**30  # more than any model has
 
 
-def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
-    """The seat of each pipeline rank, were all of them on the run's device. KeyError says what is not known."""
+def seats(run: Run, plan: PlanSpec, constants: Constants, memo: Memo | None = None) -> list[PipelineSlot]:
+    """The seat of each pipeline rank, were all of them on the run's device.
+
+    `memo` has what was computed before of the same model and cluster. KeyError says what is not known.
+    """
+    memo = memo or Memo()
     kinds = layer_kinds(run.shape, run.cut)
     costing = Costing.of(replace(run, cut=run.cut.as_arrays()), constants)
     lost = memory_lost(run, constants)
     room = device_of(run.device).offered_bytes
     # Beside the head are blocks of further tokens, if any, like the last layer.
-    embedded, headed = _probe(run, kinds[-1], (0, 1), constants)
+    embedded, headed = _probe(run, kinds[-1], (0, 1), constants, memo)
     of_kind = {}
     for kind in dict.fromkeys(kinds):
-        one, two = (_probe(run, kind, layout, constants)[1] for layout in ((0, 1), (0, 2)))
+        one, two = (_probe(run, kind, layout, constants, memo)[1] for layout in ((0, 1), (0, 2)))
         kept = (1 + lost) * (two.activations - one.activations)
         of_kind[kind] = _piece(costing.piece(*kind), kept, _state(two) - _state(one))
     layer, end = of_kind[kinds[-1]], costing.piece("head")
@@ -45,7 +50,7 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     pieces = (embedding, *(of_kind[kind] for kind in kinds), head)
     context = embedded.overhead - lost * (embedded.activations + embedded.working + embedded.buffers)
     # What a rank works with hardly depends on how many layers it holds: what it is with an even layout is set aside.
-    evenly = rank_memory(replace(run, cut=replace(run.cut, layout=())), constants)
+    evenly = rank_memory(replace(run, cut=replace(run.cut, layout=())), constants, memo)
     found, m, v = [], run.cut.num_microbatches, plan.stages_per_rank
     for rank in range(plan.pp):
         alive = float(in_flight(plan.schedule, plan.pp, rank, m, v, extra_warmup=plan.extra_warmup))
@@ -54,7 +59,7 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     return found
 
 
-def _probe(run: Run, kind: LayerKind, layout: tuple[int, int], constants: Constants) -> list[Memory]:
+def _probe(run: Run, kind: LayerKind, layout: tuple[int, int], constants: Constants, memo: Memo) -> list[Memory]:
     """What two pipeline ranks need that hold the embedding, so many layers of a kind, and the head."""
     shape = run.shape.of_kind(kind[0], layers=sum(layout))
     if shape.experts:
@@ -65,7 +70,7 @@ def _probe(run: Run, kind: LayerKind, layout: tuple[int, int], constants: Consta
         run.cut, pp=2, virtual=1, schedule="1f1b", is_vee=False, layout=layout, recompute=kind[1], policies=(),
         global_batch=run.cut.dp * run.cut.microbatch,
     )  # fmt: skip
-    return rank_memory(replace(run, shape=shape, cut=cut), constants)
+    return rank_memory(replace(run, shape=shape, cut=cut), constants, memo)
 
 
 def _state(memory: Memory) -> float:
