@@ -31,7 +31,7 @@ def test_torus_has_no_nodes(command: str) -> None:
 
 
 def test_torus_has_no_nodes_in_a_plan() -> None:
-    output = told("plan", "gpt2", "--devices", "16", "--device", "tpu-v5e")
+    output = told("plan", "gpt2", "--devices", "16", "--device", "tpu-v5e", "--keep", "plan.pp=1")
     assert not words_in(output.replace("devices_per_node", "").replace("node-aware", ""))
 
 
