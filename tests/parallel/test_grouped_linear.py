@@ -5,7 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from shardwright.parallel.expert.grouped_linear import grouped_linear
+from shardwright.parallel.expert import grouped_linear as grouped_linear_module
+from shardwright.parallel.expert.grouped_linear import grouped_linear, grouped_product
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -47,3 +48,10 @@ def test_equal_to_a_matrix_for_each_row(is_deferred: bool, gradient_dtype: torch
     for i in range(deferred.num_kept()):
         deferred.compute(i)
     torch.testing.assert_close(weight.gradient, expected.grad.to(gradient_dtype))
+
+
+def test_where_nobody_has_rows_no_kernel_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of ep that the gate sent nothing: nobody says that the kernel takes it."""
+    monkeypatch.setattr(grouped_linear_module.functional, "grouped_mm", pytest.fail)
+    x_NH, matrices_eHO = torch.empty(0, 8, dtype=torch.bfloat16), torch.empty(4, 8, 16, dtype=torch.bfloat16)
+    assert grouped_product(x_NH, matrices_eHO, torch.zeros(4, dtype=torch.int64), "cuda").shape == (0, 16)

@@ -23,7 +23,7 @@ from shardwright.precision.float8 import (
     transposed,
 )
 from shardwright.precision.float8_product import dequantise, emulated_product, product
-from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
+from shardwright.precision.scaled_mm import has_right_sizes, has_scaled_product, scaled_product
 
 GRANULARITIES: list[Granularity] = ["tensor", "row", "tile", "block"]
 DTYPES = list(FORMATS)
@@ -239,15 +239,38 @@ def test_products_that_devices_do_not_have(monkeypatch: pytest.MonkeyPatch) -> N
 
     weight = OnCuda((32, 64), E4M3)
     assert has(OnCuda((3, 64), E4M3), weight, "tensor", "tensor")
-    assert has(OnCuda((3, 64), E5M2), weight, "tile", "block")
+    assert has(OnCuda((3, 256), E5M2), OnCuda((128, 256), E4M3), "tile", "block")
+    assert not has(OnCuda((3, 64), E5M2), weight, "tile", "block")  # no whole tile
     assert not has(OnCuda((3, 60), E4M3), OnCuda((32, 60), E4M3), "tensor", "tensor")
     assert not has(OnCuda((3, 64), E4M3), OnCuda((31, 64), E4M3), "tensor", "tensor")
     assert not has(OnCuda((0, 64), E4M3), weight, "tensor", "tensor")
     assert not has(OnCuda((3, 64), E5M2), OnCuda((32, 64), E5M2), "tensor", "tensor")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert not has(OnCuda((3, 64), E4M3), weight, "tile", "block")
+    assert not has(OnCuda((3, 256), E4M3), OnCuda((128, 256), E4M3), "tile", "block")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     assert has(OnCuda((3, 64), E4M3), weight, "tensor", "tensor")
     assert not has(OnCuda((3, 64), E4M3), weight, "row", "row")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert not has(OnCuda((3, 64), E4M3), weight, "tensor", "tensor")
+
+
+@pytest.mark.parametrize(("granularity_a", "granularity_b"), [("tensor", "tensor"), ("row", "row"), ("tile", "block")])
+@pytest.mark.parametrize("num_columns", [48, 60, 128, 512, 528, 640])
+@pytest.mark.parametrize("num_b_rows", [31, 48, 256, 272])
+def test_sizes_that_the_device_refuses_are_those_of_torch(
+    granularity_a: Granularity, granularity_b: Granularity, num_columns: int, num_b_rows: int
+) -> None:
+    """torch's own check of shapes, which needs no device: what it refuses raises there."""
+    a = on_meta(quantise(random(3, num_columns), granularity_a, E4M3))
+    b = on_meta(quantise(random(num_b_rows, num_columns), granularity_b, E4M3))
+    try:
+        scaled_product(a, b, torch.bfloat16)
+    except RuntimeError:
+        assert not has_right_sizes(a, b)
+    else:
+        assert has_right_sizes(a, b)
+
+
+def on_meta(matrix: Quantised) -> Quantised:
+    """Of these shapes, without memory."""
+    return Quantised(matrix.values.to("meta"), matrix.scales.to("meta"), matrix.granularity)

@@ -23,6 +23,8 @@ _TYPES: dict[Granularity, ScalingType] = {
     "tile": ScalingType.BlockWise1x128,
     "block": ScalingType.BlockWise128x128,
 }
+# What the sizes of operands must be multiples of: 16 for fp8 in tensor cores, 128 along each side that tiles have.
+_MULTIPLE, _TILE = 16, 128
 _LEAST_CAPABILITY = {"tensor": (8, 9), "row": (9, 0), "tile": (9, 0)}  # of the first operand
 
 
@@ -37,9 +39,20 @@ def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torc
         return False
     if a.granularity == "row" and out_dtype == torch.float32 and (capability[0] != 9 or _cuda_version() < (12, 9)):
         return False
-    (num_a_rows, num_columns), num_b_rows = a.values.shape, b.values.shape[0]
     both_wide = a.values.dtype == b.values.dtype == E5M2
-    return num_a_rows > 0 and num_columns > 0 and num_columns % 16 == 0 and num_b_rows % 16 == 0 and not both_wide
+    return has_right_sizes(a, b) and not both_wide
+
+
+def has_right_sizes(a: Quantised, b: Quantised) -> bool:
+    """Whether scaled products admit operands of these shapes: whole tiles, if they have such, and no empty operand.
+
+    torch 2.11 to 2.14, aten/src/ATen/native/cuda/ScaledBlas.cpp: the contracted dim of tiles, and both dims of blocks,
+    are multiples of 128.
+    """
+    (num_a_rows, num_columns), num_b_rows = a.values.shape, b.values.shape[0]
+    of_columns = _TILE if "tile" in (a.granularity, b.granularity) or b.granularity == "block" else _MULTIPLE
+    of_rows = _TILE if b.granularity == "block" else _MULTIPLE
+    return num_a_rows > 0 and num_columns > 0 and num_columns % of_columns == 0 and num_b_rows % of_rows == 0
 
 
 def scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:

@@ -43,9 +43,9 @@ def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor, kind: 
     """Each row times the matrix of its expert: [N, B]. Not differentiable.
 
     On CUDA one kernel does all of it. On a CPU that kernel is itself a loop over the experts, and no faster than this
-    one (benchmarks/grouped.py).
+    one (benchmarks/grouped.py). Where no expert has rows, nothing is multiplied.
     """
-    if kind == "cuda" and x_NA.dtype == torch.bfloat16 and _is_aligned(matrices_eAB):
+    if kind == "cuda" and len(x_NA) and x_NA.dtype == torch.bfloat16 and _is_aligned(matrices_eAB):
         ends_e = counts_e.cumsum(0).to(x_NA.device, torch.int32, non_blocking=True)
         return functional.grouped_mm(x_NA, matrices_eAB, offs=ends_e)
     y_NB = x_NA.new_empty(x_NA.shape[0], matrices_eAB.shape[2])
