@@ -31,7 +31,7 @@ from shardwright.train.launch.forking import Run
 from shardwright.train.launch.out_of_memory import available_bytes
 from shardwright.train.launch.preemption import Preemption, heeded
 from shardwright.train.launch.rank_environment import LOCALHOST, RankEnvironment, allowed_threads
-from shardwright.train.launch.rank_life import Failure, Work, by_cause, choose_device, run_rank
+from shardwright.train.launch.rank_life import Failure, Work, by_cause, device_kind, run_rank
 from shardwright.train.launch.rank_processes import ForkedRanks, RankProcesses, SpawnedRanks
 from shardwright.train.launch.run_folder import folder_faults
 
@@ -69,7 +69,7 @@ def run_once(work: Work, job: JobSpec, folder: Path, num_threads: int, preemptio
         seats = [RankEnvironment(rank, rank, world, world, store_port=port) for rank in range(world)]
         runs = [partial(_live_and_heed if heeds else _live, seat, work, job, folder, num_threads) for seat in seats]
         try:
-            end = run_ranks(runs, choose_device(job.run.device, 0).type == "cpu", preemption, job.run.timeout_s)
+            end = run_ranks(runs, device_kind(job.run.device) == "cpu", preemption, job.run.timeout_s)
         except ServerEndedError as error:
             raise RankFailedError(f"{error}{_others_ended(world)}") from None
     if len(end.results) < world:
@@ -85,7 +85,7 @@ def _live(
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
-    if choose_device(job.run.device, seat.local_rank).type == "cpu":
+    if device_kind(job.run.device) == "cpu":
         # torch's record of the last 2,000 collectives, which nobody reads: 3 MiB, and time in each of them.
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     connection.send(_Result(run_rank(seat, work, job, folder, connection.send, num_threads)))
@@ -234,7 +234,7 @@ def _most_on_cpu() -> tuple[int, str]:
 def machine_faults(job: JobSpec) -> list[str]:
     """What this machine can't do for the job."""
     world, faults = job.plan.world, []
-    if choose_device(job.run.device, 0).type == "cuda":
+    if device_kind(job.run.device) == "cuda":
         if world > torch.cuda.device_count():
             faults.append(
                 f"the plan needs {world} ranks and this machine has {torch.cuda.device_count()} CUDA devices; "

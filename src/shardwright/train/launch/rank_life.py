@@ -143,13 +143,24 @@ def give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
     os._exit(1)
 
 
-def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """The device of a local rank. PlanError where CUDA is asked for and there is none."""
+def device_kind(wanted: str) -> str:
+    """The kind of device that ranks run on here, "cuda" or "cpu". PlanError where CUDA is asked for and there is none.
+
+    It makes no context on a device: one takes half a gigabyte of it, for as long as the process lives.
+    """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise PlanError("run.device", ["cuda is asked for and torch sees no CUDA device here; use auto or cpu"])
-    if wanted == "cpu" or not torch.cuda.is_available():
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of a local rank, which is the current one from here on. PlanError as `device_kind`.
+
+    Where each rank sees one device alone, as under `srun --gpus-per-task=1`, that one is its own.
+    """
+    if device_kind(wanted) == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
     torch.cuda.set_device(device)
     return device
 

@@ -1,0 +1,55 @@
+"""The CUDA devices that launchers and ranks choose, on a machine that only says it has some."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cases import small_job
+from shardwright.train.launch import rank_life
+from shardwright.train.launch.launch import machine_faults
+
+
+class Machine:
+    """Stands for torch.cuda of a machine with so many devices, and notes which of them get a context."""
+
+    def __init__(self, num_devices: int) -> None:
+        self.num_devices, self.contexts = num_devices, list[int]()
+
+    def is_available(self) -> bool:
+        return self.num_devices > 0
+
+    def device_count(self) -> int:
+        return self.num_devices
+
+    def set_device(self, device: Any) -> None:
+        self.contexts.append(torch.device(device).index)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine(8)
+    for name in ("is_available", "device_count", "set_device"):
+        monkeypatch.setattr(torch.cuda, name, getattr(found, name))
+    return found
+
+
+def test_a_launcher_makes_no_context(machine: Machine) -> None:
+    """One takes half a gigabyte of the first device, and devices in exclusive mode have room for none."""
+    job = small_job(dp=8, batch=8).model_copy(update={"run": SimpleNamespace(device="cuda", port=0, folder="runs")})
+    assert machine_faults(job) == []
+    machine.num_devices = 4
+    assert "has 4 CUDA devices" in machine_faults(job)[0]
+    assert machine.contexts == []
+
+
+def test_a_rank_takes_the_device_of_its_number(machine: Machine) -> None:
+    assert [rank_life.choose_device("auto", rank).index for rank in (0, 5)] == [0, 5] == machine.contexts
+    assert rank_life.choose_device("cpu", 5).type == "cpu" and machine.contexts == [0, 5]
+
+
+def test_a_rank_that_sees_one_device_takes_that(machine: Machine) -> None:
+    """As under `srun --gpus-per-task=1`: its number among the node's ranks is no number of a device."""
+    machine.num_devices = 1
+    assert rank_life.choose_device("cuda", 5) == torch.device("cuda", 0) and machine.contexts == [0]
