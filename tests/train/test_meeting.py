@@ -1,6 +1,8 @@
 """Ranks of one attempt get one name that no earlier attempt had, whatever earlier ones left in the store."""
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.parallel.comm import hang_watch
 from shardwright.parallel.comm.hang_watch import Watch, in_turn_of_rank_0
 from shardwright.train.launch.meeting import NotMetError, attempt_name
 
@@ -88,3 +91,46 @@ def test_a_dead_rank_0_is_not_waited_for() -> None:
     ):
         pass
     assert told[0].startswith("rank 1 waited for rank 0 to announce the tokens, and has not heard of it for 0 s: it is")
+
+
+def test_reading_may_take_longer_than_the_timeout() -> None:
+    """Ranks that read a checkpoint come to the collective behind it when all have read: none waits in it too long."""
+    store, told, arrived = dist.HashStore(), list[str](), list[int]()
+    watches = [Watch(store, rank, 0.5, lambda other: f"rank {other}", told.append) for rank in range(3)]
+
+    def read(rank: int) -> None:
+        for slow in (0, 2):  # twice, for names of meetings differ
+            if rank == slow:
+                watches[rank]._stop.wait(1.5)
+                arrived.append(rank)
+            hang_watch.meet(watches[rank], rank, 3, "reading step-8")
+            assert slow in arrived
+
+    _run_beside_each_other(watches, read)
+    assert (arrived, told) == ([0, 2], [])
+
+
+def test_a_meeting_may_have_a_bound_of_its_own() -> None:
+    store, told = dist.HashStore(), list[str]()
+    watches = [Watch(store, rank, 5.0, lambda other: f"rank {other}", told.append) for rank in range(2)]
+    for watch in watches:
+        watch.start()
+    with pytest.raises(
+        RuntimeError, match=r"waited for rank 1 to announce the warm-up.* may take 0 s and no longer; it is alive"
+    ):
+        hang_watch.meet(watches[0], 0, 2, "the warm-up", most_s=0.3)
+    for watch in watches:
+        watch.stop()
+    assert len(told) == 1
+
+
+def _run_beside_each_other(watches: list[Watch], live: Callable[[int], None]) -> None:
+    """Live as each rank, on threads; what they raise is raised here."""
+    for watch in watches:
+        watch.start()
+    with ThreadPoolExecutor(len(watches)) as threads:
+        lives = [threads.submit(live, rank) for rank in range(len(watches))]
+    for watch in watches:
+        watch.stop()
+    for one in lives:
+        one.result()

@@ -6,18 +6,33 @@ or waiting itself shows up as such; no extra message travels between ranks.
 """
 
 import json
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
 from shardwright.config.base import RunError
+from shardwright.parallel.comm.transport import Underway
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks says nothing
+_MOMENT_S = 0.1  # in which one collective of a device is watched
 _LEAVING_S = 4.0  # after which a rank that is gone is known to be silent, or has told why it left
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A collective on the device: its work, what it is, who takes part, and when the host issued it."""
+
+    work: Underway
+    what: str
+    peers: tuple[int, ...]
+    since_s: float
 
 
 class Watch:
@@ -39,6 +54,9 @@ class Watch:
         self._step = ""
         self._doing = "starting"
         self._waits: dict[int, tuple[str, tuple[int, ...], float]] = {}  # by thread
+        self._under_way: deque[_UnderWay] = deque()
+        self._last_over_s = 0.0
+        self._num_meetings = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -71,6 +89,23 @@ class Watch:
         finally:
             del self._waits[thread]
 
+    def under_way(self, work: Underway, what: str, peers: tuple[int, ...]) -> None:
+        """Watch a collective that the device waits for, though the host goes on: of each few that are issued within a
+        moment one stands for all. It must be over within the timeout after the one before it."""
+        now_s = time.monotonic()
+        if not self._under_way or now_s - self._under_way[-1].since_s > _MOMENT_S:
+            self._under_way.append(_UnderWay(work, what, peers, now_s))
+
+    def _stuck(self) -> tuple[str, tuple[int, ...], float] | None:
+        """The first collective on the device that is not over, and since when it may be the one that is waited for."""
+        while self._under_way and self._under_way[0].work.is_completed():
+            self._under_way.popleft()
+            self._last_over_s = time.monotonic()
+        if not self._under_way:
+            return None
+        first = self._under_way[0]
+        return first.what, first.peers, max(first.since_s, self._last_over_s)
+
     def leave(self, reason: str) -> None:
         """Tell the others that this rank ends, and why, and stop."""
         self.stop()
@@ -98,10 +133,16 @@ class Watch:
         """Let ranks that wait for it know that something is done."""
         self._store.set(f"done/{what}", "")
 
-    def wait_while_alive(self, rank: int, what: str) -> None:
-        """Wait until a rank announces something, for as long as it is heard of: its work may take hours. One that is
-        silent for longer than the timeout is reported. Clocks of machines may differ: none is read but this one's."""
-        heard, silent_s, look_s = "", 0.0, 0.01
+    def next_meeting(self) -> int:
+        """The number of the next meeting of all ranks, which tells it apart from others in the store."""
+        self._num_meetings += 1
+        return self._num_meetings
+
+    def wait_while_alive(self, rank: int, what: str, most_s: float = math.inf) -> None:
+        """Wait until a rank announces something, for as long as it is heard of: its work may take hours, or `most_s`.
+        One that is silent for longer than the timeout is reported. Clocks of machines may differ: none is read but this
+        one's."""
+        heard, silent_s, look_s, began_s = "", 0.0, 0.01, time.monotonic()
         while not self._store.check([f"done/{what}"]):
             said = json.dumps(self._state(rank))
             silent_s = 0.0 if said != heard else silent_s + look_s  # and nothing for the time that this one is stopped
@@ -110,6 +151,13 @@ class Watch:
                 sentence = (
                     f"{self._describe(self._rank)} waited for {self._describe(rank)} to announce {what}, and has not "
                     f"heard of it for {silent_s:.0f} s: it is dead, stopped, or its machine is"
+                )
+                self._on_timeout(sentence)
+                raise RuntimeError(sentence)
+            if time.monotonic() - began_s > most_s:
+                sentence = (
+                    f"{self._describe(self._rank)} waited for {self._describe(rank)} to announce {what}, which may "
+                    f"take {most_s:.0f} s and no longer; it {self._last_words(rank)}"
                 )
                 self._on_timeout(sentence)
                 raise RuntimeError(sentence)
@@ -134,7 +182,9 @@ class Watch:
                 before_s, looked_s = looked_s, time.monotonic()
                 if looked_s - before_s > self._timeout_s / 2:  # stopped meanwhile, as all ranks by Ctrl-Z: wait anew
                     resumed_s = looked_s
-                waits = [(what, peers, max(since, resumed_s)) for what, peers, since in list(self._waits.values())]
+                stuck = self._stuck()
+                known = [*self._waits.values(), *([stuck] if stuck else [])]
+                waits = [(what, peers, max(since, resumed_s)) for what, peers, since in known]
                 wait = min(waits, key=lambda wait: wait[2], default=None)  # the longest
                 self._publish(wait)
                 if wait and time.monotonic() - wait[2] > self._timeout_s:
@@ -229,11 +279,23 @@ def in_turn_of_rank_0(watch: Watch | None, rank: int, world: int, what: str) -> 
     if rank > 0:
         watch.wait_while_alive(0, what)
     yield
-    if rank > 0:
-        watch.announce(f"{what} on rank {rank}")
-        watch.wait_while_alive(0, f"{what} on all ranks")
+    if rank == 0:
+        watch.announce(what)
+    meet(watch, rank, world, what)
+
+
+def meet(watch: Watch | None, rank: int, world: int, what: str, most_s: float = math.inf) -> None:
+    """Return when all ranks have come here from `what`, which may last longer than the timeout on some, as long as they
+    are heard of and it takes no more than `most_s`. Every rank calls this, in one order. Without a watch there is but
+    one rank, or nobody waits."""
+    if watch is None:
         return
-    watch.announce(what)
+    name = f"{what}, meeting {watch.next_meeting()}"
+    if rank > 0:
+        watch.announce(f"{name} on rank {rank}")
+        watch.wait_while_alive(0, f"{name} on all ranks", most_s)
+        return
+    ends_s = time.monotonic() + most_s
     for other in range(1, world):
-        watch.wait_while_alive(other, f"{what} on rank {other}")
-    watch.announce(f"{what} on all ranks")
+        watch.wait_while_alive(other, f"{name} on rank {other}", ends_s - time.monotonic())
+    watch.announce(f"{name} on all ranks")

@@ -12,6 +12,7 @@ from shardwright.config.base import PassingError, PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max, barrier
+from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.boxes import full_shapes
@@ -175,6 +176,8 @@ def _load_first(
             reason = str(error)
         except OSError as error:
             reason, is_unread = str(error), True
+        # Some ranks read more, or from a busier storage: longer than any collective may wait.
+        meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")
         found = torch.tensor([float(bool(reason)), float(is_unread)], device=mesh.device)
         num_bad, num_unread = map(int, mesh.numbers(all_reduce(found, mesh.world)))
         if num_unread:  # it may be whole: an older one is no way out

@@ -11,6 +11,7 @@ from torch import Tensor
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import broadcast
+from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.flat_buffer import rows_of
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, full_shapes
@@ -95,6 +96,7 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
         _check_counts(begun, manifest.optimizer_steps)
     except (OSError, BrokenCheckpointError) as fault:
         error = f"{storage.root}/{folder_name(step)}: {fault}"
+    meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")  # some ranks read more
     agree(error, mesh, f"the checkpoint of step {step} can't be taken up")
     take_up(replica, manifest.optimizer_steps)
     _count_after(replica, {name: int(number) for name, number in begun.items()}, _thawed(shapes))
