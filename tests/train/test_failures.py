@@ -201,6 +201,46 @@ def test_a_stopped_process_did_not_wait(monkeypatch: pytest.MonkeyPatch, looks: 
     assert bool(told) == (len(looks) == 8)
 
 
+class DeviceWork:
+    """A collective on a device, which is over when it is told to be."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def is_completed(self) -> bool:
+        return self.is_over
+
+    def wait(self) -> None:
+        """Only the stream waits."""
+
+
+@pytest.mark.parametrize("comes_on", [False, True], ids=["stuck", "slow"])
+def test_a_collective_of_the_device_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch, comes_on: bool) -> None:
+    """The host has long gone on, and waits for some number, or for nothing."""
+    now_s, told, works = [0.0], list[str](), [DeviceWork() for _ in range(4)]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
+    monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
+    watch = Watch(dist.HashStore(), 0, 5.0, lambda rank: f"rank {rank}", told.append)
+    looks = iter(range(16))
+
+    def look(_: float) -> bool:
+        number = next(looks, None)
+        now_s[0] += 1.0
+        if number is not None and number % 4 == 3 and comes_on:  # each takes 4 s, and all together 16
+            works[number // 4].is_over = True
+        return number is None
+
+    monkeypatch.setattr(watch._stop, "wait", look)
+    for number, work in enumerate(works):
+        watch.under_way(work, f"all_reduce {number} on axis dp", (1, 2))
+        watch.under_way(DeviceWork(), "one of the same moment, for which the one before stands", (1, 2))
+        now_s[0] += 0.2
+    watch._run()
+    assert [line.partition(" (at")[0] for line in told] == (
+        [] if comes_on else ["rank 0 waited 6 s in all_reduce 0 on axis dp"]
+    )
+
+
 def test_ranks_that_say_nothing_are_told_apart() -> None:
     """One that died in its first second, and one that never started."""
     store, told = dist.HashStore(), Queue[str]()

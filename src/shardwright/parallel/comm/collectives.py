@@ -115,6 +115,8 @@ class Pending:
             try:
                 with nullcontext() if axis.watch is None else axis.watch.waiting(what, self._peers):
                     self._work.wait()
+                if axis.watch is not None and axis.ledger.device.type == "cuda":  # where only the stream has waited
+                    axis.watch.under_way(self._work, what, self._peers)
             except RuntimeError as error:
                 if (told := explained(error, axis.watch, what, self._peers)) is not error:
                     raise told from error
