@@ -20,11 +20,11 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
-from shardwright.measure.dryrun import DrySteps
 from shardwright.measure.rounding import HALF_UNIT
 from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build, job_mesh
+from shardwright.train.dry_steps import DrySteps
 from shardwright.train.train_step import evaluate, train_step
 
 STEPS = 2

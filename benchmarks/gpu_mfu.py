@@ -16,9 +16,9 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.measure.dryrun import DrySteps
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build, job_mesh
+from shardwright.train.dry_steps import DrySteps
 from shardwright.train.metrics import job_peak_flops, known_device
 from shardwright.train.train_step import train_step
 

@@ -26,12 +26,12 @@ from gpu_equal import STEPS, Limits, exactly, made_up_tokens, record_on, small_j
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
-from shardwright.measure.dryrun import DrySteps
 from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import GroupTransport, Transport, Underway
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build, job_mesh
+from shardwright.train.dry_steps import DrySteps
 from shardwright.train.train_step import evaluate, train_step
 
 _TIMEOUT_S = 60.0  # of a pair of processes that says nothing new

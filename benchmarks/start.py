@@ -24,7 +24,6 @@ from peak_memory import MIB, peak_bytes, reset_peak, resident_bytes
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
-from shardwright.measure.dryrun import DrySteps
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.tensor.initial_values import seeded
@@ -33,6 +32,7 @@ from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.data.batch_reader import BatchReader, my_share
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.samples import Samples
+from shardwright.train.dry_steps import DrySteps
 from shardwright.train.train_step import train_step
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardwright
 from shardwright.config.load import load_job
-from shardwright.measure.dryrun import DrySteps
+from shardwright.train.dry_steps import DrySteps
 
 _SOURCE = str(Path(shardwright.__file__).parent)
 _ROOF = str(Path(_SOURCE, "measure"))

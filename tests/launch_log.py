@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.config.job import JobSpec
-from shardwright.measure.dryrun import DrySteps
 from shardwright.parallel.comm import collectives
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.zero.master_weights import Masters
+from shardwright.train.dry_steps import DrySteps
 from shardwright.train.train_step import train_step
 
 PRODUCT, UPDATE, BEGIN, WAIT = "product", "update", "begin", "wait"

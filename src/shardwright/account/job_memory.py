@@ -13,7 +13,7 @@ from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import UnitState, rank_state
 from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
-from shardwright.schedule.job_program import job_program, undrained_steps
+from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import num_hosted
@@ -82,8 +82,3 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     moments = moment_bytes(job.optimizer, job.precision, unit.by_matrix)
     on_device = rest * (moments + _FLOAT * has_master[False])
     return on_device, hosted * (moments + _FLOAT + _FLOAT * has_master[True])
-
-
-def steps_to_fill(job: JobSpec) -> int:
-    """Steps until the pipeline is as full as it gets: 1 if it drains, else enough for twice its depth."""
-    return min(undrained_steps(job), 1 + -(-2 * job.plan.pp // job.num_microbatches))

@@ -10,14 +10,13 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.account.job_memory import rank_memory as account_of_rank
-from shardwright.account.job_memory import steps_to_fill
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import Constants, device_constant, device_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, rank_memory
-from shardwright.schedule.job_program import job_program
+from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.workload.memo import Memo

@@ -13,26 +13,18 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from shardwright.account.job_memory import rank_memory, steps_to_fill
+from shardwright.account.job_memory import rank_memory
 from shardwright.account.step_collectives import ledger_table, step_ledger
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.measure.memory_trace import MemoryTrace, Origin
 from shardwright.measure.saved_tensors import LiveBytes
-from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.zero.held_memory import held_storages
-from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
-from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.train.async_step import train_stream
-from shardwright.train.build import Replica, build, job_mesh
-from shardwright.train.train_step import train_step
+from shardwright.train.build import Replica
+from shardwright.train.dry_steps import DrySteps
 
-META = torch.device("meta")
 _MOST_NAMED = 10  # operators whose results are the largest part of the peak
 
 
@@ -75,10 +67,6 @@ class DryRun:
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self) | {"peak": self.peak.as_dict(), "account": self.account.as_dict()}
-
-
-def _no_values(place: ParameterShard, start: int, out: Tensor) -> None:
-    """Initial weights of tensors that have no memory."""
 
 
 def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
@@ -144,35 +132,6 @@ class _HostMemory:
         self._state_bytes = sum(held_storages(replica.shards, replica.tied)["host"].values())
         pools = {id(stage.host): stage.host for stage in replica.stages.values() if stage.host is not None}
         self._pools = list(pools.values())
-
-
-class DrySteps:
-    """A rank and the steps of it that are run at a time: one, or as many as fill a pipeline that never drains."""
-
-    def __init__(self, job: JobSpec, rank: int, device: str) -> None:
-        """Build the rank, as it would be on a `device`, with nobody on its axes."""
-        job = job.grown()
-        self._job, self.num_steps = job, steps_to_fill(job)
-        self.mesh = job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
-        self.program = job_program(job, self.num_steps)
-        self.replica = build(job, self.mesh, _no_values)
-        for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
-            unit.masters.set_num_steps(1)  # with what the optimizer remembers, as from the second step on
-
-    def _batch(self, _: int) -> Tensor:
-        job = self._job
-        return torch.zeros(
-            job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1, dtype=torch.long, device=META
-        )
-
-    def run(self) -> None:
-        """Run them, and count what they send."""
-        job, replica, mesh = self._job, self.replica, self.mesh
-        mesh.ledger.clear()
-        if self.program.weights == "current":
-            train_step(job, replica, mesh, 0, tokens_BS=self._batch(0))
-        else:
-            train_stream(job, replica, mesh, self.program, first_step=0, batch_of=self._batch)
 
 
 class _Observer:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Protocol
 
-from shardwright.account.job_memory import rank_memory, steps_to_fill
+from shardwright.account.job_memory import rank_memory
 from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import rank_state
 from shardwright.account.step_collectives import step_ledger
@@ -16,7 +16,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import ASYNCHRONOUS
 from shardwright.config.units import bytes_text, counted, seconds_text
 from shardwright.report.text_columns import aligned
-from shardwright.schedule.job_program import job_program
+from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.sharding.memory_account import RankMemory
 
 _COMPUTING = "computing"

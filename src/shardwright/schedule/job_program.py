@@ -94,6 +94,11 @@ def undrained_steps(job: JobSpec) -> int:
     return min(n for n in (job.optimizer.steps, job.run.log_every, job.run.eval_every) if n)
 
 
+def steps_to_fill(job: JobSpec) -> int:
+    """Steps until the pipeline is as full as it gets: 1 if it drains, else enough for twice its depth."""
+    return min(undrained_steps(job), 1 + -(-2 * job.plan.pp // job.num_microbatches))
+
+
 def plan_faults(job: JobSpec) -> list[str]:
     """All that is wrong with the schedule of a job that is right otherwise."""
     plan = job.plan

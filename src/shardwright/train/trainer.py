@@ -36,6 +36,7 @@ from shardwright.train.span import end_of_span, samples_of, tell_span, watched_s
 from shardwright.train.steps_measured import StepsRecorder
 from shardwright.train.text_generation import generate
 from shardwright.train.train_step import StepResult
+from shardwright.train.warm_up import warm_up
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ class TrainingRun:
         self.log = MetricsLog(job, mesh, folder, begun.step) if mesh.rank == 0 else None
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.place, self.log)
-            self._say([*predicted_lines(start.predicted), *begun.said, *of_place, self.health.opening])
-            self._say(self.held_out.notes())
-            self._say([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
-            self._say([] if is_on else [NOTHING_IS_KEPT])
+            self.tell([*predicted_lines(start.predicted), *begun.said, *of_place, self.health.opening])
+            self.tell(self.held_out.notes())
+            self.tell([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
+            self.tell([] if is_on else [NOTHING_IS_KEPT])
             if self.done >= job.optimizer.steps:
-                self._say([f"nothing is left to do: {self.done} of {counted(job.optimizer.steps, 'step')} are done"])
+                self.tell([f"nothing is left to do: {self.done} of {counted(job.optimizer.steps, 'step')} are done"])
 
     def to_the_end(self) -> bool:
         """Train until the job is done, or until asked to leave. Returns whether it is done."""
@@ -118,7 +119,7 @@ class TrainingRun:
             self._be_written()
             self.trust.doubt()
         if span.decision.course in (Course.STOP, Course.REWIND):
-            self._say(span.lines)
+            self.tell(span.lines)
             self._go_back(span.decision, num_steps)
             return False
         self.done = first + num_steps
@@ -169,7 +170,7 @@ class TrainingRun:
         if best and (agreed.is_due or is_last) and not agreed.is_asked_to_leave and not self._has_measured(best):
             self._measure([best])
             if self.held_out.losses[best] is None:
-                self._say([f"note: checkpoint.keep_best = {best!r} keeps nothing: no token of that set has a loss"])
+                self.tell([f"note: checkpoint.keep_best = {best!r} keeps nothing: no token of that set has a loss"])
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
             self.health.compare_replicas(self.replica, self.done, is_saved=True)
             state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}
@@ -212,7 +213,8 @@ class TrainingRun:
                 "it, such as a full disk, and give the same command again, without --fresh"
             )
 
-    def _say(self, lines: Sequence[str]) -> None:
+    def tell(self, lines: Sequence[str]) -> None:
+        """Tell the user lines, on rank 0; empty ones are left out."""
         if self.log is not None:
             for line in filter(None, lines):
                 self.log.say(line)
@@ -236,7 +238,7 @@ class TrainingRun:
             raise RunError(f"{decision.sentence}; {self.trust.way_on()}")
         assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
         found, said = go_back(self.job, self.mesh, self.replica, self.folder)
-        self._say(said)
+        self.tell(said)
         if found is None:
             raise RunError(
                 f"{decision.sentence}; there is no healthy checkpoint to go back to: save more often "
@@ -253,7 +255,7 @@ class TrainingRun:
         self.health.judge.rewound(decision.step)
         if self.log is not None:
             self.log.go_back(found.step)
-        self._say([f"{decision.sentence}; going on after step {found.step}, with the data behind these steps"])
+        self.tell([f"{decision.sentence}; going on after step {found.step}, with the data behind these steps"])
 
 
 def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) -> RunResult:
@@ -261,6 +263,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     0 speaks."""
     start_s = time.perf_counter()
     run = TrainingRun(job, mesh, folder, start)
+    warm_up(job, mesh, lambda line: run.tell([line]))
     with run.batches:
         is_done = run.to_the_end()
     if is_done:

@@ -1,0 +1,51 @@
+"""Steps of one rank without values and without other ranks: the real build, program and optimizer.
+
+Tensors are on torch's device meta: operators say which shapes they give and compute nothing. Collectives are over at
+once (parallel/comm/transport.py).
+"""
+
+import torch
+from torch import Tensor
+
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.transport import DryTransport
+from shardwright.schedule.job_program import job_program, steps_to_fill
+from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.train.async_step import train_stream
+from shardwright.train.build import build, job_mesh
+from shardwright.train.train_step import train_step
+
+META = torch.device("meta")
+
+
+def _no_values(place: ParameterShard, start: int, out: Tensor) -> None:
+    """Initial weights of tensors that have no memory."""
+
+
+class DrySteps:
+    """A rank and the steps of it that are run at a time: one, or as many as fill a pipeline that never drains."""
+
+    def __init__(self, job: JobSpec, rank: int, device: str) -> None:
+        """Build the rank, as it would be on a `device`, with nobody on its axes."""
+        job = job.grown()
+        self._job, self.num_steps = job, steps_to_fill(job)
+        self.mesh = job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
+        self.program = job_program(job, self.num_steps)
+        self.replica = build(job, self.mesh, _no_values)
+        for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
+            unit.masters.set_num_steps(1)  # with what the optimizer remembers, as from the second step on
+
+    def _batch(self, _: int) -> Tensor:
+        job = self._job
+        return torch.zeros(
+            job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1, dtype=torch.long, device=META
+        )
+
+    def run(self) -> None:
+        """Run them, and count what they send."""
+        job, replica, mesh = self._job, self.replica, self.mesh
+        mesh.ledger.clear()
+        if self.program.weights == "current":
+            train_step(job, replica, mesh, 0, tokens_BS=self._batch(0))
+        else:
+            train_stream(job, replica, mesh, self.program, first_step=0, batch_of=self._batch)
