@@ -7,9 +7,11 @@ from random import Random
 
 import pytest
 
+from shardwright.config.load import make_job
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.generators.zb_v import zb_v
+from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.registry import GENERATORS
@@ -284,3 +286,17 @@ def test_units_of_time_do_not_matter(scale: float) -> None:
 def test_wrong_questions_are_named(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         auto(2, 4, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_step_with_fewer_microbatches_finds_the_stages_where_they_lie() -> None:
+    """A batch that grows: for its first steps another placement may be the best, and the weights lie already."""
+    given = {
+        "model": {"layers": 5, "hidden": 24, "heads": 4, "ffn": 48, "vocab": 61, "sequence": 12},
+        "plan": {"pp": 2, "schedule": "auto", "virtual_stages": 2, "recompute": "full"},
+    }
+    jobs = [make_job(given | {"batch": {"global_batch_size": size}}) for size in range(1, 13)]
+    largest = job_program(jobs[-1])
+    assert {job_program(job).placement for job in jobs} != {largest.placement}  # each for itself would move them
+    for job in jobs:
+        smaller = job_program(job, beside=largest)
+        assert smaller.placement == largest.placement and not program_faults(smaller)

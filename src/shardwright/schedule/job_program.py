@@ -48,9 +48,15 @@ def job_order(job: JobSpec, num_steps: int = 1) -> Order:
     return Order(plan.schedule, _shape(job, num_steps), plan.recompute, gathers, reduces=reduces)
 
 
-def job_program(job: JobSpec, num_steps: int = 1) -> Program:
-    """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
-    program = job_order(job, num_steps).program()
+def job_program(job: JobSpec, num_steps: int = 1, beside: Program | None = None) -> Program:
+    """One optimizer step of the job, all communication written out; of an asynchronous schedule, several.
+
+    `beside` is the program of a step with more microbatches, whose stages lie where they do here.
+    """
+    order = job_order(job, num_steps)
+    if beside is not None and order.schedule == "auto":  # it might choose another placement for fewer
+        order = replace(order, shape=replace(order.shape, placement=beside.placement))
+    program = order.program()
     return replace(program, sizes=job_sizes(job, program.placement))
 
 

@@ -43,6 +43,7 @@ class PipelineShape:
     num_steps: int = 1  # asynchronous schedules: optimizer steps in one stream, with no flush between
     most_alive: float = 0.0  # auto: microbatches whose activations a rank may keep; 0 is any number
     costs: Costs | None = None  # auto: what it is made for, by stage; none is F = I = W
+    placement: StagePlacement | None = None  # auto: where the stages lie already; none is where that is best
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,10 @@ def _auto(shape: PipelineShape) -> Schedule:
     from shardwright.schedule.solver.auto import auto  # the solver is as large as all other schedules together
 
     limit = shape.most_alive or None
-    return auto(shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages)
+    return auto(
+        shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages,
+        placement=shape.placement,
+    )  # fmt: skip
 
 
 def _auto_faults(shape: PipelineShape) -> list[str]:
@@ -157,7 +161,7 @@ def _auto_faults(shape: PipelineShape) -> list[str]:
     return []
 
 
-GENERATORS["auto"] = Entry(_auto, faults=_auto_faults, understands=("most_alive", "costs"))
+GENERATORS["auto"] = Entry(_auto, faults=_auto_faults, understands=("most_alive", "costs", "placement"))
 
 
 def shape_faults(name: str, shape: PipelineShape) -> list[str]:

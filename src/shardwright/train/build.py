@@ -85,7 +85,7 @@ class Replica:
         if number == self.program.num_microbatches:
             return self.program
         if number not in self._of_smaller:
-            self._of_smaller[number] = job_program(job)
+            self._of_smaller[number] = job_program(job, beside=self.program)
         return self._of_smaller[number]
 
     @property

@@ -49,15 +49,17 @@ def auto(
     num_ranks: int, num_microbatches: int, costs: Costs | None = None,
     most_alive: float | Sequence[float] | None = None, *, activations: Sequence[float] = (),
     stages_per_rank: int | None = None, objective: Objective = "makespan", effort: float = 1.0,
+    placement: StagePlacement | None = None,
 ) -> Schedule:  # fmt: skip
     """The shortest schedule that was found for these costs (by piece; by default 2 equal pieces a rank, F = I = W).
 
     `most_alive` is the memory of each rank, or of all alike, in microbatches of a full rank's layers; or in the unit of
     `activations`, what one microbatch keeps alive in each piece, where they are given. A microbatch is alive from its F
-    to the end of its W. `stages_per_rank` is whatever the pieces allow, or fixed. The objective is the end of one
+    to the end of its W. `stages_per_rank` is whatever the pieces allow, or fixed, and so is the `placement` of stages.
+    The objective is the end of one
     step, or the period of steps back to back. `effort` scales the time for local search.
     """
-    model = Model.of(num_ranks, num_microbatches, costs, most_alive, activations, stages_per_rank)
+    model = Model.of(num_ranks, num_microbatches, costs, most_alive, activations, stages_per_rank, placement)
     return _solve(model, objective, effort)
 
 

@@ -36,11 +36,13 @@ class Model:
     sizes: tuple[float, ...]  # of one microbatch's activations, by piece
     limits: tuple[float, ...]  # of activations, by rank
     stages_per_rank: int | None
+    placement: StagePlacement | None = None  # the only one, if there is one
 
     @classmethod
     def of(
         cls, num_ranks: int, num_microbatches: int, costs: Costs | None,
         most_alive: float | Sequence[float] | None, activations: Sequence[float], stages_per_rank: int | None,
+        placement: StagePlacement | None = None,
     ) -> "Model":  # fmt: skip
         """Defaults filled in. ValueError if the lengths don't fit, or not even one microbatch does."""
         costs = costs or Costs.uniform((stages_per_rank or 2) * num_ranks)
@@ -68,8 +70,9 @@ class Model:
             )
         sizes = tuple(activations) or (num_ranks / pieces,) * pieces
         model = cls(
-            num_ranks, num_microbatches, costs, sizes, limits=tuple(most_alive), stages_per_rank=stages_per_rank
-        )
+            num_ranks, num_microbatches, costs, sizes, limits=tuple(most_alive), stages_per_rank=stages_per_rank,
+            placement=placement,
+        )  # fmt: skip
         if not model.placements():
             raise ValueError("; ".join(model._lacks(model._cuts()[0])) + "; allow more, or make microbatches smaller")
         return model
@@ -94,7 +97,8 @@ class Model:
 
     def placements(self) -> list[StagePlacement]:
         """The placements on which every rank can hold at least one microbatch."""
-        return [placement for placement in self._cuts() if not self._lacks(placement)]
+        among = [placement for placement in self._cuts() if self.placement in (None, placement)]
+        return [placement for placement in among if not self._lacks(placement)]
 
     def problem(self, placement: StagePlacement) -> Problem:
         """The question on one placement."""
