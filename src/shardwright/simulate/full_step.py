@@ -132,9 +132,9 @@ def _replaced(whole: StepTime, busy_s: float, bubble_s: float, messages_s: float
     share = whole.total / total
     slower = total - plain - longer
     return replace(
-        whole, **computed, total=total, bubble=bubble, messages=messages, data=data, other=whole.other - whole.slower + slower,
-        slower=slower, mfu=whole.mfu * share, hfu=whole.hfu * share, low=whole.low / share,
-        high=whole.high / share,
+        whole, **computed, total=total, bubble=bubble, messages=messages, data=data,
+        other=whole.other - whole.slower + slower, slower=slower, mfu=whole.mfu * share, hfu=whole.hfu * share,
+        low=whole.low / share, high=whole.high / share,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Connect
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -25,11 +26,13 @@ def _no_values(place: ParameterShard, start: int, out: Tensor) -> None:
 class DrySteps:
     """A rank and the steps of it that are run at a time: one, or as many as fill a pipeline that never drains."""
 
-    def __init__(self, job: JobSpec, rank: int, device: str) -> None:
-        """Build the rank, as it would be on a `device`, with nobody on its axes."""
+    def __init__(self, job: JobSpec, rank: int, device: str, connect: Connect | None = None) -> None:
+        """Build the rank, as it would be on a `device`, with nobody on its axes; `connect` makes other communicators
+        than those that do nothing."""
         job = job.grown()
         self._job, self.num_steps = job, steps_to_fill(job)
-        self.mesh = job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
+        connect = connect or (lambda lines: DryTransport(is_gloo=device == "cpu"))
+        self.mesh = job_mesh(job, rank, META, kind=device, connect=connect)
         self.program = job_program(job, self.num_steps)
         self.replica = build(job, self.mesh, _no_values)
         for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):

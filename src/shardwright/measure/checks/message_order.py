@@ -1,0 +1,213 @@
+"""Messages of all ranks under NCCL's rules: does every one come to its end?
+
+NCCL's operations of one communicator run one behind the other, in the order in which a rank issues them, and one ends
+when all its ranks have begun it: a collective of the group, a send with its receive. So ranks that issue in different
+orders wait for each other for ever. Here the records of all ranks (message_record.py) are played, step by step, under
+several readings of these rules:
+
+- lazy: the two ranks of a message have a communicator of their own. It is made at its first use, as that of a group is,
+  and the host stands still until all its ranks are there. That is how torch begins, without `device_id`.
+- eager: all is made before, and messages share their group's communicator with its collectives.
+- one queue: besides, the device runs all of a rank's operations in one order (CUDA_DEVICE_MAX_CONNECTIONS=1).
+
+A rank goes on behind a wait when the operation is over. On a device it is the stream that waits and the host that goes
+on, so here more is in the way than there.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.measure.checks.message_record import Communicator, MessageRecord, Operation
+
+_NAMED = 8  # ranks whose standstill is told
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A reading of NCCL's rules."""
+
+    name: str
+    lazy: bool
+    one_queue: bool = False
+
+
+ALL_RULES = (Rules("lazy", lazy=True), Rules("eager", lazy=False), Rules("one queue", lazy=False, one_queue=True))
+
+_Place = tuple[int, int]  # a rank and the place of an operation in its record
+_Carrier = tuple[Communicator, int, int]  # a communicator; of the two ranks of a message, -1 for its group's
+
+
+def message_faults(records: Sequence[MessageRecord]) -> list[str]:
+    """What is wrong with the order of messages under any of the rules; empty if nothing is."""
+    partners, faults = _partners(records)
+    if faults:
+        return faults
+    for rules in ALL_RULES:
+        if stuck := _Play(records, partners, rules).stuck():
+            return [f"under the rules '{rules.name}' ranks wait for each other for ever", *stuck]
+    return []
+
+
+def _partners(records: Sequence[MessageRecord]) -> tuple[dict[_Place, tuple[_Place, ...]], list[str]]:
+    """The places in all records, its own among them, that make one operation with a place; and what does not fit.
+
+    The n-th collective of a rank on a communicator is the n-th of all its ranks, and the n-th send to a rank its n-th
+    receive.
+    """
+    by_name: dict[tuple[object, ...], list[_Place]] = defaultdict(list)
+    counts: dict[tuple[object, ...], int] = defaultdict(int)
+    for record in records:
+        for place, operation in enumerate(record.operations):
+            for name in _names(record.rank, operation):
+                by_name[(*name, counts[record.rank, *name])].append((record.rank, place))
+                counts[record.rank, *name] += 1
+    at = {(record.rank, place): one for record in records for place, one in enumerate(record.operations)}
+    partners: dict[_Place, dict[_Place, None]] = defaultdict(dict)
+    faults = []
+    for name, places in by_name.items():
+        operations = [at[place] for place in places]
+        expected = 2 if name[1] != "collective" else len(operations[0].communicator.ranks)
+        if len(places) != expected:
+            told = "; ".join(f"rank {rank}: {at[rank, place]}" for rank, place in places[:_NAMED])
+            faults.append(f"{expected} ranks take part, and {len(places)} ask for it: {told}")
+        elif not _fit(operations):
+            told = "; ".join(f"rank {rank}: {at[rank, place]}" for rank, place in places[:_NAMED])
+            faults.append(f"ranks ask for different things at once: {told}")
+        for one in places:
+            partners[one] |= dict.fromkeys(places)
+    return {one: tuple(those) for one, those in partners.items()}, faults
+
+
+def _names(rank: int, operation: Operation) -> Iterator[tuple[object, ...]]:
+    """The names under which an operation meets its partners: one for each way, of an exchange two."""
+    if operation.to < 0 and operation.source < 0:
+        yield operation.communicator, "collective"
+    kind = "exchange" if operation.kind == "exchange" else "message"
+    if operation.to >= 0:
+        yield operation.communicator, kind, rank, operation.to
+    if operation.source >= 0:
+        yield operation.communicator, kind, operation.source, rank
+
+
+def _fit(operations: Sequence[Operation]) -> bool:
+    first = operations[0]
+    if first.to >= 0 or first.source >= 0:
+        return len({operation.num_bytes for operation in operations}) == 1
+    is_even = first.kind != "all_to_all_v"
+    return all(one.kind == first.kind and (not is_even or one.num_bytes == first.num_bytes) for one in operations)
+
+
+@dataclass
+class _Rank:
+    """Where a rank is: at the next moment of its record, with operations under way in each queue, and some over."""
+
+    record: MessageRecord
+    next_moment: int = 0
+    queues: dict[object, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+    over: set[int] = field(default_factory=set)
+
+    @property
+    def is_done(self) -> bool:
+        return self.next_moment == len(self.record.moments) and not any(self.queues.values())
+
+
+class _Play:
+    """All ranks at once."""
+
+    def __init__(
+        self, records: Sequence[MessageRecord], partners: dict[_Place, tuple[_Place, ...]], rules: Rules
+    ) -> None:
+        self._ranks = {record.rank: _Rank(record) for record in records}
+        self._partners, self._rules = partners, rules
+        self._arrived: dict[_Carrier, set[int]] = defaultdict(set)
+        self._at_first_use: dict[_Carrier, list[int]] = defaultdict(list)
+
+    def stuck(self) -> list[str]:
+        """Play to the end. What ranks then still wait for, if any do."""
+        due = deque(self._ranks)
+        while due:
+            due.extend(self._go_on(due.popleft()))
+        standing = [rank for rank, state in self._ranks.items() if not state.is_done]
+        return [f"rank {rank} {self._standstill(rank)}" for rank in standing[:_NAMED]]
+
+    def _go_on(self, rank: int) -> set[int]:
+        """Go on with a rank as far as it comes. Returns the ranks that may go on since."""
+        state, free = self._ranks[rank], set[int]()
+        while state.next_moment < len(state.record.moments):
+            moment = state.record.moments[state.next_moment]
+            if moment.is_wait:
+                if moment.operation not in state.over:
+                    break
+            else:
+                operation = state.record.operations[moment.operation]
+                if self._rules.lazy and not self._may_use(rank, _carrier(rank, operation), free):
+                    break
+                state.queues[self._queue(rank, operation)].append(moment.operation)
+                free |= self._end_what_can(rank, moment.operation)
+            state.next_moment += 1
+        return free - {rank}
+
+    def _may_use(self, rank: int, carrier: _Carrier, free: set[int]) -> bool:
+        """Whether a communicator is there, or is made now that this rank has come."""
+        ranks = carrier[0].ranks if carrier[1] < 0 else carrier[1:]
+        arrived = self._arrived[carrier]
+        if rank not in arrived:
+            arrived.add(rank)
+            if len(arrived) == len(ranks):
+                free |= set(ranks)
+        return len(arrived) == len(ranks)
+
+    def _queue(self, rank: int, operation: Operation) -> object:
+        if self._rules.one_queue:
+            return "all"
+        return _carrier(rank, operation) if self._rules.lazy else operation.communicator
+
+    def _end_what_can(self, rank: int, place: int) -> set[int]:
+        """End an operation if all its ranks are at it, and what is then first in their queues. Returns those ranks."""
+        due, ended = deque([(rank, place)]), set[int]()
+        while due:
+            places = self._all_with(due.popleft())
+            if not all(self._is_first(one) for one in places):
+                continue
+            for mine, which in places:
+                state = self._ranks[mine]
+                queue = state.queues[self._queue(mine, state.record.operations[which])]
+                queue.popleft()
+                state.over.add(which)
+                ended.add(mine)
+                if queue:
+                    due.append((mine, queue[0]))
+        return ended
+
+    def _all_with(self, place: _Place) -> tuple[_Place, ...]:
+        """All that end with an operation: its partners, and of a ring of exchanges the partners of these."""
+        seen, due = dict.fromkeys(self._partners[place]), deque(self._partners[place])
+        while due:
+            for other in self._partners[due.popleft()]:
+                if other not in seen:
+                    seen[other] = None
+                    due.append(other)
+        return tuple(seen)
+
+    def _is_first(self, place: _Place) -> bool:
+        state = self._ranks[place[0]]
+        queue = state.queues[self._queue(place[0], state.record.operations[place[1]])]
+        return bool(queue) and queue[0] == place[1]
+
+    def _standstill(self, rank: int) -> str:
+        state = self._ranks[rank]
+        if state.next_moment == len(state.record.moments):
+            waiting = next(queue[0] for queue in state.queues.values() if queue)
+            return f"is at its end, where {state.record.operations[waiting]} is not over"
+        moment = state.record.moments[state.next_moment]
+        word = "waits for" if moment.is_wait else "makes the communicator of"
+        return f"{word} {state.record.operations[moment.operation]}"
+
+
+def _carrier(rank: int, operation: Operation) -> _Carrier:
+    """The communicator that carries an operation where those of two ranks are made for their messages."""
+    if operation.kind not in ("send", "recv"):
+        return operation.communicator, -1, -1
+    low, high = sorted((rank, max(operation.to, operation.source)))
+    return operation.communicator, low, high

@@ -1,0 +1,166 @@
+"""A record of all that ranks ask their communicators for, and of each moment at which they wait for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Connect
+from shardwright.parallel.comm.transport import DryTransport, Transport, Underway
+from shardwright.train.dry_steps import DrySteps
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """A communicator of some ranks: the `number`-th that each of them made."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"communicator {self.number} of ranks {', '.join(map(str, self.ranks))}"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective or a message as one rank asks for it. Ranks are those of the world; -1 is nobody."""
+
+    kind: str
+    communicator: Communicator
+    num_bytes: int
+    to: int = -1
+    source: int = -1
+
+    def __str__(self) -> str:
+        peers = f" to {self.to}" * (self.to >= 0) + f" from {self.source}" * (self.source >= 0)
+        return f"{self.kind}{peers} of {self.num_bytes:,} bytes on {self.communicator}"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An operation is issued, or waited for: by its place in the record."""
+
+    operation: int
+    is_wait: bool
+
+
+@dataclass
+class MessageRecord:
+    """What one rank did, in its order."""
+
+    rank: int
+    operations: list[Operation] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    num_communicators: int = 0
+
+    def issue(self, operation: Operation) -> int:
+        """Note an operation; its place in the record."""
+        self.operations.append(operation)
+        self.moments.append(Moment(len(self.operations) - 1, is_wait=False))
+        return len(self.operations) - 1
+
+    def wait(self, operation: int) -> None:
+        """Note that the rank goes on only when this is over."""
+        self.moments.append(Moment(operation, is_wait=True))
+
+    def connecting(self, connect: Connect) -> Connect:
+        """What makes the communicators that `connect` makes, and notes what they are asked for."""
+
+        def recorded(lines: list[list[int]]) -> Transport | None:
+            self.num_communicators += 1
+            made = connect(lines)
+            mine = next((line for line in lines if self.rank in line), [self.rank])
+            if made is None or len(mine) == 1:
+                return made
+            return RecordedTransport(made, self, Communicator(self.num_communicators, tuple(mine)))
+
+        return recorded
+
+
+@dataclass(frozen=True)
+class _RecordedWork:
+    """What was asked for, whose wait is noted. Of several works of one operation the first notes it."""
+
+    work: Underway
+    record: MessageRecord
+    operation: int
+
+    def is_completed(self) -> bool:
+        return self.work.is_completed()
+
+    def wait(self) -> Any:
+        self.record.wait(self.operation)
+        return self.work.wait()
+
+
+@dataclass(frozen=True)
+class RecordedTransport:
+    """A transport of which all is noted. Its collectives are those of NCCL, whatever carries them."""
+
+    inner: Transport
+    record: MessageRecord
+    communicator: Communicator
+
+    @property
+    def is_gloo(self) -> bool:
+        return False
+
+    def _noted(self, work: Underway, kind: str, x: Tensor, to: int = -1, source: int = -1) -> _RecordedWork:
+        operation = Operation(kind, self.communicator, x.nbytes, to, source)
+        return _RecordedWork(work, self.record, self.record.issue(operation))
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway:
+        return self._noted(self.inner.all_reduce(x, op), f"all_reduce {op}", x)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Underway:
+        return self._noted(self.inner.all_gather(out, x), "all_gather", out)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway:
+        return self._noted(self.inner.reduce_scatter(out, x), "reduce_scatter", x)
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
+    ) -> Underway:
+        kind = "all_to_all" if out_splits is None else "all_to_all_v"
+        return self._noted(self.inner.all_to_all(out, x, out_splits, in_splits), kind, x)
+
+    def broadcast(self, x: Tensor, source: int) -> Underway:
+        return self._noted(self.inner.broadcast(x, source), f"broadcast of rank {source}", x)
+
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
+        return self._noted(self.inner.send(x, to, tag), "send", x, to=to)
+
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway:
+        return self._noted(self.inner.recv(out, source, tag), "recv", out, source=source)
+
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
+        works = self.inner.exchange(out, x, to, source)
+        return [self._noted(_All(works), "exchange", x, to=to, source=source)]
+
+
+@dataclass(frozen=True)
+class _All:
+    works: list[Underway]
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+def recorded_steps(job: JobSpec, num_runs: int = 2) -> list[MessageRecord]:
+    """What each rank of a job asks for on CUDA in some steps, one behind the other: so many times as many as fill its
+    pipeline. Nothing is sent."""
+    records = []
+    for rank in range(job.plan.world):
+        record = MessageRecord(rank)
+        steps = DrySteps(job, rank, "cuda", record.connecting(lambda lines: DryTransport(is_gloo=False)))
+        for _ in range(num_runs):
+            steps.run()
+        records.append(record)
+    return records
