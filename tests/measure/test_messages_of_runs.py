@@ -3,17 +3,19 @@
 Ranks run over Gloo, with the collectives and the communicators that they have over NCCL, and note all that they ask
 for. The suite has some schedules;
 
-    python tests/measure/test_messages_of_runs.py
+    python tests/measure/test_messages_of_runs.py | grep RESULT
 
-has every one, on 4 x 2 ranks.
+has every one, on 4 x 2 ranks, or those that are named.
 """
 
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -31,6 +33,7 @@ from shardwright.measure.checks.message_order import message_faults
 from shardwright.measure.checks.message_record import MessageRecord
 from shardwright.parallel.comm import process_groups
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.pipeline import executor
 from shardwright.schedule.registry import GENERATORS
 from shardwright.sharding import groups
 from shardwright.train.build import job_mesh
@@ -65,7 +68,9 @@ def run_twice(rank: int, store: str, plan: dict[str, Any], folder: Path) -> list
     records = []
     for job in (first, later):
         record = MessageRecord(rank)
-        train(job, mesh_as_over_nccl(job, rank, record), Path(job.run.folder), RunStart())
+        # On a CPU what a part of a pair makes is sent while the other computes; on CUDA behind both.
+        with patch.object(executor, "sends_of_parts", lambda row: {}):
+            train(job, mesh_as_over_nccl(job, rank, record), Path(job.run.folder), RunStart())
         records.append(record)
     dist.destroy_process_group()
     return records
@@ -94,22 +99,22 @@ def test_a_run_and_what_goes_on_from_it(name: str, tmp_path: Path) -> None:
     assert faults_of(IN_SUITE[name], tmp_path) == []
 
 
-def plans_of_all_schedules() -> dict[str, dict[str, Any]]:
-    """Every schedule on 4 x 2 ranks."""
+def plans_of(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Schedules on 4 x 2 ranks."""
     return {
         name: {"pp": 4, "dp": 2, "schedule": name, "virtual_stages": 1 if STAGES_PER_RANK.get(name, 1) else 2}
-        for name in GENERATORS
+        for name in names
     }
 
 
 def main() -> int:
     """Run every schedule. 1 if some messages do not come to their end."""
     num_wrong = 0
-    for name, plan in plans_of_all_schedules().items():
+    for name, plan in plans_of(sys.argv[1:] or GENERATORS).items():
         with tempfile.TemporaryDirectory() as folder:
             faults = faults_of(plan, Path(folder))
         num_wrong += bool(faults)
-        print(f"{name}: {'; '.join(faults) or 'every message comes to its end'}", flush=True)
+        print(f"RESULT {name}: {'; '.join(faults) or 'every message comes to its end'}", flush=True)
     return min(num_wrong, 1)
 
 
