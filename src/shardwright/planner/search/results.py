@@ -92,7 +92,8 @@ class Best:
             kind, seconds = int(columns["kind"][index]), float(token_s[index])
             if seconds >= self.last_s[kind]:
                 continue
-            likeness = (block.words, int(schedule[index]), int(columns["microbatch_size"][index]))
+            virtual, microbatch = int(columns["virtual_stages"][index]), int(columns["microbatch_size"][index])
+            likeness = (block.words, int(schedule[index]), virtual, microbatch)
             mine = self.places.setdefault(kind, {})
             if likeness in mine and mine[likeness].token_s <= seconds:
                 continue
