@@ -13,8 +13,8 @@ from cases import small_job
 from shardwright.measure.checks.message_order import message_faults
 from shardwright.measure.checks.message_record import (
     Communicator,
+    IssueOrWait,
     MessageRecord,
-    Moment,
     Operation,
     recorded_steps,
 )
@@ -62,7 +62,7 @@ def left_out(rng: random.Random, record: MessageRecord) -> bool:
     gone = rng.randrange(len(record.operations))
     del record.operations[gone]
     record.moments = [
-        Moment(moment.operation - (moment.operation > gone), moment.is_wait)
+        IssueOrWait(moment.operation - (moment.operation > gone), moment.is_wait)
         for moment in record.moments
         if moment.operation != gone
     ]

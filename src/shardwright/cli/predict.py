@@ -263,13 +263,23 @@ def scale(
     default=None,
     help="The kind of device that it runs as on; without it cuda where the cluster's device is a GPU.",
 )
-def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, device: str | None) -> None:
+@click.option("--check", is_flag=True, help="Check, on all ranks, what a device would do: messages and kernels.")
+def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, device: str | None, check: bool) -> None:
     """Run one rank of JOB as it is, but on tensors without memory and with nobody else there.
 
     Says what the rank holds at its peak, by kind and in which operator, and every collective that it takes part in: in
-    seconds, on one CPU, for a plan of any size.
+    seconds, on one CPU, for a plan of any size. With --check all ranks are run, as on CUDA: whether their messages come
+    to an end under NCCL's rules, and whether kernels get what they demand.
     """
     spec = load_to_run(job, overrides)
+    if check:
+        from shardwright.measure.checks.plan_checks import check_plan, checks_text
+
+        checks = check_plan(spec)
+        click.echo(json.dumps([of.as_dict() for of in checks]) if as_json else checks_text(spec.name, checks))
+        if any(of.faults for of in checks):
+            raise SystemExit(1)
+        return
     from shardwright.measure.dryrun import dry_run
     from shardwright.report.dryrun_text import dryrun_text
     from shardwright.train.launch.loading import collect_as_usual

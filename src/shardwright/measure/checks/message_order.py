@@ -44,7 +44,7 @@ def message_faults(records: Sequence[MessageRecord]) -> list[str]:
     if faults:
         return faults
     for rules in ALL_RULES:
-        if stuck := _Play(records, partners, rules).stuck():
+        if stuck := _NcclPlay(records, partners, rules).stuck():
             return [f"under the rules '{rules.name}' ranks wait for each other for ever", *stuck]
     return []
 
@@ -99,7 +99,7 @@ def _fit(operations: Sequence[Operation]) -> bool:
 
 
 @dataclass
-class _Rank:
+class _RankState:
     """Where a rank is: at the next moment of its record, with operations under way in each queue, and some over."""
 
     record: MessageRecord
@@ -112,13 +112,13 @@ class _Rank:
         return self.next_moment == len(self.record.moments) and not any(self.queues.values())
 
 
-class _Play:
+class _NcclPlay:
     """All ranks at once."""
 
     def __init__(
         self, records: Sequence[MessageRecord], partners: dict[_Place, tuple[_Place, ...]], rules: Rules
     ) -> None:
-        self._ranks = {record.rank: _Rank(record) for record in records}
+        self._ranks = {record.rank: _RankState(record) for record in records}
         self._partners, self._rules = partners, rules
         self._arrived: dict[_Carrier, set[int]] = defaultdict(set)
         self._at_first_use: dict[_Carrier, list[int]] = defaultdict(list)

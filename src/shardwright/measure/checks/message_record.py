@@ -40,7 +40,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Moment:
+class IssueOrWait:
     """An operation is issued, or waited for: by its place in the record."""
 
     operation: int
@@ -53,18 +53,18 @@ class MessageRecord:
 
     rank: int
     operations: list[Operation] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[IssueOrWait] = field(default_factory=list)
     num_communicators: int = 0
 
     def issue(self, operation: Operation) -> int:
         """Note an operation; its place in the record."""
         self.operations.append(operation)
-        self.moments.append(Moment(len(self.operations) - 1, is_wait=False))
+        self.moments.append(IssueOrWait(len(self.operations) - 1, is_wait=False))
         return len(self.operations) - 1
 
     def wait(self, operation: int) -> None:
         """Note that the rank goes on only when this is over."""
-        self.moments.append(Moment(operation, is_wait=True))
+        self.moments.append(IssueOrWait(operation, is_wait=True))
 
     def connecting(self, connect: Connect) -> Connect:
         """What makes the communicators that `connect` makes, and notes what they are asked for."""
@@ -138,11 +138,11 @@ class RecordedTransport:
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
         works = self.inner.exchange(out, x, to, source)
-        return [self._noted(_All(works), "exchange", x, to=to, source=source)]
+        return [self._noted(_AllWorks(works), "exchange", x, to=to, source=source)]
 
 
 @dataclass(frozen=True)
-class _All:
+class _AllWorks:
     works: list[Underway]
 
     def is_completed(self) -> bool:

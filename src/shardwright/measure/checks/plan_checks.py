@@ -1,0 +1,83 @@
+"""All checks of a plan that need no device, one after the other."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.units import counted
+from shardwright.measure.checks.kernel_demands import checked_step
+from shardwright.measure.checks.message_order import ALL_RULES, message_faults
+from shardwright.measure.checks.message_record import recorded_steps
+
+MOST_RANKS = 64  # each is run dry, in a second or so
+_MOST_FAULTS = 8
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """A check: its name, what was held against what, the faults, and how long it took."""
+
+    name: str
+    subject: str
+    faults: tuple[str, ...]
+    took_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def check_plan(job: JobSpec) -> list[PlanCheck]:
+    """Check what the ranks of a job would do on CUDA. PlanError for more ranks than can be run dry here."""
+    world = job.plan.world
+    if world > MOST_RANKS:
+        raise PlanError(
+            f"checks of {job.name}",
+            [
+                f"every rank is run dry, and the plan has {job.plan.degrees} = {world:,} of them, more than "
+                f"{MOST_RANKS}; use less dp, with as much smaller a batch: replicas do the same"
+            ],
+        )
+    return [_timed("messages", _messages, job), _timed("kernels", _kernels, job)]
+
+
+def _timed(name: str, check: Callable[[JobSpec], tuple[str, list[str]]], job: JobSpec) -> PlanCheck:
+    began_s = time.perf_counter()
+    subject, faults = check(job)
+    return PlanCheck(name, subject, tuple(faults), time.perf_counter() - began_s)
+
+
+def _messages(job: JobSpec) -> tuple[str, list[str]]:
+    records = recorded_steps(job)
+    number = sum(len(record.operations) for record in records)
+    rules = ", ".join(rules.name for rules in ALL_RULES)
+    asked = f"{counted(number, 'operation')} of {counted(len(records), 'rank')} in two steps"
+    return f"{asked}, under NCCL's rules ({rules})", message_faults(records)
+
+
+def _kernels(job: JobSpec) -> tuple[str, list[str]]:
+    each = job.plan.world // job.plan.pp
+    calls, faults = Counter[str](), dict[str, None]()
+    for rank in range(0, job.plan.world, each):  # one of each stage
+        checked = checked_step(job, rank)
+        faults |= checked.faults
+        calls.update(checked.calls)
+    number = calls.total()
+    subject = f"{counted(number, 'call')} of {counted(len(calls), 'operator')}, against what their kernels demand"
+    return subject, list(faults)
+
+
+def checks_text(job_name: str, checks: list[PlanCheck]) -> str:
+    """The checks as the user reads them."""
+    lines = [f"checks of {job_name}, as on CUDA, without a device"]
+    for check in checks:
+        verdict = "right" if not check.faults else counted(len(check.faults), "fault")
+        lines.append(f"{check.name}: {verdict}; {check.subject}, in {check.took_s:.1f} s")
+        lines += [f"  {fault}" for fault in check.faults[:_MOST_FAULTS]]
+        if len(check.faults) > _MOST_FAULTS:
+            lines.append(f"  and {len(check.faults) - _MOST_FAULTS} more")
+    return "\n".join(lines)
