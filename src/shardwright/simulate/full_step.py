@@ -51,7 +51,7 @@ def played_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants:
     ]
     found = _seconds(plays)
     return [
-        whole if of is None else _replaced(whole, *_parts_s(job, of, found))
+        whole if of is None else _replaced(whole, *_parts_s(job, of, found), sets_pace=bool(of.gather))
         for job, whole, of in zip(jobs, closed, stages, strict=True)
     ]
 
@@ -114,14 +114,16 @@ def played_orders(job: JobSpec) -> tuple[Order, ...]:
     return tuple(replace(order, shape=replace(order.shape, num_microbatches=m)) for m in (few, few - p))
 
 
-def _replaced(whole: StepTime, busy_s: float, bubble_s: float, messages_s: float, data_s: float | None) -> StepTime:
+def _replaced(
+    whole: StepTime, busy_s: float, bubble_s: float, messages_s: float, data_s: float | None, sets_pace: bool
+) -> StepTime:
     """A step with the parts that were played, and what follows from them.
 
     Closed forms tell the parts of the rank that takes longest, which under ZeRO 3 may be one that gathers much and
-    computes little. Played gathers are beside the work, and the rank that computes longest sets the pace.
+    computes little. Played gathers are beside the work, and there the rank that computes longest `sets_pace`.
     """
     computed = {name: getattr(whole, name) for name in ("compute", "again", "tensor", "context", "expert")}
-    share_of_busy = busy_s / sum(computed.values())
+    share_of_busy = busy_s / sum(computed.values()) if sets_pace else 1.0
     computed = {name: seconds * share_of_busy for name, seconds in computed.items()}
     data = whole.data if data_s is None else max(0.0, data_s)
     bubble, messages = max(0.0, bubble_s), max(0.0, messages_s)

@@ -32,6 +32,7 @@ _SPARE = 1e-3  # share of a step that uneven stages must be able to save
 _LEAST_RATIO = 0.9  # of a simulated step to closed forms: the search relies on no lower one
 _FIRST_RATIO = 0.99  # of the same, before any plan was simulated
 _LOOKED_AROUND = 3  # kinds whose fastest plan is looked around thoroughly, once it is known
+_MOST_ROUNDS = 24  # of looks beside the fastest plans, where one after another is found not to fit
 _AROUND = 2  # kinds with long steps for which plans beside the fastest are looked at
 _MANY_ACTIONS = 2**10  # stages times microbatches above which a simulation takes long
 _MEMORY = 1.02  # plans that need up to so much of the room by closed forms are tried: their account may say less
@@ -122,8 +123,9 @@ class PlayedPlans:
         open_kinds = [
             kind for n, kind in enumerate(kinds) if n < _AROUND or not _has_many_actions(self._best(kind).job)
         ]
-        open_kinds = [kind for kind in open_kinds if self._is_open(kind, look)]
-        while open_kinds:
+        open_kinds, num_rounds = [kind for kind in open_kinds if self._is_open(kind, look)], 0
+        while open_kinds and num_rounds < _MOST_ROUNDS:
+            num_rounds += 1
             best = [self._best(kind) for kind in open_kinds]
             beside = self._beside([plan.job for plan in best], [plan.token_s for plan in best], look)
             for kind, plan, tried in zip(open_kinds, best, beside, strict=True):
