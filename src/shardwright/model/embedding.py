@@ -39,11 +39,11 @@ def look_up(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, cut: LayerSh
 
 def _rows(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, cut: LayerSharding) -> Tensor:
     if cut.tp.size == 1:
-        return _Lookup.apply(tokens_SB, weight)
+        return _Lookup.apply(tokens_SB, weight, cut.tp.kind)
     first_row, end_row = split_evenly(vocab, cut.tp.size, cut.tp.index)
     rows_SB = tokens_SB - first_row
     elsewhere_SB = (tokens_SB < first_row) | (tokens_SB >= end_row)
-    x_SBH = _Lookup.apply(rows_SB.masked_fill(elsewhere_SB, 0), weight)
+    x_SBH = _Lookup.apply(rows_SB.masked_fill(elsewhere_SB, 0), weight, cut.tp.kind)
     x_SBH = x_SBH.masked_fill(elsewhere_SB[..., None], 0.0)
     leave = scatter_to if cut.shards_sequence else reduce_from
     return leave(x_SBH, cut.tp)
@@ -53,16 +53,16 @@ class _Lookup(torch.autograd.Function):
     """Rows of a table. Forward and backward move nothing; the backward needs the rows' numbers, not the table."""
 
     @staticmethod
-    def forward(ctx: Any, rows_SB: Tensor, weight: PlacedParameter) -> Tensor:
+    def forward(ctx: Any, rows_SB: Tensor, weight: PlacedParameter, kind: str) -> Tensor:
         ctx.save_for_backward(rows_SB)
-        ctx.weight = weight
+        ctx.weight, ctx.kind = weight, kind
         return functional.embedding(rows_SB, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         (rows_SB,) = ctx.saved_tensors
-        ctx.weight.add_rows(rows_SB.flatten(), grads[0].flatten(0, 1))
-        return None, None
+        ctx.weight.add_rows(rows_SB.flatten(), grads[0].flatten(0, 1), kind=ctx.kind)
+        return None, None, None
 
 
 class LearnedPositions(nn.Module):
@@ -73,7 +73,7 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
-        self.sharded_over = cut.summed_over
+        self.sharded_over, self._kind = cut.summed_over, cut.tp.kind
         self.offset = spec.position_offset
         shape = (self.offset + spec.sequence, spec.hidden)
         self.weight = whole(shape, "normal", spec.init_std, summed_over=self.sharded_over)
@@ -83,4 +83,6 @@ class LearnedPositions(nn.Module):
         positions_SB = positions_SB + self.offset if self.offset else positions_SB
         if self.sharded_over is not None:
             positions_SB = torch.chunk(positions_SB, self.sharded_over.size)[self.sharded_over.index]
+        if self._kind == "cuda":  # documents begin at one position, often: its sum is to be exact, as of a token
+            return x_sBH + _Lookup.apply(positions_SB, self.weight, self._kind)
         return x_sBH + self.weight[positions_SB]

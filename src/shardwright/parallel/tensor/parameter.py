@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.tensor.row_sums import add_rows_in_order
 from shardwright.precision.float8 import Quantised, Ranges
 from shardwright.precision.float8_experts import CastRows, Float8Experts
 from shardwright.precision.float8_gradient import gradient_blocks
@@ -106,12 +107,16 @@ class PlacedParameter(nn.Parameter):
                 into_eOH[expert].zero_()
         return into_eOH
 
-    def add_rows(self, rows_T: Tensor, dy_TH: Tensor) -> None:
-        """Add each row of dy to one row, the gradient of a table that was looked up."""
+    def add_rows(self, rows_T: Tensor, dy_TH: Tensor, kind: str) -> None:
+        """Add each row of dy to one row, the gradient of a table that was looked up; with kernels as in
+        `add_product`."""
         into_VH = self._open()
         if not self.has_gradient:
             into_VH.zero_()
-        into_VH.index_add_(0, rows_T, dy_TH.to(into_VH.dtype))
+        if kind == "cuda":
+            add_rows_in_order(into_VH, rows_T, dy_TH)
+        else:
+            into_VH.index_add_(0, rows_T, dy_TH.to(into_VH.dtype))
         self._added()
 
     def _open(self) -> Tensor:
