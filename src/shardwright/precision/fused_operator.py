@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from shardwright.precision.fixed_order import in_any_order
+
 _LIBRARY = torch.library.Library("shardwright", "FRAGMENT")
 Work = Callable[..., None]  # writes to some of its arguments
 
@@ -23,10 +25,16 @@ def fused_operator(schema: str, in_turn: Work, at_once: Work) -> Work:
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, in_turn, "CPU")
-    _LIBRARY.impl(name, lambda *args: compiled(at_once)(*args), "CUDA")
+    _LIBRARY.impl(name, lambda *args: compute_at_once(at_once, *args), "CUDA")
     _LIBRARY.impl(name, lambda *args: None, "Meta")
     found: Work = getattr(torch.ops.shardwright, name)
     return found
+
+
+def compute_at_once(at_once: Work, *args: Any) -> None:
+    """Call the kernel that the compiler makes of some work, the same one whatever order torch is asked for."""
+    with in_any_order():
+        compiled(at_once)(*args)
 
 
 @cache

@@ -5,6 +5,8 @@ looks at its own gradients, unit by unit, before they are summed over others: so
 those that it was added to. But what crosses ranks earlier, along tp, cp, pp and ep, carries a wrong number to others
 within the same pass.
 
+On CUDA both passes take kernels that add in one order, which the other steps do not (precision/fixed_order.py).
+
 The pass beside the step changes nothing that the run goes on with. Dropout is a function of the step and the sample,
 and the weights stay; what routers saw is dropped, and so are the largest values that fp8 scales would come from.
 """
@@ -21,6 +23,7 @@ from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.zero.flat_unit import FlatUnit
+from shardwright.precision.fixed_order import in_fixed_order
 from shardwright.schedule.action import Action
 from shardwright.train.build import Replica
 from shardwright.train.health.content_hash import content_hash
@@ -97,7 +100,7 @@ class RepeatedStep:
     def before(self, job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> None:
         """Compute the step once, beside the run."""
         self._before = GradientHashes()
-        with looking(replica, self._before):
+        with looking(replica, self._before), in_fixed_order(mesh.device):
             compute_beside(job, replica, mesh, step, tokens_BS)
 
     def compare(self, step: int, mesh: Mesh, now: GradientHashes) -> str:
@@ -115,11 +118,15 @@ class RepeatedStep:
         told = "; ".join(f"{mesh.shape.describe(rank)}: first in {names[rank]}" for rank in others[:8])
         return (
             f"step {step + 1} was computed twice from the same weights and samples, and gradients differ on "
-            f"{counted(len(others), 'rank')} ({told}); a rank that computes wrongly now and then, or a kernel that "
-            f"adds in no fixed order"
+            f"{counted(len(others), 'rank')} ({told}); a rank that computes wrongly now and then{_OR[mesh.device.type]}"
         )
 
 
+# What else it may be: on CUDA all kernels of both passes had one order to add in.
+_OR = {
+    "cpu": ", or a kernel that adds in no fixed order",
+    "cuda": ": both passes took kernels that add in a fixed order",
+}
 _LONGEST = 120  # bytes of a text that is gathered
 
 

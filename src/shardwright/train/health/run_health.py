@@ -23,6 +23,7 @@ from shardwright.config.plan import ASYNCHRONOUS
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.precision.fixed_order import in_fixed_order
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth
 from shardwright.train.health.decision import Course, Decision
@@ -77,7 +78,7 @@ class RunHealth:
             if self._hashes is None:
                 yield
             else:
-                with looking(replica, self._hashes):
+                with looking(replica, self._hashes), in_fixed_order(self._mesh.device):
                     yield
 
     def after_span(
