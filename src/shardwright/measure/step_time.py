@@ -19,7 +19,7 @@ from shardwright.config.job import JobSpec
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.collectives import barrier, start_recv, start_send
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.pipeline.executor import Performed
+from shardwright.parallel.pipeline.action_times import Performed
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program

@@ -7,12 +7,11 @@ A send keeps its tensor until the other side has it, and never blocks. A receive
 waited for by the compute that needs it: that wait is the pipeline's idle time.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from shardwright.parallel.comm.collectives import Axis, Pending, start_recv, sta
 from shardwright.parallel.comm.compute_turns import Pass
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks
+from shardwright.parallel.pipeline.action_times import ActionTimes, DeviceTimes, HostTimes, Performed
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.pipeline.stage_streams import CudaStreams, InOrder, StageStreams
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
@@ -62,20 +62,6 @@ class MicrobatchTokens(Protocol):
     def __getitem__(self, index: int, /) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Performed:
-    """An action that was carried out, and when (seconds of the host's clock, which all ranks of a machine share).
-
-    A compute action may wait for its input first; from `began_s` on it computes. A send that left with its part of a
-    pair began before the pair ended.
-    """
-
-    action: Action
-    start_s: float
-    began_s: float
-    end_s: float
-
-
 @dataclass
 class _Run:
     """What one run of a program holds; gone when it ends."""
@@ -95,7 +81,7 @@ class _Run:
     losses: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs from which a forward will run again
     leaves_with: dict[Action, Action] = field(default_factory=dict)  # sends by the part of a pair that makes them
-    left: dict[Action, tuple[float, float]] = field(default_factory=dict)  # those that left so, and when
+    left: dict[Action, tuple[Any, Any]] = field(default_factory=dict)  # those that left so, and when
     alive: set[Key] = field(default_factory=set)
 
 
@@ -127,13 +113,18 @@ class PipelineExecutor:
         self._pairs_apart = streams is None and mesh.device.type == "meta"
         self._streams: StageStreams = streams or InOrder()
         self._makes_streams = streams is None and mesh.device.type == "cuda"
-        self._began_s = 0.0
+        self._times: ActionTimes = DeviceTimes() if mesh.device.type == "cuda" else HostTimes()
+        self._began: Any = 0.0
         self.row: tuple[Action, ...] = ()
         self.losses: dict[int, Tensor] = {}
-        self.performed: list[Performed] = []
         self.peak_alive = 0
         self.peak_inputs = 0
         self.versions_seen: dict[Key, int] = {}
+
+    @property
+    def performed(self) -> list[Performed]:
+        """What was done in the run, and when. On CUDA the host waits for the device."""
+        return self._times.performed()
 
     def run(
         self, program: Program, tokens: MicrobatchTokens, update: Callable[[Action], None] | None = None,
@@ -160,24 +151,25 @@ class PipelineExecutor:
         if self._makes_streams and any(action.kind is Kind.OVERLAP for action in row):
             self._streams, self._makes_streams = CudaStreams(self._mesh.device, self._stages), False
         armings = before_reductions(row)
-        self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
+        self._times.clear()
+        self.peak_alive, self.peak_inputs, self.versions_seen = 0, 0, {}
         with torch.set_grad_enabled(program.trains):
             for index, action in enumerate(row):
                 if self._mesh.watch is not None:
                     self._mesh.watch.doing(f"action {index}, {action}")
                 for arming in armings.get(index, ()):
                     self._held[arming.stage].arm(arming.is_last, arming.is_split)
-                start_s = self._began_s = time.perf_counter()
+                start = self._began = self._times.now()
                 if action in run.left:
-                    start_s, end_s = run.left.pop(action)
-                    self.performed.append(Performed(action, start_s, start_s, end_s))
+                    start, end = run.left.pop(action)
+                    self._times.add(action, start, start, end)
                     continue
                 if action.kind is Kind.STEP:
                     assert update is not None, "a program that ends in a step needs an optimizer"
                     update(action)
                 else:
                     self._do(action, run)
-                self.performed.append(Performed(action, start_s, self._began_s, time.perf_counter()))
+                self._times.add(action, start, self._began, self._times.now())
                 self.peak_alive = max(self.peak_alive, len(run.alive))
                 self.peak_inputs = max(self.peak_inputs, len(run.kept))
         for _, pending in run.sends:
@@ -241,7 +233,7 @@ class PipelineExecutor:
             x, arrival = run.inputs.pop(key)
             if arrival is not None:
                 arrival.wait()
-                self._began_s = time.perf_counter()
+                self._began = self._times.now()
         if key in run.program.recomputed:
             run.kept[key] = x
             with torch.no_grad():
@@ -294,7 +286,7 @@ class PipelineExecutor:
             gradient, arrival = run.gradients.pop(key)
             if arrival is not None:
                 arrival.wait()
-                self._began_s = time.perf_counter()
+                self._began = self._times.now()
         split = kind is Kind.INPUT_GRAD
         # On this thread, which knows the pass that it is in: for CUDA autograd would take a thread of its own.
         deferring = self._stages[stage].deferred.keeping(i) if split else nullcontext()
@@ -353,9 +345,9 @@ class PipelineExecutor:
     def _do_part(self, part: Action, run: _Run) -> None:
         self._compute(part, run)
         if (send := run.leaves_with.get(part)) is not None:
-            start_s = time.perf_counter()
+            start = self._times.now()
             self._do(send, run)
-            run.left[send] = start_s, time.perf_counter()
+            run.left[send] = start, self._times.now()
 
     def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, run: _Run) -> None:
         run.sends = [(kept, pending) for kept, pending in run.sends if not pending.is_over()]
