@@ -25,7 +25,7 @@ from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train import async_step, span, train_step
+from shardwright.train import span, train_step
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.kept import manifest_of, steps_kept
 from shardwright.train.checkpoint.replica_state import held_boxes
@@ -103,7 +103,7 @@ def state_of(replica: Replica, mesh: Mesh) -> State:
 def faults(plot: Plot, seen: Seen) -> Iterator[None]:
     """While this lasts, spans go as the plot has it."""
     visits: Counter[int] = Counter()
-    span_of, mean_losses = span.train_span, train_step.mean_losses
+    span_of, means_of = span.train_span, train_step.means_of
     is_high = [False]
 
     def watched(
@@ -132,14 +132,14 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
         return results
 
     def losses_of(*args: Any) -> list[float]:
-        return [loss * (10.0 if is_high[0] else 1.0) for loss in mean_losses(*args)]
+        return [loss * (10.0 if is_high[0] else 1.0) for loss in means_of(*args)]
 
     def told(log: MetricsLog, text: str) -> None:
         seen.lines.append(text)
 
     with (
         patch.object(span, "train_span", watched), patch.object(MetricsLog, "say", told),
-        patch.object(train_step, "mean_losses", losses_of), patch.object(async_step, "mean_losses", losses_of),
+        patch.object(train_step, "means_of", losses_of),
     ):  # fmt: skip
         yield
 

@@ -41,7 +41,11 @@ class GradientNorm:
 
     def __call__(self) -> float:
         """The norm of the summed gradients, the same on every rank. Moves one small all-reduce over the world."""
-        return self._mesh.to_host(self._summed(())[0])
+        return self._mesh.to_host(self.on_device())
+
+    def on_device(self) -> Tensor:
+        """The norm, as `__call__` gives it, where the host need not wait for it yet."""
+        return self._summed(())[0]
 
     def with_sums(self, numbers: Sequence[float]) -> tuple[float, list[float]]:
         """The norm, and the sums over all ranks of some numbers, which go along."""
@@ -53,15 +57,62 @@ class GradientNorm:
         squares = torch.zeros(self._num_slots + len(numbers), dtype=torch.float64, device=self._mesh.device)
         for number, value in enumerate(numbers):
             squares[self._num_slots + number] = value
+        if self._mesh.world.kind == "cuda":
+            self._put_squares_at_once(squares)
+        else:
+            self._put_squares(squares)
+        all_reduce(squares, self._mesh.world)
+        # In float32, so that the last bits of sums in another order do not reach the weights.
+        return squares[: self._num_slots].sum().sqrt().float(), squares[self._num_slots :]
+
+    def _put_squares(self, squares: Tensor) -> None:
+        """The squares of this rank's part of each parameter's norm."""
         for slot, unit, parameter, weight in self._slots:
             rows = unit.rows_of_gradient(parameter)
             # Rows in float32, then their norms in float64: exact enough, and no float64 copy of the gradient is made.
             # Rows are never split over ranks, so how the gradient is sharded makes no difference to their norms.
             lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32)
             squares[slot] = torch.linalg.vector_norm(lengths, dtype=torch.float64).square() * weight
-        all_reduce(squares, self._mesh.world)
-        # In float32, so that the last bits of sums in another order do not reach the weights.
-        return squares[: self._num_slots].sum().sqrt().float(), squares[self._num_slots :]
+
+    def _put_squares_at_once(self, squares: Tensor) -> None:
+        """Put those squares with few kernels: five a parameter took longer to launch than to run."""
+        held = [(slot, unit.rows_of_gradient(parameter), weight) for slot, unit, parameter, weight in self._slots]
+        held = sorted(((slot, rows, weight) for slot, rows, weight in held if len(rows)), key=lambda of: _place(of[1]))
+        if not held:
+            return
+        slots, weights = [slot for slot, _, _ in held], [weight for _, _, weight in held]
+        lengths: list[Tensor] = []
+        for neighbours in _neighbours([rows for _, rows, _ in held]):
+            first, num_rows = neighbours[0], [len(rows) for rows in neighbours]
+            together = first.as_strided((sum(num_rows), first.shape[1]), (first.shape[1], 1))
+            lengths += torch.linalg.vector_norm(together, dim=-1, dtype=torch.float32).split(num_rows)
+        norms = torch.stack(torch._foreach_norm(lengths, 2, dtype=torch.float64))
+        slot_and_weight = torch.tensor([slots, weights], dtype=torch.float64)
+        if squares.device.type == "cuda":
+            slot_and_weight = slot_and_weight.pin_memory()
+        slot, weight = slot_and_weight.to(squares.device, non_blocking=True)
+        squares.index_copy_(0, slot.long(), norms.square() * weight)
+
+
+def _place(rows: Tensor) -> tuple[int, int]:
+    """Where rows lie: in which memory, and from which element on."""
+    return rows.untyped_storage()._cdata, rows.storage_offset()
+
+
+def _neighbours(blocks: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Blocks of rows, those together that follow each other in one memory and have rows of one width."""
+    found: list[list[Tensor]] = []
+    for rows in blocks:
+        last = found[-1][-1] if found else None
+        if (
+            last is not None
+            and last.shape[1] == rows.shape[1]
+            and _place(rows) == (_place(last)[0], last.storage_offset() + last.numel())
+        ):
+            found[-1].append(rows)
+        else:
+            found.append([rows])
+    return found
 
 
 def _is_first(sharding: Sharding) -> bool:

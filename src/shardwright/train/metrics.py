@@ -104,12 +104,14 @@ def measure_shares(mesh: Mesh, span_s: float, compression_bytes_saved: float = 0
     numbers = [sum(blocked_s.values()), idle_s, span_s, compression_bytes_saved, *sent]
     mine = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
     peak = torch.tensor([peak_memory_bytes(mesh.device)], dtype=torch.int64, device=mesh.device)
-    exposed_s, idle_s, total_s, saved_bytes, *sent = all_reduce(mine, mesh.world).tolist()
+    all_reduce(mine, mesh.world)
     all_reduce_max(peak, mesh.world)
+    *numbers, peak_bytes = mesh.numbers(torch.cat((mine, peak.double())))
+    exposed_s, idle_s, total_s, saved_bytes, *sent = numbers
     exposed, idle = exposed_s / total_s, idle_s / total_s
     inside, between, experts_inside, experts_between = map(round, sent)
     return Shares(
-        1.0 - exposed - idle, exposed, idle, int(peak), compression_bytes_saved=round(saved_bytes),
+        1.0 - exposed - idle, exposed, idle, int(peak_bytes), compression_bytes_saved=round(saved_bytes),
         sent_bytes=(inside, between, experts_inside, experts_between) if mesh.ledger.ranks_per_node else None,
     )  # fmt: skip
 

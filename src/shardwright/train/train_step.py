@@ -90,9 +90,13 @@ def train_step(
     def update(_: Action) -> None:
         nonlocal losses, norm, skipped, decision
         replica.finish_gradients()
-        norm = replica.gradient_norm() / scale
-        # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers.
-        losses = mean_losses(replica.executor.losses, job, mesh, shares.targets)
+        # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers. The
+        # host waits for norm and losses once.
+        summed_norm = replica.gradient_norm.on_device()
+        totals = loss_totals(replica.executor.losses, mesh, len(shares.targets))
+        norm, *numbers = mesh.numbers_or_ones(torch.cat((summed_norm.double()[None], totals)))
+        norm = norm / scale
+        losses = means_of(numbers, job, shares.targets)
         assert losses[0] is not None, "it has targets"
         decision = judge(step, losses[0], norm)
         skipped = decision.course is not Course.GO_ON
@@ -176,11 +180,20 @@ def microbatch_losses(replica: Replica, tokens: list[Tensor]) -> dict[int, Tenso
 def mean_losses(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh, shares: Sequence[float]) -> list[float | None]:
     """The means over microbatches and replicas, on every rank, of the positions that count: so large `shares` of all,
     and None where none does. Ranks without the last stage give no losses."""
-    totals = torch.zeros(len(shares), dtype=torch.float64, device=mesh.device)
+    return means_of(mesh.numbers_or_ones(loss_totals(losses, mesh, len(shares))), job, shares)
+
+
+def loss_totals(losses: dict[int, Tensor], mesh: Mesh, num_losses: int) -> Tensor:
+    """The sums of the losses over microbatches and replicas, where the host need not wait for them yet."""
+    totals = torch.zeros(num_losses, dtype=torch.float64, device=mesh.device)
     for i in sorted(losses):
         totals += losses[i]
     all_reduce(totals, mesh.pp)
     all_reduce(totals, mesh.dp_cp)
+    return totals
+
+
+def means_of(totals: Sequence[float], job: JobSpec, shares: Sequence[float]) -> list[float | None]:
+    """The means that sums are of, of the positions that count."""
     count = job.num_microbatches * job.plan.replicas
-    numbers = [1.0] * len(shares) if totals.is_meta else mesh.numbers(totals)
-    return [number / count / share if share else None for number, share in zip(numbers, shares, strict=True)]
+    return [total / count / share if share else None for total, share in zip(totals, shares, strict=True)]

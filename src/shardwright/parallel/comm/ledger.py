@@ -47,6 +47,7 @@ class Ledger:
     _link_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     _host_blocked_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    _spare: list[torch.cuda.Event] = field(default_factory=list)  # that nobody waits for any more
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _num_lanes: int = 1
     _num_blocked: int = 0
@@ -66,7 +67,7 @@ class Ledger:
     def blocked(self, axis: str, keeps_turn: bool = False) -> Iterator[None]:
         """Time in which this rank's computation stands still for `axis`; that of all passes, if the turn is kept."""
         if self.device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = self._event(), self._event()
             start.record()
             yield
             end.record()
@@ -95,14 +96,23 @@ class Ledger:
             self._num_lanes -= more
             self._blocked_since_s = time.perf_counter()
 
+    def _event(self) -> torch.cuda.Event:
+        """An event that was read before, or a new one."""
+        with self._lock:
+            return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+
     def blocked_s(self) -> dict[str, float]:
-        """Seconds blocked by axis. On CUDA this waits for the device."""
-        if self._events:
-            torch.cuda.synchronize(self.device)
-            for axis, start, end in self._events:
-                self._host_blocked_s[axis] += start.elapsed_time(end) / 1e3
-            self._events.clear()
+        """Seconds blocked by axis. On CUDA this waits for the stream that computes, and not for copies beside it."""
+        for axis, start, end in self._events:
+            end.synchronize()
+            self._host_blocked_s[axis] += start.elapsed_time(end) / 1e3
+        self._give_back_events()
         return dict(self._host_blocked_s)
+
+    def _give_back_events(self) -> None:
+        """Events are made once, not for each wait of each step."""
+        self._spare += [event for _, *pair in self._events for event in pair]
+        self._events.clear()
 
     def table(self) -> dict[str, dict[str, int]]:
         """{"all_reduce tp": {"count": ..., "bytes": ...}}, sorted: what tests and reports read."""
@@ -124,4 +134,4 @@ class Ledger:
         self.tallies.clear()
         self._link_bytes.clear()
         self._host_blocked_s.clear()
-        self._events.clear()
+        self._give_back_events()

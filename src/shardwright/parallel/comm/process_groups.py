@@ -75,7 +75,11 @@ class Mesh:
 
     def to_host(self, value: torch.Tensor) -> float:
         """The number in a tensor, 1 where tensors have no values."""
-        return 1.0 if value.is_meta else self.numbers(value.reshape(1))[0]
+        return self.numbers_or_ones(value.reshape(1))[0]
+
+    def numbers_or_ones(self, values: torch.Tensor) -> list[float]:
+        """The numbers in a tensor [n], each 1 where tensors have no values."""
+        return [1.0] * len(values) if values.is_meta else self.numbers(values)
 
     def numbers(self, values: torch.Tensor) -> list[float]:
         """The numbers in a tensor [n]. On CUDA this is where the host waits for the device, and so for other ranks."""
