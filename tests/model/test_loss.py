@@ -154,3 +154,18 @@ def test_chunks_are_within_their_limit(
     assert (chunks - 1) * positions < job.tokens_between <= chunks * positions
     logits_bytes = 4 * positions * batch * (tp if sequence_parallel else 1) * -(-vocab // tp)
     assert positions == 1 or logits_bytes <= loss_chunk_bytes(job)
+
+
+@pytest.mark.parametrize(("vocab", "tp", "tokens"), [(128_256, 1, 5_232), (128_256, 4, 8_192), (32_000, 1, 8_192)])
+def test_a_device_reads_and_writes_the_gradient_seldom(vocab: int, tp: int, tokens: int) -> None:
+    """Few enough tokens that logits are 1/32 of 80 GiB, enough that a chunk is mostly arithmetic, and no more."""
+    job = make_job(
+        {
+            "model": {"name": "llama3-8b", "vocab": vocab, "sequence": 65_536},
+            "plan": {"tp": tp, "sequence_parallel": tp > 1},
+            "run": {"device": "cuda"},
+            "cluster": {"device": "h100-sxm"},
+        }
+    )
+    assert loss_chunk_bytes(job) // (4 * -(-vocab // tp)) == tokens
+    assert num_loss_chunks(job) == -(-65_536 // (tokens // tp * tp))

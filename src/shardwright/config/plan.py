@@ -170,8 +170,8 @@ class FallbackSpec(Spec):
     )
     loss_chunk_mib: Annotated[float, Field(ge=0, le=largest.BUCKET_MIB)] = Field(
         0.0,
-        description="MiB of logits, in float32, that a rank computes at once for the loss; 0 is 32 on a CPU and 1/128 "
-        "of the memory of a device that is named.",
+        description="MiB of logits, in float32, that a rank computes at once for the loss; 0 is 32 on a CPU, and on "
+        "a device 1/32 of its memory or those of 8192 tokens, if these are fewer.",
     )
     compress: CompressName = Field("none", description="How gradients are made smaller on their way over dp.")
     compress_rank: Annotated[int, Field(gt=0, le=largest.WIDTH)] = Field(
