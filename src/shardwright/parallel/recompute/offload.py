@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.parallel.pinned_memory import pinned_empty
+
 
 @dataclass
 class _Buffer:
@@ -43,8 +45,10 @@ class HostPool:
     def _make(self, x: Tensor) -> _Buffer:
         """Host memory for such a tensor; without memory in a dry run."""
         self.allocated_bytes += x.nbytes
+        if self.device.type == "cuda":
+            return _Buffer(pinned_empty(tuple(x.shape), x.dtype))
         place = self.device if self.device.type == "meta" else None
-        return _Buffer(torch.empty(x.shape, dtype=x.dtype, pin_memory=self.device.type == "cuda", device=place))
+        return _Buffer(torch.empty(x.shape, dtype=x.dtype, device=place))
 
     def send(self, x: Tensor) -> tuple[_Buffer, torch.cuda.Event | None]:
         """Begin to copy `x` out. Returns where to, and on CUDA when the copy is over."""

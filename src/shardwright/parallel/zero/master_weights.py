@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.optimizers.elementwise import ElementwiseOptimizer
+from shardwright.parallel.pinned_memory import pinned_empty, pinned_zeros
 
 
 class MakeOptimizer(Protocol):
@@ -57,8 +58,9 @@ class ShardPiece:
 
 def on_host(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros in host memory, pinned where a device copies from and to it; without memory in a dry run."""
-    place = device if device.type == "meta" else None
-    return torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda", device=place)
+    if device.type == "cuda":
+        return pinned_zeros((size,), dtype)
+    return torch.zeros(size, dtype=dtype, device=device if device.type == "meta" else None)
 
 
 class Masters:
@@ -122,7 +124,8 @@ class Masters:
 
     def copy_out(self, name: str, start: int, stop: int) -> Tensor:
         """A copy, in host memory, of elements [start, stop); on CUDA it is there once the stream has come so far."""
-        out = torch.empty(stop - start, dtype=self._number_of(name), pin_memory=self._device.type == "cuda")
+        make = pinned_empty if self._device.type == "cuda" else torch.empty
+        out = make((stop - start,), dtype=self._number_of(name))
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(stop, piece.stop)
             if first < last:
