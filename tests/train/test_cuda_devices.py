@@ -1,5 +1,6 @@
 """The CUDA devices that launchers and ranks choose, on a machine that only says it has some."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from cases import small_job
 from shardwright.train.launch import rank_life
+from shardwright.train.launch.device_environment import set_device_environment
 from shardwright.train.launch.launch import machine_faults
+from shardwright.train.launch.rank_environment import RankEnvironment
 
 
 class Machine:
@@ -53,3 +56,47 @@ def test_a_rank_that_sees_one_device_takes_that(machine: Machine) -> None:
     """As under `srun --gpus-per-task=1`: its number among the node's ranks is no number of a device."""
     machine.num_devices = 1
     assert rank_life.choose_device("cuda", 5) == torch.device("cuda", 0) and machine.contexts == [0]
+
+
+def environment_of(local_world: int, **said: str) -> dict[str, str]:
+    variables = dict(said)
+    set_device_environment(local_world, variables)
+    return variables
+
+
+def test_what_nobody_has_said_of_cuda_is_set() -> None:
+    alone = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_DEBUG": "WARN"}
+    assert environment_of(1) == alone
+    assert environment_of(8) == alone | {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_what_the_user_has_said_of_cuda_stays(name: str) -> None:
+    said = {name: "max_split_size_mb:256", "NCCL_DEBUG": "INFO", "TORCHINDUCTOR_COMPILE_THREADS": "16"}
+    assert environment_of(8, **said) == said
+
+
+class BeganError(Exception):
+    """Stands for the moment at which CUDA begins."""
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_rank_sets_it_before_cuda_begins(machine: Machine, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(rank_life, "set_device_environment", asked.append)
+
+    def begin(*_: Any) -> None:
+        raise BeganError
+
+    monkeypatch.setattr(rank_life, "choose_device", begin)
+    told: list[rank_life.Failure] = []
+
+    def end(failure: rank_life.Failure, tell: Any) -> None:
+        told.append(failure)
+
+    monkeypatch.setattr(rank_life, "give_up", end)
+    job = small_job(dp=8, batch=8)
+    job = job.model_copy(update={"run": job.run.model_copy(update={"device": device})})
+    rank_life.run_rank(RankEnvironment(3, 3, 8, 8), lambda *_: None, job, Path("/nowhere"), told.append, num_threads=1)
+    assert "BeganError" in told[0].message
+    assert asked == ([8] if device == "cuda" else [])

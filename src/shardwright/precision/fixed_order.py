@@ -11,9 +11,10 @@ numbers, histograms, weighed counts, pooling and padding) is one of a model's he
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch.utils import deterministic
+import torch.utils.deterministic
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _ONE_OF_EACH_STREAM = ":4096:8"  # torch asks for a workspace of fixed size, and on Hopper this is what it takes anyway
@@ -26,6 +27,7 @@ def in_fixed_order(device: torch.device) -> Iterator[None]:
         yield
         return
     was_on, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic: Any = torch.utils.deterministic
     fills, workspace = deterministic.fill_uninitialized_memory, os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, _ONE_OF_EACH_STREAM)
     deterministic.fill_uninitialized_memory = False  # nobody reads what was not written

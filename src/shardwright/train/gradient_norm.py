@@ -96,7 +96,7 @@ class GradientNorm:
 
 def _place(rows: Tensor) -> tuple[int, int]:
     """Where rows lie: in which memory, and from which element on."""
-    return rows.untyped_storage()._cdata, rows.storage_offset()
+    return rows.untyped_storage()._cdata, int(rows.storage_offset())
 
 
 def _neighbours(blocks: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -24,6 +24,7 @@ from shardwright.parallel.comm.hang_watch import Watch, is_lost_connection
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
+from shardwright.train.launch.device_environment import set_device_environment
 from shardwright.train.launch.ending import flush_standard_streams
 from shardwright.train.launch.full_disk import DiskFullError
 from shardwright.train.launch.loading import collect_as_usual
@@ -78,6 +79,8 @@ def run_rank(
     let_readers_leave()
     try:
         torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // seat.local_world))
+        if device_kind(job.run.device) == "cuda":
+            set_device_environment(seat.local_world)
         device = choose_device(job.run.device, seat.local_rank)
         _check_world(seat, job)
         room = room_bytes(device, seat.local_world)
