@@ -89,6 +89,7 @@ def test_a_rank_sets_it_before_cuda_begins(machine: Machine, monkeypatch: pytest
         raise BeganError
 
     monkeypatch.setattr(rank_life, "choose_device", begin)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     told: list[rank_life.Failure] = []
 
     def end(failure: rank_life.Failure, tell: Any) -> None:

@@ -29,7 +29,8 @@ class PositionTables:
         """The tables of a model at some positions."""
         if spec.positions == "alibi":
             scale = spec.softmax_scale if spec.alibi_scaled else 1.0
-            return cls(slopes_N=torch.tensor(alibi_slopes(spec.heads), device=positions_S.device) * scale)
+            slopes_N = torch.tensor(alibi_slopes(spec.heads)).to(positions_S.device, non_blocking=True)
+            return cls(slopes_N=slopes_N * scale)
         if spec.positions != "rotary":
             return cls()
         temperatures = None

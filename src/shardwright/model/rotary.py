@@ -43,7 +43,7 @@ def _slowed(frequencies: Tensor, base: float, scaling: RotaryScalingSpec, sequen
             return 1 / scaling.factor
         case "longrope":
             factors = torch.tensor(scaling.pair_factors(sequence), dtype=torch.float32)
-            return 1 / factors.to(frequencies.device)
+            return 1 / factors.to(frequencies.device, non_blocking=True)
         case "yarn":
             slow = _slow_by_number(frequencies, base, scaling)
         case "llama3":

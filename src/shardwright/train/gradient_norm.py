@@ -87,10 +87,8 @@ class GradientNorm:
             together = first.as_strided((sum(num_rows), first.shape[1]), (first.shape[1], 1))
             lengths += torch.linalg.vector_norm(together, dim=-1, dtype=torch.float32).split(num_rows)
         norms = torch.stack(torch._foreach_norm(lengths, 2, dtype=torch.float64))
-        slot_and_weight = torch.tensor([slots, weights], dtype=torch.float64)
-        if squares.device.type == "cuda":
-            slot_and_weight = slot_and_weight.pin_memory()
-        slot, weight = slot_and_weight.to(squares.device, non_blocking=True)
+        # From memory that is not pinned CUDA takes a copy at once, and the host does not wait for what was launched.
+        slot, weight = torch.tensor([slots, weights], dtype=torch.float64).to(squares.device, non_blocking=True)
         squares.index_copy_(0, slot.long(), norms.square() * weight)
 
 

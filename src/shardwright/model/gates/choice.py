@@ -80,9 +80,14 @@ class Gate(ABC):
 
 def largest(preference_TE: Tensor, count: int) -> Tensor:
     """The `count` most preferred experts of each token, first the best; among equals the one with the lower number."""
-    # topk leaves open which of equals it takes, and may take another one for another number of tokens.
     # A copy of the few, so that what is kept of a choice does not keep the order of all.
-    return torch.sort(preference_TE, dim=-1, descending=True, stable=True).indices[..., :count].contiguous()
+    return by_preference(preference_TE)[..., :count].contiguous()
+
+
+def by_preference(preference_TE: Tensor) -> Tensor:
+    """All experts of each token, first the most preferred; among equals the one with the lower number."""
+    # topk leaves open which of equals it takes, and may take another one for another number of tokens.
+    return torch.sort(preference_TE, dim=-1, descending=True, stable=True).indices
 
 
 def order_of(values: Tensor) -> Tensor:

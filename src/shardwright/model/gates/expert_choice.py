@@ -10,7 +10,8 @@ Shape suffixes: T tokens, K choices of a token, E experts, C tokens of an expert
 import torch
 from torch import Tensor
 
-from shardwright.model.gates.choice import Choice, Gate, Known, largest, order_of
+from shardwright.model.gates.choice import Choice, Gate, Known, by_preference, order_of
+from shardwright.parallel.expert.counting import HostNumbers
 
 
 class ExpertChoice(Gate):
@@ -27,6 +28,9 @@ class ExpertChoice(Gate):
         taken_TE = torch.zeros_like(scores_TE, dtype=torch.bool).scatter_(0, tokens_EC.t(), True)
         # In a dry run nobody knows who got most: every token gets as many.
         is_even = taken_TE.is_meta
-        num_choices = self.spec.num_chosen if is_even else max(1, int(taken_TE.sum(dim=-1).max()))
-        experts_TK = largest(taken_TE.float(), num_choices)
+        # The host has to know the most, for what comes next is so wide. While it waits the experts are put in order.
+        most = None if is_even else HostNumbers(taken_TE.sum(dim=-1).max().reshape(1))
+        order_TE = by_preference(taken_TE.float())
+        num_choices = self.spec.num_chosen if most is None else max(1, most.read()[0])
+        experts_TK = order_TE[:, :num_choices].contiguous()
         return Choice(experts_TK, taken_TE.gather(-1, experts_TK), scores_TE)

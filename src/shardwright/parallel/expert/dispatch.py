@@ -68,7 +68,7 @@ class Routing:
         if not self.varies:
             return self
         num_choices = self.experts_TK.shape[1]
-        largest = all_reduce_max(torch.tensor([num_choices], device=self.experts_TK.device), axis)
+        largest = all_reduce_max(torch.full((1,), num_choices, device=self.experts_TK.device), axis)
         widest = num_choices if largest.is_meta else int(largest)
         missing = (0, widest - num_choices)
         return Routing(functional.pad(self.experts_TK, missing, value=-1), functional.pad(self.weights_TK, missing))

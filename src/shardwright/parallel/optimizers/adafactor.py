@@ -29,6 +29,7 @@ class Adafactor:
         self._index = shards.index if sums.num_shards > 1 else 0
         self._held = [sums.held(self._index, of) for of in sums.matrices]
         self._factors: tuple[Tensor, Tensor] | None = None  # by row, by column
+        self._numbers: dict[str, Tensor] = {}  # what is the same in each step, on the device
 
     def factors(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Means of squares by row of all parameters, and by column of all matrices; zeros before the first step."""
@@ -43,6 +44,12 @@ class Adafactor:
             self._factors = None
         else:
             self.factors(device)
+
+    def _once(self, name: str, numbers: Sequence[float], device: torch.device) -> Tensor:
+        """Numbers on the device: the host waits for their copy, in the first step alone."""
+        if name not in self._numbers:
+            self._numbers[name] = torch.tensor(numbers, device=device)
+        return self._numbers[name]
 
     def memory(self) -> list[Tensor]:
         """The factors."""
@@ -73,7 +80,8 @@ class Adafactor:
             self._sum(of_steps, [of_steps])
         else:
             self._sum(memory, [of_weights, of_steps])
-        elements = torch.tensor([float(of.matrix.full_elements) for of in sums.matrices], device=gradients.device)
+        sizes_of_matrices = [float(of.matrix.full_elements) for of in sums.matrices]
+        elements = self._once("elements", sizes_of_matrices, gradients.device)
         sizes = (of_weights / elements).sqrt_().clamp_(min=_LEAST_WEIGHTS)
         sizes /= (of_steps / elements).sqrt_().div_(_LARGEST_STEP).clamp_(min=1.0)
         for i, ranges in enumerate(self._held):
@@ -130,7 +138,7 @@ class Adafactor:
             all_reduce(over_shards, self._shards)
         if not self.sums.cut_ones:
             return
-        chosen = torch.tensor(self.sums.cut_ones, device=over_shards.device)
+        chosen = self._once("cut ones", self.sums.cut_ones, over_shards.device)
         parts = [*crossing, *(numbers[chosen] for numbers in by_matrix)]
         summed = all_reduce(torch.cat(parts), self._cut).split([len(part) for part in parts])
         for into, values in zip(crossing, summed, strict=False):
