@@ -98,6 +98,7 @@ class FlatUnit(UnitEvents[Tensor]):
         # And the memory that the sum comes to, if it is not to stay there.
         self._summing: tuple[Pending | Reduction, Tensor | None] | None = None
         self._compressor = make_compressor(places) if make_compressor is not None else None
+        self.updated_next: FlatUnit | None = None
         self.look: Callable[[Tensor], None] | None = None  # sees gradients of this rank alone, before they are summed
         self._make_buffers(initial)
 
@@ -384,6 +385,8 @@ class FlatUnit(UnitEvents[Tensor]):
 
     def _begin_update(self, gradients: Loan[Tensor] | None, factor: float, rate: float) -> None:
         exact = None if gradients is None else lent(gradients, self.layout.shard_size, torch.float32)
+        if (following := self.updated_next) is not None and gradients is None:
+            following.masters.send_ahead(following.summed_gradients(), factor)
         self.masters.begin_step(self.summed_gradients(), factor, rate, exact)
 
     def _end_update(self) -> None:

@@ -5,7 +5,8 @@ optimizer has a float32 copy of its own (Micikevicius et al. 2018, arXiv 1710.03
 in float32, the values themselves are updated, and there is no copy.
 
 What is on the host is updated there, by the CPU (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, section 4.1): its
-gradients go over, its new values come back. On a GPU the copies of one unit run while the CPU updates another.
+gradients go over, its new values come back. On a GPU the copies of one unit run while the CPU updates another: of the
+next one gradients are on their way, and of the last one values (parallel/zero/host_link.py).
 
 Some optimizers look at whole matrices, whose rows lie on several ranks. What they do with each element is done first,
 wherever it lies, and turns the gradients; these come back to the device, where all ranks make steps of them together;
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from shardwright.parallel.optimizers.elementwise import ElementwiseOptimizer
 from shardwright.parallel.pinned_memory import pinned_empty, pinned_zeros
+from shardwright.parallel.zero.host_link import host_link
 
 
 class MakeOptimizer(Protocol):
@@ -85,6 +87,7 @@ class Masters:
         self.optimizer: ElementwiseOptimizer | None = None
         self.steps: MatrixSteps | None = None
         self.turned = torch.empty(0)  # gradients of the step under way, on the device
+        self._sent: torch.cuda.Event | None = None  # when gradients that were sent ahead are there
 
     def _empty(self, piece: ShardPiece) -> Tensor:
         size = piece.stop - piece.start
@@ -179,6 +182,11 @@ class Masters:
         self.begin_step(gradients, factor, rate)
         self.end_step()
 
+    def send_ahead(self, gradients: Tensor, factor: float) -> None:
+        """Begin to bring float32 gradients, times `factor`, to the host, for the step that begins next."""
+        if self._host_gradients and self._device.type == "cuda":
+            self._sent = self._send(gradients if factor == 1.0 else gradients.mul_(factor))
+
     def begin_step(self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None) -> None:
         """Update with `gradients` times `factor`, or turn them into what steps are made of; where they are not float32,
         the product is put in `exact`. The gradients may be overwritten."""
@@ -187,7 +195,7 @@ class Masters:
             group["lr"] = rate
         if exact is not None:
             gradients = torch.mul(gradients, factor, out=exact)
-        elif factor != 1.0:
+        elif factor != 1.0 and self._sent is None:
             gradients.mul_(factor)
         self._hand_out(gradients)
         self.optimizer.step()
@@ -207,12 +215,24 @@ class Masters:
     def _hand_out(self, gradients: Tensor) -> None:
         """Give each piece its gradients, where it lies."""
         for i, (piece, tensor) in enumerate(zip(self._pieces, self.tensors, strict=True)):
-            gradient = gradients[piece.start : piece.stop]
-            if piece.on_host:
-                gradient = self._host_gradients[i].copy_(gradient, non_blocking=True)
-            tensor.grad = gradient
-        if self._host_gradients and self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # the CPU reads what was copied
+            tensor.grad = self._host_gradients[i] if piece.on_host else gradients[piece.start : piece.stop]
+        if not self._host_gradients:
+            return
+        sent = self._sent or self._send(gradients)
+        self._sent = None
+        if sent is not None:
+            sent.synchronize()  # the CPU reads what was copied
+
+    def _send(self, gradients: Tensor) -> torch.cuda.Event | None:
+        """Copy gradients to the pieces on the host. Returns when those of a device are there."""
+        sent = None
+        for i, into in self._host_gradients.items():
+            gradient = gradients[self._pieces[i].start : self._pieces[i].stop]
+            if self._device.type == "cuda":
+                sent = host_link(self._device).send(into, gradient)
+            else:
+                into.copy_(gradient)
+        return sent
 
     def _take_back(self, gradients: Tensor) -> None:
         """Bring what the host made of its gradients to the device."""
@@ -240,7 +260,9 @@ class Masters:
     def write_values(self, values: Tensor) -> None:
         """Give the model the new weights, rounded to its number type."""
         for piece, tensor, same in zip(self._pieces, self.tensors, self._are_values, strict=True):
-            if not same:
+            if not same and piece.on_host and values.device.type == "cuda":
+                host_link(self._device).bring(values[piece.start : piece.stop], tensor)
+            elif not same:
                 values[piece.start : piece.stop].copy_(tensor, non_blocking=True)
 
     def memory(self, on_host: bool) -> list[Tensor]:

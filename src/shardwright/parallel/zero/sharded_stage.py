@@ -7,6 +7,7 @@ gathered layer by layer, each region has them when its forward and its backward 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -80,6 +81,9 @@ class ShardedStage(StageEvents[FlatUnit]):
             reductions=reductions,
             groups=[(group.units, group.scratch_bytes) for group in self._updates],
         )
+        in_turn = [units[number] for group in self._updates for number in group.units]
+        for unit, following in pairwise(in_turn):
+            unit.updated_next = following
 
     def unit_of(self, parameter: PlacedParameter) -> FlatUnit:
         """The unit that a parameter lies in."""

@@ -1,0 +1,80 @@
+"""Copies between a device and host memory, each way on a stream of its own, so that both run beside each other and
+beside what is computed.
+
+A copy that changes the number type is no copy to CUDA: torch would convert on the CPU, into memory that is not pinned,
+and wait for all of it. Here the CPU converts some of it into pinned memory while the part before is on its way.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.pinned_memory import pinned_empty
+
+_BLOCK_BYTES = 32 << 20  # a millisecond of a link, and two of them are all that is kept
+
+
+@dataclass
+class _Block:
+    """Pinned memory, and when the last copy out of it is over."""
+
+    memory: Tensor
+    is_free: torch.cuda.Event | None = None
+
+
+class HostLink:
+    """The way between a device and the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._outward, self._inward = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._blocks: list[_Block] = []
+
+    def send(self, into: Tensor, values: Tensor) -> torch.cuda.Event:
+        """Begin to copy values of the device into pinned memory of the host. Returns when that is over; until then
+        neither may be written to."""
+        self._outward.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._outward):
+            into.copy_(values, non_blocking=True)
+            return self._outward.record_event()
+
+    def bring(self, into: Tensor, values: Tensor) -> None:
+        """Copy values of the host, in pinned memory, into memory of the device. What is computed from here on has them;
+        where they are rounded on the way they may be written to at once."""
+        here = torch.cuda.current_stream(self._device)
+        self._inward.wait_stream(here)
+        if into.dtype == values.dtype:
+            with torch.cuda.stream(self._inward):
+                into.copy_(values, non_blocking=True)
+        else:
+            num = _BLOCK_BYTES // into.element_size()
+            for part, rounded in zip(into.split(num), values.split(num), strict=True):
+                self._bring_rounded(part, rounded)
+        here.wait_stream(self._inward)
+
+    def _bring_rounded(self, into: Tensor, values: Tensor) -> None:
+        block = self._next_block()
+        staged = block.memory.view(into.dtype)[: len(into)]
+        staged.copy_(values)
+        with torch.cuda.stream(self._inward):
+            into.copy_(staged, non_blocking=True)
+            block.is_free = self._inward.record_event()
+
+    def _next_block(self) -> _Block:
+        """The block that has waited longest, once its copy is over."""
+        if len(self._blocks) < 2:
+            self._blocks.append(_Block(pinned_empty((_BLOCK_BYTES,), torch.uint8)))
+            return self._blocks[-1]
+        self._blocks.reverse()
+        block = self._blocks[-1]
+        if block.is_free is not None:
+            block.is_free.synchronize()
+        return block
+
+
+@cache
+def host_link(device: torch.device) -> HostLink:
+    """The link of a device, of which all shards on it make use."""
+    return HostLink(device)
