@@ -6,9 +6,11 @@ JOB    ?= quickstart
 ARGS   ?=
 SEED   ?= 1
 N      ?= 100
+BUNDLE ?= build/gpu-bundle
+IN_BUNDLE = PYTHONPATH=$(abspath $(BUNDLE)/src):$(abspath $(BUNDLE)/site) $(PYTHON) $(BUNDLE)/benchmarks
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak gpu interchange lowest lint install clean
+.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -95,8 +97,17 @@ interchange: $(VENV)/installed-test  ## install DeepSpeed and torchtitan, and ha
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/titan $(TITAN)
 	PYTHONPATH=$(VENV)/titan $(BIN)/python -m pytest -q tests/other_systems/heavier_packages.py -k torchtitan
 
-gpu: $(VENV)/installed  ## what one CUDA device shows, in eight minutes at most: runs/gpu/report.md (ARGS="--dry" needs none)
+gpu: $(VENV)/installed  ## what one CUDA device shows, in calls of eight minutes that go on: runs/gpu/report.md (ARGS="--dry" needs none)
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
+gpu-bundle: $(VENV)/installed  ## pack into BUNDLE what the next two need where there is torch for CUDA and no network, 40 MB at most
+	$(BIN)/python benchmarks/gpu_bundle.py $(BUNDLE)
+
+gpu-run:  ## the same as gpu out of BUNDLE, by PYTHON with torch alone
+	$(IN_BUNDLE)/gpu.py $(ARGS)
+
+gpu-probe:  ## ten questions that only a device answers, a line each, out of BUNDLE by PYTHON with torch alone
+	$(IN_BUNDLE)/gpu_probe.py $(ARGS)
+
 clean:  ## remove the virtual environment, caches and runs
-	rm -rf $(VENV) $(VENV)-lowest runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-lowest runs $(BUNDLE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

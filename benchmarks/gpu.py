@@ -1,14 +1,16 @@
-"""What one CUDA device shows: right numbers, kernels, speed, memory, and a calibration, in one call of eight minutes.
+"""What one CUDA device shows: right numbers, kernels, speed, memory, and a calibration, in calls of eight minutes.
 
-    .venv/bin/python benchmarks/gpu.py                             # make gpu: all parts
+    .venv/bin/python benchmarks/gpu.py                             # make gpu: all parts, as far as one call comes
     .venv/bin/python benchmarks/gpu.py --parts kernels,mfu         # some of them
     .venv/bin/python benchmarks/gpu.py --dry                       # on tensors without memory, no device needed
     .venv/bin/python benchmarks/gpu.py --report                    # the tables of what was measured so far
 
-Each part runs in a process of its own, has a limit of its own, and leaves PART.json in the folder of `--out`; a part
-whose file is there is not run again without `--again`. What fails is written down with its error, and the rest goes on:
-case by case, and where a kernel leaves the device's context in ruins another process goes on behind that case. A call
-that was interrupted begins where it ended. benchmarks/README.md says what the parts measure.
+Each part runs in a process of its own, has a limit of its own, and leaves PART.json in the folder of `--out`. The same
+call once more goes on: behind the last row of a part whose time was over, or that was interrupted, and with the parts
+that had no time; a part that is over is not run again without `--again`. What fails is written down with its error, and
+the rest goes on: case by case, and where a kernel leaves the device's context in ruins another process goes on behind
+that case. What was compiled is kept for the next call (TORCHINDUCTOR_CACHE_DIR, by default runs/gpu-compiled).
+docs/gpu.md plans half an hour on a device, and benchmarks/README.md says what the parts measure.
 """
 
 import argparse
@@ -18,21 +20,25 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpu_bench import Bench, Row, forget_begun, read_rows, run_cases, write_json
+from gpu_bench import OUT_OF_TIME, Bench, Row, put_last, read_part, read_rows, run_cases, write_json
 from gpu_report import report
 
-# In this order, with most seconds of each. They add up to less than what a call may take.
-PARTS = {"equal": 100, "ranks": 80, "kernels": 60, "mfu": 100, "memory": 60, "calibration": 60}
+# In this order, with most seconds of each in one call, for a machine that has compiled nothing yet. A call of all goes
+# as far as its time allows.
+PARTS = {"equal": 250, "ranks": 80, "kernels": 120, "mfu": 200, "memory": 150, "calibration": 100}
 _CALL_S = 470.0
+_LEAST_S = 20.0  # with less left in a call no part begins
 _GRACE_S = 5.0  # between a part's own limit, at which it begins no case, and its end
 _DRY_S = 600.0
 _NO_DEVICE = 4
+_OUT_OF_TIME = "out of time"
 
 Fork = multiprocessing.get_context("fork")
 
@@ -42,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", help=f"some of {', '.join(PARTS)}, with commas  [default: all]")
     parser.add_argument("--out", type=Path, help="folder of the results  [default: runs/gpu, runs/gpu-dry with --dry]")
-    parser.add_argument("--again", action="store_true", help="also parts whose file is there")
+    parser.add_argument("--again", action="store_true", help="from the beginning, also what is there")
     parser.add_argument("--dry", action="store_true", help="on tensors without memory, to the end of every part")
     parser.add_argument("--quick", action="store_true", help="one case of each kind, of small sizes")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries out equal and ranks alone")
@@ -56,14 +62,22 @@ def main() -> None:
     folder = asked.out or Path("runs", "gpu-dry" if asked.dry else "gpu")
     if asked.dry and asked.device == "cpu":
         parser.error("a dry run takes the kernels of CUDA; leave --device out")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path("runs", "gpu-compiled").resolve()))
     if not asked.report:
         _run(asked, names, folder)
-    found = {name: json.loads(_file(folder, name).read_text("utf-8")) for name in PARTS if _file(folder, name).exists()}
+    found = {name: part for name in PARTS if (part := read_part(folder / f"{name}.json"))}
     text = report(found)
     print(text)
     if found:
         folder.joinpath("report.md").write_text(text + "\n", encoding="utf-8")
-    sys.exit(1 if any(is_wrong(part) for part in found.values()) else 0)
+    left = (
+        []
+        if asked.report
+        else [name for name in names if found.get(name, {}).get("status") in (None, "begun", _OUT_OF_TIME)]
+    )
+    if left:
+        print(f"not over: {', '.join(left)}; the same command goes on there", file=sys.stderr)
+    sys.exit(1 if left or any(is_wrong(part) for part in found.values()) else 0)
 
 
 def is_wrong(part: dict[str, Any]) -> bool:
@@ -71,58 +85,68 @@ def is_wrong(part: dict[str, Any]) -> bool:
     return part["status"] != "complete" or any("error" in row or row.get("ok") is False for row in part["rows"])
 
 
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.json"
-
-
 def _run(asked: argparse.Namespace, names: list[str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     end_s = time.monotonic() + asked.limit
-    device = _device_of(asked, folder)
+    device = _device_of(asked)
     bench = Bench(asked.device, asked.dry, asked.quick, folder, 0.0, device["catalog_name"])
     for name in names:
-        file, rows = _file(folder, name), bench.rows_file(name)
-        before = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        if before.get("mode") == bench.mode and not asked.again:
-            print(f"{name}: measured on {before['date']}, not again", file=sys.stderr)
-            continue
-        if asked.again or before:
-            file.unlink(missing_ok=True)
-            rows.unlink(missing_ok=True)
-        forget_begun(rows)
         left_s = min(float(PARTS[name]), end_s - time.monotonic() - _GRACE_S)
         if asked.dry:  # nothing is measured, and a busy CPU may take its time
             left_s = _DRY_S
-        print(f"{name}: up to {max(left_s, 0):.0f} s ...", file=sys.stderr, flush=True)
+        file, before = bench.file(name), read_part(bench.file(name))
+        if before.get("mode") == bench.mode and before["status"] == "complete" and not asked.again:
+            print(f"{name}: measured on {before['date']}, not again", file=sys.stderr)
+            continue
+        if left_s < min(_LEAST_S, asked.limit / 2):
+            print(f"{name}: not begun, the time of this call is over", file=sys.stderr)
+            continue
+        goes_on = may_go_on(before, bench, device) and not asked.again
+        part = before if goes_on else {"part": name, "mode": bench.mode, "device": device, "took_s": 0.0, "rows": []}
+        write_json(file, part | {"status": "begun", "date": _now()})
+        put_last(file)
+        behind = f", behind {len(part['rows'])} cases" if part["rows"] else ""
+        print(f"{name}: up to {left_s:.0f} s{behind} ...", file=sys.stderr, flush=True)
         start_s = time.monotonic()
         status, error = _run_part(replace(bench, ends_s=start_s + left_s), name)
-        took_s = round(time.monotonic() - start_s, 1)
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        whole = {"part": name, "mode": bench.mode, "date": date, "device": device, "status": status, "took_s": took_s}
-        write_json(file, whole | ({"error": error} if error else {}) | {"rows": read_rows(rows)})
-        rows.unlink(missing_ok=True)
-        print(f"{name}: {status} after {took_s:.0f} s{f', {error}' if error else ''}", file=sys.stderr, flush=True)
+        taken_s = time.monotonic() - start_s
+        over = read_part(file) | {"status": status, "date": _now(), "took_s": round(part["took_s"] + taken_s, 1)}
+        over.pop("error", None)
+        write_json(file, over | ({"error": error} if error else {}))
+        print(f"{name}: {status} after {taken_s:.0f} s{f', {error}' if error else ''}", file=sys.stderr, flush=True)
+
+
+def may_go_on(before: Row, bench: Bench, device: Row) -> bool:
+    """Whether the rows of a part are of such a call on such a device, and others may follow them."""
+    return before.get("mode") == bench.mode and before.get("device") == device
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _run_part(bench: Bench, name: str) -> tuple[str, str]:
     """How a part ended, and with which error. A process that ended early is followed by another, which goes on behind
     the case that it ended in."""
-    num_rows = 0
+    num_rows = len(read_rows(bench.file(name)))
     while (left_s := bench.ends_s - time.monotonic()) > 0:
         process = Fork.Process(target=_in_child, args=(name, bench))
         process.start()
         try:
             process.join(left_s + _GRACE_S)
             if process.is_alive():
-                return "out of time", f"a case was not over {_GRACE_S:.0f} s after the limit of this part"
+                return _OUT_OF_TIME, f"a case was not over {_GRACE_S:.0f} s after the limit of this part"
         finally:
             _end(process)
         if process.exitcode == 0:
             return "complete", ""
-        before, num_rows = num_rows, len(read_rows(bench.rows_file(name)))
+        if process.exitcode == OUT_OF_TIME:
+            break
+        before, num_rows = num_rows, len(read_rows(bench.file(name)))
         if num_rows == before:
             return "failed", f"the process of this part ended with status {process.exitcode}"
-    return "out of time", "its limit was over"
+    part = read_part(bench.file(name))
+    return _OUT_OF_TIME, f"its limit was over at {len(part.get('rows', ()))} of {part.get('num_cases', '?')} cases"
 
 
 def _end(process: Any) -> None:
@@ -143,23 +167,24 @@ def _in_child(name: str, bench: Bench) -> None:
     if bench.is_dry:
         torch.set_num_threads(1)
     part = importlib.import_module(f"gpu_{name}")
-    run_cases(bench, part.cases(bench), bench.rows_file(name))
+    run_cases(bench, part.cases(bench), bench.file(name))
 
 
-def _device_of(asked: argparse.Namespace, folder: Path) -> Row:
+def _device_of(asked: argparse.Namespace) -> Row:
     """What runs this. Ends the command where there is no such device."""
-    file = folder / "device.json"
-    process = Fork.Process(target=_look_at_device, args=("dry" if asked.dry else asked.device, file))
-    process.start()
-    process.join()
-    if process.exitcode == _NO_DEVICE:
-        print("torch sees no CUDA device here; --dry runs every part without one", file=sys.stderr)
-        sys.exit(2)
-    if process.exitcode:
-        print(f"the device can't be used: its process ended with status {process.exitcode}", file=sys.stderr)
-        sys.exit(2)
-    found: Row = json.loads(file.read_text("utf-8"))
-    return found
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "device.json")
+        process = Fork.Process(target=_look_at_device, args=("dry" if asked.dry else asked.device, file))
+        process.start()
+        process.join()
+        if process.exitcode == _NO_DEVICE:
+            print("torch sees no CUDA device here; --dry runs every part without one", file=sys.stderr)
+            sys.exit(2)
+        if process.exitcode:
+            print(f"the device can't be used: its process ended with status {process.exitcode}", file=sys.stderr)
+            sys.exit(2)
+        found: Row = json.loads(file.read_text("utf-8"))
+        return found
 
 
 def _look_at_device(kind: str, file: Path) -> None:

@@ -1,13 +1,15 @@
 """What the parts of gpu.py share: the device, cases of which each may fail alone, and timing by CUDA's events.
 
 A part is a list of cases. A case gives a row, a dict that JSON can hold; what it raises becomes a row too. Rows are
-written after each case, so that what ends a part early takes nothing with it.
+written after each case into the part's file, so that what ends a part early takes nothing with it and another call goes
+on behind them.
 """
 
 import gc
 import json
 import os
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ Row = dict[str, Any]
 Case = tuple[str, Callable[[], Row]]
 
 BROKEN = 3  # exit status of a part whose device no longer answers: another process may go on
+OUT_OF_TIME = 4  # exit status of one whose time was over before its cases were
 _BEGUN = "the process of this part ended in this case"  # unless it is over, and its row another one
 _ROUNDS, _ROUND_S = 15, 2e-3
 _MOST_CALLS = 20  # of a round: a device's queue has room for about a thousand kernels
@@ -45,9 +48,9 @@ class Bench:
         """What a file must say to be of such a call."""
         return {"kind": self.kind, "dry": self.is_dry, "quick": self.is_quick}
 
-    def rows_file(self, part: str) -> Path:
-        """Where the rows of a part are until it is over; another call of the same mode goes on with them."""
-        return self.folder / f"{part}.{self.kind}{'-dry' * self.is_dry}{'-quick' * self.is_quick}.rows.json"
+    def file(self, part: str) -> Path:
+        """Where the rows of a part are, from its first case on."""
+        return self.folder / f"{part}.json"
 
     @property
     def device(self) -> torch.device:
@@ -82,38 +85,66 @@ def write_json(path: Path, values: Any) -> None:
     new.replace(path)
 
 
+class TimeIsOverError(Exception):
+    """A case is half done: what it has so far, with which another call begins it again."""
+
+    def __init__(self, so_far: Row) -> None:
+        super().__init__("the time of this part was over")
+        self.so_far = so_far
+
+
+def read_part(path: Path) -> Row:
+    """What is known of a part; nothing if it was not begun."""
+    found: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
 def read_rows(path: Path) -> list[Row]:
     """The rows of a part that was begun, none if it was not."""
-    return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+    return list(read_part(path).get("rows", ()))
 
 
-def forget_begun(path: Path) -> None:
-    """Let a case that an interrupted call had begun be run again."""
-    if path.exists():
-        write_json(path, [row for row in read_rows(path) if row.get("error") != _BEGUN])
+def put_last(path: Path) -> None:
+    """Let the case that an interrupted call ended in be run again, behind all others: it may be what took the time."""
+    part = read_part(path)
+    rows = part.get("rows", [])
+    begun = [row["case"] for row in rows if row.get("error") == _BEGUN]
+    if begun:
+        kept = [row for row in rows if row["case"] not in begun]
+        write_json(path, part | {"rows": kept, "last": [*part.get("last", ()), *begun]})
 
 
 def run_cases(bench: Bench, cases: Sequence[Case], path: Path) -> None:
-    """Run the cases that have no row in a file yet, and add theirs. Ends the process where the device is broken."""
-    rows = read_rows(path)
+    """Run the cases that have no row in a part's file yet, and add theirs. Ends the process where the device is broken,
+    and where the time is over with cases left."""
+    part = read_part(path) | {"num_cases": len(cases)}
+    rows, last = list(part.get("rows", ())), part.get("last", ())
+
+    def write(*more: Row) -> None:
+        write_json(path, part | {"rows": [*rows, *more]})
+
     done = {row["case"] for row in rows}
-    for name, run in cases:
+    for name, run in sorted(cases, key=lambda case: case[0] in last):
         if name in done:
             continue
         if time.monotonic() > bench.ends_s:
-            rows.append({"case": name, "error": "not begun: the time of this part was over"})
-            continue
+            write()
+            sys.exit(OUT_OF_TIME)
         start_s = time.perf_counter()
         row: Row = {"case": name}
-        write_json(path, [*rows, row | {"error": _BEGUN}])
+        write(row | {"error": _BEGUN})
         try:
             row |= run()
             bench.settle()
+        except TimeIsOverError as half:
+            part |= {"half": {name: half.so_far}}
+            write()
+            sys.exit(OUT_OF_TIME)
         except Exception as error:
             row |= {"error": _said(error), "trace": traceback.format_exc()[-2000:]}
         row["took_s"] = round(time.perf_counter() - start_s, 3)
         rows.append(row)
-        write_json(path, rows)
+        write()
         try:
             bench.settle()
             if bench.kind == "cuda" and not bench.is_dry:
@@ -121,7 +152,7 @@ def run_cases(bench: Bench, cases: Sequence[Case], path: Path) -> None:
                 torch.cuda.empty_cache()
         except Exception:  # a kernel has left the context in ruins
             os._exit(BROKEN)
-    write_json(path, rows)
+    write()
 
 
 def _said(error: Exception) -> str:

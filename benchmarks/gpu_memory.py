@@ -8,6 +8,7 @@ activations and working memory together, for a run does not tell them apart.
 import gc
 from functools import partial
 
+import gpu_prepared
 import torch
 from gpu_bench import Bench, Case, Row
 from gpu_jobs import MODELS, job_of
@@ -32,29 +33,33 @@ _VARIANTS = {
 
 def cases(bench: Bench) -> list[Case]:
     """The jobs of part mfu, and variants of the slice of 8B."""
-    found: list[Case] = [
-        (f"{model}; bf16", partial(_peak, bench, model, "none", _VARIANTS["as it is"])) for model in MODELS
-    ]
-    found.append(("dense 1B; fp8 rowwise", partial(_peak, bench, "dense 1B", "rowwise", _VARIANTS["as it is"])))
-    found += [
-        (f"8B, 4 layers; {name}", partial(_peak, bench, "8B, 4 layers", "none", plan))
-        for name, plan in list(_VARIANTS.items())[1:]
-    ]
-    return bench.fewer(found)
+    return bench.fewer([(name, partial(_peak, bench, job)) for name, job in jobs(bench).items()])
 
 
-def _peak(bench: Bench, model: str, float8: str, plan: str) -> Row:
-    job = job_of(bench, model, 4096, float8, plan, microbatches=2)
-    dry = dry_run(job, 0, "cuda")
-    row: Row = {
-        "ok": None,
-        "dry": dry.peak.as_dict() | {"operator": dry.peak.operator, "action": dry.peak.action},
-        "account": dry.account.as_dict(),
+def jobs(bench: Bench) -> dict[str, JobSpec]:
+    """The jobs by their cases."""
+    asked = {f"{model}; bf16": (model, "none", _VARIANTS["as it is"]) for model in MODELS}
+    asked["dense 1B; fp8 rowwise"] = ("dense 1B", "rowwise", _VARIANTS["as it is"])
+    for name, plan in list(_VARIANTS.items())[1:]:
+        asked[f"8B, 4 layers; {name}"] = ("8B, 4 layers", "none", plan)
+    return {
+        name: job_of(bench, model, 4096, float8, plan, microbatches=2) for name, (model, float8, plan) in asked.items()
     }
+
+
+def dry_row(job: JobSpec) -> Row:
+    """What a dry run and the account say."""
+    dry = dry_run(job, 0, "cuda")
+    peak = dry.peak.as_dict() | {"operator": dry.peak.operator, "action": dry.peak.action}
+    return {"dry": peak, "account": dry.account.as_dict(), "dry torch": torch.__version__}
+
+
+def _peak(bench: Bench, job: JobSpec) -> Row:
+    row = {"ok": None} | gpu_prepared.HERE.dry_run(gpu_prepared.key_of(job), partial(dry_row, job))
     if bench.is_dry or bench.kind != "cuda":
         return row
     measured = _measure(bench, job)
-    of_dry = measured["allocated"] / dry.peak.total_bytes
+    of_dry = measured["allocated"] / row["dry"]["total_bytes"]
     return row | {"measured": measured, "over_dry": of_dry, "ok": abs(of_dry - 1) <= _WITHIN}
 
 

@@ -115,7 +115,9 @@ def _block_attention(bench: Bench, dtype: torch.dtype, what: _Attended) -> Row:
     whole = Merged(torch.cat((early.float(), merged.out_BNSD), dim=2), torch.cat((its_lse, merged.lse_BNS), dim=2))
     if sinks_N is not None:
         whole.add_score(sinks_N)
-    out, lse = whole.out_BNSD.to(dtype), whole.lse_BNS
+    # In memory [B, S, N, D], as the runtime has it: a kernel of CUDA takes that for granted.
+    out = whole.out_BNSD.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    lse = whole.lse_BNS
     gradients = [torch.zeros(x.shape, device=bench.device) for x in (q, k, v)]
     for queries, keys in pairs:
         parts = block_gradients(

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpu_bench import CPU, Bench, Case, Row, judged, write_json
-from gpu_equal import STEPS, Limits, exactly, made_up_tokens, record_on, small_job
+from gpu_bench import CPU, Bench, Case, Row, TimeIsOverError, judged, read_part, write_json
+from gpu_equal import STEPS, Limits, made_up_tokens, reference, small_job
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
@@ -35,6 +35,7 @@ from shardwright.train.dry_steps import DrySteps
 from shardwright.train.train_step import evaluate, train_step
 
 _TIMEOUT_S = 60.0  # of a pair of processes that says nothing new
+_NCCL = "NCCL, two ranks on one device"
 _MOE = ("model.name=tiny-mixtral",)
 PLANS: dict[str, tuple[tuple[str, ...], str]] = {
     "data parallel": ((), "dp=2"),
@@ -62,14 +63,20 @@ def two_rank_job(name: str) -> JobSpec:
     return job.model_copy(update={"plan": job.plan.model_copy(update={"microbatch_size": 1})})
 
 
+def referred_jobs() -> list[JobSpec]:
+    """The jobs of this part whose references it needs, by each of two ranks."""
+    return [two_rank_job(name) for name in PLANS] * 2
+
+
 def cases(bench: Bench) -> list[Case]:
     """What NCCL says, then all strategies of two ranks."""
     names = list(PLANS)[::4] if bench.is_quick else list(PLANS)
-    control: Case = ("Gloo on the CPU, the control", partial(_strategies, bench, "cpu", names))
-    if bench.kind != "cuda":
-        return [control, ("Gloo through copies of tensors", partial(_strategies, bench, "host", names))]
-    found: list[Case] = [("NCCL, two ranks on one device", partial(_ask_nccl, bench, names))]
-    return [*found, ("CUDA, two ranks that meet in host memory", partial(_strategies, bench, "host", names)), control]
+    pairs = {"Gloo on the CPU, the control": "cpu", "Gloo through copies of tensors": "host"}
+    if bench.kind == "cuda":
+        pairs = {"CUDA, two ranks that meet in host memory": "host", "Gloo on the CPU, the control": "cpu"}
+    found: list[Case] = [(case, partial(_strategies, bench, case, via, names)) for case, via in pairs.items()]
+    of_nccl: Case = (_NCCL, partial(_ask_nccl, bench, names))
+    return [of_nccl, *found] if bench.kind == "cuda" else found
 
 
 def _ask_nccl(bench: Bench, names: list[str]) -> Row:
@@ -78,24 +85,28 @@ def _ask_nccl(bench: Bench, names: list[str]) -> Row:
     asked = _run_pair(bench, "nccl", [])
     if "error" in asked:
         return {"ok": None, "accepted": False, "said": asked["error"], "trace": asked.get("trace", "")}
-    return _strategies(bench, "nccl", names) | {"accepted": True, "said": asked["said"]}
+    return _strategies(bench, _NCCL, "nccl", names) | {"accepted": True, "said": asked["said"]}
 
 
-def _strategies(bench: Bench, via: str, names: list[str]) -> Row:
-    """All plans, in pairs of processes: one that fails ends its pair, and the next goes on behind it."""
+def _strategies(bench: Bench, case: str, via: str, names: list[str]) -> Row:
+    """All plans, in pairs of processes: one that fails ends its pair, and the next goes on behind it. Another call has
+    what one had no time for."""
     if bench.is_dry:
         for name in names:
             for rank in range(2):
                 DrySteps(two_rank_job(name), rank, "cpu" if via == "cpu" else "cuda").run()
         return {"ok": None, "plans": dict.fromkeys(names)}
-    plans: dict[str, Any] = {}
+    plans: dict[str, Any] = read_part(bench.file("ranks")).get("half", {}).get(case, {})
     while left := [name for name in names if name not in plans]:
         if time.monotonic() > bench.ends_s:
-            plans |= {name: {"error": "not begun: the time of this part was over", "ok": False} for name in left}
-            break
+            raise TimeIsOverError(plans)
         found = _run_pair(bench, via, left)
         plans |= found["plans"]
-        if "error" in found and (first := next((name for name in left if name not in plans), None)):
+        if (
+            time.monotonic() < bench.ends_s
+            and "error" in found
+            and (first := next((name for name in left if name not in plans), None))
+        ):
             plans[first] = {"error": found["error"], "trace": found.get("trace", ""), "ok": False}
     return {"ok": all(plan.get("ok") for plan in plans.values()), "plans": plans}
 
@@ -270,7 +281,7 @@ def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str
         for name in names:
             job = two_rank_job(name)
             record = _record(job, job_mesh(job, rank, device, connect=connect))
-            verdict = compare([record], record_on(CPU, exactly(job)))
+            verdict = compare([record], reference(job))
             differences = dict(zip(("loss", "gradient norm", "parameters"), verdict.differences, strict=True))
             found["plans"][name] = judged(bench, differences, Limits(job).by_name())
             write_json(out, found)

@@ -56,7 +56,13 @@ def _differences(row: Row) -> list[str]:
 
 
 def _equal(rows: Sequence[Row]) -> str:
-    return _table(["case", "difference, of its limit", "equal"], [[row["case"], *_differences(row)] for row in rows])
+    table = _table(["case", "difference, of its limit", "equal"], [[row["case"], *_differences(row)] for row in rows])
+    unordered = [
+        f"- {row['case']}: two runs have {'the same' if row['bits of two runs'] else 'other'} bits. "
+        f"Without a fixed order: {'; '.join(row['no fixed order'])}."
+        for row in rows if "no fixed order" in row
+    ]  # fmt: skip
+    return "\n\n".join([table, "\n".join(unordered)]).strip()
 
 
 def _ranks(rows: Sequence[Row]) -> str:

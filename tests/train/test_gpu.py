@@ -9,6 +9,7 @@ import torch
 
 from cases import KINDS, made_up_tokens, small_job
 from shardwright.config.job import JobSpec
+from shardwright.measure.rounding import HALF_UNIT
 from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.comm.process_groups import make_mesh
 from shardwright.parallel.tensor.initial_values import initial_box
@@ -44,7 +45,8 @@ def test_cuda_trains_to_what_the_cpu_does(kind: str) -> None:
 
 
 def test_dropout_recomputation_and_offload_on_cuda() -> None:
-    """The same elements as on the CPU are dropped; recomputed and fetched from the host, the bits are the same."""
+    """The same elements as on the CPU are dropped, and again when recomputed and fetched from the host. Bits may differ
+    by the order in which attention's backward adds to the gradients of queries, and by no more."""
     torch.backends.cuda.matmul.allow_tf32 = False
     device = torch.device("cuda", 0)
 
@@ -56,9 +58,12 @@ def test_dropout_recomputation_and_offload_on_cuda() -> None:
     verdict = compare([plain], record_on(torch.device("cpu"), with_dropout()))
     assert verdict.max_loss_difference < 1e-5
     for away in (False, True):
-        again = record_on(device, with_dropout(recompute="full", offload_activations=away))
-        assert again.steps == plain.steps
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(again.boxes, plain.boxes, strict=True))
+        job = with_dropout(recompute="full", offload_activations=away)
+        verdict = compare([record_on(device, job)], plain)
+        unordered = HALF_UNIT["float32"] * (job.model.sequence * job.model.layers) ** 0.5
+        assert verdict.max_loss_difference < unordered
+        assert verdict.max_grad_norm_relative_difference < unordered
+        assert verdict.max_parameter_relative_difference < 10 * unordered  # Adam divides small gradients by little
 
 
 def test_initial_weights_are_those_of_the_cpu() -> None:
