@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from shardwright.config.measured_table import Carried
-from shardwright.measure.calibrate.operator_probes import Call, Place
+from shardwright.measure.calibrate.device_rounds import rounds_call
+from shardwright.measure.calibrate.measuring_place import Call, Place
 from shardwright.parallel.comm.collectives import (
     Axis,
     all_gather,
@@ -30,11 +31,20 @@ def collective_call(place: Place, axis: Axis, kind: Carried, num_bytes: int) -> 
 
     It takes from when the last rank begins it until the last has it. By itself, over and over, it takes less on a CPU:
     there the threads that carry it share the cores with those that compute, and have to be given one first. Ranks
-    compare their clocks, and so are of one machine.
+    compare their clocks, and so are of one machine. On a device a round of them is timed by its events.
     """
     messages = (
         _there_and_back(place, axis, num_bytes) if kind == "message" else [_started(place, axis, kind, num_bytes)]
     )
+    if place.clock is not None:
+        rounds = rounds_call(place.clock, [lambda _, carry=carry: carry() for carry in messages])  # type: ignore[misc]
+
+        def slowest() -> tuple[float, ...]:
+            barrier(axis)
+            seconds = torch.tensor(rounds(), dtype=torch.float64, device=axis.ledger.device)
+            return (float(all_reduce_max(seconds, axis).mean()),)
+
+        return slowest
     compute = place.product_between()
 
     def once() -> list[tuple[float, float]]:
@@ -139,6 +149,9 @@ def copy_call(place: Place, num_bytes: int, to_host: bool) -> Call:
     source = torch.ones(elements, device=place.device)
     is_pinned = to_host and place.device.type == "cuda"
     out = torch.empty(elements, pin_memory=is_pinned, device=None if to_host else place.device)
+
+    if place.clock is not None:
+        return rounds_call(place.clock, [lambda _: out.copy_(source, non_blocking=True)])
 
     def call() -> tuple[float, ...]:
         start_s = place.now_s()

@@ -12,7 +12,6 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from shardwright.config import catalog
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
 from shardwright.config.job import JobSpec
@@ -20,11 +19,13 @@ from shardwright.config.measured_table import Carried, MeasuredTable, sizes_of
 from shardwright.config.software import software_of
 from shardwright.config.toml_text import toml_text
 from shardwright.config.units import GIB, counted
-from shardwright.cost.calibration import shipped
+from shardwright.cost.calibration import constant, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.measured_time import PASSES, powers_of
+from shardwright.measure.calibrate.catalog_floor import known_fields, raised_to
 from shardwright.measure.calibrate.sweep import (
     MORE_LAYERS,
+    Machine,
     Probe,
     RankReport,
     Samples,
@@ -36,7 +37,7 @@ from shardwright.measure.calibrate.sweep import (
 from shardwright.simulate.closed_form import step_time
 from shardwright.train.launch.out_of_memory import available_bytes
 
-_CONTEXT_BYTES = 250e6  # of a process with torch loaded
+_CONTEXT_BYTES = 250e6  # of a process with torch loaded, on a CPU
 _LEAST_S = 1e-9  # of a part of a call that was not longer than what it was measured beside
 _CARRIED = get_args(Carried)
 
@@ -48,6 +49,11 @@ class RanksMeasured:
     ranks: int
     job: JobSpec
     reports: Sequence[RankReport]
+
+    @property
+    def machine(self) -> Machine:
+        """What was measured: of the ranks' contexts the largest."""
+        return max((report.machine for report in self.reports), key=lambda machine: machine.context_bytes)
 
     @property
     def samples(self) -> Samples:
@@ -69,15 +75,16 @@ class RanksMeasured:
 
 def device_entry_of(launches: Sequence[RanksMeasured], taken_s: float, scratch: Path) -> dict[str, Any]:
     """The fields of a device's file. `scratch` is a folder for files that are read once."""
-    fields = _known_fields() | _rates(launches) | {"source": _source(launches, taken_s)}
-    constants = {"product": 1.0, "memory": 1.0, "link": 1.0, "host": 1.0, "gap_s": 0.0, "jitter": 0.0, "step_s": 0.0}
-    constants["context_bytes"] = _CONTEXT_BYTES
+    machine = launches[-1].machine
+    fields = _of_cpu(launches, taken_s) if machine.kind == "cpu" else _of_device(machine, launches, taken_s)
+    constants = fields["constants"]
     leaks = [of[Probe("leak", "float32", ())][0] for of in (m.seconds() for m in launches) if _leaks(of)]
     if leaks:
         constants["leak"] = leaks[-1]
-    fields["constants"] = constants
     fields["measured"] = [table.model_dump(exclude_defaults=True) for table in tables(launches)]
-    constants["step_s"], constants["gap_s"] = _beside_s(launches, fields, scratch)
+    constants["step_s"], gap_s = _beside_s(launches, fields, scratch)
+    if machine.kind == "cpu":  # a device computes while its host launches what comes next
+        constants["gap_s"] = gap_s
     return fields
 
 
@@ -85,44 +92,64 @@ def _leaks(seconds: Mapping[Probe, tuple[float, ...]]) -> bool:
     return Probe("leak", "float32", ()) in seconds
 
 
-def _known_fields() -> dict[str, Any]:
-    """What the catalog says of the device, if it has it; of a CPU what the system says."""
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name(0)
-        known = [catalog.read("devices", entry) for entry in catalog.names("devices")]
-        found = next((fields for fields in known if name in fields.get("cuda_names", ())), {})
-        memory = {"memory_gib": torch.cuda.get_device_properties(0).total_memory / GIB}
-        return memory | {key: value for key, value in found.items() if key != "name"}
-    return {"generation": "cpu", "link_domain": 1, "multiprocessors": os.cpu_count() or 1}
-
-
-def _rates(launches: Sequence[RanksMeasured]) -> dict[str, Any]:
-    """Peaks and bandwidths: of all that was measured the highest."""
+def _of_cpu(launches: Sequence[RanksMeasured], taken_s: float) -> dict[str, Any]:
+    """What the system says, and the rates that were reached, of which nothing is lost again."""
     most = launches[-1]
+    copied = _copied(launches)
+    memory_gib = available_bytes() / GIB / most.ranks
+    constants = {"product": 1.0, "memory": 1.0, "link": 1.0, "host": 1.0, "gap_s": 0.0, "jitter": 0.0, "step_s": 0.0}
+    fields = {
+        "generation": "cpu", "link_domain": 1, "multiprocessors": os.cpu_count() or 1, "peak_tflops": _peaks(launches),
+        "memory_gb_per_s": 2 * copied["copy"], "memory_gib": memory_gib, "host_memory_gib": memory_gib,
+        "host_gb_per_s": copied["host copy"], "host_memory_gb_per_s": 2 * copied["copy"],
+        "source": _source(launches, taken_s, counted(os.cpu_count() or 1, "core")),
+        "constants": constants | {"context_bytes": _CONTEXT_BYTES},
+    }  # fmt: skip
     seconds = {point: of for m in launches for point, of in m.seconds().items()}
+    sent = [point.sizes[1] / of[0] / 1e9 for point, of in seconds.items() if point.work == "message"]
+    return fields | ({"link_gb_per_s": max(sent)} if sent else {})
+
+
+def _of_device(machine: Machine, launches: Sequence[RanksMeasured], taken_s: float) -> dict[str, Any]:
+    """What the catalog says of a device, and no peak, bandwidth or context below it: what was reached of them is a
+    share. What no single constant was measured for holds as for its generation."""
+    known, copied = known_fields(machine.name), _copied(launches)
+    rates = {
+        "peak_tflops": _peaks(launches), "memory_gb_per_s": 2 * copied["copy"], "host_gb_per_s": copied["host copy"],
+    }  # fmt: skip
+    rates, constants, lower = raised_to(known, rates)
+    usual = constant(shipped(), known.get("generation", "common"), "context_bytes")
+    if machine.context_bytes < usual:
+        lower += f"{'; ' * bool(lower)}context {machine.context_bytes / 1e9:.3g} of {usual / 1e9:.3g} GB"
+    source = _source(launches, taken_s, machine.name)
+    source += f"; lower than the catalog says, which holds: {lower}" if lower else ""
+    here = {"memory_gib": machine.memory_bytes / GIB, "multiprocessors": machine.multiprocessors}
+    constants |= {"step_s": 0.0, "context_bytes": max(usual, machine.context_bytes)}
+    return here | known | rates | {"source": source, "constants": constants}
+
+
+def _peaks(launches: Sequence[RanksMeasured]) -> dict[str, float]:
+    """The fastest pass of all products, in TFLOP/s by number type."""
     peaks: dict[str, float] = {}
     for m in launches:
         for point, of in m.seconds().items():
             if point.work == "product":
                 name = PEAK_NAMES[point.number]
                 peaks[name] = max(peaks.get(name, 0.0), work_of(point) / min(of) / 1e12)
-    copied = {
+    return peaks
+
+
+def _copied(launches: Sequence[RanksMeasured]) -> dict[str, float]:
+    """Bytes that were copied in memory and to the host, in GB/s."""
+    seconds = {point: of for m in launches for point, of in m.seconds().items()}
+    return {
         kind: max(4.0 * point.sizes[0] / of[0] for point, of in seconds.items() if point.work == kind) / 1e9
         for kind in ("copy", "host copy")
     }
-    fields: dict[str, Any] = {"peak_tflops": peaks, "memory_gb_per_s": 2 * copied["copy"]}
-    if torch.cuda.is_available():
-        return fields | {"host_gb_per_s": copied["host copy"]}
-    memory_gib = available_bytes() / GIB / most.ranks
-    fields |= {"memory_gib": memory_gib, "host_memory_gib": memory_gib}
-    fields |= {"host_gb_per_s": copied["host copy"], "host_memory_gb_per_s": 2 * copied["copy"]}
-    sent = [point.sizes[1] / of[0] / 1e9 for point, of in seconds.items() if point.work == "message"]
-    return fields | ({"link_gb_per_s": max(sent)} if sent else {})
 
 
-def _source(launches: Sequence[RanksMeasured], taken_s: float) -> str:
+def _source(launches: Sequence[RanksMeasured], taken_s: float, where: str) -> str:
     busy = " and ".join(str(m.ranks) for m in launches)
-    where = torch.cuda.get_device_name(0) if torch.cuda.is_available() else counted(os.cpu_count() or 1, "core")
     calls = sum(num_calls(m.samples) for m in launches)
     return (
         f"shardwright calibrate on {where} ({platform.machine()}) with torch {torch.__version__}, {busy} ranks busy: "

@@ -2,25 +2,24 @@
 
 An operator runs as it does in a step: a product has just been computed, which leaves little in the caches; then the
 input was written; and what the operator writes, its weights and what it kept for the backward are not near. By itself,
-over and over, it takes a fraction of that.
+over and over, it takes a fraction of that. On a device with a clock of its own many calls are one round, each with
+other tensors than those before (device_rounds.py): what is between them would be measured, too.
 """
 
-import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardwright.config.measured_table import Work
 from shardwright.config.model import ModelSpec
 from shardwright.config.optimizer import OptimizerSpec
-from shardwright.config.units import MIB
+from shardwright.measure.calibrate.device_rounds import DeviceClock, rounds_call
+from shardwright.measure.calibrate.measuring_place import Call, Place
 from shardwright.model.activation import activate, activate_gated
 from shardwright.model.attention_core import dot_product_attention
 from shardwright.model.decoder import DecoderStage, StageSpan
@@ -28,82 +27,23 @@ from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
 from shardwright.model.position_tables import PositionTables
 from shardwright.model.rotary import rotary_angles, split_and_rotate
-from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.block_attention import Merged
 from shardwright.parallel.optimizers.elementwise import make_optimizer
-from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
-from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
+from shardwright.parallel.tensor.linear import ColumnLinear
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
-from shardwright.train.build import NUMBERS
-
-# One call: seconds of its forward, its backward and its weight gradient, those that it has.
-Call = Callable[[], tuple[float, ...]]
 
 _WIDTH, _HEADS, _HEAD = 512, 4, 64  # of a residual stream, and of attention
-_COLD_BYTES = 48 * MIB  # what caches do not hold
-_MOST_COPIES = 32
 _IN_A_ROW = 3  # calls of an operator, before their backwards
-_DRAWN = 2**16
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a rank measures: its device, a number type, and the cut of a layer that it has for itself."""
-
-    device: torch.device
-    dtype: torch.dtype
-    cut: LayerSharding
-
-    @classmethod
-    def of(cls, axis: Axis, device: torch.device, number: str) -> "Place":
-        """A rank that shares no layer with others."""
-        return cls(device, NUMBERS[number], LayerSharding.of_tp(axis.alone("tp")))
-
-    def random(self, *shape: int) -> Tensor:
-        """Numbers as activations are; few of them over and over, for drawing all takes long."""
-        count = prod(shape)
-        drawn = torch.randn(min(count, _DRAWN), device=self.device).to(self.dtype)
-        return drawn.repeat(-(-count // _DRAWN))[:count].view(shape) if count > _DRAWN else drawn.view(shape)
-
-    def filled(self, module: nn.Module) -> nn.Module:
-        """The module with weights, and gradients of other microbatches, in memory."""
-        name_parameters(module, self.device, self.dtype)
-        for parameter in placed_parameters(module).values():
-            parameter.data = self.random(*parameter.shape) * 0.02
-            with_gradient(parameter)
-        return module
-
-    def product_between(self) -> Callable[[], None]:
-        """What stands between operators in a step: a product, which fills the caches with other things."""
-        x, weight = self.random(256, 1024), self.random(1024, 1024)
-        out = torch.empty_like(x)
-
-        def compute() -> None:
-            torch.mm(x, weight, out=out)
-
-        return compute
-
-    def now_s(self) -> float:
-        """The clock, when all that was launched is over."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-
-def with_gradient(parameter: PlacedParameter) -> None:
-    """Give a parameter a gradient to add to."""
-    parameter.gradient = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-    parameter.has_gradient = True
-
-
-def copies_of(num_bytes: float) -> int:
-    """How many calls stand one behind another, each with tensors of its own, so that caches do not hold them all."""
-    return int(min(_MOST_COPIES, max(1, _COLD_BYTES // max(1.0, num_bytes))))
-
-
-def operator_call(place: Place, function: Callable[[Tensor], Tensor], *shape: int) -> Call:
-    """An operator of one tensor: forwards one behind another, then their backwards, the last first."""
+def operator_call(
+    place: Place, function: Callable[[Tensor], Tensor], *shape: int, beside: Sequence[Tensor] = ()
+) -> Call:
+    """An operator of one tensor: forwards one behind another, then their backwards, the last first. Others get a
+    gradient `beside` it."""
+    if place.clock is not None:
+        return rounds_call(place.clock, _operator_passes(place, function, shape, beside))
     inputs = [place.random(*shape).requires_grad_() for _ in range(_IN_A_ROW)]
     between = place.product_between()
     with torch.no_grad():
@@ -132,15 +72,36 @@ def operator_call(place: Place, function: Callable[[Tensor], Tensor], *shape: in
     return call
 
 
+def _operator_passes(
+    place: Place, function: Callable[[Tensor], Tensor], shape: Sequence[int], beside: Sequence[Tensor]
+) -> list[Callable[[int], object]]:
+    """Forward and backward, the next call with the next of some inputs and their results."""
+    first = place.random(*shape)
+    inputs = [first.clone().requires_grad_() for _ in range(place.copies_of(first.nbytes))]
+    results = [function(x) for x in inputs]
+    gradient = place.random(*results[0].shape)
+
+    def backward(number: int) -> None:
+        for leaf in (*inputs, *beside):
+            leaf.grad = None  # else it would be added to
+        torch.autograd.backward(results[number % len(results)], gradient, retain_graph=True)
+
+    return [lambda number: function(inputs[number % len(inputs)]), backward]
+
+
 def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
     """Y = X W', dX = dY W, and dW = dY' X added to what is there; with the next of some weights each time."""
     weights_bytes = inner * columns * (place.dtype.itemsize + 4)
+    beside_bytes = rows * columns * place.dtype.itemsize if place.clock is not None else 0  # which it writes each time
     linears = [
-        place.filled(ColumnLinear(inner, (columns,), 0, place.cut, std=0.02)) for _ in range(copies_of(weights_bytes))
+        place.filled(ColumnLinear(inner, (columns,), 0, place.cut, std=0.02))
+        for _ in range(place.copies_of(weights_bytes + beside_bytes))
     ]
     x = place.random(rows, 1, inner).requires_grad_()
     dy = place.random(rows, 1, columns)
-    number, results = 0, deque[Tensor](maxlen=copies_of(dy.nbytes))
+    if place.clock is not None:
+        return _product_rounds(place, place.clock, linears, x, dy)
+    number, results = 0, deque[Tensor](maxlen=place.copies_of(dy.nbytes))
 
     def call() -> tuple[float, ...]:
         nonlocal number
@@ -160,6 +121,20 @@ def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
         return tuple(end - start for start, end in pairwise(times))
 
     return call
+
+
+def _product_rounds(
+    place: Place, clock: DeviceClock, linears: Sequence[Callable[[Tensor], Tensor]], x: Tensor, dy: Tensor
+) -> Call:
+    """Products with some weights: of a round first all results, then all input gradients, then what was put off."""
+    results, deferred = [linear(x) for linear in linears], place.cut.deferred
+
+    def input_gradient(number: int) -> None:
+        x.grad = None
+        with deferred.keeping(number):
+            torch.autograd.backward(results[number % len(results)], dy, retain_graph=True)
+
+    return rounds_call(clock, [lambda n: linears[n % len(linears)](x), input_gradient, deferred.compute])
 
 
 def norm_call(place: Place, elements: int, norm: str) -> Call:
@@ -205,7 +180,7 @@ def attention_call(place: Place, length: int, heads: int) -> Call:
         out = dot_product_attention(queries, keys, values, AttentionRule(), cut=place.cut, run=run)
         return out.reshape(length, shape[1], -1)
 
-    return operator_call(place, attended, *shape)
+    return operator_call(place, attended, *shape, beside=(keys, values) if place.clock is not None else ())
 
 
 def gated_call(place: Place, elements: int) -> Call:
@@ -258,19 +233,28 @@ def merge_call(place: Place, elements: int) -> Call:
     shape = (1, max(1, elements // (2 * _WIDTH)), _WIDTH // _HEAD, _HEAD)  # [B, S, N, D] in memory
     blocks = [place.random(*shape).transpose(1, 2) for _ in range(2)]
     sums = [torch.randn(blocks[0].shape[:3], device=place.device) for _ in range(2)]
+
+    def merge(_: int = 0) -> None:
+        merged = Merged(blocks[0], sums[0].clone())
+        merged.add(slice(None), blocks[1], sums[1])
+        merged.out_BNSD.to(place.dtype).permute(2, 0, 1, 3)
+
+    def add_up(_: int = 0) -> None:
+        total = torch.zeros(blocks[0].permute(2, 0, 1, 3).shape, dtype=torch.float32, device=place.device)
+        for block in blocks:
+            total += block.permute(2, 0, 1, 3)
+        total.to(place.dtype)
+
+    if place.clock is not None:
+        return rounds_call(place.clock, [merge, add_up])
     between = place.product_between()
 
     def call() -> tuple[float, ...]:
         between()
         start_s = place.now_s()
-        merged = Merged(blocks[0], sums[0].clone())
-        merged.add(slice(None), blocks[1], sums[1])
-        merged.out_BNSD.to(place.dtype).permute(2, 0, 1, 3)
+        merge()
         middle_s = place.now_s()
-        total = torch.zeros(blocks[0].permute(2, 0, 1, 3).shape, dtype=torch.float32, device=place.device)
-        for block in blocks:
-            total += block.permute(2, 0, 1, 3)
-        total.to(place.dtype)
+        add_up()
         return middle_s - start_s, place.now_s() - middle_s
 
     return call
@@ -307,6 +291,8 @@ def loss_call(place: Place, elements: int) -> Call:
     linear = product_call(place, tokens, _NARROW, _ROWS)
     assert stage.norm is not None
     norm = operator_call(place, stage.norm, tokens, 1, _NARROW)
+    if place.clock is not None:
+        return _loss_rounds(place.clock, stage, x, targets, (norm, linear))
 
     def call() -> tuple[float, ...]:
         norm()  # and the products between
@@ -326,6 +312,31 @@ def loss_call(place: Place, elements: int) -> Call:
     return call
 
 
+def _loss_rounds(
+    clock: DeviceClock, stage: DecoderStage, x: Tensor, targets: Tensor, beside: tuple[Call, Call]
+) -> Call:
+    """The head and the loss by rounds, less the norm and the product."""
+    last = [stage(x, targets).mean()]
+
+    def forward(_: int) -> None:
+        last[0] = stage(x, targets).mean()
+
+    def backward(_: int) -> None:
+        x.grad = None
+        torch.autograd.backward(last[0], retain_graph=True)
+
+    whole = rounds_call(clock, [forward, backward])
+
+    def call() -> tuple[float, ...]:
+        forward_s, backward_s = whole()
+        of_norm, of_product = (each() for each in beside)
+        seen_s = max(0.0, forward_s - of_norm[0] - of_product[0])
+        whole_s = forward_s + backward_s - sum(of_norm) - sum(of_product)
+        return seen_s, max(0.0, whole_s - seen_s)
+
+    return call
+
+
 def update_call(place: Place, elements: int) -> Call:
     """The norm of some gradients, and AdamW's update."""
     size = max(_WIDTH, elements // _WIDTH * _WIDTH)
@@ -334,12 +345,18 @@ def update_call(place: Place, elements: int) -> Call:
     masters.make_optimizer(partial(make_optimizer, OptimizerSpec()))
     masters.step(gradients, 1.0, 1e-4)
 
-    def call() -> tuple[float, ...]:
-        start_s = place.now_s()
+    def update(_: int = 0) -> None:
         lengths = torch.linalg.vector_norm(gradients.view(-1, _WIDTH), dim=-1, dtype=torch.float32)
         torch.linalg.vector_norm(lengths, dtype=torch.float64).square()
         masters.step(gradients, 0.999, 1e-4)
         masters.write_values(values)
+
+    if place.clock is not None:
+        return rounds_call(place.clock, [update])
+
+    def call() -> tuple[float, ...]:
+        start_s = place.now_s()
+        update()
         return (place.now_s() - start_s,)
 
     return call

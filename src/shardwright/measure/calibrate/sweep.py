@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from itertools import product as combinations
@@ -15,9 +15,10 @@ import torch
 
 from shardwright.config.job import JobSpec
 from shardwright.config.measured_table import Carried, Work
-from shardwright.config.units import counted
+from shardwright.config.units import GIB, counted
 from shardwright.measure.calibrate.collective_probes import collective_call, copy_call, leak_call
-from shardwright.measure.calibrate.operator_probes import ELEMENTWISE, Call, Place, attention_call, product_call
+from shardwright.measure.calibrate.measuring_place import Call, Place
+from shardwright.measure.calibrate.operator_probes import ELEMENTWISE, attention_call, product_call
 from shardwright.parallel.comm.collectives import all_reduce_max, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
@@ -47,12 +48,53 @@ class Sweep:
     point_s: float = 0.03
     numbers: tuple[str, ...] = ("float32", "bf16", "fp16")
     least_calls: int = 2
+    is_quick: bool = False
 
 
 QUICK = Sweep(
     product_rows=(64, 512), product_sides=(64, 384), lengths=(64, 256), heads=(2, 8), elements=(2**13, 2**18),
     collective_bytes=(2**10, 2**18, 2**22), most_flops=5e8, passes=1, point_s=0.0, numbers=("float32",), least_calls=1,
+    is_quick=True,
 )  # fmt: skip
+
+
+# Of a device whose products of 1e12 FLOPs take a millisecond, and whose caches hold 50 MB. Others do not disturb it.
+LARGE = Sweep(
+    product_rows=(128, 1024, 8192, 16384), product_sides=(256, 1024, 4096, 14336), lengths=(128, 512, 2048, 8192),
+    elements=(2**14, 2**18, 2**22, 2**25), collective_bytes=(2**10, 2**16, 2**20, 2**24, 2**27, 2**30),
+    most_flops=1e12, passes=1, point_s=0.05, least_calls=3,
+)  # fmt: skip
+
+
+def sweep_on(machine: "Machine", sweep: Sweep) -> Sweep:
+    """The sweep for what is measured. On a device the largest tensor has a GiB, or a tenth of its memory if that is
+    less, in float32."""
+    if machine.kind == "cpu" or sweep.is_quick:
+        return sweep
+    most = int(min(GIB, machine.memory_bytes / 10)) // 4
+    elements = (*(number for number in LARGE.elements if number < most), most)
+    return replace(LARGE, elements=elements, collective_bytes=tuple(n for n in LARGE.collective_bytes if n <= 4 * most))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is measured: a CPU, or a device with its name, its memory and what its driver's context took of it."""
+
+    kind: str = "cpu"
+    name: str = ""
+    memory_bytes: float = 0.0
+    context_bytes: float = 0.0
+    multiprocessors: int = 0
+
+
+def machine_of(device: torch.device) -> Machine:
+    """What a device is. Its context is what of its memory is taken beside torch's allocator."""
+    if device.type != "cuda":
+        return Machine()
+    properties = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    context = total - free - torch.cuda.memory_reserved(device)
+    return Machine("cuda", properties.name, float(total), float(context), properties.multi_processor_count)
 
 
 @dataclass(frozen=True)
@@ -73,6 +115,7 @@ class RankReport:
 
     samples: Samples = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
+    machine: Machine = Machine()
 
 
 def points(sweep: Sweep, numbers: list[str], ranks: int) -> Iterator[Probe]:
@@ -118,6 +161,7 @@ def call_of(point: Probe, mesh: Mesh) -> Call:
 def measure_machine(sweep: Sweep, job: JobSpec, mesh: Mesh, folder: Path) -> RankReport:
     """Every rank of a job of nothing but tp calls this: the whole sweep, several times over, and some of the job's
     steps. Rank 0 says on standard error how far it is."""
+    sweep = sweep_on(machine_of(mesh.device), sweep)
     report = RankReport(numbers=computed_numbers(sweep.numbers, mesh))
     whole = list(points(sweep, report.numbers, mesh.world.size))
     ranks = counted(mesh.world.size, "rank")
@@ -134,6 +178,7 @@ def measure_machine(sweep: Sweep, job: JobSpec, mesh: Mesh, folder: Path) -> Ran
     for layers in (1, MORE_LAYERS):
         deeper = job.model_copy(update={"model": job.model.model_copy(update={"layers": layers})})
         report.samples[Probe("step", "float32", (layers,))] = _steps(deeper, mesh, 10 * sweep.passes)
+    report.machine = machine_of(mesh.device)  # with all that was loaded meanwhile
     return report
 
 
