@@ -1,5 +1,8 @@
 """What gpu.py takes along to a machine without network, and the questions that it asks there."""
 
+import os
+import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -84,6 +87,16 @@ def test_a_bundle_has_the_package_the_scripts_and_the_wheels(tmp_path: Path) -> 
     assert (folder / "src" / "shardwright" / "config" / "catalog").is_dir() and not list(folder.rglob("__pycache__"))
     assert len(list((folder / "site" / "made_up").iterdir())) == 3
     assert 3e6 < gpu_bundle.size_of(folder) < gpu_bundle.MOST_BYTES / 4  # which leaves room for references
+
+
+def test_a_bundle_is_run_without_a_virtual_environment(tmp_path: Path) -> None:
+    shutil.copy(FOLDER.parent / "Makefile", tmp_path)
+    for target, script in (("gpu-run", "gpu.py"), ("gpu-probe", "gpu_probe.py")):
+        command = ["make", "-n", target, "PYTHON=mine", "ARGS=--dry"]
+        alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60, env=alone)
+        path = f"{tmp_path.resolve()}/build/gpu-bundle"
+        assert done.stdout == f"PYTHONPATH={path}/src:{path}/site mine build/gpu-bundle/benchmarks/{script} --dry\n"
 
 
 def test_what_is_no_bundle_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
