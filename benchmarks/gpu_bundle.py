@@ -126,12 +126,15 @@ def prepare_references(prepared: Prepared, most_bytes: int) -> int:
     jobs = [*gpu_equal.referred_jobs(), *gpu_ranks.referred_jobs()]
     exact = [gpu_equal.exactly(job) for job in jobs]
     by_key = {gpu_equal.reference_key(job): job for job in exact}
-    left_bytes, count = most_bytes, 0
+    left_bytes, kept = most_bytes, list[int]()
     for key, _ in Counter(map(gpu_equal.reference_key, exact)).most_common():
+        if left_bytes < min(kept, default=0):
+            break  # what is left has no room for the smallest
         make = partial(gpu_equal.record_on, CPU, by_key[key])
         if num_bytes := prepared.keep_record(key, make, left_bytes):
-            left_bytes, count = left_bytes - num_bytes, count + 1
-    return count
+            left_bytes -= num_bytes
+            kept.append(num_bytes)
+    return len(kept)
 
 
 if __name__ == "__main__":

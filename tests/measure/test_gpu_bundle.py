@@ -11,6 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from shardwright.config.job import JobSpec
+from shardwright.measure.verdict import Record
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
@@ -70,6 +73,23 @@ def test_dry_runs_are_taken_from_where_they_were_made(tmp_path: Path, monkeypatc
     monkeypatch.setattr(gpu_memory, "dry_row", nothing_is_made)
     for n, job in enumerate(jobs.values()):
         assert gpu_memory._peak(bench(tmp_path), job) == {"ok": None, "dry": {"total_bytes": n}}
+
+
+def test_references_that_most_cases_share_are_made_first_and_none_that_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, jobs = list[str](), {name: gpu_equal.small_job((f"run.seed={n}",)) for n, name in enumerate("abc")}
+
+    def make(device: torch.device, job: JobSpec) -> Record:
+        made.append(next(name for name, one in jobs.items() if one.run.seed == job.run.seed))
+        return Record([], [(None, torch.zeros(250_000))], None)  # type: ignore[list-item]
+
+    monkeypatch.setattr(gpu_equal, "record_on", make)
+    monkeypatch.setattr(gpu_equal, "referred_jobs", lambda: [jobs[name] for name in "abbccc"])
+    monkeypatch.setattr(gpu_bundle.gpu_ranks, "referred_jobs", list)
+    prepared = gpu_prepared.Prepared(tmp_path)
+    assert gpu_bundle.prepare_references(prepared, 2_300_000) == 2 and made == ["c", "b"]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_bundle_has_the_package_the_scripts_and_the_wheels(tmp_path: Path) -> None:
