@@ -11,6 +11,7 @@ import mmap
 import threading
 import weakref
 from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,14 @@ from torch import Tensor
 _PORTABLE = 1  # cudaHostRegisterPortable
 _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 _lock = threading.RLock()  # a collector of cycles may give back while a list is made
+
+
+@dataclass
+class HostBuffer:
+    """Host memory that is used again and again, and when the last copy out of it is over."""
+
+    tensor: Tensor
+    is_free: torch.cuda.Event | None = None
 
 
 def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Connect
-from shardwright.parallel.comm.transport import DryTransport, Transport, Underway
+from shardwright.parallel.comm.transport import DryTransport, Together, Transport, Underway
 from shardwright.train.dry_steps import DrySteps
 
 
@@ -138,19 +138,7 @@ class RecordedTransport:
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
         works = self.inner.exchange(out, x, to, source)
-        return [self._noted(_AllWorks(works), "exchange", x, to=to, source=source)]
-
-
-@dataclass(frozen=True)
-class _AllWorks:
-    works: list[Underway]
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self.works)
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
+        return [self._noted(Together(works), "exchange", x, to=to, source=source)]
 
 
 def recorded_steps(job: JobSpec, num_runs: int = 2) -> list[MessageRecord]:

@@ -19,7 +19,7 @@ from shardwright.config.units import MIB
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch, explained
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.comm.transport import Transport, Underway
+from shardwright.parallel.comm.transport import Together, Transport, Underway
 
 # Tells the messages of an exchange from those of a pipeline, should they ever share a group.
 EXCHANGE_TAG = 2**30
@@ -227,23 +227,7 @@ def _is_gloo(axis: Axis) -> bool:
     return axis.transport is not None and axis.transport.is_gloo
 
 
-class _Exchange:
-    """Sends and receives that are over together."""
-
-    def __init__(self, works: list[Underway]) -> None:
-        self._works = works
-
-    def is_completed(self) -> bool:
-        """Whether all are over."""
-        return all(work.is_completed() for work in self._works)
-
-    def wait(self) -> None:
-        """Block until all are over."""
-        for work in self._works:
-            work.wait()
-
-
-def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> _Exchange:
+def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> Together:
     """Give `mine[i]` to index i and take its `theirs[i]`, of every other index of the axis.
 
     Messages between two ranks arrive in the order in which they were sent, so exchanges may be under way one behind
@@ -254,7 +238,7 @@ def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> _
     around = [(axis.index + step) % axis.size for step in range(1, axis.size)]
     works = [carrier.recv(theirs[i], axis.ranks[i], EXCHANGE_TAG) for i in reversed(around) if theirs[i].numel()]
     works += [carrier.send(mine[i], axis.ranks[i], EXCHANGE_TAG) for i in around if mine[i].numel()]
-    return _Exchange(works)
+    return Together(works)
 
 
 def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
@@ -298,9 +282,9 @@ def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     carrier = axis.communicator
     if _is_gloo(axis):
         arriving = carrier.recv(out, source, EXCHANGE_TAG)
-        work = _Exchange([arriving, carrier.send(x, to, EXCHANGE_TAG)])
+        work = Together([arriving, carrier.send(x, to, EXCHANGE_TAG)])
     else:
-        work = _Exchange(carrier.exchange(out, x, to, source))
+        work = Together(carrier.exchange(out, x, to, source))
     return _start(axis, "exchange", x.nbytes, work, {to: x.nbytes}, peer=source)
 
 

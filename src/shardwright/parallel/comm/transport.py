@@ -29,6 +29,22 @@ class Underway(Protocol):
         ...
 
 
+class Together:
+    """Sends and receives that are over together."""
+
+    def __init__(self, works: Sequence[Underway]) -> None:
+        self._works = works
+
+    def is_completed(self) -> bool:
+        """Whether all are over."""
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self) -> None:
+        """Block until all are over."""
+        for work in self._works:
+            work.wait()
+
+
 class Transport(Protocol):
     """Carries the collectives and messages of one group of ranks; all only begin. Ranks are those of the world."""
 

@@ -10,20 +10,11 @@ the copies are real all the same: what is counted and computed is what a device 
 
 import threading
 from collections import defaultdict
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shardwright.parallel.pinned_memory import pinned_empty
-
-
-@dataclass
-class _Buffer:
-    """Host memory, and when the last copy out of it is over."""
-
-    tensor: Tensor
-    is_free: torch.cuda.Event | None = None
+from shardwright.parallel.pinned_memory import HostBuffer, pinned_empty
 
 
 class HostPool:
@@ -36,21 +27,21 @@ class HostPool:
         self.bytes_in = 0
         self.held_bytes = 0
         self.peak_bytes = 0
-        self._free: defaultdict[tuple[torch.Size, torch.dtype], list[_Buffer]] = defaultdict(list)
+        self._free: defaultdict[tuple[torch.Size, torch.dtype], list[HostBuffer]] = defaultdict(list)
         self._lock = threading.Lock()  # a forward and a backward may run side by side
         on_cuda = device.type == "cuda"
         self._outward = torch.cuda.Stream(device) if on_cuda else None
         self._inward = torch.cuda.Stream(device) if on_cuda else None
 
-    def _make(self, x: Tensor) -> _Buffer:
+    def _make(self, x: Tensor) -> HostBuffer:
         """Host memory for such a tensor; without memory in a dry run."""
         self.allocated_bytes += x.nbytes
         if self.device.type == "cuda":
-            return _Buffer(pinned_empty(tuple(x.shape), x.dtype))
+            return HostBuffer(pinned_empty(tuple(x.shape), x.dtype))
         place = self.device if self.device.type == "meta" else None
-        return _Buffer(torch.empty(x.shape, dtype=x.dtype, device=place))
+        return HostBuffer(torch.empty(x.shape, dtype=x.dtype, device=place))
 
-    def send(self, x: Tensor) -> tuple[_Buffer, torch.cuda.Event | None]:
+    def send(self, x: Tensor) -> tuple[HostBuffer, torch.cuda.Event | None]:
         """Begin to copy `x` out. Returns where to, and on CUDA when the copy is over."""
         x = x.detach()
         size = x.numel() * x.element_size()
@@ -71,7 +62,7 @@ class HostPool:
             x.record_stream(self._outward)  # its memory may be let go, but not used again before the copy is over
             return buffer, self._outward.record_event()
 
-    def fetch(self, buffer: _Buffer, is_there: torch.cuda.Event | None) -> tuple[Tensor, torch.cuda.Event | None]:
+    def fetch(self, buffer: HostBuffer, is_there: torch.cuda.Event | None) -> tuple[Tensor, torch.cuda.Event | None]:
         """Begin to copy back, and give the buffer up. Returns the tensor, and on CUDA when it may be used."""
         size = buffer.tensor.numel() * buffer.tensor.element_size()
         if self._inward is None:
@@ -95,7 +86,7 @@ class Convoy:
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
-        self._away: list[tuple[_Buffer, torch.cuda.Event | None]] = []
+        self._away: list[tuple[HostBuffer, torch.cuda.Event | None]] = []
         self._coming: tuple[int, Tensor, torch.cuda.Event | None] | None = None
 
     def send(self, x: Tensor) -> int:

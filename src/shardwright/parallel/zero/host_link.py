@@ -5,23 +5,14 @@ A copy that changes the number type is no copy to CUDA: torch would convert on t
 and wait for all of it. Here the CPU converts some of it into pinned memory while the part before is on its way.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from shardwright.parallel.pinned_memory import pinned_empty
+from shardwright.parallel.pinned_memory import HostBuffer, pinned_empty
 
 _BLOCK_BYTES = 32 << 20  # a millisecond of a link, and two of them are all that is kept
-
-
-@dataclass
-class _Block:
-    """Pinned memory, and when the last copy out of it is over."""
-
-    memory: Tensor
-    is_free: torch.cuda.Event | None = None
 
 
 class HostLink:
@@ -30,7 +21,7 @@ class HostLink:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._outward, self._inward = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._blocks: list[_Block] = []
+        self._blocks: list[HostBuffer] = []
 
     def send(self, into: Tensor, values: Tensor) -> torch.cuda.Event:
         """Begin to copy values of the device into pinned memory of the host. Returns when that is over; until then
@@ -56,16 +47,16 @@ class HostLink:
 
     def _bring_rounded(self, into: Tensor, values: Tensor) -> None:
         block = self._next_block()
-        staged = block.memory.view(into.dtype)[: len(into)]
+        staged = block.tensor.view(into.dtype)[: len(into)]
         staged.copy_(values)
         with torch.cuda.stream(self._inward):
             into.copy_(staged, non_blocking=True)
             block.is_free = self._inward.record_event()
 
-    def _next_block(self) -> _Block:
+    def _next_block(self) -> HostBuffer:
         """The block that has waited longest, once its copy is over."""
         if len(self._blocks) < 2:
-            self._blocks.append(_Block(pinned_empty((_BLOCK_BYTES,), torch.uint8)))
+            self._blocks.append(HostBuffer(pinned_empty((_BLOCK_BYTES,), torch.uint8)))
             return self._blocks[-1]
         self._blocks.reverse()
         block = self._blocks[-1]
