@@ -43,7 +43,7 @@ test: lint  ## everything that must hold: lint, then all tests
 test-fast: $(VENV)/installed-test  ## the tests that start no processes
 	$(PYTEST) -m "not processes"
 
-fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N dry runs, N runs that stop and go on, N trainings against transformers in float64, 10 x N hostile inputs, as many jobs with ways out of their faults, every key of a config.json, N pairs of searches (SEED=1 N=100)
+fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N dry runs, N runs that stop and go on, N trainings against transformers in float64, 10 x N hostile inputs, as many jobs with ways out of their faults, every key of a config.json, N pairs of searches, N plans under the checks of dry runs (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/plans.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/models.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/collectives.py --seed $(SEED) --count $(N)
@@ -54,6 +54,7 @@ fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N d
 	$(BIN)/python tests/fuzz/foreign_plans.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/configurations.py
 	$(BIN)/python tests/fuzz/searches.py --seed $(SEED) --count $(N)
+	$(BIN)/python tests/fuzz/checks.py --seed $(SEED) --count $(N)
 
 fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files and files of other systems, 20 x N checkpoints, data files, models, tables of runs and small files that would grow, from strangers (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/strangers.py --kind job --seed $(SEED) --count $(N)00

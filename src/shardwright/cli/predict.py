@@ -273,6 +273,11 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
     """
     spec = load_to_run(job, overrides)
     if check:
+        from shardwright.config.base import PlanError
+
+        if device == "cpu" or rank:
+            fault = "--check runs all ranks as on CUDA; leave out --rank, and --device cpu"
+            raise PlanError("dryrun --check", [fault])
         from shardwright.measure.checks.plan_checks import check_plan, checks_text
 
         checks = check_plan(spec)
