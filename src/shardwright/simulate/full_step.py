@@ -122,13 +122,14 @@ def _replaced(
     Closed forms tell the parts of the rank that takes longest, which under ZeRO 3 may be one that gathers much and
     computes little. Played gathers are beside the work, and there the rank that computes longest `sets_pace`.
     """
-    computed = {name: getattr(whole, name) for name in ("compute", "again", "tensor", "context", "expert")}
-    share_of_busy = busy_s / sum(computed.values()) if sets_pace else 1.0
-    computed = {name: seconds * share_of_busy for name, seconds in computed.items()}
+    told = {name: getattr(whole, name) for name in ("compute", "again", "tensor", "context", "expert")}
+    told_s = sum(told.values())
+    computed_s = busy_s if sets_pace else told_s
+    computed = {name: seconds * (computed_s / told_s) for name, seconds in told.items()}
     data = whole.data if data_s is None else max(0.0, data_s)
     bubble, messages = max(0.0, bubble_s), max(0.0, messages_s)
     longer = bubble - whole.bubble + messages - whole.messages + data - whole.data
-    longer += sum(computed.values()) * (1 - 1 / share_of_busy)
+    longer += computed_s - told_s
     plain = whole.total - whole.slower
     total = (plain + longer) * whole.total / plain
     share = whole.total / total

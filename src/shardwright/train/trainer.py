@@ -263,7 +263,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     0 speaks."""
     start_s = time.perf_counter()
     run = TrainingRun(job, mesh, folder, start)
-    warm_up(job, mesh, lambda line: run.tell([line]))
+    warm_up(job, mesh, run.replica.program, lambda line: run.tell([line]))
     with run.batches:
         is_done = run.to_the_end()
     if is_done:

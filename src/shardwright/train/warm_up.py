@@ -23,7 +23,8 @@ from shardwright.config.units import counted
 from shardwright.parallel.comm.first_contact import make_contact
 from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.schedule.job_program import job_program, plan_faults
+from shardwright.schedule.job_program import plan_faults
+from shardwright.schedule.schedule import Program
 from shardwright.train.dry_steps import DrySteps
 
 _NAMESPACE = "shardwright"  # of operators that the compiler makes (precision/fused_operator.py)
@@ -98,9 +99,9 @@ def _with_few_microbatches(job: JobSpec) -> JobSpec:
     return job
 
 
-def warm_up(job: JobSpec, mesh: Mesh, say: Callable[[str], None]) -> None:
-    """Compile what the rank will call and meet those that it will talk to, and `say` so; nothing is done, and nothing
-    said, where nothing is to be warmed up. Every rank calls this."""
+def warm_up(job: JobSpec, mesh: Mesh, program: Program, say: Callable[[str], None]) -> None:
+    """Compile what the rank will call and meet those that it will talk to in a program, and `say` so. Where there is
+    nothing to be warmed up, nothing is done or said. Every rank calls this."""
     if mesh.ledger.kind != "cuda":
         return
     say("warm-up: every rank compiles its kernels, which takes a minute where none is kept from before")
@@ -112,7 +113,7 @@ def warm_up(job: JobSpec, mesh: Mesh, say: Callable[[str], None]) -> None:
         call.make(mesh.device)
     meet(mesh.watch, mesh.rank, mesh.world.size, "the warm-up", _MOST_S)
     compiled_s = time.monotonic() - began_s
-    num_met = make_contact(mesh, job_program(job))
+    num_met = make_contact(mesh, program)
     met_s = time.monotonic() - began_s - compiled_s
     kernels = f"{counted(len({call.operator for call in calls}), 'kernel')} compiled in {compiled_s:.1f} s"
     say(f"warm-up: {kernels}, {counted(num_met, 'first contact')} made in {met_s:.1f} s")

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.collectives import EXCHANGE_TAG, Axis
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import Transport, Underway
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
 
-_TAG = 2**30 + 1  # over Gloo, of the first messages
+_TAG = EXCHANGE_TAG + 1  # over Gloo, of the first messages
 
 
 def make_contact(mesh: Mesh, program: Program) -> int:

@@ -43,7 +43,7 @@ from shardwright.workload.memo import Memo
 _ROWS = 2048
 _FEW = 128
 _ROUNDS = 4  # searches at most, each with what was learned of memory by the one before
-_DEPTH = 8
+_DEPTH = 8  # plans of a kind whose steps are simulated, each in another order of work
 _GUESSED = 32  # rows of a kind that are priced to have a first mark
 _KIND = ("tp", "pp", "cp", "ep")
 _OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
