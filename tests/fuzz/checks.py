@@ -13,16 +13,20 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from fuzz.draw import draw
+from shardwright.account.budget import meet_budget
 from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
 from shardwright.measure.checks.plan_checks import check_plan
+from shardwright.schedule.job_program import plan_faults
 
 
 def faults_of(seed: int, number: int) -> list[str] | None:
     """The faults of a draw; None where the job itself is refused."""
     try:
-        job = make_job(draw(seed, number))
+        job = meet_budget(make_job(draw(seed, number)))
     except PlanError:
+        return None
+    if plan_faults(job):
         return None
     return [f"{check.name}: {fault}" for check in check_plan(job) for fault in check.faults]
 
