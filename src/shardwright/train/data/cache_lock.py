@@ -18,6 +18,7 @@ from shardwright.train.run_files import open_own
 # Without a word of the holder.
 _SILENT_S = 120.0
 _TELL_EVERY_S = 30.0
+_FIRST_WORD_S = 5.0  # in which who has just taken the lock writes who it is
 Say = Callable[[str], None]
 
 
@@ -40,7 +41,7 @@ def alone(path: Path, is_made: Callable[[], bool], say: Say) -> Iterator[Say | N
             if now_s - waited_s > _SILENT_S:
                 say(f"{heard or 'who makes these tokens'} has said nothing for {_SILENT_S:.0f} s: made here, too")
                 break
-            if now_s - told_s >= _TELL_EVERY_S:
+            if now_s - told_s >= _TELL_EVERY_S and (heard or now_s > _FIRST_WORD_S):
                 told_s = now_s
                 say(f"waiting for {heard or 'another process'}, which makes the same tokens")
             time.sleep(min(1.0, 0.05 + now_s / 10))
