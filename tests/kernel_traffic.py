@@ -26,10 +26,11 @@ _NO_KERNEL = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_st
 _OVERWRITE = ("copy_", "fill_", "zero_")  # what was there is not read
 _LOOK_UP = ("embedding", "index_select", "gather", "index")  # read of a table what they give
 _SCATTER = ("index_add_", "scatter_add_", "index_copy_")  # touch of a table what they are given
-# Of ours (precision/fused_operator.py): they read all but the last, and write that alone.
+# Of ours (precision/fused_operator.py): what each is given it reads or writes, once.
 _TO_LAST = (
-    "gate", "gate_backward", "activate", "activate_backward", "weigh", "weigh_backward", "expert_bias_of_weights",
-    "turn", "exponential_sums", "softmax_gradient", "quantise", "cast", "dequantise",
+    "gate", "gate_backward", "activate", "activate_backward", "weigh", "weigh_backward", "weigh_gated_backward",
+    "expert_bias_of_weights", "turn", "split_and_turn", "turn_back", "exponential_sums", "softmax_gradient", "quantise",
+    "cast", "dequantise",
 )  # fmt: skip
 _BACKWARD = ("_backward",)  # functions of the executor in which a backward runs
 

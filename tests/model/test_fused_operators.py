@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shardwright.model import activation, fused_softmax, logit_change, rotary, weighed_activation
 from shardwright.parallel.expert import expert_bias
+from shardwright.precision.fused_operator import compiled
 
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
 T, V = 6, 37
@@ -41,6 +42,41 @@ def _turned(interleaved: bool, is_view: bool) -> Callable[[torch.dtype, torch.Ge
     return arguments
 
 
+def _into_halves(work: Callable[..., None]) -> Callable[..., None]:
+    """The work into the halves of its last argument."""
+    return lambda *args: work(*args[:-1], *args[-1].chunk(2, dim=-1))
+
+
+def _turned_back(width: int) -> Callable[[torch.dtype, torch.Generator], tuple[Any, ...]]:
+    def arguments(dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, ...]:
+        angles = _draw(generator, torch.float32, 5, 1, 1, 1, width // 2)
+        dq, dk, dv = (_draw(generator, dtype, 5, 2, 3, heads, 8) for heads in (4, 1, 1))
+        return dq, dk, dv, angles.cos(), angles.sin(), torch.empty(5, 2, 3, 6, 8, dtype=dtype)
+
+    return arguments
+
+
+def _split(part: int) -> Callable[[torch.dtype, torch.Generator], tuple[Any, ...]]:
+    """Queries, keys and values of one tensor; the part that is looked at stands last."""
+
+    def arguments(dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, ...]:
+        angles = _draw(generator, torch.float32, 5, 1, 1, 1, 3)
+        outs = [torch.empty(5, 2, 3, heads, 8, dtype=dtype) for heads in (4, 1, 1)]
+        others = [out for i, out in enumerate(outs) if i != part]
+        return _draw(generator, dtype, 5, 2, 3, 6, 8), angles.cos(), angles.sin(), *others, outs[part]
+
+    return arguments
+
+
+def _in_order(work: Callable[..., None], part: int) -> Callable[..., None]:
+    def call(qkv: Tensor, cosine: Tensor, sine: Tensor, *outs: Tensor) -> None:
+        others = list(outs[:2])
+        others.insert(part, outs[2])
+        work(qkv, cosine, sine, *others)
+
+    return call
+
+
 def _gradient(dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, ...]:
     """Logits, their largest, factors, rows, one of which is another rank's, gradients of targets, and where to."""
     rows = torch.randint(V, (T,), generator=generator)
@@ -55,15 +91,15 @@ CASES = {
     **{
         f"gate {name}": Case(
             activation.gate_in_turn, activation._gate_at_once,
-            lambda dtype, g, name=name: (_draw(g, dtype, 5, 2, 16), name, torch.empty(5, 2, 8, dtype=dtype)), 4,
+            lambda dtype, g, name=name: (_draw(g, dtype, 10, 16), name, torch.empty(10, 8, dtype=dtype)), 4,
         )
         for name in NAMES
     },
     **{
         f"gate backward {name}": Case(
-            activation.gate_backward_in_turn, activation._gate_backward_at_once,
+            _into_halves(activation.gate_backward_in_turn), _into_halves(activation._gate_backward_at_once),
             lambda dtype, g, name=name: (
-                _draw(g, dtype, 5, 2, 8), _draw(g, dtype, 5, 2, 16), name, torch.empty(5, 2, 16, dtype=dtype)
+                _draw(g, dtype, 10, 8), _draw(g, dtype, 10, 16), name, torch.empty(10, 16, dtype=dtype)
             ), 8,
         )
         for name in NAMES
@@ -116,23 +152,63 @@ CASES = {
         )
         for gated in (False, True)
     },
-    **{
-        f"weigh backward{', gated' * gated}": Case(
-            weighed_activation._weigh_backward_in_turn, weighed_activation._weigh_backward_at_once,
-            lambda dtype, g, gated=gated: (
-                _draw(g, dtype, T, 8), _draw(g, dtype, T, 8 * (1 + gated)), torch.rand(T, 1, generator=g), "gelu",
-                gated, torch.empty(T, 1), torch.empty(T, 8 * (1 + gated), dtype=dtype),
-            ), 10,
-        )
-        for gated in (False, True)
-    },
+    "weigh backward": Case(
+        weighed_activation._weigh_backward_in_turn, weighed_activation._weigh_backward_at_once,
+        lambda dtype, g: (
+            _draw(g, dtype, T, 8), _draw(g, dtype, T, 8), torch.rand(T, 1, generator=g), "gelu", torch.empty(T, 1),
+            torch.empty(T, 8, dtype=dtype),
+        ), 10,
+    ),
+    "weigh backward, gated": Case(
+        _into_halves(weighed_activation._weigh_gated_backward_in_turn),
+        _into_halves(weighed_activation._weigh_gated_backward_at_once),
+        lambda dtype, g: (
+            _draw(g, dtype, T, 8), _draw(g, dtype, T, 16), torch.rand(T, 1, generator=g), "gelu", torch.empty(T, 1),
+            torch.empty(T, 16, dtype=dtype),
+        ), 10,
+    ),
     "turn": Case(rotary._turn_in_turn, rotary._turn_at_once, _turned(interleaved=False, is_view=False), 4),
     "turn into a view": Case(rotary._turn_in_turn, rotary._turn_at_once, _turned(interleaved=True, is_view=True), 4),
+    **{
+        f"turn back, {width} of 8": Case(
+            rotary._turn_back_in_turn, rotary._turn_back_at_once, _turned_back(width), 4
+        )
+        for width in (6, 8)
+    },
+    **{
+        f"split and turn, {name}": Case(
+            _in_order(rotary._split_and_turn_in_turn, part), _in_order(rotary._split_and_turn_at_once, part),
+            _split(part), 4,
+        )
+        for part, name in enumerate(("queries", "keys", "values"))
+    },
     "sums": Case(
         fused_softmax._sums_in_turn, fused_softmax._sums_at_once,
         lambda dtype, g: (_draw(g, torch.float32, T, V), _draw(g, torch.float32, T), False, torch.empty(T)), 2 * V,
     ),
 }  # fmt: skip
+
+
+def test_a_kernel_serves_any_number_of_tokens_and_one_width() -> None:
+    """It is compiled for halves of one tensor as for two tensors: the warm-up has the layouts alone."""
+    torch.compiler.reset()
+    num_graphs = 0
+
+    def counted_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        nonlocal num_graphs
+        num_graphs += 1
+        return graph.forward
+
+    # A function of its own: what is compiled is kept for each.
+    work = compiled(lambda *args: activation._gate_backward_at_once(*args), counted_graph)
+    for rows, width, number in ((4, 8, 1), (6, 8, 1), (5, 8, 1), (5, 6, 2)):
+        dy, fused = torch.randn(rows, width), torch.randn(rows, 2 * width)
+        apart = [torch.empty_strided((rows, width), (2 * width, 1)) for _ in range(2)]
+        whole = torch.empty_like(fused)
+        work(dy, fused, "silu", *apart)
+        work(dy, fused, "silu", *activation.halves(whole))
+        torch.testing.assert_close(whole, torch.cat(apart, dim=1))
+        assert num_graphs == number
 
 
 @pytest.mark.parametrize("dtype", EPSILON)

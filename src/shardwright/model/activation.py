@@ -79,23 +79,30 @@ class _GatedActivation(torch.autograd.Function):
         ctx.save_for_backward(fused_SBF2)
         ctx.name = name
         y_SBF = fused_SBF2.new_empty(*fused_SBF2.shape[:-1], fused_SBF2.shape[-1] // 2)
-        _gate(fused_SBF2, name, y_SBF)
+        _gate(fused_SBF2.flatten(0, -2), name, y_SBF.view(-1, y_SBF.shape[-1]))
         return y_SBF
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (dy_SBF,) = grads
         (fused_SBF2,) = ctx.saved_tensors
-        gradient_SBF2 = torch.empty_like(fused_SBF2)
-        _gate_backward(dy_SBF, fused_SBF2, ctx.name, gradient_SBF2)
+        gradient_SBF2 = fused_SBF2.new_empty(fused_SBF2.shape)
+        _gate_backward(dy_SBF.flatten(0, -2), fused_SBF2.flatten(0, -2), ctx.name, *halves(gradient_SBF2))
         return gradient_SBF2, None
 
 
-def gate_in_turn(fused_SBF2: Tensor, name: ActivationName, y_SBF: Tensor) -> None:
-    """Put act(gate) x up into `y_SBF`, with the kernels that torch has."""
-    gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
-    activate_in_turn(gate_SBF, name, y_SBF)
-    y_SBF.mul_(_factor(up_SBF, name))
+def halves(gradient_SBF2: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the gradients of gate and up lie, as rows [N, F]. Apart, a kernel has both from one reading; in one tensor
+    it would compute each element of either half by itself."""
+    dgate_NF, dup_NF = gradient_SBF2.view(-1, gradient_SBF2.shape[-1]).chunk(2, dim=-1)
+    return dgate_NF, dup_NF
+
+
+def gate_in_turn(fused_NF2: Tensor, name: ActivationName, y_NF: Tensor) -> None:
+    """Put act(gate) x up into `y_NF`, with the kernels that torch has."""
+    gate_NF, up_NF = fused_NF2.chunk(2, dim=-1)
+    activate_in_turn(gate_NF, name, y_NF)
+    y_NF.mul_(_factor(up_NF, name))
 
 
 def activate_in_turn(x: Tensor, name: ActivationName, y: Tensor) -> None:
@@ -117,14 +124,15 @@ def activate_in_turn(x: Tensor, name: ActivationName, y: Tensor) -> None:
             activate_in_turn(x.clamp(max=_MOST), "quick-gelu", y)
 
 
-def gate_backward_in_turn(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName, gradient_SBF2: Tensor) -> None:
-    """Put the gradient of [gate | up] into `gradient_SBF2`, with the kernels that torch has."""
-    gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
-    dgate_SBF, dup_SBF = gradient_SBF2.chunk(2, dim=-1)
-    torch.mul(dy_SBF, activate(gate_SBF, name), out=dup_SBF)
+def gate_backward_in_turn(
+    dy_NF: Tensor, fused_NF2: Tensor, name: ActivationName, dgate_NF: Tensor, dup_NF: Tensor
+) -> None:
+    """Put the gradients of gate and up where they belong, with the kernels that torch has."""
+    gate_NF, up_NF = fused_NF2.chunk(2, dim=-1)
+    torch.mul(dy_NF, activate(gate_NF, name), out=dup_NF)
     if name == "clamped-silu":
-        dup_SBF.mul_(_passes(up_SBF))
-    activate_backward_in_turn(dy_SBF * _factor(up_SBF, name), gate_SBF, name, dgate_SBF)
+        dup_NF.mul_(_passes(up_NF))
+    activate_backward_in_turn(dy_NF * _factor(up_NF, name), gate_NF, name, dgate_NF)
 
 
 def activate_backward_in_turn(dy: Tensor, x: Tensor, name: ActivationName, dx: Tensor) -> None:
@@ -141,18 +149,18 @@ def activate_backward_in_turn(dy: Tensor, x: Tensor, name: ActivationName, dx: T
 # In float32, for the compiler: what is rounded is the result alone.
 
 
-def exact_gate(fused_SBF2: Tensor, name: ActivationName) -> Tensor:
-    """act(gate) x up, in the numbers of `fused_SBF2`."""
-    gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
-    return activate(gate_SBF, name) * _factor(up_SBF, name)
+def exact_gate(fused_NF2: Tensor, name: ActivationName) -> Tensor:
+    """act(gate) x up, in the numbers of `fused_NF2`."""
+    gate_NF, up_NF = fused_NF2.chunk(2, dim=-1)
+    return activate(gate_NF, name) * _factor(up_NF, name)
 
 
-def exact_gate_backward(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName) -> Tensor:
-    """The gradient of [gate | up], in the numbers of both."""
-    gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
-    dgate_SBF = exact_activate_backward(dy_SBF * _factor(up_SBF, name), gate_SBF, name)
-    dup_SBF = dy_SBF * activate(gate_SBF, name)
-    return torch.cat((dgate_SBF, dup_SBF * _passes(up_SBF) if name == "clamped-silu" else dup_SBF), dim=-1)
+def exact_gate_backward(dy_NF: Tensor, fused_NF2: Tensor, name: ActivationName) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up, in the numbers of both."""
+    gate_NF, up_NF = fused_NF2.chunk(2, dim=-1)
+    dgate_NF = exact_activate_backward(dy_NF * _factor(up_NF, name), gate_NF, name)
+    dup_NF = dy_NF * activate(gate_NF, name)
+    return dgate_NF, dup_NF * _passes(up_NF) if name == "clamped-silu" else dup_NF
 
 
 def exact_activate_backward(dy: Tensor, x: Tensor, name: ActivationName) -> Tensor:
@@ -175,22 +183,26 @@ def exact_activate_backward(dy: Tensor, x: Tensor, name: ActivationName) -> Tens
             return torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
 
 
-def _factor(up_SBF: Tensor, name: ActivationName) -> Tensor:
+def _factor(up: Tensor, name: ActivationName) -> Tensor:
     """What the activation of the gate is multiplied with: up, or of the clamped activation clamp(up) + 1."""
-    return up_SBF.clamp(-_MOST, _MOST) + 1 if name == "clamped-silu" else up_SBF
+    return up.clamp(-_MOST, _MOST) + 1 if name == "clamped-silu" else up
 
 
-def _passes(up_SBF: Tensor) -> Tensor:
+def _passes(up: Tensor) -> Tensor:
     """Where clamp(up) is up."""
-    return up_SBF.abs() <= _MOST
+    return up.abs() <= _MOST
 
 
-def _gate_at_once(fused_SBF2: Tensor, name: ActivationName, y_SBF: Tensor) -> None:
-    y_SBF.copy_(exact_gate(fused_SBF2.float(), name))
+def _gate_at_once(fused_NF2: Tensor, name: ActivationName, y_NF: Tensor) -> None:
+    y_NF.copy_(exact_gate(fused_NF2.float(), name))
 
 
-def _gate_backward_at_once(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName, gradient_SBF2: Tensor) -> None:
-    gradient_SBF2.copy_(exact_gate_backward(dy_SBF.float(), fused_SBF2.float(), name))
+def _gate_backward_at_once(
+    dy_NF: Tensor, fused_NF2: Tensor, name: ActivationName, dgate_NF: Tensor, dup_NF: Tensor
+) -> None:
+    dgate, dup = exact_gate_backward(dy_NF.float(), fused_NF2.float(), name)
+    dgate_NF.copy_(dgate)
+    dup_NF.copy_(dup)
 
 
 def _activate_at_once(x: Tensor, name: ActivationName, y: Tensor) -> None:
@@ -203,7 +215,7 @@ def _activate_backward_at_once(dy: Tensor, x: Tensor, name: ActivationName, dx: 
 
 _gate = fused_operator("gate(Tensor fused, str name, Tensor(a!) y) -> ()", gate_in_turn, _gate_at_once)
 _gate_backward = fused_operator(
-    "gate_backward(Tensor dy, Tensor fused, str name, Tensor(a!) gradient) -> ()",
+    "gate_backward(Tensor dy, Tensor fused, str name, Tensor(a!) dgate, Tensor(b!) dup) -> ()",
     gate_backward_in_turn,
     _gate_backward_at_once,
 )

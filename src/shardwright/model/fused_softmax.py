@@ -67,7 +67,8 @@ def _gradient_at_once(
     left_TV: Tensor, largest_T: Tensor, factors_T: Tensor, rows_T: Tensor, of_targets_T: Tensor, cap: float,
     gradient_TV: Tensor,
 ) -> None:  # fmt: skip
-    is_target_TV = torch.arange(left_TV.shape[-1], device=left_TV.device) == rows_T[:, None]
+    numbers_V = torch.arange(left_TV.shape[-1], dtype=torch.int32, device=left_TV.device)
+    is_target_TV = numbers_V == rows_T.to(torch.int32)[:, None]
     softmax_TV = (left_TV - largest_T[:, None]).exp() * factors_T[:, None]
     found_TV = softmax_TV - torch.where(is_target_TV, of_targets_T[:, None], 0.0)
     gradient_TV.copy_(found_TV * _slope(left_TV, cap) if cap else found_TV)

@@ -84,27 +84,56 @@ class _SplitAndRotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv_SBGRD: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.cosine, ctx.sine = cosine, sine
-        q, k, v = _parts(qkv_SBGRD)
-        turned = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k)]
-        for x, out in zip((q, k), turned, strict=True):
-            _turn_first(x, cosine, sine, out)
-        return turned[0], turned[1], v.contiguous()
+        q, k, v = (qkv_SBGRD.new_empty(part.shape) for part in _parts(qkv_SBGRD))
+        _split_and_turn(qkv_SBGRD, cosine, sine, q, k, v)
+        return q, k, v
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         dq, dk, dv = grads
         S, B, G, Q, D = dq.shape
         dqkv_SBGRD = dq.new_empty(S, B, G, Q + 2, D)
-        q, k, v = _parts(dqkv_SBGRD)
-        _turn_first(dq, ctx.cosine, -ctx.sine, q)
-        _turn_first(dk, ctx.cosine, -ctx.sine, k)
-        v.copy_(dv)
+        _turn_back(dq, dk, dv, ctx.cosine, ctx.sine, dqkv_SBGRD)
         return dqkv_SBGRD, None, None
 
 
 def _parts(qkv_SBGRD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = qkv_SBGRD.split((qkv_SBGRD.shape[3] - 2, 1, 1), dim=3)
     return q, k, v
+
+
+def _split_and_turn_in_turn(
+    qkv_SBGRD: Tensor, cosine: Tensor, sine: Tensor, to_q: Tensor, to_k: Tensor, to_v: Tensor
+) -> None:
+    q, k, v = _parts(qkv_SBGRD)
+    _turn_first_in_turn(q, cosine, sine, to_q)
+    _turn_first_in_turn(k, cosine, sine, to_k)
+    to_v.copy_(v)
+
+
+def _split_and_turn_at_once(
+    qkv_SBGRD: Tensor, cosine: Tensor, sine: Tensor, to_q: Tensor, to_k: Tensor, to_v: Tensor
+) -> None:
+    q, k, v = _parts(qkv_SBGRD)
+    to_q.copy_(_first_turned(q.float(), cosine, sine))
+    to_k.copy_(_first_turned(k.float(), cosine, sine))
+    to_v.copy_(v)
+
+
+def _turn_back_in_turn(
+    dq: Tensor, dk: Tensor, dv: Tensor, cosine: Tensor, sine: Tensor, dqkv_SBGRD: Tensor
+) -> None:  # fmt: skip
+    q, k, v = _parts(dqkv_SBGRD)
+    _turn_first_in_turn(dq, cosine, -sine, q)
+    _turn_first_in_turn(dk, cosine, -sine, k)
+    v.copy_(dv)
+
+
+def _turn_back_at_once(
+    dq: Tensor, dk: Tensor, dv: Tensor, cosine: Tensor, sine: Tensor, dqkv_SBGRD: Tensor
+) -> None:  # fmt: skip
+    turned = (_first_turned(of.float(), cosine, -sine) for of in (dq, dk))
+    dqkv_SBGRD.copy_(torch.cat((*turned, dv.float()), dim=3))
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -139,6 +168,20 @@ def _turn_first(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor) -> None:
     out[..., width:].copy_(x[..., width:])
 
 
+def _turn_first_in_turn(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor) -> None:
+    width = 2 * cosine.shape[-1]
+    _turn_in_turn(x[..., :width], cosine, sine, False, out[..., :width])
+    if width < x.shape[-1]:
+        out[..., width:].copy_(x[..., width:])
+
+
+def _first_turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """A copy in which as many first elements of the last dim are turned as there are angles for."""
+    width = 2 * cosine.shape[-1]
+    first = _turned(x[..., :width], cosine, sine, interleaved=False)
+    return torch.cat((first, x[..., width:]), dim=-1) if width < x.shape[-1] else first
+
+
 def turn(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor, interleaved: bool = False) -> None:
     """Turn each pair of the last dim of `x` by its angle into `out`, computed in float32; on CUDA in one kernel.
 
@@ -157,20 +200,37 @@ def _turn_in_turn(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool, ou
         out.copy_(exact)
 
 
-def _turn_at_once(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool, out: Tensor) -> None:
-    first, second = _elements(x.float(), interleaved)
-    turned = first * cosine - second * sine, second * cosine + first * sine
-    out.copy_(torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1))
-
-
-_turn = fused_operator(
-    "turn(Tensor x, Tensor cosine, Tensor sine, bool interleaved, Tensor(a!) out) -> ()", _turn_in_turn, _turn_at_once
-)
-
-
 def _elements(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """The first and the second element of each pair, as views."""
     if interleaved:
         return x[..., 0::2], x[..., 1::2]
     first, second = x.chunk(2, dim=-1)
     return first, second
+
+
+def _turn_at_once(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool, out: Tensor) -> None:
+    out.copy_(_turned(x.float(), cosine, sine, interleaved))
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool) -> Tensor:
+    """Each element and the other one of its pair, which is a place in memory and no branch of the kernel."""
+    dim = -1 if interleaved else -2
+    pairs = x.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    signs = 2.0 * torch.arange(2, device=x.device) - 1.0  # the first loses what the second is turned by
+    signs = signs if interleaved else signs[:, None]
+    return (pairs * cosine.unsqueeze(dim) + signs * (pairs.flip(dim) * sine.unsqueeze(dim))).flatten(-2)
+
+
+_turn = fused_operator(
+    "turn(Tensor x, Tensor cosine, Tensor sine, bool interleaved, Tensor(a!) out) -> ()", _turn_in_turn, _turn_at_once
+)
+_split_and_turn = fused_operator(
+    "split_and_turn(Tensor qkv, Tensor cosine, Tensor sine, Tensor(a!) q, Tensor(b!) k, Tensor(c!) v) -> ()",
+    _split_and_turn_in_turn,
+    _split_and_turn_at_once,
+)
+_turn_back = fused_operator(
+    "turn_back(Tensor dq, Tensor dk, Tensor dv, Tensor cosine, Tensor sine, Tensor(a!) dqkv) -> ()",
+    _turn_back_in_turn,
+    _turn_back_at_once,
+)

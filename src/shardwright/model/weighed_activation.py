@@ -23,6 +23,7 @@ from shardwright.model.activation import (
     exact_gate_backward,
     gate_backward_in_turn,
     gate_in_turn,
+    halves,
 )
 from shardwright.precision.fused_operator import fused_operator
 
@@ -53,8 +54,11 @@ class _WeighedActivation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         up_NU, weight_N1 = ctx.saved_tensors
-        dup_NU, dweight_N1 = torch.empty_like(up_NU), torch.empty_like(weight_N1)
-        _weigh_backward(grads[0], up_NU, weight_N1, ctx.name, ctx.gated, dweight_N1, dup_NU)
+        dup_NU, dweight_N1 = up_NU.new_empty(up_NU.shape), torch.empty_like(weight_N1)
+        if ctx.gated:
+            _weigh_gated_backward(grads[0], up_NU, weight_N1, ctx.name, dweight_N1, *halves(dup_NU))
+        else:
+            _weigh_backward(grads[0], up_NU, weight_N1, ctx.name, dweight_N1, dup_NU)
         return dup_NU, dweight_N1, None, None
 
 
@@ -68,31 +72,60 @@ def _weigh_at_once(up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated
 
 
 def _weigh_backward_in_turn(
-    dy_NF: Tensor, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool, dweight_N1: Tensor,
-    dup_NU: Tensor,
+    dy_NF: Tensor, up_NF: Tensor, weight_N1: Tensor, name: ActivationName, dweight_N1: Tensor, dup_NF: Tensor
+) -> None:
+    activated_NF = torch.empty_like(dy_NF)
+    activate_in_turn(up_NF, name, activated_NF)
+    dactivated_NF = _weights_in_turn(dy_NF, weight_N1, activated_NF, dweight_N1)
+    activate_backward_in_turn(dactivated_NF, up_NF, name, dup_NF)
+
+
+def _weigh_gated_backward_in_turn(
+    dy_NF: Tensor, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, dweight_N1: Tensor, dgate_NF: Tensor,
+    dup_NF: Tensor,
 ) -> None:  # fmt: skip
     activated_NF = torch.empty_like(dy_NF)
-    (gate_in_turn if gated else activate_in_turn)(up_NU, name, activated_NF)
+    gate_in_turn(up_NU, name, activated_NF)
+    dactivated_NF = _weights_in_turn(dy_NF, weight_N1, activated_NF, dweight_N1)
+    gate_backward_in_turn(dactivated_NF, up_NU, name, dgate_NF, dup_NF)
+
+
+def _weights_in_turn(dy_NF: Tensor, weight_N1: Tensor, activated_NF: Tensor, dweight_N1: Tensor) -> Tensor:
+    """Put the gradients of the weights where they belong. Returns the activation's, in its memory."""
     torch.sum(dy_NF.to(torch.float32, copy=True).mul_(activated_NF), 1, keepdim=True, out=dweight_N1)
-    torch.mul(dy_NF, weight_N1, out=activated_NF)
-    (gate_backward_in_turn if gated else activate_backward_in_turn)(activated_NF, up_NU, name, dup_NU)
+    return torch.mul(dy_NF, weight_N1, out=activated_NF)
 
 
 def _weigh_backward_at_once(
-    dy_NF: Tensor, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool, dweight_N1: Tensor,
-    dup_NU: Tensor,
+    dy_NF: Tensor, up_NF: Tensor, weight_N1: Tensor, name: ActivationName, dweight_N1: Tensor, dup_NF: Tensor
+) -> None:
+    dy, up = dy_NF.float(), up_NF.float()
+    dweight_N1.copy_((activate(up, name) * dy).sum(1, keepdim=True))
+    dup_NF.copy_(exact_activate_backward(dy * weight_N1, up, name))
+
+
+def _weigh_gated_backward_at_once(
+    dy_NF: Tensor, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, dweight_N1: Tensor, dgate_NF: Tensor,
+    dup_NF: Tensor,
 ) -> None:  # fmt: skip
     dy, up = dy_NF.float(), up_NU.float()
-    dweight_N1.copy_(((exact_gate if gated else activate)(up, name) * dy).sum(1, keepdim=True))
-    dup_NU.copy_((exact_gate_backward if gated else exact_activate_backward)(dy * weight_N1, up, name))
+    dweight_N1.copy_((exact_gate(up, name) * dy).sum(1, keepdim=True))
+    dgate, dup = exact_gate_backward(dy * weight_N1, up, name)
+    dgate_NF.copy_(dgate)
+    dup_NF.copy_(dup)
 
 
 _weigh = fused_operator(
     "weigh(Tensor up, Tensor weight, str name, bool gated, Tensor(a!) y) -> ()", _weigh_in_turn, _weigh_at_once
 )
 _weigh_backward = fused_operator(
-    "weigh_backward(Tensor dy, Tensor up, Tensor weight, str name, bool gated, Tensor(a!) dweight, Tensor(b!) dup) "
-    "-> ()",
+    "weigh_backward(Tensor dy, Tensor up, Tensor weight, str name, Tensor(a!) dweight, Tensor(b!) dup) -> ()",
     _weigh_backward_in_turn,
     _weigh_backward_at_once,
+)
+_weigh_gated_backward = fused_operator(
+    "weigh_gated_backward(Tensor dy, Tensor up, Tensor weight, str name, Tensor(a!) dweight, Tensor(b!) dgate, "
+    "Tensor(c!) dup) -> ()",
+    _weigh_gated_backward_in_turn,
+    _weigh_gated_backward_at_once,
 )

@@ -39,8 +39,9 @@ def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torc
         return False
     if a.granularity == "row" and out_dtype == torch.float32 and (capability[0] != 9 or _cuda_version() < (12, 9)):
         return False
-    both_wide = a.values.dtype == b.values.dtype == E5M2
-    return has_right_sizes(a, b) and not both_wide
+    num_wide = (a.values.dtype, b.values.dtype).count(E5M2)
+    most_wide = 0 if a.granularity == "tile" else 1  # torch has tiles of e4m3 alone
+    return has_right_sizes(a, b) and num_wide <= most_wide
 
 
 def has_right_sizes(a: Quantised, b: Quantised) -> bool:
