@@ -1,5 +1,6 @@
 """What `train` says at its end: predicted beside measured, and what can't be predicted."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def test_time_is_by_cause_and_adds_up() -> None:
     assert sum(both[1] for both in causes.values()) == pytest.approx(measured_s)
     assert sum(both[0] for both in causes.values()) == pytest.approx(predicted_s)
     assert "context parallel" not in causes
+
+
+def test_times_are_predicted_for_the_device_that_was_recognised() -> None:
+    of, named = job(tp=2), job("h200-sxm", tp=2)
+    measured = replace(seen(of, tp=0.25), device="h200-sxm")
+    found = compared_dict(of, measured)
+    assert found["time"] == compared_dict(named, measured)["time"] and found["predicted_for"] == "h200-sxm"
+    assert "predicted for h200-sxm" in compared_text(found)
+    elsewhere = compared_dict(job("h100-sxm", tp=2), measured)  # the job says where it is meant to run
+    assert elsewhere["predicted_for"] is None and elsewhere["time"] != found["time"]
 
 
 def test_memory_and_bytes_are_there_where_time_is_not() -> None:

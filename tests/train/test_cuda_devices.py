@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from cases import small_job
+from shardwright.config.load import load_job
+from shardwright.sharding.loss_chunks import loss_chunk_bytes
 from shardwright.train.launch import rank_life
 from shardwright.train.launch.device_environment import set_device_environment
 from shardwright.train.launch.launch import machine_faults
 from shardwright.train.launch.rank_environment import RankEnvironment
+from shardwright.train.launch.this_machine import on_this_machine
 
 
 class Machine:
@@ -45,6 +48,27 @@ def test_a_launcher_makes_no_context(machine: Machine) -> None:
     machine.num_devices = 4
     assert "has 4 CUDA devices" in machine_faults(job)[0]
     assert machine.contexts == []
+
+
+def test_a_job_without_a_device_runs_where_its_ranks_have_room(machine: Machine) -> None:
+    told = list[str]()
+    job = load_job("quickstart", [])
+    assert on_this_machine(job, 8, told.append).run.device == "cuda" and not told
+    machine.num_devices = 1
+    assert on_this_machine(job, 8, told.append).run.device == "cpu"
+    assert "8 ranks on this machine's CPU, for it has 1 CUDA device;" in told[0]
+    for stays in ("cluster.device=h100-sxm", "run.device=cuda", "run.device=cpu"):
+        named = load_job("quickstart", [stays])
+        assert on_this_machine(named, 8, told.append) == named
+    machine.num_devices = 0
+    assert on_this_machine(job, 8, told.append) == job and len(told) == 1
+
+
+def test_chunks_of_the_loss_are_those_of_the_device_that_was_taken(machine: Machine) -> None:
+    """Else a chunk on CUDA would have the 32 MiB of a processor's cache: 64 tokens of a vocabulary of 128,256."""
+    job = load_job("quickstart", ["model.name=llama3-8b", "model.layers=4"])
+    taken = on_this_machine(job, job.plan.world, print)
+    assert loss_chunk_bytes(taken) > 2**30 > loss_chunk_bytes(job)
 
 
 def test_a_rank_takes_the_device_of_its_number(machine: Machine) -> None:

@@ -148,11 +148,12 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
         holding_checkpoints,
         leaving_no_empty,
     )
+    from shardwright.train.launch.this_machine import on_this_machine
 
     def tell(error: RankFailedError, restart: str) -> None:
         begins.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
 
-    folder = folder_of(spec)
+    folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, begins.warn)
     faults = cluster_faults(spec) or machine_faults(spec)
     with (
         leaving_no_empty(folder),
@@ -181,11 +182,13 @@ def _run_rank(spec: JobSpec, seat: RankEnvironment, begins: Begins) -> tuple[Any
     """Be one rank. Returns what it returned, and the run's folder."""
     from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.launch.run_folder import folder_of, leaving_no_empty
+    from shardwright.train.launch.this_machine import on_this_machine
 
     if begins.fresh:  # a rank that is started anew can't know whether the run has begun
         raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
     if begins.weights_from is not None:
         refuse_weights_from(spec, begins.weights_from)
+    spec = on_this_machine(spec, 1, begins.warn)  # each rank was given its device, if there are any
     folder = folder_of(spec)
     with leaving_no_empty(folder) if seat.rank == 0 else nullcontext():
         return _run_rank_in(folder, spec, seat, begins), folder

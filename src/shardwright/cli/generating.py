@@ -57,8 +57,10 @@ def generate(
     found = (_of_folder if names_config(source) else _of_run)(source)
     spec = found.job(given)
     start_server_early(spec.run.device)
+    from shardwright.train.data.progress import say_aside
     from shardwright.train.launch.launch import launch
     from shardwright.train.launch.scratch_folder import scratch_folder
+    from shardwright.train.launch.this_machine import on_this_machine
     from shardwright.train.prompt import prompt_of
     from shardwright.train.text_run import AskedText, write_text
 
@@ -66,6 +68,7 @@ def generate(
     asked = AskedText(begins, tokens, temperature, found.weights_from)
     if not any(one.startswith("model.sequence") for one in overrides):
         spec = found.job([*given, f"model.sequence={positions_for(spec, len(begins.ids) + tokens)}"])
+    spec = on_this_machine(spec, spec.plan.world, say_aside)
     with scratch_folder() as folder:
         written = launch(partial(write_text, asked), spec, folder)[0]
     click.echo(json.dumps(asdict(written)) if as_json else shown(written.text))

@@ -25,7 +25,9 @@ from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.train.build import Replica, build
+from shardwright.train.data.progress import say_aside
 from shardwright.train.launch.launch import launch
+from shardwright.train.launch.this_machine import on_this_machine
 from shardwright.train.train_step import refuse_asynchronous, train_step
 
 ROUNDS = 9  # of which the median counts; the first is a warm-up
@@ -91,6 +93,7 @@ class Comparison:
 def compare_step_time(job: JobSpec, folder: Path) -> Comparison:
     """Measure, simulate and run a job's step on this machine. Raises PlanError and RunError as `launch` does."""
     refuse_asynchronous(job, "simulate --execute")
+    job = on_this_machine(job, job.plan.world, say_aside)
     ranks: list[RankTimes] = launch(measure_rank, job, folder, num_threads=1)
     program = job_program(job)
     costs = measured_costs(job, ranks)

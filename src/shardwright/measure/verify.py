@@ -17,9 +17,11 @@ from shardwright.train.build import build
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
 from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import prepare_tokens
+from shardwright.train.data.progress import say_aside
 from shardwright.train.launch.full_disk import telling_of_full_disk
 from shardwright.train.launch.launch import launch
 from shardwright.train.launch.scratch_folder import scratch_folder
+from shardwright.train.launch.this_machine import on_this_machine
 from shardwright.train.train_step import StepResult, evaluate, refuse_asynchronous, train_step
 
 
@@ -59,6 +61,7 @@ def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, lis
     the one rank's. Raises PlanError and RunError as `launch` does.
     """
     refuse_asynchronous(job, "verify")
+    job = on_this_machine(job, job.plan.world, say_aside)  # the one rank runs where those of the plan do
     with scratch_folder() as scratch:
         data_folder = scratch / "data"
         prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # what is wrong with the data shows here

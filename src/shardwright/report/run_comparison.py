@@ -58,12 +58,17 @@ class Seen(Protocol):
     def memory(self) -> RankMemory | None: ...
     @property
     def peak_memory_bytes(self) -> int: ...
+    @property
+    def device(self) -> str: ...
 
 
 def compared_dict(job: JobSpec, seen: Seen) -> dict[str, Any]:
     """Predicted and measured, each [predicted, measured], null where one is not known: seconds of a step and by cause,
-    bytes of memory by kind and of a step's collectives by axis; of the first rank."""
-    predicted_s, why_not = _predicted_s(job)
+    bytes of memory by kind and of a step's collectives by axis; of the first rank. Where the job does not say on which
+    device it runs, times are predicted for the one that it ran on."""
+    is_recognised = job.cluster.device == "unknown" and seen.device != ""
+    named = job.cluster.model_copy(update={"device": seen.device}) if is_recognised else job.cluster
+    predicted_s, why_not = _predicted_s(job.model_copy(update={"cluster": named}))
     measured_s = _measured_s(seen)
     causes = [cause for cause in (_COMPUTING, *_CAUSES) if predicted_s.get(cause) or measured_s.get(cause)]
     memory = {} if seen.memory is None else _memory(job, seen.memory)
@@ -75,6 +80,7 @@ def compared_dict(job: JobSpec, seen: Seen) -> dict[str, Any]:
         "peak_memory_bytes": seen.peak_memory_bytes,
         "axis_bytes": {} if seen.moved is None else _bytes(job, seen.moved),
         "time_not_predicted": why_not,
+        "predicted_for": seen.device if is_recognised and predicted_s else None,
     }
 
 
@@ -141,6 +147,8 @@ def compared_text(found: dict[str, Any]) -> str:
     for axis, both in found["axis_bytes"].items():
         rows.append([f"bytes of a step on {axis}", *_two(both, _whole_bytes_text), _equal(both)])
     note = f"\n  time is not predicted: {found['time_not_predicted']}" if found["time_not_predicted"] else ""
+    if found["predicted_for"]:
+        note += f"\n  time is predicted for {found['predicted_for']} of the catalog, on which this ran"
     heading = f"predicted beside measured, the median of {counted(found['num_steps'], 'step')}:"
     return heading + "\n" + aligned([[f"  {row[0]}", *row[1:]] for row in rows]) + note
 

@@ -14,7 +14,8 @@ _KEPT = 4096  # newest spans, of which medians are taken
 @dataclass(frozen=True)
 class StepsMeasured:
     """Steps of this part of a run, as one rank saw them: median seconds of one and of those in which it stood still
-    for an axis, bytes of the newest span by axis as the ledger counts them, and its memory, once measured."""
+    for an axis, bytes of the newest span by axis as the ledger counts them, and its memory, once measured. `device` is
+    the catalog's name of what computed them, empty if it has none."""
 
     num_steps: int
     step_s: float
@@ -22,6 +23,7 @@ class StepsMeasured:
     moved: "SpanBytes | None"
     memory: RankMemory | None
     peak_memory_bytes: int
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ def span_use(ledger: Ledger, span_s: float, first: int, num_steps: int, *, is_wh
 
 @dataclass
 class StepsRecorder:
-    """Keeps what the newest spans used, until it is asked for them."""
+    """Keeps what the newest spans used on a device, until it is asked for them."""
 
+    device: str = ""
     memory: RankMemory | None = None
     peak_memory_bytes: int = 0
     _warming: list[SpanUse] = field(default_factory=list)
@@ -78,5 +81,6 @@ class StepsRecorder:
         step_s = statistics.median(span.step_s for span in spans)
         moved = next((span.moved for span in reversed(spans) if span.moved is not None), None)
         return StepsMeasured(
-            len(spans), step_s, blocked_s, moved=moved, memory=self.memory, peak_memory_bytes=self.peak_memory_bytes
-        )
+            len(spans), step_s, blocked_s, moved=moved, memory=self.memory, peak_memory_bytes=self.peak_memory_bytes,
+            device=self.device,
+        )  # fmt: skip

@@ -28,7 +28,7 @@ from shardwright.train.health.decision import Course, Decision
 from shardwright.train.health.run_health import RunHealth, was_computed
 from shardwright.train.health.weights_trust import WeightsTrust
 from shardwright.train.held_out import HeldOutSets
-from shardwright.train.metrics import MetricsLog
+from shardwright.train.metrics import MetricsLog, known_device
 from shardwright.train.prompt import begun
 from shardwright.train.run_lines import NOTHING_IS_KEPT, RunResult, conclude, introduce, rate_note
 from shardwright.train.run_memory import measure_memory, predicted_lines
@@ -74,7 +74,8 @@ class TrainingRun:
         self.left_out = int(begun.state.get("schedule", {}).get("left_out", 0))  # steps that changed no weight
         self.trust = WeightsTrust(job, mesh, folder, begun.step)
         self.losses: list[float] = []
-        self.memory_is_measured, self.recorder = False, StepsRecorder()
+        known = known_device(job, mesh.device)
+        self.memory_is_measured, self.recorder = False, StepsRecorder("" if known is None else known.name)
         self.health = RunHealth(job, mesh, folder, begun.step + 1)
         if "health" in begun.state:
             self.health.load_state_dict(begun.state["health"])

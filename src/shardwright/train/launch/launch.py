@@ -237,7 +237,8 @@ def machine_faults(job: JobSpec) -> list[str]:
     if device_kind(job.run.device) == "cuda":
         if world > torch.cuda.device_count():
             faults.append(
-                f"the plan needs {world} ranks and this machine has {torch.cuda.device_count()} CUDA devices; "
+                f"the plan needs {counted(world, 'rank')} and this machine has "
+                f"{counted(torch.cuda.device_count(), 'CUDA device')}; "
                 f'use less dp, tp or pp, torchrun over several machines, or run.device = "cpu"'
             )
     else:
