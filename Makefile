@@ -10,7 +10,7 @@ BUNDLE ?= build/gpu-bundle
 IN_BUNDLE = PYTHONPATH=$(abspath $(BUNDLE)/src):$(abspath $(BUNDLE)/site) $(PYTHON) $(BUNDLE)/benchmarks
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install clean
+.PHONY: help train test test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,8 +37,11 @@ lint: $(VENV)/installed-test  ## ruff, mypy and the import contract
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## everything that must hold: lint, then all tests
+test: lint  ## everything that must hold: lint, then all tests, of the largest grids a sample
 	$(PYTEST) --durations=15
+
+test-all: lint  ## the same with all cases of these grids
+	$(PYTEST) --all-cases
 
 test-fast: $(VENV)/installed-test  ## the tests that start no processes
 	$(PYTEST) -m "not processes"

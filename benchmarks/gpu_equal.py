@@ -102,13 +102,13 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
 
 
 def cases(bench: Bench) -> list[Case]:
-    """All that one device admits."""
+    """All that one device admits. Operators come first: a second each, and whole jobs are made of them."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    found: list[Case] = [(name, partial(_model_case, bench, fields)) for name, fields in _KINDS.items()]
+    found: list[Case] = operator_cases(bench)
+    found += [(name, partial(_model_case, bench, fields)) for name, fields in (_NUMBERS | _KINDS).items()]
     found += [(name, partial(_plan_case, bench, plan)) for name, plan in _PLANS.items()]
-    found += [(name, partial(_model_case, bench, fields)) for name, fields in _NUMBERS.items()]
     found.append(("dropout, with recomputation", partial(_dropout_case, bench)))
-    return bench.fewer(found + operator_cases(bench))
+    return bench.fewer(found)
 
 
 def small_job(fields: tuple[str, ...] = _LLAMA, plan: str = "") -> JobSpec:

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import subprocess
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -50,12 +51,29 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of modules that start ranks or commands: `make test-fast` leaves these out."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """All cases of tests that are otherwise sampled: `make test-all`."""
+    parser.addoption("--all-cases", action="store_true", help="of tests marked as sampled, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of modules that start ranks or commands: `make test-fast` leaves these out. Of the cases of a test
+    that is marked as `sampled(n)` keep one in n."""
     for item in items:
         known = vars(getattr(item, "module", None) or item).values()
         if any(value is subprocess or _comes_from(value) in _STARTING for value in known):
             item.add_marker(pytest.mark.processes)
+    if config.getoption("--all-cases") or any("[" in asked for asked in config.args):  # who names a case gets it
+        return
+    seen, kept, left_out = Counter[tuple[str, str]](), [], list[pytest.Item]()
+    for item in items:
+        marker, test = item.get_closest_marker("sampled"), (str(item.path), getattr(item, "originalname", item.name))
+        number, one_in = seen[test], 1 if marker is None else marker.args[0]
+        seen[test] += 1
+        # One of each n that follow each other, and not always the same of them, which could mean one value of a grid.
+        (kept if (number + number // one_in) % one_in == 0 else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def _comes_from(value: object) -> str:

@@ -100,6 +100,7 @@ def in_pairs() -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "shape", "policy"), in_pairs())
 def test_layer_on_one_rank(kind: str, shape: str, policy: str) -> None:
     job = shaped(kind, shape, POLICIES[policy])
@@ -124,6 +125,7 @@ def test_other_blocks_on_one_rank(kind: str, shape: str) -> None:
         assert run_on_mesh(job, saved_by_layer, job) == [layer_of(job).kept_bytes(frozenset(names))], names
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS, *BLOCKS])
 def test_layer_on_two_ranks(kind: str, sequence_parallel: bool) -> None:

@@ -129,6 +129,7 @@ MIXED = {"compute": "bf16", "gradients": "compute"}
 HALF_STATE = MIXED | {"moments": "bf16"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     ("kind", "precision"), [("llama", HALF_STATE), ("gpt-tied", {})], ids=["llama-bf16", "gpt-tied"]
@@ -166,6 +167,7 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_stays_beside_the_state(name: str) -> None:
     """Casts of weights to fp8, and what compression keeps of its errors. And what casting moves, which is by how long

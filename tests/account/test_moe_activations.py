@@ -90,6 +90,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("kind", ["qwen-moe", "deepseek", "switch", *EXPERT_BLOCKS])
 def test_on_two_ranks(kind: str, plan: str) -> None:

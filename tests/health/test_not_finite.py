@@ -45,6 +45,7 @@ def watched(mesh: Mesh, job: JobSpec, num_steps: int, fault: Any) -> tuple[Watch
     return watched_run(mesh, job, num_steps, fault), watched_run(mesh, job, BAD_STEP)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("policy", ["stop", "skip", "rewind"])
 def test_each_policy_on_each_axis(axis: str, policy: str) -> None:

@@ -47,6 +47,7 @@ def check_neutral(plain: JobSpec) -> None:
         assert f"{STEPS} steps computed twice, none differed" in repeated.conclusion
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", PLANS)
 def test_it_changes_nothing(name: str) -> None:

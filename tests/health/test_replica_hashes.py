@@ -118,6 +118,7 @@ def compared(mesh: Mesh, job: JobSpec, rank: int) -> tuple[str, str]:
     return good.conclusion, bad.conclusion
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", PLANS)
 def test_a_flipped_bit_is_found(name: str) -> None:

@@ -65,6 +65,7 @@ def of_a_step(mesh: Mesh, job: JobSpec) -> tuple[dict[str, dict[str, int]], Rank
     return mesh.ledger.table(), replica.memory()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_the_collectives_and_the_state_are_those_of_a_run(name: str) -> None:
     kind, fields = PLANS[name]
@@ -102,6 +103,7 @@ def test_the_peak_is_that_of_a_run(name: str) -> None:
         assert 0 <= missing <= waiting + 64
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", [*PLANS, *EXPERTS])
 def test_every_strategy_runs_dry(name: str, device: str) -> None:

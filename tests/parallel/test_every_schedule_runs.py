@@ -58,6 +58,7 @@ def check(job: JobSpec, bitwise: bool) -> None:
         assert peaks == (alive[position], inputs[position])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_equals_one_rank(schedule: str, pp: int) -> None:
@@ -74,6 +75,7 @@ def test_tied_embeddings_in_two_directions() -> None:
     check(job_for("dualpipe", 2, "gpt-tied"), bitwise=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-v", "dualpipev", "dualpipe"])
 @pytest.mark.parametrize("fields", [{"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=["tp2", "dp2"])
 def test_with_tensor_and_data_parallel(schedule: str, fields: dict[str, Any]) -> None:
@@ -93,6 +95,7 @@ def test_zero_bubble_schedules_really_split() -> None:
     assert pairs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_recompute(schedule: str) -> None:
     """Bit for bit what one rank gives that keeps everything, and in no more memory than planned."""
@@ -108,6 +111,7 @@ def test_recompute_with_tensor_and_data_parallel(schedule: str, fields: dict[str
     check(job_for(schedule, 2, recompute="stage", **fields), bitwise=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipev"])
 @pytest.mark.parametrize("fields", [{}, {"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=["pp", "tp2", "dp2"])
 def test_recompute_changes_no_bit(schedule: str, fields: dict[str, Any]) -> None:

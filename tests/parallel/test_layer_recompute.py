@@ -45,6 +45,7 @@ def cases() -> list[tuple[str, str, str]]:
     return [("llama", *case) for case in llama] + [("gpt-tied", *case) for case in gpt]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "plan", "policy"), cases())
 def test_same_bits_as_without(kind: str, plan: str, policy: str) -> None:
     num_layers = len(POLICIES[policy].get("recompute_layers", ()))

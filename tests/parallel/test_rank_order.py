@@ -51,6 +51,7 @@ def trained(mesh: Mesh, job: JobSpec) -> tuple[Record, Ledger, dict[str, tuple[i
     return record_after(steps, replica, mesh, job), table, lines
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_an_order_trains_as_one_rank_and_moves_what_the_default_moves(name: str) -> None:
     kind, fields = PLANS[name]

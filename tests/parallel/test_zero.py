@@ -42,6 +42,7 @@ CASES = [
 LONG = (("dp2", "llama"), ("sp2", "gpt-tied"), ("pp2", "gpt-tied"), ("hybrid", "gpt-tied"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("plan", "zero", "kind"), CASES)
 def test_equals_one_rank(plan: str, zero: int, kind: str) -> None:
     """After steps whose gradients are accumulated over several microbatches, and clipped."""

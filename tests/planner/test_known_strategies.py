@@ -27,6 +27,7 @@ def job_on(device: str) -> JobSpec:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", catalog.names("devices"))
 def test_every_device_of_the_catalog_is_planned(device: str) -> None:
     """Where the model fits a plan is found, and where its host is not known no plan keeps anything there."""

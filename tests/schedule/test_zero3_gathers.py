@@ -245,6 +245,7 @@ def train(mesh: Mesh, job: JobSpec, gathers: bool) -> tuple[list[float], list[to
     return losses, [p.detach().clone() for held in parameters.values() for p in held], performed, told
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "looped-bfs", "zb-v", "dualpipev"])
 @pytest.mark.parametrize("recompute", ["none", "stage"])
 def test_computes_the_same_where_parameters_are_lost_between(schedule: str, recompute: str) -> None:

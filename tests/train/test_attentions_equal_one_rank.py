@@ -37,6 +37,7 @@ RECOMPUTED = [("qwen", "one"), ("qwen", "tp2-sp-zb-v"), ("latent", "one"), ("lat
 RECOMPUTED += [("latent-plain-queries", "one"), ("gpt-oss", "tp2-sp-zb-v"), ("gemma", "one"), ("llama4", "one")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "plan"), EVERY)
 def test_plan_equals_one_rank(kind: str, plan: str) -> None:
     fields = PLANS[plan]
@@ -47,6 +48,7 @@ def test_plan_equals_one_rank(kind: str, plan: str) -> None:
     check_rounding(verdict, job)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("kind", "plan"), RECOMPUTED)
 def test_recomputed_has_the_same_bits(kind: str, plan: str, policy: str) -> None:

@@ -33,6 +33,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 RECOMPUTED = ["after", "around", "one-norm", "two-norms", "gpt-oss-moe", "llama4-moe", "plain-input"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "plan"), EVERY)
 def test_plan_equals_one_rank(kind: str, plan: str) -> None:
     fields = PLANS[plan]

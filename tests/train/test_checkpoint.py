@@ -75,6 +75,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ALIKE)
 def test_going_on_under_the_same_plan_is_bitwise_never_having_stopped(name: str, tmp_path: Path) -> None:
@@ -160,6 +161,7 @@ def saved_under(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.processes
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_going_on_under_another_plan_is_the_same_to_rounding(

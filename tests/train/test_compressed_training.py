@@ -28,6 +28,7 @@ def compressed(method: str, **plan: Any) -> JobSpec:
     return small_job(batch=4, dp=2, compress=method, compress_least=256, **METHODS[method], **plan)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_follows_uncompressed(method: str, zero: int) -> None:
@@ -74,6 +75,7 @@ def everything_held(mesh: Mesh, job: JobSpec) -> list[tuple[str, Box, Tensor]]:
         return [(p.place.name, p.place.box, p.detach().clone()) for p in held]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plan", [{"tp": 2}, {"tp": 2, "zero": 2, "sequence_parallel": True}, {"pp": 2, "zero": 3}])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_ranks_hold_alike_stays_alike(method: str, plan: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ def dropping(job: JobSpec, **data: Any) -> JobSpec:
     return job.model_copy(update={"model": model, "data": told})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_equals_one_rank(name: str) -> None:
     kind, fields = PLANS[name]
@@ -73,6 +74,7 @@ PACKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_documents_equal_one_rank(name: str) -> None:
     """The first two samples have few targets that count, or none: so does all of a rank's, or of a microbatch's."""

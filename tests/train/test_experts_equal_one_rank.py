@@ -49,6 +49,7 @@ def expert_job(kind: str, **plan: Any) -> JobSpec:
     return small_job(kind, batch=8 if plan.get("dp", 1) == 1 else 16, microbatch_size=2, **plan)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_equals_one_rank(name: str) -> None:
     kind, plan = PLANS[name]
@@ -65,6 +66,7 @@ BITWISE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", BITWISE)
 @pytest.mark.parametrize("kind", ["deepseek", "gshard", "qwen-moe"])
 def test_routed_alike_when_computed_again(kind: str, how: str) -> None:

@@ -47,6 +47,7 @@ def job_of(kind: str, separate: bool = False, **plan: Any) -> JobSpec:
     return job.model_copy(update={"data": job.data.model_copy(update={"separate_documents": separate})})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_equals_one_rank(name: str) -> None:
     kind, plan = PLANS[name]

@@ -55,6 +55,7 @@ def test_follows_float32(name: str) -> None:
     assert any(step.loss != other.loss for step, other in zip(exact.steps, rounded.steps, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_pipeline_changes_no_bit(name: str) -> None:
     one = train(job_in(EVERY[name], "gpt-tied", layers=4), 2)
@@ -112,6 +113,7 @@ EXPERT_PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("plan", EXPERT_PLANS)
 @pytest.mark.parametrize("name", EIGHT)
 def test_experts_follow_float32(name: str, plan: str) -> None:

@@ -237,6 +237,7 @@ def planned(name: str, plan: str, **fields: Any) -> JobSpec:
     return with_optimizer(small_job(kind, **({"batch": 4} | of_plan)), name=name, **fields)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "plan"), EACH)
 def test_plans_equal_one_rank(name: str, plan: str) -> None:
     job = planned(name, plan, learning_rate=1e-2 if name == "sgd" else 1e-3)
@@ -265,6 +266,7 @@ def account_of_steps(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, dict[str, di
     return replica.memory(), mesh.ledger.table()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "plan", "compute"),
     [(*of, ("float32", "bf16")[number % 2]) for number, of in enumerate(EACH) if of != ("muon", "pp")],

@@ -43,6 +43,7 @@ def name(case: tuple[str, dict[str, Any]]) -> str:
     return f"{kind}-tp{f['tp']}{sp}-pp{f['pp']}-dp{f['dp']}-{f['schedule']}-{f['layers']}layers-batch{f['batch']}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "fields"), plans(), ids=map(name, plans()))
 def test_plan_equals_one_rank(kind: str, fields: dict[str, Any]) -> None:
     job = small_job(kind, **fields)

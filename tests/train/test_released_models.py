@@ -98,6 +98,7 @@ def exported(folder: Path) -> Path:
     return folder / "out"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RELEASED)
 def test_in_and_out(name: str, tmp_path: Path) -> None:
     theirs = save_released(name, tmp_path / "in")
@@ -143,6 +144,7 @@ def gradients_by_their_names(name: str, job: JobSpec, stage: DecoderStage) -> di
     return in_their_layout(name, job.model, sums, are_gradients=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", RELEASED)
 def test_in_and_out_under_plans(name: str, tmp_path: Path) -> None:

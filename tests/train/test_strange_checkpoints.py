@@ -197,6 +197,7 @@ LIES: dict[str, tuple[Callable[[Fields, list[Fields]], object], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_told_and_the_checkpoint_before_taken(lie: str, folder: Path) -> None:
     change, fault = LIES[lie]
