@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.config.checks.check import job_faults
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import every_rank_has_room
@@ -20,9 +22,10 @@ from shardwright.planner.search.beside import blocks_beside, same_stages
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Columns, PlanBlock
 from shardwright.planner.search.plan_price import fits, prices
-from shardwright.planner.search.promising import QUICK, THOROUGH, InSight, Look, Promising, by_turns
+from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN, InSight, Look, Promising, by_turns
 from shardwright.planner.search.results import FoundPlace, PlayedPlan
 from shardwright.planner.stages.best_layout import LEAST_GAIN, layouts_beside, paying_layout
+from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
 from shardwright.simulate.full_step import is_played, played_steps
 from shardwright.workload.memo import Memo
@@ -35,7 +38,7 @@ _LOOKED_AROUND = 3  # kinds whose fastest plan is looked around thoroughly, once
 _MOST_ROUNDS = 24  # of looks beside the fastest plans, where one after another is found not to fit
 _AROUND = 2  # kinds with long steps for which plans beside the fastest are looked at
 _MANY_ACTIONS = 2**10  # stages times microbatches above which a simulation takes long
-_MEMORY = 1.02  # plans that need up to so much of the room by closed forms are tried: their account may say less
+_MOST_ACTIONS = 2**11  # above which it takes a fifth of a second
 
 
 @dataclass
@@ -66,6 +69,7 @@ class PlayedPlans:
         self.refuted: dict[str, JobSpec] = {}
         self._fits: dict[str, bool] = {}
         self._times: dict[str, tuple[StepTime, float]] = {}
+        self._closed_s: dict[str, float] = {}
 
     @property
     def num_played(self) -> int:
@@ -93,6 +97,8 @@ class PlayedPlans:
         self._improve(kinds_shown, QUICK)
         with_plans = sorted((kind for kind in kinds_shown if kind.plans), key=lambda kind: self._best(kind).token_s)
         self._improve(with_plans[:_LOOKED_AROUND], THOROUGH)
+        uneven = [kind for kind in with_plans[:_LOOKED_AROUND] if kind.plans and self._best(kind).job.plan.layout]
+        self._improve([kind for kind in uneven if not _has_many_actions(self._best(kind).job)], UNEVEN)
         shown = []
         for places, kind in chosen:
             if self._has_fitting(kind):
@@ -119,9 +125,9 @@ class PlayedPlans:
 
     def _improve(self, kinds: Sequence[_Kind], look: Look) -> None:
         """Add the plans beside the fastest one of each kind, until that one is known to fit and none is faster."""
-        # Of long steps only the first kinds are looked around.
+        # Of the longest steps only the first kinds are looked around.
         open_kinds = [
-            kind for n, kind in enumerate(kinds) if n < _AROUND or not _has_many_actions(self._best(kind).job)
+            kind for n, kind in enumerate(kinds) if n < _AROUND or _actions(self._best(kind).job) <= _MOST_ACTIONS
         ]
         open_kinds, num_rounds = [kind for kind in open_kinds if self._is_open(kind, look)], 0
         while open_kinds and num_rounds < _MOST_ROUNDS:
@@ -177,8 +183,15 @@ class PlayedPlans:
                 yield PlayedPlan(laid, token_s, laid_time, even_s=float(time.total))
 
     def _even_s(self, job: JobSpec) -> float:
-        even = job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})
-        return float(self._time(even)[0].total)
+        return float(self._time(_even(job))[0].total)
+
+    def _closed_even_s(self, job: JobSpec) -> float:
+        """Seconds by token that closed forms say of an uneven plan with even stages; endless of an even one."""
+        if not job.plan.layout:
+            return np.inf
+        even = _even(job)
+        self._time(even)
+        return self._closed_s[_key(even)] / job.tokens_per_step
 
     def _time(self, job: JobSpec) -> tuple[StepTime, float]:
         """(a step, simulated in full, and what no layout makes it shorter by as closed forms say)."""
@@ -187,6 +200,7 @@ class PlayedPlans:
             time, spare_s = step_time_and_spare(run_of(job), self.constants, self.memo)
             (played,) = played_steps([job], [time], self.constants)
             self._times[key] = played, float(spare_s)
+            self._closed_s[key] = float(time.total)
             ratio = float(played.total / time.total)
             self.least_ratio = min(self.least_ratio, max(_LEAST_RATIO, ratio))
         return self._times[key]
@@ -203,7 +217,8 @@ class PlayedPlans:
     def _beside(self, plans: Sequence[JobSpec], token_s: Sequence[float], look: Look) -> list[list[JobSpec]]:
         """The plans beside each of some, which take so many seconds by token, that may be faster and fit."""
         promising: list[list[Promising]] = [[] for _ in plans]
-        now = InSight.of([self._time(job)[0] for job in plans], plans, token_s)
+        even_s = [self._closed_even_s(job) for job in plans]
+        now = InSight.of([self._time(job)[0] for job in plans], plans, token_s, even_s)
         for block in blocks_beside(self.job, self.constraints, self.rows, plans):
             for plan in self._promising(block, now.taken(block.columns["near"]), look):
                 promising[plan.near].append(plan)
@@ -213,12 +228,30 @@ class PlayedPlans:
             unknown = [plan for plan in near if _key(plan.job) not in self._times]
             tried = [*known, *by_turns(unknown)[: look.most_like(job)]]
             laid_out = [same for other in tried for same in _with_layout_kept(other, job)]
-            beside.append([*tried, *laid_out, *self._layouts_beside(job)])
+            beside.append([*tried, *laid_out, *self._layouts_beside(job), *self._virtual_beside(job)])
         return beside
 
     def _layouts_beside(self, job: JobSpec) -> Iterator[JobSpec]:
         if self.may_lay_out and is_played(job):
             yield from layouts_beside(job, self.constants, self.memo)
+
+    def _virtual_beside(self, job: JobSpec) -> Iterator[JobSpec]:
+        """The plan with other numbers of stages a rank, where it may have any: closed forms do not say which of them
+        hides its messages."""
+        plan = job.plan
+        if STAGES_PER_RANK.get(plan.schedule, 1) or plan.pp == 1 or plan.layout:
+            return
+        most = job.model.layers // plan.pp
+        for virtual in sorted({2, most, plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}):
+            changes = {"virtual_stages": virtual, "extra_warmup": 0, "most_alive": 0.0}
+            other = job.model_copy(update={"plan": plan.model_copy(update=changes)})
+            if (
+                _actions(other) <= _MOST_ACTIONS
+                and self.constraints.allows("virtual_stages", virtual)
+                and not job_faults(other)
+                and not plan_faults(other)
+            ):
+                yield other
 
     def _promising(self, block: PlanBlock, now: InSight, look: Look) -> Iterator[Promising]:
         """The plans of a block that may be faster than those beside which they are, and fit."""
@@ -226,7 +259,7 @@ class PlayedPlans:
         host, process = (np.broadcast_to(of, now.token_s.shape) for of in (priced.memory.host, priced.memory.process))
         tokens = block.columns["global_batch_size"] * self.job.model.sequence
         hoped_s = now.hoped_s(priced.laid_out_s, priced.time, tokens, look)
-        may_fit = (process <= _MEMORY * self.room) & (host <= self.host_room)
+        may_fit = (process <= look.room * self.room) & (host <= self.host_room)
         for index in np.flatnonzero(may_fit & (hoped_s * (1 + _MORE) < now.token_s)).tolist():
             near, job = int(block.columns["near"][index]), block.plan(index, self.job)
             yield Promising(near, float(hoped_s[index]), float(priced.laid_out_s[index]), job)
@@ -240,9 +273,18 @@ def _with_layout_kept(job: JobSpec, beside: JobSpec) -> list[JobSpec]:
     return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(other.layout)})})]
 
 
+def _even(job: JobSpec) -> JobSpec:
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})
+
+
 def _has_many_actions(job: JobSpec) -> bool:
     """Whether a step takes long to simulate."""
-    return is_played(job) and job.plan.num_stages * job.num_microbatches > _MANY_ACTIONS
+    return _actions(job) > _MANY_ACTIONS
+
+
+def _actions(job: JobSpec) -> int:
+    """Stages times microbatches of a step that is simulated."""
+    return job.plan.num_stages * job.num_microbatches if is_played(job) else 0
 
 
 def _key(job: JobSpec) -> str:

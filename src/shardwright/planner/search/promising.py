@@ -20,11 +20,13 @@ from shardwright.workload.arrays import Array
 @dataclass(frozen=True)
 class Look:
     """How closely plans beside one are looked at: `most` of them are simulated, and of long steps fewer, of at most
-    `num_actions` together but two; and each may hope to be without this share of its bubble."""
+    `num_actions` together but two; each may hope to be without this share of its bubble, and may need so much of the
+    `room` by closed forms: its account may say less, and far less under uneven stages."""
 
     most: int
     num_actions: int
     bubble_share: float
+    room: float = 1.02
 
     def most_like(self, job: JobSpec) -> int:
         """How many plans are simulated whose steps are as long as that of a job."""
@@ -33,6 +35,7 @@ class Look:
 
 QUICK = Look(most=5, num_actions=2**12, bubble_share=0.0)
 THOROUGH = Look(most=64, num_actions=2**13, bubble_share=0.4)
+UNEVEN = Look(most=3, num_actions=2**12, bubble_share=0.0, room=1.2)
 
 
 class Promising(NamedTuple):
@@ -48,28 +51,35 @@ class Promising(NamedTuple):
 @dataclass(frozen=True)
 class InSight:
     """Plans that were simulated, in arrays: seconds by token of a step, and of its parts that other plans may hide as
-    these do."""
+    these do; and of those with uneven stages what closed forms say of even ones, endless of others."""
 
     token_s: Array
     messages_s: Array
     data_s: Array
+    even_s: Array
 
     @classmethod
-    def of(cls, times: Sequence[StepTime], jobs: Sequence[JobSpec], token_s: Sequence[float]) -> "InSight":
+    def of(
+        cls, times: Sequence[StepTime], jobs: Sequence[JobSpec], token_s: Sequence[float], even_s: Sequence[float]
+    ) -> "InSight":
         """Some jobs by their steps."""
         tokens = np.array([job.tokens_per_step for job in jobs])
         messages_s, data_s = (np.array([float(getattr(of, part)) for of in times]) for part in ("messages", "data"))
-        return cls(np.array(token_s), messages_s / tokens, data_s / tokens)
+        return cls(np.array(token_s), messages_s / tokens, data_s / tokens, even_s=np.array(even_s))
 
     def taken(self, numbers: Array) -> "InSight":
         """The plans of these numbers."""
-        return InSight(self.token_s[numbers], self.messages_s[numbers], self.data_s[numbers])
+        return InSight(
+            self.token_s[numbers], self.messages_s[numbers], self.data_s[numbers], even_s=self.even_s[numbers]
+        )
 
     def hoped_s(self, closed_s: Array, time: StepTime, tokens: Array, look: Look) -> Array:
-        """Seconds by token that plans beside these may hope for, of which closed forms say `closed_s` in all."""
+        """Seconds by token that plans beside these may hope for, of which closed forms say `closed_s` in all. Under the
+        uneven stages of one of these, a plan may hope for the share that it gains with even ones."""
         hidden_s = np.maximum(0.0, time.messages / tokens - self.messages_s)
         hidden_s = hidden_s + np.maximum(0.0, time.data / tokens - self.data_s)
-        return closed_s - hidden_s - look.bubble_share * time.bubble / tokens
+        hoped_s = closed_s - hidden_s - look.bubble_share * time.bubble / tokens
+        return np.minimum(hoped_s, self.token_s * (time.total / tokens / self.even_s))
 
 
 def by_turns(plans: Sequence[Promising]) -> list[JobSpec]:
