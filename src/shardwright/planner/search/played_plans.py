@@ -186,9 +186,9 @@ class PlayedPlans:
         return float(self._time(_even(job))[0].total)
 
     def _closed_even_s(self, job: JobSpec) -> float:
-        """Seconds by token that closed forms say of an uneven plan with even stages; endless of an even one."""
+        """Seconds by token that closed forms say of an uneven plan with even stages; 0 of an even one."""
         if not job.plan.layout:
-            return np.inf
+            return 0.0
         even = _even(job)
         self._time(even)
         return self._closed_s[_key(even)] / job.tokens_per_step

@@ -51,7 +51,7 @@ class Promising(NamedTuple):
 @dataclass(frozen=True)
 class InSight:
     """Plans that were simulated, in arrays: seconds by token of a step, and of its parts that other plans may hide as
-    these do; and of those with uneven stages what closed forms say of even ones, endless of others."""
+    these do; and of those with uneven stages what closed forms say of even ones, 0 of others."""
 
     token_s: Array
     messages_s: Array
@@ -79,7 +79,9 @@ class InSight:
         hidden_s = np.maximum(0.0, time.messages / tokens - self.messages_s)
         hidden_s = hidden_s + np.maximum(0.0, time.data / tokens - self.data_s)
         hoped_s = closed_s - hidden_s - look.bubble_share * time.bubble / tokens
-        return np.minimum(hoped_s, self.token_s * (time.total / tokens / self.even_s))
+        closed_even_s, is_uneven = time.total / tokens, self.even_s > 0
+        share = np.divide(closed_even_s, self.even_s, out=np.full(closed_even_s.shape, np.inf), where=is_uneven)
+        return np.minimum(hoped_s, self.token_s * share)
 
 
 def by_turns(plans: Sequence[Promising]) -> list[JobSpec]:
