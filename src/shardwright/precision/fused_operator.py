@@ -4,7 +4,7 @@ A kernel computes in float32 and rounds what it writes, once; in turn each opera
 Such work is an operator of its own, so that a dry run sees one launch, as there is on a device. Each writes its results
 where the caller says, and so a dry run has nothing to do for it. The compiler takes some seconds at the first call of
 each, and again for another number type or layout. The first two dims, those of tokens, may have any size; the others
-are built in: an H200 takes 1.7 ms for the gradient of a gate where a kernel of any width takes 0.3.
+are built in: a kernel for any width takes an H200 1.7 ms for the gradient of a gate, and one for its width 0.3.
 """
 
 from collections.abc import Callable

@@ -153,6 +153,7 @@ class MetricsLog:
         self._job = job
         self._out = out or sys.stdout
         device = known_device(job, mesh.device)
+        self.device_name = device.name if device is not None else ""  # the catalog's
         self._peak_flops = job_peak_flops(job, device) if device is not None else None
         self._path, self._board_folder = folder / METRICS, folder / BOARD
         quiet_writers()

@@ -28,7 +28,7 @@ from shardwright.train.health.decision import Course, Decision
 from shardwright.train.health.run_health import RunHealth, was_computed
 from shardwright.train.health.weights_trust import WeightsTrust
 from shardwright.train.held_out import HeldOutSets
-from shardwright.train.metrics import MetricsLog, known_device
+from shardwright.train.metrics import MetricsLog
 from shardwright.train.prompt import begun
 from shardwright.train.run_lines import NOTHING_IS_KEPT, RunResult, conclude, introduce, rate_note
 from shardwright.train.run_memory import measure_memory, predicted_lines
@@ -74,8 +74,7 @@ class TrainingRun:
         self.left_out = int(begun.state.get("schedule", {}).get("left_out", 0))  # steps that changed no weight
         self.trust = WeightsTrust(job, mesh, folder, begun.step)
         self.losses: list[float] = []
-        known = known_device(job, mesh.device)
-        self.memory_is_measured, self.recorder = False, StepsRecorder("" if known is None else known.name)
+        self.memory_is_measured = False
         self.health = RunHealth(job, mesh, folder, begun.step + 1)
         if "health" in begun.state:
             self.health.load_state_dict(begun.state["health"])
@@ -85,6 +84,7 @@ class TrainingRun:
             CheckpointWriter(job, self.replica, mesh, folder, start.best_interval_s) if is_on else None
         )  # fmt: skip
         self.log = MetricsLog(job, mesh, folder, begun.step) if mesh.rank == 0 else None
+        self.recorder = StepsRecorder(self.log.device_name if self.log is not None else "")
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.place, self.log)
             self.tell([*predicted_lines(start.predicted), *begun.said, *of_place, self.health.opening])

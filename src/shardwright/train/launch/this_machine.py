@@ -1,4 +1,4 @@
-"""What a job's run.device "auto" means on this machine, where the job names no device."""
+"""The kind of device that a job with run.device "auto" takes on this machine, where its cluster names none."""
 
 from collections.abc import Callable
 
