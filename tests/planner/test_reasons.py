@@ -119,7 +119,7 @@ def test_reasons_are_told_only_where_something_differs(plan: dict[str, object]) 
 
 def test_many_values_that_do_not_fit_share_a_line() -> None:
     def unfit(other: str, slower_s: float) -> Reason:
-        return Reason("zero", 3, other, slower_s, 2.0**30, is_host=False, text="needs 81.0 GiB")
+        return Reason("zero", 3, other, slower_s, 2.0**30, is_host=False, text="needs 81.0 GiB", job=job_with(zero=3))
 
     some = [unfit("1", 1.0), unfit("2", 0.0), unfit("0", 2.0)]
     (line,) = _reason_lines(some, 10.0)

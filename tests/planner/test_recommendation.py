@@ -22,13 +22,22 @@ from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.planner.advice.advice import Advice, PricedPlan, best_plans, priced
 from shardwright.planner.advice.confidence import fitted_spread
-from shardwright.planner.advice.recommendation import CONSIDERED, TOLD_APART, in_order, kinds_between, recommended
+from shardwright.planner.advice.reasons import faster_beside, reasons
+from shardwright.planner.advice.recommendation import (
+    CONSIDERED,
+    TOLD_APART,
+    in_order,
+    kinds_between,
+    recommended,
+    settled,
+)
 from shardwright.planner.advice.simplicity import extras, kept_on_host, simplicity
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.simpler_plans import PLAIN, simpler_plans
+from shardwright.planner.search.space import SCHEDULES
 from shardwright.report.job_toml import write_toml
 from shardwright.report.plans_text import sure_text
 from shardwright.report.recommendation_text import plan_dicts, recommendation_text
@@ -60,6 +69,24 @@ def advised(job: JobSpec, constraints: Constraints = FREE, objective: str = "tim
 @pytest.fixture(scope="module")
 def llama() -> Advice:
     return advised(llama_on_a_node())
+
+
+def test_the_first_plan_gives_way_to_faster_ones_beside_it(llama: Advice) -> None:
+    """Whatever a search missed: from a plan that is slow the way goes on until no plan beside is faster and fits, and
+    none leads to what is kept otherwise."""
+    slow = with_plan(
+        llama.job, dp=2, tp=2, pp=2, sequence_parallel=False, microbatch_size=1, zero=1, recompute="full",
+        schedule="gpipe",
+    )  # fmt: skip
+    for constraints in (FREE, constraints_of(["plan.recompute=full", "plan.tp=2"], [])):
+        missed = replace(llama, plans=priced([slow], shipped()))
+        found = settled(missed, constraints, shipped(), num_shown=1)
+        (first,) = found.plans
+        assert first.fits and first.time.total < 0.97 * missed.plans[0].time.total
+        assert found.reasons == reasons(first.job, SCHEDULES, shipped())
+        values = first.job.plan.model_dump()
+        assert all(constraints.allows(name, values[name]) for name in values)
+        assert faster_beside(found.reasons, constraints) is None
 
 
 degrees = st.sampled_from([1, 2, 4, 8])

@@ -155,7 +155,7 @@ def explained(
     from shardwright.planner.advice.sensitivity import flips
 
     first = plans[0].job
-    why = reasons(first, _schedules(constraints), constants)
+    why = advice.reasons or reasons(first, searched_schedules(constraints), constants)
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
     binds = binding(plans[0].time, plans[0].memory, first, why)
     return replace(advice, flips=runner_up, reasons=why, binding=binds, rules=rules_for(first))
@@ -169,12 +169,13 @@ def _own(job: JobSpec, constraints: Constraints, constants: Constants) -> Own:
     (alone,) = priced([job], constants)
     token_s = float(alone.closed.total) / job.tokens_per_step
     stands = standing(job, token_s, constraints, constants)
-    return Own(alone, stands, misfit(job, _schedules(constraints), constants))
+    return Own(alone, stands, misfit(job, searched_schedules(constraints), constants))
 
 
 def _token_s(plan: PricedPlan) -> float:
     return float(plan.time.total) / plan.job.tokens_per_step
 
 
-def _schedules(constraints: Constraints) -> tuple[str, ...]:
+def searched_schedules(constraints: Constraints) -> tuple[str, ...]:
+    """The schedules that a search may choose among."""
     return tuple(name for name in SCHEDULES if constraints.allows("schedule", name))

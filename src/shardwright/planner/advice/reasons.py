@@ -4,6 +4,7 @@ A term is a part of the step time (simulate/step.StepTime). A neighbour loses by
 shrink; one that does not fit loses by bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.account.step_collectives import PassCounts
@@ -20,6 +21,7 @@ from shardwright.cost.memory import Memory
 from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
 from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words
+from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.sharding.mesh import MeshShape
@@ -44,7 +46,7 @@ class Reason:
     """Why a field has its value and not another: seconds of a step that the other would take more, or bytes.
 
     `excess_bytes` are those that the other has too much: of the device, or if it fits there, of the device's share of
-    its node's host memory (`is_host`). Zero where it fits.
+    its node's host memory (`is_host`). Zero where it fits. `job` is the job under the other plan.
     """
 
     field: str
@@ -54,6 +56,7 @@ class Reason:
     excess_bytes: float
     is_host: bool
     text: str
+    job: JobSpec
 
 
 def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
@@ -76,6 +79,19 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     order = list(dict.fromkeys(one.field for one in beside))
     told = [one for one in beside if one.excess_bytes > 0 or abs(one.slower_s) >= _TOLD * mine.total]
     return sorted(told, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
+
+
+def faster_beside(why: Sequence[Reason], constraints: Constraints) -> JobSpec | None:
+    """The fastest plan beside one that is faster, fits, and is one that a search may find; None where there is none.
+
+    `why` is what `reasons` says of the one.
+    """
+    faster = [
+        one for one in why
+        if one.slower_s < 0 and one.excess_bytes == 0
+        and all(constraints.allows(name, value) for name, value in one.job.plan.model_dump().items())
+    ]  # fmt: skip
+    return min(faster, key=lambda one: one.slower_s).job if faster else None
 
 
 def _counted(price: Price, near: Neighbour, mine: StepTime, constants: Constants) -> Price:
@@ -107,7 +123,7 @@ def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reas
     if excess > 0 and slower <= -_TOLD * mine.total:
         text += f"; it would be {seconds_text(-slower)} faster"
     values = near.field, _value(job, near.field), _other(near)
-    return Reason(*values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text)
+    return Reason(*values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text, job=near.job)
 
 
 def _value(job: JobSpec, field: str) -> object:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.planner.advice.advice import Advice, PricedPlan, best_plans, priced
+from shardwright.planner.advice.advice import Advice, PricedPlan, best_plans, priced, searched_schedules
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective, check_in_time
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import Candidate, TriedSize
@@ -26,6 +27,7 @@ from shardwright.planner.search.simpler_plans import simpler_plans
 TOLD_APART = 0.8
 # Kinds of plans that are looked at, at least: how many are shown decides nothing.
 CONSIDERED = 16
+_MOST_MOVES = 8  # from the first plan to a faster one beside it
 _TRIES = 4  # plans beside those that were found that are simulated, at most
 
 
@@ -55,13 +57,43 @@ def plans_of(
     """
     wanted = objective or Objective()
     advice = best_plans(job, constraints, constants, wanted, num_shown=max(num_shown, CONSIDERED))
-    advice = recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=wanted.name == "memory")
+    if wanted.name == "memory":
+        advice = recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=True)
+    else:
+        advice = settled(advice, constraints, constants, num_shown=num_shown)
     if not advice.plans:
         return advice
     chosen = TriedSize(advice.job.cluster.num_devices, _token_s(advice.plans[0]))
     check_in_time(advice.job, wanted, chosen.token_s)
     tried = tuple(chosen if size.num_devices == chosen.num_devices else size for size in advice.tried)
     return replace(advice, tried=tried)
+
+
+def settled(advice: Advice, constraints: Constraints, constants: Constants, *, num_shown: int) -> Advice:
+    """The advice as `recommended` says, with the reasons of its first plan: one that no plan beside it is faster than.
+
+    The search simulates only those beside a plan of which closed forms say that they may be faster, and they can be
+    wrong. Where the reasons show a faster plan that fits, that one takes its place.
+    """
+    from shardwright.planner.advice.reasons import faster_beside, reasons  # imported where plans are explained
+
+    searched, _ = within_known(advice.job, constraints)
+    told = recommended(advice, constraints, constants, num_shown=num_shown)
+    for _ in range(_MOST_MOVES):
+        if not told.plans:
+            break
+        why = reasons(told.plans[0].job, searched_schedules(constraints), constants)
+        faster = faster_beside(why, searched)
+        if faster is None:
+            return replace(told, reasons=why)
+        advice = replace(advice, plans=_with(advice.plans, priced([faster], constants)[0]))
+        told = recommended(advice, constraints, constants, num_shown=num_shown)
+    return told
+
+
+def _with(plans: Sequence[PricedPlan], plan: PricedPlan) -> list[PricedPlan]:
+    """Plans of different kinds, fastest first, with one more that takes the place of that of its kind."""
+    return sorted([plan, *(other for other in plans if _kind(other) != _kind(plan))], key=_token_s)
 
 
 def recommended(
