@@ -19,6 +19,7 @@ from shardwright.sharding.stage_placement import placement_of
 from shardwright.workload.query import SCHEDULE_NAMES
 
 _KIND = ("global_batch_size", "tp", "pp", "cp", "dp", "ep")
+_ON_DEVICE = {"offload_optimizer": 0.0, "offload_parameters": False}
 _AGAIN = ("recompute", "recompute_operators", "recompute_every", "offload_activations")
 
 
@@ -80,6 +81,9 @@ def _beside(
         kept = block.where(changed == 1)
         if len(kept):
             yield _shared_alike(job, constraints, kept, numbers)
+            may_stay = all(constraints.allows(name, value) for name, value in _ON_DEVICE.items())
+            if numbers["offload_optimizer"] and may_stay:  # what is offloaded for want of room may have it now
+                yield _shared_alike(job, constraints, kept, numbers | _ON_DEVICE)
         same = block.where(changed == 0)
         if len(same):
             shared = space.with_sharing(job, constraints, same)

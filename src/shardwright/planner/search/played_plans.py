@@ -34,7 +34,8 @@ _MORE = 1e-6  # share of a step: a smaller gain counts as none
 _SPARE = 1e-3  # share of a step that uneven stages must be able to save
 _LEAST_RATIO = 0.9  # of a simulated step to closed forms: the search relies on no lower one
 _FIRST_RATIO = 0.99  # of the same, before any plan was simulated
-_LOOKED_AROUND = 3  # kinds whose fastest plan is looked around thoroughly, once it is known
+_LOOKED_AROUND = 3  # kinds whose fastest plan is looked around thoroughly, once it is known, though its step is long
+_FEW_ACTIONS = 2**8  # stages times microbatches with which a simulation takes no time: all such are looked around
 _MOST_ROUNDS = 24  # of looks beside the fastest plans, where one after another is found not to fit
 _AROUND = 2  # kinds with long steps for which plans beside the fastest are looked at
 _MANY_ACTIONS = 2**10  # stages times microbatches above which a simulation takes long
@@ -96,8 +97,13 @@ class PlayedPlans:
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
         self._improve(kinds_shown, QUICK)
         with_plans = sorted((kind for kind in kinds_shown if kind.plans), key=lambda kind: self._best(kind).token_s)
-        self._improve(with_plans[:_LOOKED_AROUND], THOROUGH)
-        uneven = [kind for kind in with_plans[:_LOOKED_AROUND] if kind.plans and self._best(kind).job.plan.layout]
+        first = [
+            kind
+            for n, kind in enumerate(with_plans)
+            if n < _LOOKED_AROUND or _actions(self._best(kind).job) <= _FEW_ACTIONS
+        ]
+        self._improve(first, THOROUGH)
+        uneven = [kind for kind in first if kind.plans and self._best(kind).job.plan.layout]
         self._improve([kind for kind in uneven if not _has_many_actions(self._best(kind).job)], UNEVEN)
         shown = []
         for places, kind in chosen:
