@@ -1,4 +1,4 @@
-"""Drawn plans under the checks of `shardwright dryrun --check`: messages of all ranks, and calls of kernels.
+"""Drawn plans under the checks of `shardwright dryrun --check`: messages, calls of kernels, accesses to memory, waits.
 
 python tests/fuzz/checks.py --seed 1 --count 300
 """

@@ -5,7 +5,7 @@ Copies of this device are done when somebody waits for them, and no sooner.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain, pairwise
 from types import SimpleNamespace
@@ -73,10 +73,6 @@ def late(x: Tensor) -> Tensor:
     return x.as_subclass(LateTensor)
 
 
-def late_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return late(torch.zeros(shape, dtype=dtype))
-
-
 @contextmanager
 def on(stream: Stream) -> Iterator[None]:
     before, Stream.current = Stream.current, stream
@@ -84,23 +80,39 @@ def on(stream: Stream) -> Iterator[None]:
     Stream.current = before
 
 
+class LateStreams:
+    """The streams of a device whose copies come late."""
+
+    def current(self) -> Stream:
+        return Stream.current
+
+    def made(self) -> Stream:
+        return Stream()
+
+    def using(self, stream: Stream) -> AbstractContextManager[None]:
+        return on(stream)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return late(torch.zeros(shape, dtype=dtype))
+
+    def is_on_host(self, x: Any) -> bool:
+        return bool(x.device.type == "cpu" and not isinstance(x, OnDevice))
+
+
+def late_link() -> HostLink:
+    return HostLink(LateStreams())  # type: ignore[arg-type]
+
+
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
+def device() -> Stream:
     """The stream that computes."""
-    Stream.current = main = Stream()
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream.current)
-    monkeypatch.setattr(host_link, "pinned_empty", late_zeros)
-    monkeypatch.setattr("shardwright.parallel.zero.master_weights.pinned_zeros", late_zeros)
-    host_link.host_link.cache_clear()
-    yield main
-    host_link.host_link.cache_clear()
+    Stream.current = Stream()
+    return Stream.current
 
 
 def test_values_are_rounded_block_by_block(device: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_link, "_BLOCK_BYTES", 20)
-    link, values = HostLink(CUDA), torch.randn(47)
+    link, values = late_link(), torch.randn(47)
     expected, into = values.bfloat16(), torch.zeros(47, dtype=torch.bfloat16)
     late_into = late(into)
     link.bring(late_into, values)
@@ -112,7 +124,7 @@ def test_values_are_rounded_block_by_block(device: Stream, monkeypatch: pytest.M
 
 
 def test_the_host_reads_gradients_once_they_are_there(device: Stream) -> None:
-    link, gradients, into = HostLink(CUDA), torch.randn(5), torch.zeros(5)
+    link, gradients, into = late_link(), torch.randn(5), torch.zeros(5)
     event = link.send(late(into), gradients)
     assert not into.count_nonzero()
     event.synchronize()
@@ -123,9 +135,9 @@ def on_two_units(is_device: bool, ahead: bool = True, steps: int = 3) -> tuple[l
     """Values after some steps of two shards on the host, and the gradients that these were given."""
     generator = torch.Generator().manual_seed(3)
     pieces = [ShardPiece(0, 80, decays=True, on_host=True)]
-    place = CUDA if is_device else torch.device("cpu")
+    place, link = (CUDA, late_link()) if is_device else (torch.device("cpu"), None)
     values = [torch.randn(80, generator=generator).bfloat16() for _ in range(2)]
-    shards = [Masters(pieces, value, place) for value in values]
+    shards = [Masters(pieces, value, place, link) for value in values]
     for shard, value in zip(shards, values, strict=True):
         shard.fill(0, 80, lambda at, out, value=value: out.copy_(value[at : at + len(out)]))  # type: ignore[misc]
         shard.make_optimizer(partial(make_optimizer, OptimizerSpec()))

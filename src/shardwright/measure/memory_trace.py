@@ -103,10 +103,15 @@ class MemoryTrace(TorchDispatchMode):
 
     def origin(self) -> Origin:
         """The operator that runs, and the line of ours that called it."""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if name.startswith(_SOURCE) and not name.startswith(_HERE):
-                return Origin(str(self._running), f"{name[len(_SOURCE) + 1 :]}:{frame.f_lineno}")
-            frame = frame.f_back
-        return Origin(str(self._running), "")
+        return Origin(str(self._running), line_of_ours())
+
+
+def line_of_ours() -> str:
+    """The line of this package, outside of its measuring, that called what runs: "train/build.py:12"."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_SOURCE) and not name.startswith(_HERE):
+            return f"{name[len(_SOURCE) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +27,7 @@ class HostBuffer:
     """Host memory that is used again and again, and when the last copy out of it is over."""
 
     tensor: Tensor
-    is_free: torch.cuda.Event | None = None
-
-
-def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in such memory, which stays."""
-    return pinned_empty(shape, dtype).zero_()
+    is_free: Any = None  # an event of the device's streams
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

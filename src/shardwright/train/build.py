@@ -17,6 +17,7 @@ from shardwright.parallel.comm.collectives import Axis, all_reduce_max
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
 from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.device_streams import DeviceStreams
 from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.optimizers.unit_steps import unit_steps
 from shardwright.parallel.pipeline.executor import PipelineExecutor
@@ -26,6 +27,7 @@ from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowL
 from shardwright.parallel.tensor.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.zero.flat_unit import Sharding
 from shardwright.parallel.zero.held_memory import measured_memory
+from shardwright.parallel.zero.host_link import HostLink
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tensor_pool import TensorPool, tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
@@ -127,10 +129,10 @@ class Replica:
 
 def job_mesh(
     job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None, kind: str = "",
-    connect: Connect | None = None,
+    connect: Connect | None = None, streams: DeviceStreams | None = None,
 ) -> Mesh:  # fmt: skip
     """The process groups that the job's plan needs. Every rank of the job calls this; a dry run says for what `kind` of
-    device it stands, and what to `connect` to instead."""
+    device it stands, what to `connect` to instead, and what stands for the device's `streams`."""
     program = job_program(job)
     pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
@@ -144,6 +146,7 @@ def job_mesh(
         ranks_per_node=job.cluster.devices_per_node,
         kind=kind,
         connect=connect,
+        streams=streams,
     )
 
 
@@ -154,7 +157,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
     stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
-    pool = tensor_pool(mesh.device)
+    pool, link = tensor_pool(mesh.device), HostLink(mesh.streams) if mesh.streams else None
     shards, reductions = {}, Reductions()
     of_job = partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments])
     updates = Updates(job)
@@ -164,7 +167,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
             for name, held in module.regions().items()
         }
         late = [p for held in regions.values() for p in held if p is tied.table or p is tied.last]
-        sharding, of_experts = _shardings(job, mesh, stage, program.num_stages)
+        sharding, of_experts = _shardings(job, mesh, stage, program.num_stages, link)
         shards[stage] = ShardedStage(
             regions,
             late,
@@ -281,7 +284,7 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
     """The stages that this rank holds, whose parameters have no memory yet."""
     plan = job.plan
     policies = dict(enumerate(layer_policies(plan, job.model.layers, job.model.mtp_layers)))
-    host = HostPool(mesh.device) if plan.offload_activations else None
+    host = HostPool(mesh.device, mesh.streams) if plan.offload_activations else None
     stages = {}
     for stage in program.placement.stages_of(mesh.pp.index):
         span = stage_span(plan, job.model.layers, stage)
@@ -300,7 +303,9 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
     return stages
 
 
-def _shardings(job: JobSpec, mesh: Mesh, stage: int, num_stages: int) -> tuple[Sharding, Sharding]:
+def _shardings(
+    job: JobSpec, mesh: Mesh, stage: int, num_stages: int, link: HostLink | None
+) -> tuple[Sharding, Sharding]:
     """How replicas share the state of a stage: (all but its experts, its experts)."""
     plan, precision = job.plan, job.precision
     dense, experts = (
@@ -308,7 +313,7 @@ def _shardings(job: JobSpec, mesh: Mesh, stage: int, num_stages: int) -> tuple[S
             zero_stage(plan, is_expert), *replicas.sharing(stage, num_stages), mesh.tp,
             compute=NUMBERS[precision.compute], gradients=NUMBERS[precision.gradient_number],
             reduce=NUMBERS[precision.reduce_number],
-            host_share=plan.offload_optimizer, host_values=plan.offload_parameters,
+            host_share=plan.offload_optimizer, host_values=plan.offload_parameters, link=link,
         )
         for replicas, is_expert in ((mesh.replicas, False), (mesh.expert_replicas, True))
     )  # fmt: skip

@@ -10,11 +10,12 @@ from torch import Tensor
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Connect
 from shardwright.parallel.comm.transport import DryTransport
+from shardwright.parallel.device_streams import DeviceStreams
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build, job_mesh
-from shardwright.train.train_step import train_step
+from shardwright.train.train_step import evaluate, train_step
 
 META = torch.device("meta")
 
@@ -26,13 +27,15 @@ def _no_values(place: ParameterShard, start: int, out: Tensor) -> None:
 class DrySteps:
     """A rank and the steps of it that are run at a time: one, or as many as fill a pipeline that never drains."""
 
-    def __init__(self, job: JobSpec, rank: int, device: str, connect: Connect | None = None) -> None:
+    def __init__(
+        self, job: JobSpec, rank: int, device: str, connect: Connect | None = None, streams: DeviceStreams | None = None
+    ) -> None:
         """Build the rank, as it would be on a `device`, with nobody on its axes; `connect` makes other communicators
-        than those that do nothing."""
+        than those that do nothing, and `streams` stand for those of the device."""
         job = job.grown()
         self._job, self.num_steps = job, steps_to_fill(job)
         connect = connect or (lambda lines: DryTransport(is_gloo=device == "cpu"))
-        self.mesh = job_mesh(job, rank, META, kind=device, connect=connect)
+        self.mesh = job_mesh(job, rank, META, kind=device, connect=connect, streams=streams)
         self.program = job_program(job, self.num_steps)
         self.replica = build(job, self.mesh, _no_values)
         for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
@@ -52,3 +55,7 @@ class DrySteps:
             train_step(job, replica, mesh, 0, tokens_BS=self._batch(0))
         else:
             train_stream(job, replica, mesh, self.program, first_step=0, batch_of=self._batch)
+
+    def evaluate(self) -> None:
+        """Compute the loss of a batch, without gradients."""
+        evaluate(self._job, self.replica, self.mesh, self._batch(0))

@@ -90,6 +90,8 @@ def end_routing_step(
     all_reduce(table, mesh.world)
     for row, state in states if not skipped else ():
         state.learn(Totals.of(table[row], spec))
+    if mesh.streams is not None:
+        mesh.streams.host_reads(table)
     if table.is_meta:  # of a dry run, which saw nothing
         return ()
     num_positions = job.plan.microbatch_size * job.model.sequence

@@ -9,9 +9,11 @@ from typing import Any
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
+from shardwright.measure.checks.host_waits import wait_faults
 from shardwright.measure.checks.kernel_demands import checked_step
 from shardwright.measure.checks.message_order import ALL_RULES, message_faults
 from shardwright.measure.checks.message_record import recorded_steps
+from shardwright.measure.checks.recorded_streams import RankAccesses, recorded_accesses
 
 MOST_RANKS = 64  # each is run dry, in a second or so
 _MOST_FAULTS = 8
@@ -42,7 +44,11 @@ def check_plan(job: JobSpec) -> list[PlanCheck]:
                 f"{MOST_RANKS}; use less dp, with as much smaller a batch: replicas do the same"
             ],
         )
-    return [_timed("messages", _messages, job), _timed("kernels", _kernels, job)]
+    checks = [_timed("messages", _messages, job), _timed("kernels", _kernels, job)]
+    began_s = time.perf_counter()
+    ranks = [recorded_accesses(job, rank) for rank in _first_ranks(job)]
+    took_s = time.perf_counter() - began_s
+    return [*checks, PlanCheck("accesses", *_accesses(ranks), took_s), PlanCheck("waits", *_waits(job, ranks), 0.0)]
 
 
 def _timed(name: str, check: Callable[[JobSpec], tuple[str, list[str]]], job: JobSpec) -> PlanCheck:
@@ -59,16 +65,36 @@ def _messages(job: JobSpec) -> tuple[str, list[str]]:
     return f"{asked}, under NCCL's rules ({rules})", message_faults(records)
 
 
+def _first_ranks(job: JobSpec) -> range:
+    """A rank of each place in the pipeline: others there do the same."""
+    return range(0, job.plan.world, job.plan.world // job.plan.pp)
+
+
 def _kernels(job: JobSpec) -> tuple[str, list[str]]:
-    each = job.plan.world // job.plan.pp
     calls, faults = Counter[str](), dict[str, None]()
-    for rank in range(0, job.plan.world, each):  # one of each stage
+    for rank in _first_ranks(job):
         checked = checked_step(job, rank)
         faults |= checked.faults
         calls.update(checked.calls)
     number = calls.total()
     subject = f"{counted(number, 'call')} of {counted(len(calls), 'operator')}, against what their kernels demand"
     return subject, list(faults)
+
+
+def _accesses(ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
+    number = sum(rank.num_accesses for rank in ranks)
+    faults = dict.fromkeys(fault for rank in ranks for fault in rank.faults)
+    asked = f"{number:,} accesses to memory of {counted(len(ranks), 'rank')} in two steps, two saves and an evaluation"
+    return f"{asked}, against the order of streams and host", tuple(faults)
+
+
+def _waits(job: JobSpec, ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
+    faults = dict.fromkeys(
+        fault for rank in ranks for fault in wait_faults(job, rank.waits, rank.num_steps, rank.num_passes)
+    )
+    most = max(ranks, key=lambda rank: len(rank.waits))
+    steps = counted(most.num_steps, "step")
+    return f"the host waits for the device {counted(len(most.waits), 'time')} in {steps}, at most", tuple(faults)
 
 
 def checks_text(job_name: str, checks: list[PlanCheck]) -> str:

@@ -20,6 +20,7 @@ from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch, explained
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import Together, Transport, Underway
+from shardwright.parallel.device_streams import DeviceStreams
 
 # Tells the messages of an exchange from those of a pipeline, should they ever share a group.
 EXCHANGE_TAG = 2**30
@@ -70,6 +71,17 @@ class Axis:
     def kind(self) -> str:
         """The kind of device whose kernels are taken: cpu or cuda."""
         return self.ledger.kind or self.ledger.device.type
+
+    @property
+    def streams(self) -> DeviceStreams | None:
+        """The streams of this rank's device, where it has any."""
+        return self.ledger.streams
+
+    def numbers_or(self, values_N: Tensor, dry: list[int]) -> list[int]:
+        """The whole numbers in a tensor, for which the host waits; of tensors without values, `dry`."""
+        if self.streams is not None:
+            self.streams.host_reads(values_N)
+        return dry if values_N.is_meta else [int(value) for value in values_N.tolist()]
 
     @property
     def size(self) -> int:

@@ -52,6 +52,16 @@ class Turns:
                 self._mine.running = None
 
     @contextmanager
+    def apart(self, running: Pass) -> Iterator[None]:
+        """Compute a pass of two that a dry run computes one after the other, on the pass's own communicators."""
+        with self._turn:
+            self._mine.running = running
+            try:
+                yield
+            finally:
+                self._mine.running = None
+
+    @contextmanager
     def waiting(self, keeps_turn: bool = False) -> Iterator[None]:
         """Wait for other ranks, as every wait has to be: whoever wants to may compute meanwhile, unless the turn is
         kept."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from shardwright.parallel.device_streams import DeviceStreams
+
 # Kinds of link.
 INSIDE, BETWEEN = "inside the node", "between nodes"
 
@@ -36,7 +38,8 @@ class Ledger:
     Blocked seconds are host time on a CPU; where two passes run side by side, time in which both are blocked. On
     CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
 
-    `kind` is the kind of device that a dry run stands for, where that is not the device's own.
+    `kind` is the kind of device that a dry run stands for, where that is not the device's own. `streams` are those of
+    the device, by which others order its work too.
     """
 
     device: torch.device
@@ -44,6 +47,7 @@ class Ledger:
     ranks_per_node: int = 0
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
     kind: str = ""
+    streams: DeviceStreams | None = None
     _link_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     _host_blocked_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)

@@ -14,6 +14,7 @@ from shardwright.parallel.comm.compute_turns import IssueTurns, Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import GroupTransport, Transport
+from shardwright.parallel.device_streams import DeviceStreams, streams_of
 from shardwright.sharding import groups
 from shardwright.sharding.groups import AxisGroups, GroupKind, axis_groups
 from shardwright.sharding.mesh import MeshShape
@@ -73,12 +74,19 @@ class Mesh:
         """Whether this rank's pipeline is the first of the replicas', and it the first of its cp and tp lines."""
         return self.dp.index == self.cp.index == self.tp.index == 0
 
+    @property
+    def streams(self) -> DeviceStreams | None:
+        """The streams of this rank's device, where it has any."""
+        return self.ledger.streams
+
     def to_host(self, value: torch.Tensor) -> float:
         """The number in a tensor, 1 where tensors have no values."""
         return self.numbers_or_ones(value.reshape(1))[0]
 
     def numbers_or_ones(self, values: torch.Tensor) -> list[float]:
         """The numbers in a tensor [n], each 1 where tensors have no values."""
+        if self.streams is not None:
+            self.streams.host_reads(values)
         return [1.0] * len(values) if values.is_meta else self.numbers(values)
 
     def numbers(self, values: torch.Tensor) -> list[float]:
@@ -98,16 +106,16 @@ Connect = Callable[[list[list[int]]], Transport | None]
 def make_mesh(
     plan: PlanSpec, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
     ends: AxisGroups | None = None, side_by_side: bool = False, ranks_per_node: int = 0, kind: str = "",
-    connect: Connect | None = None,
+    connect: Connect | None = None, streams: DeviceStreams | None = None,
 ) -> Mesh:  # fmt: skip
     """Create the process groups of every axis. All ranks of an initialised default group must call this.
 
     `ends` are the ends of pipelines that share a tied table; `side_by_side` says that a forward and a backward pass may
     run at once. `ranks_per_node` neighbouring ranks share a node, if it is not 0. A dry run says for what `kind` of
-    device it stands, and what to `connect` to in place of other ranks.
+    device it stands, what to `connect` to in place of other ranks, and what stands for the device's `streams`.
     """
     kind = kind or device.type
-    ledger = Ledger(device, rank, ranks_per_node, kind=kind)
+    ledger = Ledger(device, rank, ranks_per_node, kind=kind, streams=streams or streams_of(device))
     turns = Turns() if kind == "cpu" else IssueTurns()
     # The watch speaks first; this bound only ends a rank whose watch could not.
     everybody = connect or _group_of_all

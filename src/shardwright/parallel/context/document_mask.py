@@ -86,6 +86,6 @@ def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int, with_
         numbers.append(is_real(tokens_BT[:, :-1]).sum())
     totals = all_reduce(torch.stack(numbers), replicas)
     num_positions = tokens_BT[:, 1:].numel() * replicas.size
-    counted = [num_positions] * len(numbers) if totals.is_meta else totals.tolist()  # a dry run has no values
+    counted = replicas.numbers_or(totals, [num_positions] * len(numbers))
     shares = [count / num_positions for count in counted]
     return CountedShares(tuple(shares[: 1 + num_further]), *(share or 1.0 for share in shares[1 + num_further :]))

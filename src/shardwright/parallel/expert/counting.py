@@ -3,22 +3,29 @@
 import torch
 from torch import Tensor
 
+from shardwright.parallel.device_streams import DeviceStreams, Event, streams_of
+
 
 class HostNumbers:
     """Whole numbers of a device on their way to the host, which may launch other work until it reads them."""
 
-    def __init__(self, values_N: Tensor) -> None:
-        self._values_N, self._there = values_N, None
-        if values_N.is_cuda:
-            self._values_N = torch.empty(values_N.shape, dtype=values_N.dtype, pin_memory=True)
-            self._values_N.copy_(values_N, non_blocking=True)
-            self._there = torch.cuda.Event()
-            self._there.record()
+    def __init__(self, values_N: Tensor, streams: DeviceStreams | None = None) -> None:
+        """`streams` are those of the tensor's device, if it is not said."""
+        self._streams = streams = streams or streams_of(values_N.device)
+        self._values_N = values_N
+        self._there: Event | None = None
+        if streams is not None:
+            self._values_N, self._there = streams.sent(values_N)
 
-    def read(self) -> list[int]:
-        """The numbers. Blocks until they are there, and no longer: what was launched since goes on."""
+    def read(self, dry: list[int] | None = None) -> list[int]:
+        """The numbers; those of a `dry` run, in which they have no values. Blocks until they are there, and no longer:
+        what was launched since goes on."""
         if self._there is not None:
             self._there.synchronize()
+        if self._streams is not None:
+            self._streams.host_reads(self._values_N)
+        if dry is not None:
+            return dry
         return [int(value) for value in self._values_N.tolist()]
 
 

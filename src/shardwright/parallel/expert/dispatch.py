@@ -69,7 +69,7 @@ class Routing:
             return self
         num_choices = self.experts_TK.shape[1]
         largest = all_reduce_max(torch.full((1,), num_choices, device=self.experts_TK.device), axis)
-        widest = num_choices if largest.is_meta else int(largest)
+        (widest,) = axis.numbers_or(largest, [num_choices])
         missing = (0, widest - num_choices)
         return Routing(functional.pad(self.experts_TK, missing, value=-1), functional.pad(self.weights_TK, missing))
 
@@ -121,7 +121,7 @@ def start_counting(experts_TK: Tensor, num_experts: int, ep: Axis) -> Counting:
     counts_Pe = counts_Pe.view(ep.size, -1)
     numbers = torch.cat((counts_E.view(ep.size, -1).sum(1), counts_Pe.sum(1), counts_Pe.sum(0)))
     # The host may go on: the order is found behind the copy.
-    return Counting(experts_TK, torch.argsort(chosen_TK, stable=True), counts_Pe, HostNumbers(numbers))
+    return Counting(experts_TK, torch.argsort(chosen_TK, stable=True), counts_Pe, HostNumbers(numbers, ep.streams))
 
 
 def plan_dispatch(counting: Counting, ep: Axis, expected: int | None = None) -> DispatchPlan:
@@ -129,14 +129,14 @@ def plan_dispatch(counting: Counting, ep: Axis, expected: int | None = None) -> 
     rows of a dry run, in which every expert gets as many of each rank."""
     num_ranks, num_local = counting.counts_Pe.shape
     row_TK = torch.empty_like(counting.order_TK)
+    dry: list[int] | None = None
     if row_TK.is_meta:
-        num_sent = even_shares(row_TK.numel() if expected is None else expected, num_ranks)
-        num_received = [num_sent[ep.index]] * num_ranks
-        counts_e = even_shares(sum(num_received), num_local)
-    else:
-        numbers = counting.numbers.read()
-        num_sent, num_received = numbers[:num_ranks], numbers[num_ranks : 2 * num_ranks]
-        counts_e = numbers[2 * num_ranks :]
+        sent = even_shares(row_TK.numel() if expected is None else expected, num_ranks)
+        received = [sent[ep.index]] * num_ranks
+        dry = [*sent, *received, *even_shares(sum(received), num_local)]
+    numbers = counting.numbers.read(dry)
+    num_sent, num_received = numbers[:num_ranks], numbers[num_ranks : 2 * num_ranks]
+    counts_e = numbers[2 * num_ranks :]
     num_rows, num_arriving = sum(num_sent), sum(num_received)
     row_TK[counting.order_TK] = torch.arange(row_TK.numel(), device=row_TK.device).clamp_(max=num_rows)
     arriving_N = None

@@ -192,9 +192,14 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         if "step" not in state:
             state["step"] = torch.zeros((), device=weight.device)
         state["step"] += 1
-        if not weight.is_meta:  # a dry run: kernels for several tensors refuse those without memory
-            for start, stop, before in self._spans_of(weight):
-                self._update_span(weight, gradient, slice(start, stop), before, group=group)
+        if (
+            weight.is_meta
+        ):  # a dry run: kernels for several tensors refuse those without memory, so others read and write
+            for x in (weight, *(self.moment(weight, name) for name in self.names)):
+                x.add_(gradient)
+            return
+        for start, stop, before in self._spans_of(weight):
+            self._update_span(weight, gradient, slice(start, stop), before, group=group)
 
     def _update_span(
         self, weight: Tensor, gradient: Tensor, span: slice, before: int, group: dict[str, Any]

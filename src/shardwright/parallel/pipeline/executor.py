@@ -23,7 +23,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks
 from shardwright.parallel.pipeline.action_times import ActionTimes, DeviceTimes, HostTimes, Performed
 from shardwright.parallel.pipeline.microbatch import Microbatch
-from shardwright.parallel.pipeline.stage_streams import CudaStreams, InOrder, StageStreams
+from shardwright.parallel.pipeline.stage_streams import InOrder, StageStreams, StreamPerStage
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.weight_stash import WeightStash
@@ -111,8 +111,9 @@ class PipelineExecutor:
         self._weight_stashes = weight_stashes or {}
         self._side: ThreadPoolExecutor | None = None
         self._pairs_apart = streams is None and mesh.device.type == "meta"
+        self.reverses_pairs = False  # whether the backward is first, of pairs whose parts follow each other
         self._streams: StageStreams = streams or InOrder()
-        self._makes_streams = streams is None and mesh.device.type == "cuda"
+        self._makes_streams = streams is None and mesh.streams is not None
         self._times: ActionTimes = DeviceTimes() if mesh.device.type == "cuda" else HostTimes()
         self._began: Any = 0.0
         self.row: tuple[Action, ...] = ()
@@ -148,8 +149,9 @@ class PipelineExecutor:
             weight_stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         if self._mesh.device.type == "cpu":
             run.leaves_with = sends_of_parts(row)
-        if self._makes_streams and any(action.kind is Kind.OVERLAP for action in row):
-            self._streams, self._makes_streams = CudaStreams(self._mesh.device, self._stages), False
+        of_device = self._mesh.streams
+        if self._makes_streams and of_device is not None and any(action.kind is Kind.OVERLAP for action in row):
+            self._streams, self._makes_streams = StreamPerStage(of_device, self._stages), False
         armings = before_reductions(row)
         self._times.clear()
         self.peak_alive, self.peak_inputs, self.versions_seen = 0, 0, {}
@@ -314,9 +316,13 @@ class PipelineExecutor:
         that stand before it in the program.
         """
         first, second = pair.parts
+        stages = [first.stage, second.stage]
         if self._pairs_apart:
-            self._do(first, run)
-            self._do(second, run)
+            self._streams.fork(stages)
+            for part in reversed(pair.parts) if self.reverses_pairs else pair.parts:
+                with self._mesh.turns.apart(_pass_of(part)):
+                    self._compute(part, run)
+            self._streams.join(stages)
             return
         if self._side is None:
             threads = torch.get_num_threads()
@@ -327,7 +333,6 @@ class PipelineExecutor:
         # Who begins is the same on every rank: the forward, unless experts are elsewhere. A block ends with their rows
         # on the way back, so its backward begins with rows on their way, and the forward computes under that.
         begins, follows = (second, first) if self._mesh.ep.size > 1 else (first, second)
-        stages = [first.stage, second.stage]
         self._streams.fork(stages)
         with self._mesh.turns.side_by_side(_pass_of(begins)):
             with self._mesh.turns.taking(_pass_of(begins)):

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-import torch
 from torch import Tensor
+
+from shardwright.parallel.device_streams import DeviceStreams
 
 
 class StageStreams(Protocol):
@@ -45,12 +46,12 @@ class InOrder:
     def handed_on(self, x: Tensor, stage: int) -> None: ...
 
 
-class CudaStreams:
+class StreamPerStage:
     """A stream for each stage of this rank, beside the one that is current where this is made."""
 
-    def __init__(self, device: torch.device, stages: Iterable[int]) -> None:
-        self._main = torch.cuda.current_stream(device)
-        self._streams = {stage: torch.cuda.Stream(device) for stage in stages}
+    def __init__(self, streams: DeviceStreams, stages: Iterable[int]) -> None:
+        self._of_device, self._main = streams, streams.current()
+        self._streams = {stage: streams.made() for stage in stages}
 
     def fork(self, stages: Sequence[int]) -> None:
         assert len(set(stages)) == len(stages), f"two passes of one stage, of {stages}, would share its stream"
@@ -58,11 +59,11 @@ class CudaStreams:
             self._streams[stage].wait_stream(self._main)
 
     def computing(self, stage: int) -> AbstractContextManager[None]:
-        return torch.cuda.stream(self._streams[stage])
+        return self._of_device.using(self._streams[stage])
 
     def join(self, stages: Iterable[int]) -> None:
         for stage in stages:
             self._main.wait_stream(self._streams[stage])
 
     def handed_on(self, x: Tensor, stage: int) -> None:
-        x.record_stream(self._streams[stage])
+        self._of_device.lend(x, self._streams[stage])

@@ -14,14 +14,16 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from shardwright.parallel.pinned_memory import HostBuffer, pinned_empty
+from shardwright.parallel.device_streams import DeviceStreams, Event
+from shardwright.parallel.pinned_memory import HostBuffer
 
 
 class HostPool:
     """Host buffers of one rank, used again and again, and the account of what passed through them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, streams: DeviceStreams | None = None) -> None:
+        """There are `streams` where the device has memory of its own."""
+        self.device, self.streams = device, streams
         self.allocated_bytes = 0
         self.bytes_out = 0
         self.bytes_in = 0
@@ -29,19 +31,18 @@ class HostPool:
         self.peak_bytes = 0
         self._free: defaultdict[tuple[torch.Size, torch.dtype], list[HostBuffer]] = defaultdict(list)
         self._lock = threading.Lock()  # a forward and a backward may run side by side
-        on_cuda = device.type == "cuda"
-        self._outward = torch.cuda.Stream(device) if on_cuda else None
-        self._inward = torch.cuda.Stream(device) if on_cuda else None
+        self._outward = streams.made() if streams else None
+        self._inward = streams.made() if streams else None
 
     def _make(self, x: Tensor) -> HostBuffer:
         """Host memory for such a tensor; without memory in a dry run."""
         self.allocated_bytes += x.nbytes
-        if self.device.type == "cuda":
-            return HostBuffer(pinned_empty(tuple(x.shape), x.dtype))
+        if self.streams is not None:
+            return HostBuffer(self.streams.pinned(tuple(x.shape), x.dtype))
         place = self.device if self.device.type == "meta" else None
         return HostBuffer(torch.empty(x.shape, dtype=x.dtype, device=place))
 
-    def send(self, x: Tensor) -> tuple[HostBuffer, torch.cuda.Event | None]:
+    def send(self, x: Tensor) -> tuple[HostBuffer, Event | None]:
         """Begin to copy `x` out. Returns where to, and on CUDA when the copy is over."""
         x = x.detach()
         size = x.numel() * x.element_size()
@@ -51,27 +52,29 @@ class HostPool:
             self.bytes_out += size
             self.held_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        if self._outward is None:
+        if self.streams is None or self._outward is None:
             buffer.tensor.copy_(x)
             return buffer, None
-        self._outward.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._outward):
+        self._outward.wait_stream(self.streams.current())
+        with self.streams.using(self._outward):
             if buffer.is_free is not None:
                 self._outward.wait_event(buffer.is_free)
             buffer.tensor.copy_(x, non_blocking=True)
-            x.record_stream(self._outward)  # its memory may be let go, but not used again before the copy is over
-            return buffer, self._outward.record_event()
+            self.streams.lend(x, self._outward)  # its memory may be let go, but not used again before the copy is over
+            sent: Event = self._outward.record_event()
+        return buffer, sent
 
-    def fetch(self, buffer: HostBuffer, is_there: torch.cuda.Event | None) -> tuple[Tensor, torch.cuda.Event | None]:
+    def fetch(self, buffer: HostBuffer, is_there: Event | None) -> tuple[Tensor, Event | None]:
         """Begin to copy back, and give the buffer up. Returns the tensor, and on CUDA when it may be used."""
         size = buffer.tensor.numel() * buffer.tensor.element_size()
-        if self._inward is None:
-            x, arrived = buffer.tensor.clone(), None
+        arrived: Event | None = None
+        if self.streams is None or self._inward is None:
+            x = buffer.tensor.clone()
         else:
-            with torch.cuda.stream(self._inward):
+            with self.streams.using(self._inward):
                 if is_there is not None:
                     self._inward.wait_event(is_there)
-                x = torch.empty_like(buffer.tensor, device=self.device)
+                x = torch.empty(buffer.tensor.shape, dtype=buffer.tensor.dtype, device=self.device)
                 x.copy_(buffer.tensor, non_blocking=True)
                 arrived = buffer.is_free = self._inward.record_event()
         with self._lock:
@@ -86,8 +89,8 @@ class Convoy:
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
-        self._away: list[tuple[HostBuffer, torch.cuda.Event | None]] = []
-        self._coming: tuple[int, Tensor, torch.cuda.Event | None] | None = None
+        self._away: list[tuple[HostBuffer, Event | None]] = []
+        self._coming: tuple[int, Tensor, Event | None] | None = None
 
     def send(self, x: Tensor) -> int:
         """Take `x` to the host. Returns its number."""
@@ -101,10 +104,11 @@ class Convoy:
         assert self._coming is not None and self._coming[0] == number, "a backward needs inputs in reverse order"
         _, x, arrived = self._coming
         self._coming = None
-        if arrived is not None:
-            here = torch.cuda.current_stream(self._pool.device)
+        streams = self._pool.streams
+        if streams is not None and arrived is not None:
+            here = streams.current()
             here.wait_event(arrived)
-            x.record_stream(here)
+            streams.lend(x, here)
         if self._away:
             self._call()
         return x

@@ -27,6 +27,7 @@ from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
+from shardwright.parallel.zero.host_link import HostLink
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece, on_host
 from shardwright.parallel.zero.tensor_pool import TensorPool, lent
 from shardwright.sharding.buckets import in_unit_order, num_hosted, unit_layout
@@ -53,6 +54,7 @@ class Sharding:
     reduce: torch.dtype = torch.float32  # in which they travel
     host_share: float = 0.0  # of the optimizer state and float32 weights that is in host memory
     host_values: bool = False  # whether the shards of the values are in host memory (stage 3)
+    link: HostLink | None = None  # to host memory, where that is not the device's
 
     @property
     def num_shards(self) -> int:
@@ -116,10 +118,10 @@ class FlatUnit(UnitEvents[Tensor]):
             self._shown = torch.zeros(size, dtype=sharding.compute, device=device)
             self.value_shard = self._shown[self._mine]
         elif sharding.host_values:
-            self.value_shard = on_host(shard_size, sharding.compute, device)
+            self.value_shard = on_host(shard_size, sharding.compute, device, sharding.link)
         else:
             self.value_shard = torch.zeros(shard_size, dtype=sharding.compute, device=device)
-        self.masters = Masters(self._pieces(), self.value_shard, device)
+        self.masters = Masters(self._pieces(), self.value_shard, device, sharding.link)
         self._added_up: Tensor | None = None  # the gradients that the parameters add to
         self._gradient_shard: Tensor | None = None
         if sharding.zero < 2:

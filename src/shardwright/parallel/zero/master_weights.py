@@ -20,9 +20,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shardwright.parallel.device_streams import Event
 from shardwright.parallel.optimizers.elementwise import ElementwiseOptimizer
-from shardwright.parallel.pinned_memory import pinned_empty, pinned_zeros
-from shardwright.parallel.zero.host_link import host_link
+from shardwright.parallel.zero.host_link import HostLink
 
 
 class MakeOptimizer(Protocol):
@@ -58,21 +58,24 @@ class ShardPiece:
     on_host: bool
 
 
-def on_host(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros in host memory, pinned where a device copies from and to it; without memory in a dry run."""
-    if device.type == "cuda":
-        return pinned_zeros((size,), dtype)
+def on_host(size: int, dtype: torch.dtype, device: torch.device, link: HostLink | None) -> Tensor:
+    """Zeros in host memory, pinned where there is a link to the device; without memory in a dry run."""
+    if link is not None:
+        return link.empty((size,), dtype).zero_()
     return torch.zeros(size, dtype=dtype, device=device if device.type == "meta" else None)
 
 
 class Masters:
     """Float32 weights of a shard and their optimizer."""
 
-    def __init__(self, pieces: list[ShardPiece], values: Tensor, device: torch.device) -> None:
-        """`values` is the shard that the model computes with."""
+    def __init__(
+        self, pieces: list[ShardPiece], values: Tensor, device: torch.device, link: HostLink | None = None
+    ) -> None:
+        """`values` is the shard that the model computes with; there is a `link` where the host has memory of its
+        own."""
         self._pieces = pieces
-        self._device = device
-        is_exact, values_on_host = values.dtype == torch.float32, values.device != device
+        self._device, self._link = device, link
+        is_exact, values_on_host = values.dtype == torch.float32, link is not None and link.is_on_host(values)
         # On a CPU one memory is host and device: what is offloaded there is copied all the same.
         self._are_values = [is_exact and piece.on_host == values_on_host for piece in pieces]
         self.tensors = [
@@ -80,19 +83,19 @@ class Masters:
             for piece, same in zip(pieces, self._are_values, strict=True)
         ]
         self._host_gradients = {
-            i: on_host(piece.stop - piece.start, torch.float32, device)
+            i: on_host(piece.stop - piece.start, torch.float32, device, link)
             for i, piece in enumerate(pieces)
             if piece.on_host
         }
         self.optimizer: ElementwiseOptimizer | None = None
         self.steps: MatrixSteps | None = None
         self.turned = torch.empty(0)  # gradients of the step under way, on the device
-        self._sent: torch.cuda.Event | None = None  # when gradients that were sent ahead are there
+        self._sent: Event | None = None  # when gradients that were sent ahead are there
 
     def _empty(self, piece: ShardPiece) -> Tensor:
         size = piece.stop - piece.start
         if piece.on_host:
-            return on_host(size, torch.float32, self._device)
+            return on_host(size, torch.float32, self._device, self._link)
         return torch.zeros(size, dtype=torch.float32, device=self._device)
 
     def make_optimizer(self, make: MakeOptimizer, by_matrix: bool = False, steps: MatrixSteps | None = None) -> None:
@@ -127,7 +130,7 @@ class Masters:
 
     def copy_out(self, name: str, start: int, stop: int) -> Tensor:
         """A copy, in host memory, of elements [start, stop); on CUDA it is there once the stream has come so far."""
-        make = pinned_empty if self._device.type == "cuda" else torch.empty
+        make = torch.empty if self._link is None else self._link.empty
         out = make((stop - start,), dtype=self._number_of(name))
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(stop, piece.stop)
@@ -184,7 +187,7 @@ class Masters:
 
     def send_ahead(self, gradients: Tensor, factor: float) -> None:
         """Begin to bring float32 gradients, times `factor`, to the host, for the step that begins next."""
-        if self._host_gradients and self._device.type == "cuda":
+        if self._host_gradients and self._link is not None:
             self._sent = self._send(gradients if factor == 1.0 else gradients.mul_(factor))
 
     def begin_step(self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None) -> None:
@@ -223,13 +226,13 @@ class Masters:
         if sent is not None:
             sent.synchronize()  # the CPU reads what was copied
 
-    def _send(self, gradients: Tensor) -> torch.cuda.Event | None:
+    def _send(self, gradients: Tensor) -> Event | None:
         """Copy gradients to the pieces on the host. Returns when those of a device are there."""
         sent = None
         for i, into in self._host_gradients.items():
             gradient = gradients[self._pieces[i].start : self._pieces[i].stop]
-            if self._device.type == "cuda":
-                sent = host_link(self._device).send(into, gradient)
+            if self._link is not None:
+                sent = self._link.send(into, gradient)
             else:
                 into.copy_(gradient)
         return sent
@@ -260,8 +263,8 @@ class Masters:
     def write_values(self, values: Tensor) -> None:
         """Give the model the new weights, rounded to its number type."""
         for piece, tensor, same in zip(self._pieces, self.tensors, self._are_values, strict=True):
-            if not same and piece.on_host and values.device.type == "cuda":
-                host_link(self._device).bring(values[piece.start : piece.stop], tensor)
+            if not same and piece.on_host and self._link is not None and not self._link.is_on_host(values):
+                self._link.bring(values[piece.start : piece.stop], tensor)
             elif not same:
                 values[piece.start : piece.stop].copy_(tensor, non_blocking=True)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.parameter_shard import Box
 from shardwright.train.checkpoint.manifest import FileIndex
 
@@ -29,6 +30,16 @@ class HeldBox:
     full_shape: tuple[int, ...]
     box: Box
     values: Tensor
+
+
+def copy_on_host(values: Tensor, mesh: Mesh) -> Tensor:
+    """A contiguous copy of some values in host memory; of those of a device it is there once the current stream has
+    come so far."""
+    values = values.detach()
+    if mesh.streams is None or mesh.streams.is_on_host(values):
+        return values.cpu().clone().contiguous()
+    copy, _ = mesh.streams.sent(values.contiguous())
+    return copy
 
 
 @dataclass(frozen=True)

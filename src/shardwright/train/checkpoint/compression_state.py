@@ -22,7 +22,7 @@ from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.sharding.row_boxes import RowBox, cut_rows
-from shardwright.train.checkpoint.boxes import HeldBox, WantedBox
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, copy_on_host
 from shardwright.train.checkpoint.holds_state import HoldsState
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.gradient_norm import is_first_of_line
@@ -42,7 +42,7 @@ def held_compression(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
             number, index = _replicas(unit.sharding, span.kind)
             full_shape = (number, *parameter.place.full_shape)
             for part in _element_boxes(parameter, span, 2**62):
-                values = span.values[part.first - span.first : part.end - span.first].cpu().clone()
+                values = copy_on_host(span.values[part.first - span.first : part.end - span.first], mesh)
                 box = ((index, index + 1), *part.box[:-1])
                 yield HeldBox(_name(span.kind, parameter), full_shape, box, values.view(1, *part.shape[:-1]))
         if unit.sharding.shards.index == unit.sharding.copies.index == 0:
@@ -51,7 +51,7 @@ def held_compression(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
                 if query_MR is not None and is_written:
                     columns, rank = parameter.place.box[-1], query_MR.shape[1]
                     full_shape, box = (parameter.place.full_shape[-1], rank), (columns, (0, rank))
-                    yield HeldBox(_query_name(parameter), full_shape, box, query_MR.cpu().clone())
+                    yield HeldBox(_query_name(parameter), full_shape, box, copy_on_host(query_MR, mesh))
 
 
 def wanted_compression(replica: HoldsState, shapes: Shapes, scaled_by: float) -> list[WantedBox]:

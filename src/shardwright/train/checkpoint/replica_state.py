@@ -33,7 +33,7 @@ from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.optimizer_state import FACTORS, states_of
 from shardwright.sharding.row_boxes import cut_rows, shape_of_box
 from shardwright.sharding.stage_parameters import model_parameters
-from shardwright.train.checkpoint.boxes import HeldBox, WantedBox
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, copy_on_host
 from shardwright.train.checkpoint.compression_state import held_compression, wanted_compression
 from shardwright.train.checkpoint.holds_state import HoldsState
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
@@ -69,17 +69,16 @@ class ComingBoxes:
     """Copies, in host memory, of what a rank writes. On CUDA they are there once the stream has come so far: nobody
     gets them before."""
 
-    def __init__(self, boxes: list[HeldBox], device: torch.device) -> None:
+    def __init__(self, boxes: list[HeldBox], mesh: Mesh) -> None:
         """`boxes` are what the current stream of the device was told to copy."""
-        self._boxes, self._device, self._copied = boxes, device, None
-        if device.type == "cuda":
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+        self._boxes, self._device = boxes, mesh.device
+        self._copied = None if mesh.streams is None else mesh.streams.current().record_event()
 
     def wait(self) -> list[HeldBox]:
         """The boxes, once they are there. From any thread."""
         if self._copied is not None:
-            torch.cuda.set_device(self._device)  # of this thread: else it would wake the first one
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # of this thread: else it would wake the first one
             self._copied.synchronize()
         return self._boxes
 
@@ -97,12 +96,12 @@ def coming_boxes(replica: HoldsState, mesh: Mesh) -> ComingBoxes:
         named = _histories(shards, mesh)
         if _speaks_for(shards, mesh):
             named |= _routers(replica, stage)
-        boxes += [_whole_box(name, values) for name, values in named.items()]
-    return ComingBoxes(boxes + list(held_compression(replica, mesh)), mesh.device)
+        boxes += [_whole_box(name, values, mesh) for name, values in named.items()]
+    return ComingBoxes(boxes + list(held_compression(replica, mesh)), mesh)
 
 
-def _whole_box(name: str, values: Tensor) -> HeldBox:
-    kept = values.detach().cpu().clone().contiguous()
+def _whole_box(name: str, values: Tensor, mesh: Mesh) -> HeldBox:
+    kept = copy_on_host(values, mesh)
     return HeldBox(name, tuple(kept.shape), tuple((0, size) for size in kept.shape), kept)
 
 
@@ -231,7 +230,7 @@ def _written_factors(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
         is_first = sharding.shards.index == sharding.copies.index == 0 and (of.is_cut or cut.index == 0)
         is_copy = replica.tied.last is not None and of.place is replica.tied.last.place
         if is_first and not is_copy and unit.masters.num_steps():
-            values = _factor_values(adafactor, unit, of).cpu().clone().contiguous()
+            values = copy_on_host(_factor_values(adafactor, unit, of), mesh)
             yield HeldBox(f"{of.state}.{of.place.name}", of.full_shape, of.box, values)
 
 

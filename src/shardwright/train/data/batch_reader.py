@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.device_streams import Event
 from shardwright.train.data.samples import SampleReader
 
 # What went wrong is not to be kept back by a disk that gives no answer: the thread ends with the process then.
@@ -44,7 +45,7 @@ class _Batch:
     """Tokens on the device; on CUDA they are there once the copy is over."""
 
     tokens_BS: Tensor
-    copied: torch.cuda.Event | None = None
+    copied: Event | None = None
 
 
 class BatchReader:
@@ -53,7 +54,7 @@ class BatchReader:
     def __init__(self, samples: SampleReader, job: JobSpec, mesh: Mesh, num_batches: int) -> None:
         """Nothing is read beyond `num_batches`, which are counted from 0 and as large as steps of those numbers are."""
         self._samples, self._job, self._mesh, self._num_batches = samples, job, mesh, num_batches
-        self._stream = torch.cuda.Stream(mesh.device) if mesh.device.type == "cuda" else None
+        self._stream = mesh.streams.made() if mesh.streams else None
         self._asked: SimpleQueue[_Place | None] = SimpleQueue()
         self._read: SimpleQueue[_Batch | Exception] = SimpleQueue()
         self._ahead: _Place | None = None  # of the batch that is being read, or was, and nobody has taken
@@ -85,10 +86,11 @@ class BatchReader:
             raise found
         if number + 1 < self._num_batches:
             self._ask(self._place(number + 1, consumed + self._job.batch.size_at(number)))
-        if found.copied is not None:
-            stream = torch.cuda.current_stream(self._mesh.device)
-            stream.wait_event(found.copied)
-            found.tokens_BS.record_stream(stream)
+        streams = self._mesh.streams
+        if streams is not None and found.copied is not None:
+            here = streams.current()
+            here.wait_event(found.copied)
+            streams.lend(found.tokens_BS, here)
         self._taken = place, found.tokens_BS
         return found.tokens_BS
 
@@ -123,11 +125,8 @@ class BatchReader:
 
     def _fetch(self, place: _Place) -> _Batch:
         tokens_BS = _on_host(self._samples, place.consumed, place.share, self._mesh)
-        if self._stream is None:
+        streams = self._mesh.streams
+        if streams is None or self._stream is None:
             return _Batch(tokens_BS.to(self._mesh.device))
-        with torch.cuda.stream(self._stream):
-            # From pinned memory, and beside the stream that computes: neither waits for the other.
-            on_device = tokens_BS.pin_memory().to(self._mesh.device, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
-        return _Batch(on_device, copied)
+        with streams.using(self._stream):  # beside the stream that computes: neither waits for the other
+            return _Batch(streams.brought(tokens_BS), self._stream.record_event())

@@ -21,6 +21,7 @@ from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import Sharding
 from shardwright.parallel.zero.held_memory import measured_memory
+from shardwright.parallel.zero.host_link import HostLink
 from shardwright.parallel.zero.module_stage import ROOT, ModuleStage, gather_around, map_tensors, watch_gradient
 from shardwright.parallel.zero.module_units import ModuleUnits, place_parameters, values_of
 from shardwright.parallel.zero.sharded_stage import ShardedStage
@@ -125,6 +126,7 @@ class ShardedModule(nn.Module):
             zero_stage(job.plan), *mesh.replicas.sharing(0, 1), mesh.tp, compute=compute,
             gradients=NUMBERS[job.precision.gradient_number], reduce=NUMBERS[job.precision.reduce_number],
             host_share=job.plan.offload_optimizer, host_values=job.plan.offload_parameters,
+            link=HostLink(mesh.streams) if mesh.streams else None,
         )  # fmt: skip
         self._stage = ModuleStage(
             {name: [placed[p] for p in held] for name, held in units.regions.items()}, [], sharding, self._pool,

@@ -1,0 +1,377 @@
+"""A rank on CUDA without a device: its streams, events and copies to the host are noted, and each operator's accesses.
+
+Tensors have no memory (torch's device meta), and what lies in host memory is known by who made it. Every operator of
+torch passes by a dispatch mode, which says what it reads and writes; collectives read and write on streams of their
+communicators, as NCCL's do (torch's ProcessGroupNCCL: they begin after the current stream, which waits for them where
+their work is waited for; the work holds the tensors until then).
+"""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import layer_policies
+from shardwright.config.recompute_policy import KEEP_ALL
+from shardwright.measure.checks.access_order import Access, Clock, FreedMemory, MemoryBlock, Worker
+from shardwright.measure.checks.host_waits import expert_passes
+from shardwright.measure.memory_trace import line_of_ours
+from shardwright.parallel.comm.process_groups import Connect
+from shardwright.parallel.comm.transport import DryTransport, Transport, Underway
+from shardwright.train.checkpoint.boxes import HeldBox
+from shardwright.train.checkpoint.replica_state import coming_boxes
+from shardwright.train.dry_steps import DrySteps
+
+# They make tensors like others, of which they read the shape alone.
+_SHAPES_ALONE = ("empty", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+_NOT_WRITTEN = ("empty", "new_empty")  # and give them no values
+_OVERWRITE = ("copy_", "zero_", "fill_", "normal_", "uniform_")  # all that they write
+
+
+@dataclass(frozen=True)
+class RecordedEvent:
+    """A moment in a stream's work."""
+
+    clock: Clock
+    streams: "RecordedStreams"
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self.streams.host_waits(self.clock)
+
+
+@dataclass(frozen=True)
+class RecordedStream:
+    """A stream whose waits are noted."""
+
+    worker: Worker
+    streams: "RecordedStreams"
+
+    def wait_stream(self, stream: "RecordedStream") -> None:
+        self.worker.wait_for(stream.worker.clock)
+
+    def wait_event(self, event: RecordedEvent) -> None:
+        self.worker.wait_for(event.clock)
+
+    def record_event(self) -> RecordedEvent:
+        return RecordedEvent(dict(self.worker.clock), self.streams)
+
+
+class RecordedStreams:
+    """The streams of a device that is not there (parallel/device_streams.py). `faults` has each fault once, `waits` the
+    lines at which the host waited for the device since they were cleared."""
+
+    def __init__(self) -> None:
+        self.host = Worker(0, "the host")
+        self.faults: dict[str, None] = {}
+        self.waits: list[str] = []
+        self.num_accesses = 0
+        self._num_workers = 1
+        self._makes_host_memory = False
+        self._memory = FreedMemory()
+        self._blocks: dict[int, MemoryBlock] = {}
+        self._main = self._current = self.made("the stream that computes")
+
+    # What a rank asks for.
+
+    def current(self) -> RecordedStream:
+        return self._current
+
+    def made(self, name: str = "") -> RecordedStream:
+        self._num_workers += 1
+        name = name or f"the stream made at {line_of_ours()}"
+        return RecordedStream(Worker(self._num_workers - 1, name, dict(self.host.clock)), self)
+
+    @contextmanager
+    def using(self, stream: RecordedStream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def lend(self, x: Tensor, stream: RecordedStream) -> None:
+        self._block(x).lent.add(stream.worker.number)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._made_on_host(shape, dtype, is_safe=False)
+
+    def sent(self, values: Tensor) -> tuple[Tensor, RecordedEvent]:
+        copy = self._made_on_host(values.shape, values.dtype, is_safe=True)
+        copy.copy_(values, non_blocking=True)
+        return copy, self._current.record_event()
+
+    def brought(self, values: Tensor) -> Tensor:
+        return torch.empty_like(values)
+
+    def is_on_host(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" or self._block(x).stream is None
+
+    def host_reads(self, x: Tensor) -> None:
+        if not self.is_on_host(x):
+            self.host_waits(self._launched().clock)
+        self.access(self.host, "the host reads numbers", reads=[x])
+
+    def host_writes_files(self, boxes: Sequence[HeldBox]) -> None:
+        """The host reads what is in a checkpoint."""
+        self.access(self.host, "written to a file", reads=[box.values for box in boxes if box.values.is_meta])
+
+    def host_waits(self, clock: Clock) -> None:
+        """The host goes on only after all of this."""
+        self.waits.append(line_of_ours())
+        self.host.wait_for(clock)
+
+    # What is noted.
+
+    def _launched(self) -> Worker:
+        """The current stream, which is told something by the host: after all that the host has done."""
+        worker = self._current.worker
+        worker.wait_for(self.host.clock)
+        return worker
+
+    def _made_on_host(self, shape: Sequence[int], dtype: torch.dtype, is_safe: bool) -> Tensor:
+        """A tensor that stands for one in host memory."""
+        self._makes_host_memory = True
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        self._makes_host_memory = False
+        block = self._block(x)
+        block.stream, block.is_safe = None, is_safe
+        if not is_safe:
+            self._note(self._memory.handed_out(block, self.host))
+        return x
+
+    def _block(self, x: Tensor) -> MemoryBlock:
+        """The memory in which a tensor lies; new memory is the current stream's."""
+        storage = x.untyped_storage()
+        number = id(storage)
+        if number not in self._blocks:
+            self._blocks[number] = MemoryBlock(storage.nbytes(), line_of_ours(), self._current.worker)
+            weakref.finalize(storage, self._forget, number).atexit = False
+        return self._blocks[number]
+
+    def _make(self, block: MemoryBlock) -> None:
+        """The current stream gets memory: others may use it after what that stream was told before, for it may have
+        used the same memory until then."""
+        worker = self._launched()
+        self._note(self._memory.handed_out(block, worker))
+        count = worker.works()
+        self._note(block.access(Access(worker, count, 0, block.num_bytes, True, f"made, {block.made}")))
+
+    def _forget(self, number: int) -> None:
+        self._memory.let_go(self._blocks.pop(number))
+
+    def _note(self, faults: Iterator[str]) -> None:
+        for fault in faults:
+            self.faults[fault] = None
+
+    def access(self, worker: Worker, what: str, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
+        """A worker reads and writes tensors, as one piece of work."""
+        count, line = worker.works(), line_of_ours()
+        for tensors, is_write in ((reads, False), (writes, True)):
+            for x in tensors:
+                low, high = _bytes_of(x)
+                if low < high:
+                    self.num_accesses += 1
+                    access = Access(worker, count, low, high, is_write, f"{what}, {line}")
+                    self._note(self._block(x).access(access))
+
+    def ran(self, call: "OperatorCall") -> None:
+        """An operator ran, on the current stream; or on the host, where all that it had lies there. Of a copy between
+        the two the host waits for the end, unless it was told not to."""
+        if self._makes_host_memory:
+            return
+        on_host = [self.is_on_host(x) for x in call.given if x.numel()]
+        is_of_host = bool(on_host) and all(on_host)
+        for x in call.made:
+            block = self._block(x)
+            if is_of_host:
+                block.stream, block.is_safe = None, True
+            else:
+                self._make(block)
+        worker = self.host if is_of_host else self._launched()
+        made = [] if call.name.startswith(_NOT_WRITTEN) else call.made
+        self.access(worker, call.name, call.reads, [*call.writes, *made])
+        if any(on_host) and not is_of_host and call.blocks:
+            self.host_waits(worker.clock)
+
+    def connecting(self, connect: Connect) -> Connect:
+        """What makes the communicators that `connect` makes, each with a stream of its own."""
+
+        def recorded(lines: list[list[int]]) -> Transport | None:
+            if connect(lines) is None:
+                return None
+            return StreamedTransport(self, self.made("a stream of NCCL"))
+
+        return recorded
+
+
+@dataclass(frozen=True)
+class _StreamedWork:
+    """A collective on its way, which holds its tensors."""
+
+    end: RecordedEvent
+    tensors: list[Tensor]
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        self.end.streams.current().wait_event(self.end)
+        self.tensors.clear()
+
+
+@dataclass(frozen=True)
+class StreamedTransport:
+    """A transport whose collectives run on a stream of their own."""
+
+    streams: RecordedStreams
+    stream: RecordedStream
+
+    @property
+    def is_gloo(self) -> bool:
+        return False
+
+    def _begun(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _StreamedWork:
+        self.stream.worker.wait_for(self.streams.host.clock)
+        self.stream.wait_stream(self.streams.current())
+        self.streams.access(self.stream.worker, what, reads, writes)
+        return _StreamedWork(self.stream.record_event(), [*reads, *writes])
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> _StreamedWork:
+        return self._begun("all_reduce", [x], [x])
+
+    def all_gather(self, out: Tensor, x: Tensor) -> _StreamedWork:
+        return self._begun("all_gather", [x], [out])
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> _StreamedWork:
+        return self._begun("reduce_scatter", [x], [out])
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
+    ) -> _StreamedWork:
+        return self._begun("all_to_all", [x], [out])
+
+    def broadcast(self, x: Tensor, source: int) -> _StreamedWork:
+        return self._begun("broadcast", [x], [x])
+
+    def send(self, x: Tensor, to: int, tag: int = 0) -> _StreamedWork:
+        return self._begun("send", [x], [])
+
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> _StreamedWork:
+        return self._begun("recv", [], [out])
+
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
+        return [self._begun("exchange", [x], [out])]
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """What an operator was given, reads, writes and makes; `blocks` says whether the host waits for its copies."""
+
+    name: str
+    given: list[Tensor]
+    reads: list[Tensor]
+    writes: list[Tensor]
+    made: list[Tensor]
+    blocks: bool
+
+    @classmethod
+    def of(cls, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> "OperatorCall":
+        """The call of an operator, by its schema, which marks what is written."""
+        name = schema.name.removeprefix("aten::")
+        named = dict(zip((one.name for one in schema.arguments), args, strict=False)) | kwargs
+        given: list[Tensor] = []
+        reads: list[Tensor] = []
+        writes: list[Tensor] = []
+        for one in schema.arguments:
+            # Constants of the host, which nobody changes, are real tensors.
+            tensors = [x for x in tree_leaves(named.get(one.name)) if isinstance(x, Tensor) and x.is_meta]
+            given += tensors
+            is_written = one.alias_info is not None and one.alias_info.is_write
+            writes += tensors if is_written else []
+            if is_written:
+                reads += [] if one.name == "out" or name in _OVERWRITE else tensors
+            else:
+                reads += [] if name.startswith(_SHAPES_ALONE) else tensors
+        mine = {id(x.untyped_storage()) for x in given}
+        made = [
+            x
+            for x in tree_leaves(result)
+            if isinstance(x, Tensor) and x.is_meta and id(x.untyped_storage()) not in mine
+        ]
+        return cls(name, given, reads, writes, made, blocks=not named.get("non_blocking", False))
+
+
+class OperatorAccesses(TorchDispatchMode):
+    """Tells of each operator what it reads, writes and makes."""
+
+    def __init__(self, streams: RecordedStreams) -> None:
+        super().__init__()
+        self._streams = streams
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = operator(*args, **kwargs)
+        schema = operator._schema
+        if not schema.is_mutable and any(one.alias_info is not None for one in schema.returns):
+            return result  # a view: nothing is read
+        self._streams.ran(OperatorCall.of(schema, args, kwargs, result))
+        return result
+
+
+def _bytes_of(x: Tensor) -> tuple[int, int]:
+    """The bytes of its memory between which a tensor lies; none of an empty one."""
+    if not x.numel():
+        return 0, 0
+    last: int = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    first, size = int(x.storage_offset()), x.element_size()
+    return first * size, (first + last + 1) * size
+
+
+@dataclass(frozen=True)
+class RankAccesses:
+    """What a rank did on CUDA: how many accesses to memory were noted, their faults, and the lines at which the host
+    waited in `num_steps` steps, with `num_passes` passes of layers that have experts."""
+
+    num_accesses: int
+    faults: tuple[str, ...]
+    waits: tuple[str, ...]
+    num_steps: int
+    num_passes: int
+
+
+def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
+    """What a rank of a job does to its memory on CUDA, in steps of twice what fills its pipeline; behind the first a
+    checkpoint is written, beside the second another, and an evaluation follows. `waits` are those of the second."""
+    streams = RecordedStreams()
+    with OperatorAccesses(streams):
+        connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
+        steps = DrySteps(job, rank, "cuda", connect, streams)
+        steps.run()
+        streams.host_writes_files(coming_boxes(steps.replica, steps.mesh).wait())
+        saved = coming_boxes(steps.replica, steps.mesh)
+        steps.replica.executor.reverses_pairs = True  # on a device neither part of a pair is first
+        streams.waits.clear()
+        steps.run()
+        waits, passes = tuple(streams.waits), _expert_passes(job, steps)
+        streams.host_writes_files(saved.wait())
+        steps.evaluate()
+    return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, steps.num_steps, num_passes=passes)
+
+
+def _expert_passes(job: JobSpec, steps: DrySteps) -> int:
+    policies = layer_policies(job.plan, job.model.layers, job.model.mtp_layers)
+    routers = {stage: list(module.routers()) for stage, module in steps.replica.stages.items()}
+    return expert_passes(
+        steps.replica.executor.row,
+        {stage: len(layers) for stage, layers in routers.items()},
+        {stage: sum(policies[layer] != KEEP_ALL for layer in layers) for stage, layers in routers.items()},
+    )

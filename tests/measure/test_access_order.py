@@ -1,0 +1,180 @@
+"""Accesses to memory have an order on CUDA; and what takes one away is told."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cases import small_job
+from shardwright.config.job import JobSpec
+from shardwright.measure.checks import recorded_streams
+from shardwright.measure.checks.access_order import Access, FreedMemory, MemoryBlock, Worker
+from shardwright.measure.checks.host_waits import wait_faults
+from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams, recorded_accesses
+from shardwright.parallel.expert import dispatch
+from shardwright.parallel.pipeline.executor import PipelineExecutor
+from shardwright.parallel.zero.host_link import HostLink
+
+META = torch.device("meta")
+JOBS = {
+    "zero 1": small_job(batch=2, dp=2, zero=1),
+    "zero 3": small_job(batch=2, dp=2, zero=3),
+    "values on the host": small_job(batch=2, dp=2, zero=3, offload_optimizer=1.0, offload_parameters=True),
+    "half of the optimizer on the host": small_job(batch=2, dp=2, zero=1, offload_optimizer=0.5),
+    "offloaded inputs": small_job(batch=2, layers=4, recompute="full", offload_activations=True),
+    "pipeline": small_job(batch=4, pp=2, dp=2, zero=2),
+    "pairs": small_job(batch=4, pp=2, schedule="dualpipev", virtual_stages=2),
+    "ring": small_job(batch=2, cp=2),
+    "sequence parallel": small_job(batch=2, tp=2, sequence_parallel=True),
+    "experts": small_job("mixtral", batch=2, dp=2, ep=2),
+}
+# Orders that others make double. What goes out to a buffer has waited for the stream that computes, which has waited
+# for what came in from there; sums of gradients end before that of the loss, on the same communicator; and where all
+# state is on the host, nothing of a checkpoint comes from the device.
+DOUBLE = {
+    "offloaded inputs": [("wait_event", "send in send")],
+    "ring": [("wait_event", "wait in _finish_reduce")],
+    "experts": [("wait_event", "wait in _finish_reduce")],
+    "values on the host": [("synchronize", "wait")],
+}
+# What gives an order to accesses, by name: the class and its method.
+ORDERS: dict[str, tuple[type, str]] = {
+    "wait_stream": (recorded_streams.RecordedStream, "wait_stream"),
+    "wait_event": (recorded_streams.RecordedStream, "wait_event"),
+    "lend": (RecordedStreams, "lend"),
+    "synchronize": (recorded_streams.RecordedEvent, "synchronize"),
+}
+
+
+def caller() -> str:
+    """The two functions of the runtime that ask for an order."""
+    frame: Any = sys._getframe(2)
+    names: list[str] = []
+    while len(names) < 2 and frame is not None:
+        if "/shardwright/" in frame.f_code.co_filename and "/checks/" not in frame.f_code.co_filename:
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return " in ".join(names)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> set[str]:
+    """Leave out what one function of the runtime asks for. Returns the functions that ask, as they come."""
+    kind, method = ORDERS[name]
+    ask: Callable[..., None] = getattr(kind, method)
+    places = set[str]()
+
+    def asked(self: Any, *given: Any) -> None:
+        places.add(caller())
+        if caller() != place:
+            ask(self, *given)
+
+    monkeypatch.setattr(kind, method, asked)
+    return places
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_plan_has_no_fault(name: str) -> None:
+    job = JOBS[name]
+    for rank in range(0, job.plan.world, job.plan.world // job.plan.pp):
+        found = recorded_accesses(job, rank)
+        assert found.num_accesses > 500 and found.faults == ()
+        assert wait_faults(job, found.waits, found.num_steps, found.num_passes) == []
+
+
+def planted(job: JobSpec, rank: int) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(order, function that asks for it, faults of the rank without it), one after the other."""
+    for name in ORDERS:
+        with pytest.MonkeyPatch.context() as patch:
+            places = without(patch, name, "")
+            recorded_accesses(job, rank)
+        for place in sorted(places):
+            with pytest.MonkeyPatch.context() as patch:
+                without(patch, name, place)
+                yield name, place, recorded_accesses(job, rank).faults
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("of", JOBS)
+def test_an_order_that_is_left_out_is_told(of: str) -> None:
+    found = {(name, place): faults for name, place, faults in planted(JOBS[of], JOBS[of].plan.world - 1)}
+    assert len(found) > 6
+    assert [key for key, faults in found.items() if not faults] == DOUBLE.get(of, [])
+
+
+@pytest.mark.parametrize("of", ["zero 1", "experts"])
+def test_a_wait_that_is_put_in_is_told(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more in each microbatch of a dense model, and a second one in each layer with experts."""
+    job = JOBS[of]
+    if of == "experts":
+        plan_dispatch, module = dispatch.plan_dispatch, dispatch
+
+        def planned(counting: dispatch.Counting, *given: Any) -> dispatch.DispatchPlan:
+            counting.numbers.read([])
+            return plan_dispatch(counting, *given)
+
+        monkeypatch.setattr(module, "plan_dispatch", planned)
+    else:
+        forward = PipelineExecutor._forward
+
+        def waiting(self: PipelineExecutor, key: tuple[int, int], run: Any) -> None:
+            forward(self, key, run)
+            self._mesh.to_host(run.losses[key[1]])
+
+        monkeypatch.setattr(PipelineExecutor, "_forward", waiting)
+    found = recorded_accesses(job, 0)
+    faults = wait_faults(job, found.waits, found.num_steps, found.num_passes)
+    where = {"experts": "parallel/expert/", "zero 1": "parallel/comm/process_groups.py"}[of]
+    assert len(faults) == 1 and where in faults[0] and "would do" in faults[0]
+
+
+def worker(number: int, **clock: int) -> Worker:
+    return Worker(number, f"stream {number}", {int(name[1:]): count for name, count in clock.items()})
+
+
+def test_two_accesses_are_a_fault_where_one_writes_and_neither_comes_first() -> None:
+    first, second = worker(1), worker(2)
+    for writes in ((True, True), (True, False), (False, True), (False, False)):
+        block = MemoryBlock(100, "a line", first)
+        assert not list(block.access(Access(first, first.works(), 0, 50, writes[0], "one")))
+        assert not list(block.access(Access(second, second.works(), 50, 100, writes[1], "beside it")))
+        late = Access(second, second.works(), 40, 60, writes[1], "two")
+        assert len(list(block.access(late))) == any(writes)
+        second.wait_for(first.clock)
+        assert not list(block.access(Access(second, second.works(), 0, 100, True, "in order")))
+        first.wait_for(second.clock)
+
+
+def test_memory_that_is_let_go_is_not_used_again_before_its_streams() -> None:
+    """Where it was made it may be at once; unless another stream that it was not lent to has still to come to it."""
+    for is_lent, is_waited in ((False, False), (True, False), (False, True)):
+        maker, other, memory = worker(1), worker(2), FreedMemory()
+        block = MemoryBlock(100, "a line", maker)
+        list(block.access(Access(maker, maker.works(), 0, 100, True, "made")))
+        other.wait_for(maker.clock)
+        assert not list(block.access(Access(other, other.works(), 0, 100, False, "read")))
+        if is_lent:
+            block.lent.add(other.number)
+        memory.let_go(block)
+        if is_waited:
+            maker.wait_for(other.clock)
+        faults = list(memory.handed_out(MemoryBlock(10, "another line", maker), maker))
+        assert len(faults) == (not is_lent and not is_waited)
+        assert not list(memory.handed_out(MemoryBlock(10, "another line", other), other))
+
+
+def test_the_host_reads_what_came_once_it_is_there() -> None:
+    """Of a link to the host, by hand."""
+    for waits in (True, False):
+        streams = RecordedStreams()
+        with OperatorAccesses(streams):
+            link = HostLink(streams)
+            into, values = link.empty((5,), torch.float32), torch.zeros(5, device=META)
+            sent = link.send(into, values)
+            if waits:
+                sent.synchronize()
+            into.mul_(2)
+            link.bring(values, into)
+            values.mul_(2)
+        assert bool(streams.faults) != waits
