@@ -20,7 +20,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import every_rank_has_room
 from shardwright.planner.search.beside import blocks_beside, same_stages
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import Columns, PlanBlock
+from shardwright.planner.search.plan_block import Column, Columns, PlanBlock
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN, InSight, Look, Promising, by_turns
 from shardwright.planner.search.results import FoundPlace, PlayedPlan
@@ -29,6 +29,7 @@ from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
 from shardwright.simulate.full_step import is_played, played_steps
 from shardwright.workload.memo import Memo
+from shardwright.workload.query import SCHEDULE_NAMES
 
 _MORE = 1e-6  # share of a step: a smaller gain counts as none
 _SPARE = 1e-3  # share of a step that uneven stages must be able to save
@@ -224,9 +225,13 @@ class PlayedPlans:
         """The plans beside each of some, which take so many seconds by token, that may be faster and fit."""
         promising: list[list[Promising]] = [[] for _ in plans]
         even_s = [self._closed_even_s(job) for job in plans]
-        now = InSight.of([self._time(job)[0] for job in plans], plans, token_s, even_s)
+        times = [self._time(job)[0] for job in plans]
+        closed_s = [self._closed_s[_key(job)] / job.tokens_per_step for job in plans]
+        now = InSight.of(times, plans, token_s, closed_s=closed_s, even_s=even_s)
+        schedules = np.array([SCHEDULE_NAMES.index(job.plan.schedule) for job in plans])
         for block in blocks_beside(self.job, self.constraints, self.rows, plans):
-            for plan in self._promising(block, now.taken(block.columns["near"]), look):
+            beside_of = block.columns["near"]
+            for plan in self._promising(block, now.taken(beside_of), block.schedule == schedules[beside_of], look):
                 promising[plan.near].append(plan)
         beside = []
         for job, near in zip(plans, promising, strict=True):
@@ -259,12 +264,13 @@ class PlayedPlans:
             ):
                 yield other
 
-    def _promising(self, block: PlanBlock, now: InSight, look: Look) -> Iterator[Promising]:
-        """The plans of a block that may be faster than those beside which they are, and fit."""
+    def _promising(self, block: PlanBlock, now: InSight, is_alike: Column, look: Look) -> Iterator[Promising]:
+        """The plans of a block that may be faster than those beside which they are, and fit; some of the same
+        schedule."""
         priced = prices(self.job, block, self.constants, self.memo)
         host, process = (np.broadcast_to(of, now.token_s.shape) for of in (priced.memory.host, priced.memory.process))
         tokens = block.columns["global_batch_size"] * self.job.model.sequence
-        hoped_s = now.hoped_s(priced.laid_out_s, priced.time, tokens, look)
+        hoped_s = now.hoped_s(priced.laid_out_s, priced.time, tokens, is_alike, look)
         may_fit = (process <= look.room * self.room) & (host <= self.host_room)
         for index in np.flatnonzero(may_fit & (hoped_s * (1 + _MORE) < now.token_s)).tolist():
             near, job = int(block.columns["near"][index]), block.plan(index, self.job)

@@ -20,12 +20,14 @@ from shardwright.workload.arrays import Array
 @dataclass(frozen=True)
 class Look:
     """How closely plans beside one are looked at: `most` of them are simulated, and of long steps fewer, of at most
-    `num_actions` together but two; each may hope to be without this share of its bubble, and may need so much of the
-    `room` by closed forms: its account may say less, and far less under uneven stages."""
+    `num_actions` together but two; each may hope to be without this share of its bubble, one with the same schedule to
+    be by a share `alike` faster than closed forms say that it is beside the other, and may need so much of the `room`
+    by closed forms: its account may say less, and far less under uneven stages."""
 
     most: int
     num_actions: int
     bubble_share: float
+    alike: float = 0.0
     room: float = 1.02
 
     def most_like(self, job: JobSpec) -> int:
@@ -34,7 +36,7 @@ class Look:
 
 
 QUICK = Look(most=5, num_actions=2**12, bubble_share=0.0)
-THOROUGH = Look(most=64, num_actions=2**13, bubble_share=0.4)
+THOROUGH = Look(most=64, num_actions=2**13, bubble_share=0.4, alike=0.02)
 UNEVEN = Look(most=3, num_actions=2**12, bubble_share=0.0, room=1.2)
 
 
@@ -51,37 +53,41 @@ class Promising(NamedTuple):
 @dataclass(frozen=True)
 class InSight:
     """Plans that were simulated, in arrays: seconds by token of a step, and of its parts that other plans may hide as
-    these do; and of those with uneven stages what closed forms say of even ones, 0 of others."""
+    these do; what closed forms say of all; and of those with uneven stages what these say of even ones, 0 of others."""
 
     token_s: Array
+    closed_s: Array
     messages_s: Array
     data_s: Array
     even_s: Array
 
     @classmethod
     def of(
-        cls, times: Sequence[StepTime], jobs: Sequence[JobSpec], token_s: Sequence[float], even_s: Sequence[float]
-    ) -> "InSight":
+        cls, times: Sequence[StepTime], jobs: Sequence[JobSpec], token_s: Sequence[float], *,
+        closed_s: Sequence[float], even_s: Sequence[float],
+    ) -> "InSight":  # fmt: skip
         """Some jobs by their steps."""
         tokens = np.array([job.tokens_per_step for job in jobs])
         messages_s, data_s = (np.array([float(getattr(of, part)) for of in times]) for part in ("messages", "data"))
-        return cls(np.array(token_s), messages_s / tokens, data_s / tokens, even_s=np.array(even_s))
+        return cls(np.array(token_s), np.array(closed_s), messages_s / tokens, data_s / tokens, even_s=np.array(even_s))
 
     def taken(self, numbers: Array) -> "InSight":
         """The plans of these numbers."""
-        return InSight(
-            self.token_s[numbers], self.messages_s[numbers], self.data_s[numbers], even_s=self.even_s[numbers]
-        )
+        fields = {name: values[numbers] for name, values in vars(self).items()}
+        return InSight(**fields)
 
-    def hoped_s(self, closed_s: Array, time: StepTime, tokens: Array, look: Look) -> Array:
+    def hoped_s(self, closed_s: Array, time: StepTime, tokens: Array, is_alike: Array, look: Look) -> Array:
         """Seconds by token that plans beside these may hope for, of which closed forms say `closed_s` in all. Under the
-        uneven stages of one of these, a plan may hope for the share that it gains with even ones."""
+        uneven stages of one of these, a plan may hope for the share that it gains with even ones; and where its order
+        of work `is_alike`, for as much as the other gains over closed forms, and a little more."""
         hidden_s = np.maximum(0.0, time.messages / tokens - self.messages_s)
         hidden_s = hidden_s + np.maximum(0.0, time.data / tokens - self.data_s)
         hoped_s = closed_s - hidden_s - look.bubble_share * time.bubble / tokens
         closed_even_s, is_uneven = time.total / tokens, self.even_s > 0
         share = np.divide(closed_even_s, self.even_s, out=np.full(closed_even_s.shape, np.inf), where=is_uneven)
-        return np.minimum(hoped_s, self.token_s * share)
+        hoped_s = np.minimum(hoped_s, self.token_s * share)
+        as_here_s = closed_s * self.token_s / self.closed_s * (1 - look.alike)
+        return np.where(is_alike & (look.alike > 0), np.minimum(hoped_s, as_here_s), hoped_s)
 
 
 def by_turns(plans: Sequence[Promising]) -> list[JobSpec]:
