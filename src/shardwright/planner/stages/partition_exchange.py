@@ -84,25 +84,30 @@ class _Loads:
 
     def seconds_and_excess(self, counts: Integers) -> tuple[Floats, Floats]:
         """[layout][rank]: seconds of a microbatch, and bytes above the memory, 0 where it fits."""
-        ends = np.cumsum(counts, axis=1)[:, self.stages]
-        starts = ends - counts[:, self.stages]
-        row = np.arange(len(self.ranks))
-        of_stage_s = self.seconds[row, ends] - self.seconds[row, starts] + self.extra_s
-        of_stage_bytes = self.bytes[row, ends] - self.bytes[row, starts] + self.extra_bytes
+        of_stage_s, of_stage_bytes = self._of_stages(counts)
         on = (self.ranks[:, None] == np.arange(len(self.memory_bytes))).astype(float)
         needed = of_stage_bytes @ on
         over = np.where(needed > self.memory_bytes * (1 + 1e-12), needed - self.memory_bytes, 0.0)
         return of_stage_s @ on, over
+
+    def _of_stages(self, counts: Integers) -> tuple[Floats, Floats]:
+        """[layout][a rank's stage]: seconds of a microbatch, and bytes."""
+        ends = np.cumsum(counts, axis=1)[:, self.stages]
+        starts = ends - counts[:, self.stages]
+        row = np.arange(len(self.ranks))
+        of_stage_s = self.seconds[row, ends] - self.seconds[row, starts] + self.extra_s
+        return of_stage_s, self.bytes[row, ends] - self.bytes[row, starts] + self.extra_bytes
 
     def scores(self, counts: Integers) -> Floats:
         """[layout][...]: what is compared from left to right: excess, loads from the slowest, unevenness of stages."""
         seconds, excess = self.seconds_and_excess(counts)
         slowest_first = -np.sort(-seconds, axis=1)
         scale = self.seconds[:, -1].max()
-        uneven = (counts**2).sum(axis=1, keepdims=True)
-        return np.concatenate(
-            [excess.sum(axis=1, keepdims=True), np.round(slowest_first / scale, _DIGITS), uneven], axis=1
-        )
+        # Ranks pass work on stage by stage: of equal loads that is best whose stages take equally long.
+        of_stage_s, _ = self._of_stages(counts)
+        uneven = ((of_stage_s / scale) ** 2).sum(axis=1, keepdims=True)
+        compared = np.concatenate([slowest_first / scale, uneven], axis=1).round(_DIGITS)
+        return np.concatenate([excess.sum(axis=1, keepdims=True), compared], axis=1)
 
 
 def _exchanges(counts: Integers, least: Integers) -> Integers:
