@@ -377,7 +377,7 @@ def fill_the_disk(run: Run, rng: random.Random) -> None:
     of_one = disk.used // len(list(run.place.glob("step-*")))
     run.note(where_it_is(run))
     left = 0 if run.folder in run.place.parents else rng.randrange(of_one // 2)
-    with filler.open("wb") as file, suppress(OSError):
+    with suppress(OSError), filler.open("wb") as file:  # closing it writes once more
         while shutil.disk_usage(run.place).free > left:
             file.write(bytes(1 << 12))
             file.flush()

@@ -256,7 +256,7 @@ class Harmed:
         """What a run that is done should not have."""
         run, said = self.run, self.run.said()
         if "Traceback" in said:
-            yield "a traceback"
+            yield f"a traceback: {said[said.index('Traceback') :][:2000]}"
         if "is not whole" in said and not self.is_damaged:
             yield "a checkpoint is not whole that nobody damaged"
         if (found := losses(run.folder)) != self.unharmed.losses:
