@@ -43,8 +43,8 @@ test: lint  ## everything that must hold: lint, then all tests, of the largest g
 test-all: lint  ## the same with all cases of these grids
 	$(PYTEST) --all-cases
 
-test-fast: $(VENV)/installed-test  ## the tests that start no processes
-	$(PYTEST) -m "not processes"
+test-fast: $(VENV)/installed-test  ## the tests that start no processes and do not compute for long
+	$(PYTEST) -m "not processes and not long"
 
 fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N dry runs, N runs that stop and go on, N trainings against transformers in float64, 10 x N hostile inputs, as many jobs with ways out of their faults, every key of a config.json, N pairs of searches, N plans under the checks of dry runs (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/plans.py --seed $(SEED) --count $(N)

@@ -29,6 +29,8 @@ from shardwright.train.build import build
 from shardwright.train.train_step import train_step
 from shardwright.workload.recompute_cost import Again
 
+pytestmark = pytest.mark.long
+
 
 def budget_job(limit_bytes: float = GIB, **fields: Any) -> JobSpec:
     fields = {"pp": 4, "layers": 12, "batch": 8, **fields}

@@ -15,6 +15,8 @@ from shardwright.cost.memory import rank_memory
 from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
 
+pytestmark = pytest.mark.long
+
 _MOST_PLAYED = 1500  # microbatches, each once a stage, so that the account takes milliseconds
 
 

@@ -11,6 +11,8 @@ from shardwright.config.moe import AuxLoss, GateName, Scope
 from shardwright.config.plan import CompressName, ContextMethod, Recompute, ScheduleName
 from shardwright.precision.float8_recipe import RECIPES
 
+pytestmark = pytest.mark.long
+
 SEED, NUM_DRAWN, MOST_PASSES, NUM_PARTS = 78, 185, 12, 10
 LEAST_COMPARED = 100
 

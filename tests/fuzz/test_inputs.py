@@ -12,6 +12,8 @@ from fuzz.hostile import Case
 from fuzz.kinds import KINDS, case_of
 from ranks import PATIENCE_S
 
+pytestmark = pytest.mark.long
+
 FUZZER = Path(inputs.__file__)
 
 

@@ -8,6 +8,8 @@ import pytest
 from fuzz import searches
 from shardwright.config import catalog
 
+pytestmark = pytest.mark.long
+
 SEED = 2026
 NUM_DRAWS = 4
 

@@ -17,6 +17,8 @@ from shardwright.parallel.expert import dispatch
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.zero.host_link import HostLink
 
+pytestmark = pytest.mark.long
+
 META = torch.device("meta")
 JOBS = {
     "zero 1": small_job(batch=2, dp=2, zero=1),

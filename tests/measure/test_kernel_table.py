@@ -8,6 +8,8 @@ import pytest
 
 from kernel_traffic import Kernel, step_kernels
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs/gpu.md"
 BASE = (
     "plan={dp=1, zero=1, microbatch_size=1}", 'precision.compute="bf16"', "cluster.software=shardwright",

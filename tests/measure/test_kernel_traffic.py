@@ -37,6 +37,8 @@ from shardwright.train.build import NUMBERS
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import Operator
 
+pytestmark = pytest.mark.long
+
 OWN = software_of("shardwright")
 BASE = (
     "model.sequence=512", "model.vocab=1024", "model.hidden=256", "model.heads=8", "model.kv_heads=4", "model.ffn=640",

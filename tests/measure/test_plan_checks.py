@@ -10,6 +10,8 @@ from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.measure.checks import plan_checks
 
+pytestmark = pytest.mark.long
+
 SMALL = ("--set", "plan.dp=2", "--set", "plan.tp=1", "--set", "plan.pp=1", "--set", "plan.sequence_parallel=false")
 
 

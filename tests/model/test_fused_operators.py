@@ -12,6 +12,8 @@ from shardwright.model import activation, fused_softmax, logit_change, rotary, w
 from shardwright.parallel.expert import expert_bias
 from shardwright.precision.fused_operator import compiled
 
+pytestmark = pytest.mark.long
+
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
 T, V = 6, 37
 NAMES = ("silu", "gelu", "gelu-tanh", "clamped-silu")

@@ -10,6 +10,8 @@ from shardwright.config.other_systems.meaning import differences
 from shardwright.config.other_systems.nearest import way_to, with_fields
 from shardwright.config.other_systems.systems import SYSTEMS, job_of_texts
 
+pytestmark = pytest.mark.long
+
 # Of what 30 plans of each there must be some, so that the equality says something.
 VARIED = {
     "megatron": {"pp", "tp", "cp", "ep", "zero", "recompute", "virtual_stages", "order"},

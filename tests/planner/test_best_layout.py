@@ -28,6 +28,8 @@ from shardwright.sharding.stage_placement import placement_of
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import played_step
 
+pytestmark = pytest.mark.long
+
 CONSTANTS = shipped()
 LINKS = {"intra_node": {"bandwidth_gb_per_s": 300.0}, "inter_node": {"bandwidth_gb_per_s": 25.0}}
 MODEL = {"name": "m", "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "vocab": 128000, "sequence": 2048}

@@ -14,6 +14,8 @@ from shardwright.config import catalog
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread, student_cdf
 from shardwright.workload.query import PlanGrid
 
+pytestmark = pytest.mark.long
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -15,6 +15,8 @@ from shardwright.cost.calibration import shipped
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.search import search
 
+pytestmark = pytest.mark.long
+
 # Values of each field that a search may keep; some of them no plan of the small jobs has.
 VALUES: dict[str, tuple[Any, ...]] = {
     "schedule": get_args(ScheduleName),

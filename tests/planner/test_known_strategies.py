@@ -14,6 +14,8 @@ from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search
 from shardwright.report.plans_text import plans_text
 
+pytestmark = pytest.mark.long
+
 QUICK = constraints_of(["plan.recompute=full", "plan.cp=1", "plan.schedule=1f1b", "plan.microbatch_size=1"], [])
 
 

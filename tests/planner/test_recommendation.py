@@ -44,6 +44,8 @@ from shardwright.report.recommendation_text import plan_dicts, recommendation_te
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 
+pytestmark = pytest.mark.long
+
 FREE = constraints_of([], [])
 DEGREES = ("tp", "pp", "cp", "dp", "ep")
 

@@ -26,6 +26,8 @@ from shardwright.planner.search.search import ranked_kinds, search
 from shardwright.planner.search.space import degrees, hybrid_ranks
 from shardwright.workload.memo import Memo
 
+pytestmark = pytest.mark.long
+
 
 def kind(plan: Any) -> tuple[int, ...]:
     """What plans have in common of which one is shown."""

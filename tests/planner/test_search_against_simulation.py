@@ -1,5 +1,7 @@
 """The plan that is found, against every plan of a reduced space simulated in full, action by action."""
 
+import pytest
+
 from planned import all_plans
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -9,6 +11,8 @@ from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search
 from shardwright.simulate.full_step import played_step
+
+pytestmark = pytest.mark.long
 
 
 def job() -> JobSpec:

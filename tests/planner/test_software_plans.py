@@ -13,6 +13,8 @@ from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.space import SCHEDULES
 
+pytestmark = pytest.mark.long
+
 KNOWN = ["megatron-core", "megatron-2021", "megatron-2022", "megatron-deepspeed", "nemo", "llama3", "hai-llm"]
 
 

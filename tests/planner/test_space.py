@@ -25,6 +25,8 @@ from shardwright.planner.search.space import RECOMPUTE, SCHEDULES, count_by_word
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import CP, DP, EP, PP, REPLICAS, TP, axis_groups
 
+pytestmark = pytest.mark.long
+
 DENSE: dict[str, Any] = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "sequence": 12}
 MODELS = {
     "dense": DENSE,

@@ -10,6 +10,8 @@ from shardwright.precision import float8, float8_product
 from shardwright.precision.float8 import E4M3, E5M2, Granularity, quantise
 from shardwright.precision.fused_operator import compiled
 
+pytestmark = pytest.mark.long
+
 SHAPES = [(5, 37), (130, 129)]
 DTYPES = {"tensor": torch.float32, "row": torch.float32, "tile": torch.bfloat16, "block": torch.float32}
 # One graph, with no call back into Python, for all sizes.

@@ -24,6 +24,8 @@ from shardwright.schedule.solver.problem import Problem, Rows
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import in_line, looped, vee
 
+pytestmark = pytest.mark.long
+
 
 @dataclass(frozen=True)
 class Case:

@@ -17,6 +17,8 @@ from shardwright.train.data.prepared_tokens import TokenFiles
 from shardwright.train.data.token_stream import TokenStream
 from shardwright.train.prompt import prompt_of
 
+pytestmark = pytest.mark.long
+
 TEXTS = ["some words", "", "and more", "<s>begun already", "the last"]
 PROMPTED = ("some words", "<s>begun already")  # each takes a process of its own
 

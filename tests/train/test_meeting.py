@@ -14,6 +14,8 @@ from shardwright.parallel.comm import hang_watch
 from shardwright.parallel.comm.hang_watch import Watch, in_turn_of_rank_0
 from shardwright.train.launch.meeting import NotMetError, attempt_name
 
+pytestmark = pytest.mark.long
+
 
 def meet(store: dist.Store, ranks: list[int], world: int, timeout_s: float = 30.0) -> dict[int, str]:
     """What each rank finds: the name, or why there is none."""

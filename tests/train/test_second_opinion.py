@@ -4,6 +4,8 @@ import pytest
 
 from fuzz.opinions import draw, in_words, run
 
+pytestmark = pytest.mark.long
+
 SEED, DRAWS = 4, 30
 
 
