@@ -106,16 +106,13 @@ class FreedMemory:
 
     def handed_out(self, block: MemoryBlock, worker: Worker) -> Iterator[str]:
         """A worker gets memory. Yields a fault for each access that may still be made to what it gets."""
-        waiting = []
         for other in self._free.pop(self._place(block), []):
             late = [access for access in other.open_accesses() if not worker.comes_after(access)]
-            if not late:
-                continue
-            yield (
-                f"memory made by {other.made} was let go, and {worker.name} is given it again ({block.made}), though "
-                f"nothing orders that and a {late[0]}"
-            )
-            waiting.append(other)
+            if late:
+                yield (
+                    f"memory made by {other.made} was let go, and {worker.name} is given it again ({block.made}), "
+                    f"though nothing orders that and a {late[0]}"
+                )
 
     @staticmethod
     def _place(block: MemoryBlock) -> tuple[int, int]:

@@ -78,7 +78,7 @@ class RecordedStreams:
         self._makes_host_memory = False
         self._memory = FreedMemory()
         self._blocks: dict[int, MemoryBlock] = {}
-        self._main = self._current = self.made("the stream that computes")
+        self._current = self.made("the stream that computes")
 
     # What a rank asks for.
 

@@ -44,12 +44,8 @@ class Turns:
     @contextmanager
     def taking(self, running: Pass) -> Iterator[None]:
         """Compute a pass, once nobody else does, and until the end or a `waiting` within."""
-        with self._turn:
-            self._mine.running = running
-            try:
-                yield
-            finally:
-                self._mine.running = None
+        with self.apart(running):
+            yield
 
     @contextmanager
     def apart(self, running: Pass) -> Iterator[None]:
