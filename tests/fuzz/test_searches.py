@@ -28,11 +28,12 @@ def test_closed_forms_that_say_too_much_hide_no_plan_beside_the_list(number: int
     assert plans and searches.beside_faults(given, plans) == []
 
 
-@pytest.mark.parametrize(("seed", "number"), [(55001, 1), (55002, 7)])
+@pytest.mark.parametrize(("seed", "number"), [(55001, 1), (55002, 7), (99001, 107), (99002, 59)])
 def test_what_gains_under_uneven_stages_or_with_fewer_of_them_is_in_the_list(
     seed: int, number: int, tmp_path: Path
 ) -> None:
-    """Of the fourth line of a list: another ZeRO stage under its layout, and two stages a rank and not three."""
+    """Of the last lines of a list: another ZeRO stage under its layout, two stages a rank and not three, what a pair
+    of microbatches hides of the way to experts, and a microbatch twice as large."""
     given = searches.drawn(seed, number)
     plans = searches.answer(given, tmp_path)
     assert plans and searches.beside_faults(given, plans) == []

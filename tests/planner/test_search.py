@@ -17,14 +17,16 @@ from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.planner.advice.advice import priced
 from shardwright.planner.search import bounds
+from shardwright.planner.search.beside import blocks_beside
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.corrections import Corrections
 from shardwright.planner.search.plan_block import PlanBlock
 from shardwright.planner.search.plan_price import prices, room_bytes
 from shardwright.planner.search.played_plans import PlayedPlans
-from shardwright.planner.search.search import ranked_kinds, search
+from shardwright.planner.search.search import SURE_STATE, ranked_kinds, search
 from shardwright.planner.search.space import degrees, hybrid_ranks
 from shardwright.workload.memo import Memo
+from shardwright.workload.query import SCHEDULE_NAMES
 
 pytestmark = pytest.mark.long
 
@@ -116,6 +118,8 @@ def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) 
     least_bytes, without_offload = bounds.state_bytes(columns | held)
     is_kept = columns["offload_optimizer"] == 0
     assert (np.where(is_kept, without_offload, least_bytes) <= priced.memory.process * (1 + 1e-12)).all()
+    kept_anywhere = priced.memory.process + priced.memory.host
+    assert (SURE_STATE * bounds.least_state_bytes(job, shipped()) <= kept_anywhere).all()
     if bounds.keeps_as_much(job, words):
         assert (bounds.activation_bytes(job, columns, words, shipped(), Memo()) <= priced.memory.process).all()
 
@@ -157,6 +161,36 @@ def test_what_has_no_price_or_no_plan_is_said() -> None:
         search(unknown, Constraints(), shipped())
     with pytest.raises(PlanError, match=r"no plan has plan\.tp=3; use one of 1, 2, 4, or"):
         search(job, Constraints(keep={"tp": 3}), shipped())
+
+
+def test_a_model_that_no_devices_hold_is_not_searched_for() -> None:
+    job = small_job("dense")
+    few = job.model_copy(update={"model": job.model.model_copy(update={"layers": 4000})})
+    found = search(few, Constraints(), shipped())
+    assert (found.candidates, found.tally.num_priced) == ([], 0) and found.tally.num_plans > 0
+
+
+def test_the_plans_beside_one_pair_microbatches_together_or_not_at_all() -> None:
+    """Of a model with experts a price holds for plans that hide the way to these, or for ones that do not."""
+    job = small_job("experts")
+    constraints = Constraints(among={"microbatch_size": (1,)})
+    rows = degrees(job, constraints)
+    (first, *_) = search(
+        job, Constraints({"schedule": "dualpipev", "pp": 2, "tp": 1, "microbatch_size": 1}), shipped()
+    ).candidates
+    columns = [block.columns["schedule"] for block in blocks_beside(job, constraints, rows, [first.job])]
+    are_paired = [{bounds.is_paired(SCHEDULE_NAMES[number]) for number in column.tolist()} for column in columns]
+    assert all(len(pairs) == 1 for pairs in are_paired)
+    assert set.union(*are_paired) == {False, True}
+
+
+def test_bounds_of_many_plans_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed for so many plans in one call that these have room."""
+    whole = search(small_job("experts"), Constraints(), shipped(), num_shown=4)
+    monkeypatch.setattr("shardwright.planner.search.search._MOST_ROWS", 200)
+    parts = search(small_job("experts"), Constraints(), shipped(), num_shown=4)
+    assert [plan.job for plan in parts.candidates] == [plan.job for plan in whole.candidates]
+    assert parts.tally.num_priced == whole.tally.num_priced
 
 
 def test_a_method_that_no_degrees_admit_is_passed_over() -> None:

@@ -1,6 +1,7 @@
 """One device or generation of software, from the catalog or from a file of your own, checked field by field."""
 
 import json
+from functools import lru_cache
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -16,11 +17,18 @@ Entry = TypeVar("Entry", bound=Spec)
 def read_entry(kind: catalog.Kind, name: str, spec: type[Entry]) -> Entry:
     """The entry `name` as a `spec`. KeyError if the catalog has none; PlanError with all that is wrong with a file."""
     try:
-        return spec.model_validate_json(json.dumps(catalog.read(kind, name), default=str), strict=True)
+        entry = _entry(json.dumps(catalog.read(kind, name), default=str), spec)
     except ValidationError as error:
         raise PlanError(name, described(error, spec)) from None
     except ValueError as error:
         raise PlanError(name, [str(error)]) from None
+    assert isinstance(entry, spec)
+    return entry
+
+
+@lru_cache(maxsize=64)  # a search checks thousands of plans for the same devices
+def _entry(text: str, spec: type[Spec]) -> Spec:
+    return spec.model_validate_json(text, strict=True)
 
 
 def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) -> list[str]:

@@ -157,8 +157,11 @@ class PlanGrid:
 
     @property
     def is_paired(self) -> bool:
-        """Whether another microbatch computes while tokens travel to experts and back."""
-        return all(name.startswith("dualpipe") for name, _ in self.schedules)
+        """Whether another microbatch computes while tokens travel to experts and back. Plans of which some do so and
+        some do not are no grid of a model with experts."""
+        are_paired = {name.startswith("dualpipe") for name, _ in self.schedules}
+        assert len(are_paired) == 1, f"schedules with and without pairs are in one grid: {self.schedules}"
+        return are_paired.pop()
 
     @cached_property
     def num_microbatches(self) -> Numbers:

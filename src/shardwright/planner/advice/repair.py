@@ -5,7 +5,7 @@ then each two of them, then any number. So none of as few changes is faster.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -95,18 +95,22 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
     way out."""
     most_s = _SLOWEST * float(step_time(run_of(job), constants).total)
     memo, kept = Memo(), _kept(job)
-    for number in (1, 2, len(_CHANGES)):
-        plans: dict[str, PlayedPlan] = {}
-        for names in combinations(_CHANGES, number):
-            free = {field for name in names for field in _CHANGES[name]}
-            among = {field: value for field, value in kept.items() if field not in free}
-            constraints = Constraints(among, among={"schedule": schedules})
-            for plan in _fastest(job, constraints, constants, memo, 1 if number < len(_CHANGES) else num_shown):
-                if float(plan.time.total) <= most_s:
-                    plans[plan.job.plan.model_dump_json()] = plan
-        if plans:
-            return list(_told(job, sorted(plans.values(), key=lambda plan: plan.token_s), constants))[:num_shown]
-    return []
+
+    def fastest(names: Iterable[str], most: int) -> list[PlayedPlan]:
+        free = {field for name in names for field in _CHANGES[name]}
+        among = {field: value for field, value in kept.items() if field not in free}
+        plans = _fastest(job, Constraints(among, among={"schedule": schedules}), constants, memo, most)
+        return [plan for plan in plans if float(plan.time.total) <= most_s]
+
+    def with_changes(number: int) -> list[PlayedPlan]:
+        found = [plan for names in combinations(_CHANGES, number) for plan in fastest(names, 1)]
+        return list({plan.job.plan.model_dump_json(): plan for plan in found}.values())
+
+    plans = with_changes(1)
+    if not plans:
+        plans = fastest(_CHANGES, num_shown)  # where nothing fits, no two changes help
+        plans = plans and (with_changes(2) or plans)
+    return list(_told(job, sorted(plans, key=lambda plan: plan.token_s), constants))[:num_shown]
 
 
 def _kept(job: JobSpec) -> dict[str, object]:

@@ -13,6 +13,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
 from shardwright.config.rank_order import number_of
 from shardwright.planner.search import space
+from shardwright.planner.search.bounds import is_paired
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import DEGREES, SHARING, Column, Columns, PlanBlock, Words, taken, together
 from shardwright.sharding.stage_placement import placement_of
@@ -27,12 +28,13 @@ def blocks_beside(job: JobSpec, constraints: Constraints, rows: Columns, plans: 
     """The legal plans beside some, in blocks; a column `near` says of which of them. `rows` are the degrees of the
     space."""
     words = space.words_of(job, constraints, rows)
-    alike: dict[Words, list[PlanBlock]] = {}
+    alike: dict[tuple[Words, bool], list[PlanBlock]] = {}
     for near, plan in enumerate(plans):
         for block in _beside(job, constraints, rows, words, plan):
             columns = block.columns | {"near": np.full(len(block), near), "schedule": block.schedule}
             common = replace(block.words, schedule="1f1b")  # the schedule is a column of blocks that are joined
-            alike.setdefault(common, []).append(PlanBlock(common, columns))
+            hides_experts = job.model.moe.experts > 0 and is_paired(block.words.schedule)
+            alike.setdefault((common, hides_experts), []).append(PlanBlock(common, columns))
     return [together(blocks) for blocks in alike.values()]
 
 

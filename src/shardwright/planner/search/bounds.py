@@ -27,7 +27,7 @@ from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.stage_time import PieceTime
-from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, Words, standing_ranks
+from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, Words, standing_ranks, taken
 from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time
 from shardwright.workload.memo import Memo
 from shardwright.workload.query import SCHEDULE_NAMES
@@ -66,16 +66,19 @@ def zero3_token_s(
 ) -> Column:
     """A lower bound on seconds by token under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those
     of a node; or over those of both copies of a stage, which may be nearer to each other where stages lie between."""
-    least_s, one, two = np.full(len(hybrid), np.inf), SCHEDULE_NAMES.index("1f1b"), SCHEDULE_NAMES.index("dualpipe")
-    ranks = standing_ranks(rows)
-    is_mirrored = (ranks.block < ranks.stage_ranks) & (rows["pp"] % 2 == 0)
-    ways = [(np.zeros_like(hybrid), one), (hybrid, one), *[(np.zeros_like(hybrid), two)] * bool(is_mirrored.any())]
-    for over, schedule in ways:
-        columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over}
-        columns["schedule"] = np.where(is_mirrored, schedule, one)
-        time = _microbatch(job, columns, words, constants, memo=memo)
+    least_s, ranks = np.full(len(hybrid), np.inf), standing_ranks(rows)
+    all_rows, no_hybrid = np.arange(len(hybrid)), np.zeros_like(hybrid)
+    mirrored = np.flatnonzero((ranks.block < ranks.stage_ranks) & (rows["pp"] % 2 == 0))
+    ways = ("1f1b", no_hybrid, all_rows), ("1f1b", hybrid, all_rows), ("dualpipe", no_hybrid, mirrored)
+    for schedule, over, places in ways:
+        if not len(places):
+            continue
+        number = np.full_like(hybrid, SCHEDULE_NAMES.index(schedule))
+        columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over, "schedule": number}
+        time = _microbatch(job, taken(columns, places), words, constants, memo=memo)
         compute_s = time.forward + time.input_grad + time.weight_grad + time.again
-        least_s = np.minimum(least_s, compute_s + time.tensor + time.context + time.shard)
+        seconds = compute_s + time.tensor + time.context + time.shard
+        least_s[places] = np.minimum(least_s[places], seconds)
     return mean_rank_token_s(job, rows, least_s)
 
 
@@ -146,6 +149,14 @@ def activation_bytes(job: JobSpec, rows: Columns, words: Words, constants: Const
     pp, layers = rows["pp"], job.model.layers
     memory = peak_memory(PlanBlock(replace(words, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
     return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
+
+
+def least_state_bytes(job: JobSpec, constants: Constants) -> float:
+    """About the least bytes of a model's state for each device, in its own memory and the host's together: no plan
+    shares it out over more than all of them."""
+    plan = job.plan.unsearched().model_copy(update={"dp": job.cluster.num_devices, "zero": 3})
+    memory = peak_memory(run_of(job.model_copy(update={"plan": plan})), constants)
+    return float(memory.parameters + memory.gradients + memory.optimizer)
 
 
 def unsharded_bytes(memory: Memory) -> Column:

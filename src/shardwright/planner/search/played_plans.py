@@ -18,6 +18,7 @@ from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import every_rank_has_room
+from shardwright.cost.memory import peak_memory
 from shardwright.planner.search.beside import blocks_beside, same_stages
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock
@@ -36,7 +37,10 @@ _SPARE = 1e-3  # share of a step that uneven stages must be able to save
 _LEAST_RATIO = 0.9  # of a simulated step to closed forms: the search relies on no lower one
 _FIRST_RATIO = 0.99  # of the same, before any plan was simulated
 _LOOKED_AROUND = 3  # kinds whose fastest plan is looked around thoroughly, once it is known, though its step is long
-_FEW_ACTIONS = 2**8  # stages times microbatches with which a simulation takes no time: all such are looked around
+_FEW_ACTIONS = 2**9  # stages times microbatches with which a simulation takes no time: all such are looked around
+_SURE_ROOM = (
+    0.9  # share of a device that a plan may need by closed forms and be taken to fit, until its account is known
+)
 _MOST_ROUNDS = 24  # of looks beside the fastest plans, where one after another is found not to fit
 _AROUND = 2  # kinds with long steps for which plans beside the fastest are looked at
 _MANY_ACTIONS = 2**10  # stages times microbatches above which a simulation takes long
@@ -148,15 +152,20 @@ class PlayedPlans:
 
     def _is_open(self, kind: _Kind, look: Look) -> bool:
         """Whether what is beside the fastest plan of a kind that fits was not looked at yet. Those that do not fit are
-        taken out of it."""
+        taken out of it; one with room to spare by closed forms is looked around before its account is asked for."""
         while kind.plans:
             best = self._best(kind)
-            if (_key(best.job), look) not in kind.expanded:
+            is_open = (_key(best.job), look) not in kind.expanded
+            if is_open and self._needs_share(best.job) < _SURE_ROOM:
                 return True
             if self.fits(best.job):
-                return False
+                return is_open
             del kind.plans[_key(best.job)]
         return False
+
+    def _needs_share(self, job: JobSpec) -> float:
+        """Share of the room that a plan needs, as closed forms say."""
+        return float(peak_memory(run_of(job), self.constants, self.memo).process) / self.room
 
     def _has_fitting(self, kind: _Kind) -> bool:
         """Whether some plan of a kind fits. Faster ones that do not are taken out of it."""
@@ -259,8 +268,7 @@ class PlayedPlans:
             if (
                 _actions(other) <= _MOST_ACTIONS
                 and self.constraints.allows("virtual_stages", virtual)
-                and not job_faults(other)
-                and not plan_faults(other)
+                and (_key(other) in self._times or not (job_faults(other) or plan_faults(other)))
             ):
                 yield other
 

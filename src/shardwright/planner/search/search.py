@@ -15,11 +15,12 @@ found is judged by the account of its memory; where that refutes some of it, the
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.config.base import PlanError
+from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.rank_order import ORDERS
@@ -42,6 +43,8 @@ from shardwright.workload.memo import Memo
 # so few that a bound would take as long as their price.
 _ROWS = 2048
 _FEW = 128
+_MOST_ROWS = 2**15  # of which bounds are computed in one call: each takes some thousand bytes meanwhile
+SURE_STATE = 0.9  # share of the least bytes of state that is surely needed: vocabularies and shards are rounded up
 _ROUNDS = 4  # searches at most, each with what was learned of memory by the one before
 _DEPTH = 8  # plans of a kind whose steps are simulated, each in another order of work
 _GUESSED = 32  # rows of a kind that are priced to have a first mark
@@ -91,8 +94,9 @@ def ranked_kinds(
     """The best plans of `num_shown` kinds and more by closed forms, by what they may take with their best layout; and
     how much was looked at. `rows` are the degrees of the space."""
     found = _Search(job, constraints, constants, rows, num_shown, room=room, memo=memo, corrections=corrections)
-    found.guess()
-    found.expand()
+    if SURE_STATE * bounds.least_state_bytes(job, constants) <= room + host_room_bytes(job.cluster):
+        found.guess()
+        found.expand()
     return found.kinds(), found.tally
 
 
@@ -112,6 +116,17 @@ def _check(job: JobSpec) -> None:
         )
     if faults:
         raise PlanError(f"job {job.name}", faults)
+
+
+@dataclass(frozen=True)
+class _Admitted:
+    """The rows at some places that words admit, with the least seconds by token of a step below ZeRO-3 and under it."""
+
+    words: Words
+    rows: Columns
+    places: Column
+    below_s: Column
+    gathered_s: Column
 
 
 class _Search:
@@ -171,7 +186,7 @@ class _Search:
 
     def expand(self) -> None:
         """All words, those with the lowest bound first; plans that differ in their schedules together."""
-        tasks: list[tuple[float, list[tuple[Words, Columns]]]] = []
+        tasks: list[tuple[float, list[_Admitted]]] = []
         nothing_again = self._nothing_again()
         for common, alike in self._by_bound().items():
             method = _method_of(common)
@@ -184,8 +199,10 @@ class _Search:
             if len(rows["dp"]):
                 rows["least_bytes"] = self._least_bytes(rows, common)
                 tasks += self._tasks(alike, rows)
-        for _, parts in sorted(tasks, key=lambda task: task[0]):
-            blocks = [block for at, rows in parts if len(block := self._staged(at, rows))]
+        tasks.sort(key=lambda task: task[0], reverse=True)
+        while tasks:
+            _, parts = tasks.pop()  # what was looked at is not kept: it may be gigabytes
+            blocks = [block for part in parts if len(block := self._staged(part))]
             if blocks:
                 self._explore(together(blocks))
 
@@ -250,23 +267,23 @@ class _Search:
         """(below ZeRO-3, under ZeRO-3) the least seconds by token of a step."""
         return bounds.step_token_s(self.job, rows, token_s, self.rates, factor=factor)
 
-    def _tasks(self, alike: list[Words], rows: Columns) -> list[tuple[float, list[tuple[Words, Columns]]]]:
+    def _tasks(self, alike: list[Words], rows: Columns) -> list[tuple[float, list[_Admitted]]]:
         """The rows that words admit, with their bounds, and the least of these; of all words together, but apart where
         tokens' way to experts is hidden."""
         found = []
         for is_hidden in (False, True):
             parts = [
-                (at, self._admitted(at, rows))
+                self._admitted(at, rows)
                 for at in alike
                 if is_hidden == (self.job.model.moe.experts > 0 and bounds.is_paired(at.schedule))
             ]
-            parts = [(at, some) for at, some in parts if len(some["dp"])]
-            least = [np.minimum(some["below_s"], some["gathered_s"]).min() for _, some in parts]
+            parts = [part for part in parts if len(part.places)]
+            least = [np.minimum(part.below_s, part.gathered_s).min() for part in parts]
             found += [(float(min(least)), parts)] if parts else []
         return found
 
-    def _admitted(self, words: Words, rows: Columns) -> Columns:
-        """The rows, which methods of the words admit, that its schedule admits and that may be shown, with bounds."""
+    def _admitted(self, words: Words, rows: Columns) -> _Admitted:
+        """The rows that the schedule of words admits and that may be shown, of rows that methods of the words admit."""
         mean_s = rows["paired_s" if bounds.is_paired(words.schedule) else "mean_s"]
         pieces = STAGES_PER_RANK.get(words.schedule, 1)
         factor = bounds.bubble_factor(
@@ -278,10 +295,13 @@ class _Search:
         is_possible &= np.minimum(below, gathered) < self.marks(rows["kind"])
         if bounds.keeps_as_much(self.job, words):
             is_possible &= rows["least_bytes"] <= self.room
-        return taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
+        places = np.flatnonzero(is_possible)
+        return _Admitted(words, rows, places, below[places], gathered_s=gathered[places])
 
-    def _staged(self, words: Words, rows: Columns) -> PlanBlock:
+    def _staged(self, part: _Admitted) -> PlanBlock:
         """The plans of some rows that may be shown, with bounds of their own numbers of virtual stages."""
+        words, rows = part.words, taken(part.rows, part.places)
+        rows |= {"below_s": part.below_s, "gathered_s": part.gathered_s}
         rows = self._shown(rows, rows["below_s"], rows["gathered_s"])
         block = space.with_words(self.job, self.constraints, rows, words)
         columns = block.columns
@@ -297,7 +317,9 @@ class _Search:
 
     def _explore(self, block: PlanBlock) -> None:
         """Exclude what can't be shown of a block with nothing sharded, and price the rest."""
-        block = self._tightened(block)
+        if len(block) > _FEW:
+            parts = np.array_split(np.arange(len(block)), -(-len(block) // _MOST_ROWS))
+            block = together([self._tightened(block.where(part)) for part in parts])
         least = np.minimum(block.columns["below_s"], block.columns["gathered_s"])
         order = np.argsort(least, kind="stable")
         if len(block) > _FEW:  # the first of each kind before the others, for they lower the marks
@@ -317,9 +339,7 @@ class _Search:
         self._price(space.with_offload(self.constraints, self._still(together(too_large))))
 
     def _tightened(self, block: PlanBlock) -> PlanBlock:
-        """The block with bounds from the price of each plan itself, where its plans are many."""
-        if len(block) <= _FEW:
-            return block
+        """The block with bounds from the price of each plan itself."""
         self.tally.num_bounds += len(block)
         memory = peak_memory(block.run(self.job, self.memo), self.constants, self.memo)
         held = {
