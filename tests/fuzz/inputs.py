@@ -157,6 +157,8 @@ def _command_status(arguments: list[str]) -> int:
 
 def _prepare(arguments: list[str]) -> None:
     """What `train` does with data before any rank starts; and every sample is read once."""
+    import numpy as np
+
     from shardwright.config.base import PlanError, RunError
     from shardwright.config.load import load_job
     from shardwright.sharding.token_marks import UNCOUNTED
@@ -182,7 +184,7 @@ def _prepare(arguments: list[str]) -> None:
     for samples in filter(None, (place.train_samples(), tokens.validation_samples(), *sets)):
         window = samples.batch(0, min(len(samples), 64))
         assert ((window >= 0) & (window < UNCOUNTED)).all() or tokens.separate_documents, "a token is marked"
-        ids = window % UNCOUNTED * (window >= 0) + (-1 - window) * (window < 0)
+        ids = np.where(window < 0, -1 - window, window) & (UNCOUNTED - 1)
         assert ((ids >= 0) & (ids < job.model.vocab)).all(), "an id is outside the vocabulary"
 
 

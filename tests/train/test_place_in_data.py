@@ -222,15 +222,32 @@ def test_a_checkpoint_that_does_not_say_goes_on(tmp_path: Path) -> None:
     assert place.had(64) == [29, 3]
 
 
-def test_a_place_behind_the_samples_is_broken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("of_data", "of_source", "message"),
+    [
+        ({"begun": 9}, {}, "its data begin with sample 9"),
+        ({}, {"had": 2**62 - 1}, "4,611,686,018,427,387,903 samples of source 0 were had"),
+        (
+            {},
+            {"first": 2**62 - 8, "had": 2**62 - 1},
+            "first sample of source 0 4,611,686,018,427,387,896, which no run",
+        ),
+        ({}, {"first": 5, "had": 4}, "4 samples of source 0 were had, 5 of them before the last 8"),
+        ({"begun": 8}, {"had": 8}, "8 samples of source 0 were had, 0 of them before the last 0"),
+    ],
+)
+def test_a_place_where_no_run_stands_is_broken(
+    of_data: dict[str, int], of_source: dict[str, int], message: str, tmp_path: Path
+) -> None:
     write(tmp_path, "a", 40)
     job = job_of(tmp_path, {"a": 1.0})
-    place = here(job, tmp_path).to_store(8)
-    broken = DataPlace.model_validate(place.model_dump() | {"begun": 9})
+    place = here(job, tmp_path).to_store(8).model_dump()
+    place |= of_data | {"sources": tuple(source | of_source for source in place["sources"])}
     manifest = Manifest(
-        step=1, samples=8, optimizer_steps=1, job=job.model_dump(mode="json"), state={}, files=(), data=broken
-    )
-    with pytest.raises(BrokenCheckpointError, match="its data begin with sample 9"):
+        step=1, samples=8, optimizer_steps=1, job=job.model_dump(mode="json"), state={}, files=(),
+        data=DataPlace.model_validate(place),
+    )  # fmt: skip
+    with pytest.raises(BrokenCheckpointError, match=message):
         read_manifest(to_bytes(manifest), "manifest.json")
 
 

@@ -181,8 +181,8 @@ LIES: dict[str, tuple[Callable[[Fields, list[Fields]], object], str]] = {
     "a plan that is a number": (lambda m, _: m["job"].update(plan=4), "'plan' is no section"),
     "a section that is a text": (lambda m, _: m["job"].update(optimizer="x"), "'optimizer' is no section"),
     "a number that is none": (lambda m, _: m["job"]["model"].update(layers=math.nan), "numbers that are none"),
-    "steps that no run reaches": (lambda m, _: m.update(optimizer_steps=2**62 - 1), "optimizer steps done, which no"),
-    "samples that no run reaches": (lambda m, _: m.update(passed_over=2**60), "samples were passed over"),
+    "steps that no run reaches": (lambda m, _: m.update(optimizer_steps=2**62 - 1), "optimizer_steps 4,611.*which no"),
+    "samples that no run reaches": (lambda m, _: m.update(passed_over=2**60), "says passed_over 1,152.*which no run"),
     "health that is none": (lambda m, _: m["state"].update(health={"judge": {}}), "health.judge.band Field required"),
     "a loss that is a text": (
         lambda m, _: m["state"]["health"]["judge"]["band"].update(past=["x"]), "band.past.0 Input should be"

@@ -55,7 +55,10 @@ def linear_biases(r: Reading, attention: str = "attention_bias", mlp: str = "mlp
     """Biases of attention's four products and of the MLP's, which are all there or all missing."""
     both = r.flag(attention), r.flag(mlp)
     if both[0] != both[1]:
-        r.fault(f"{attention} and {mlp} are not the same, and biases are in all linear layers or in none")
+        r.fault(
+            f"{attention} is {str(both[0]).lower()} and {mlp} {str(both[1]).lower()}, and biases can only be in all "
+            "linear layers or in none; set both alike, where the weights are so"
+        )
     return {"bias": all(both)}
 
 
@@ -70,7 +73,7 @@ def only_some_layers(r: Reading, layers: int) -> Fields:
     """Which layers have experts, where each so many-th has, but for those of a list (Qwen)."""
     dense = sorted(set(r.counts("mlp_only_layers") or []))
     if dense != list(range(len(dense))):
-        r.fault(f"mlp_only_layers is {dense}, and only the first layers can be without experts")
+        r.fault(f"mlp_only_layers is {dense}, and only the first layers can be without experts; name 0 to n, or none")
     every = max(1, r.count("decoder_sparse_step", 1))
     if dense and every > 1 and len(dense) % every:
         r.fault(

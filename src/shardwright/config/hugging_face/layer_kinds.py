@@ -27,7 +27,7 @@ def window(
         )
         return {}
     if len(kinds) != layers:
-        r.fault(f"layer_types has {len(kinds)} entries, and num_hidden_layers is {layers}")
+        r.fault(f"layer_types has {len(kinds)} entries, and num_hidden_layers is {layers}; name each layer once")
         return {}
     within = [kind != _FULL for kind in kinds]
     if not any(within) or not size:
@@ -61,11 +61,11 @@ def without_positions(r: Reading, layers: int, usual_every: int) -> Fields:
     if not listed:
         return {"no_rotary_every": every} if every else {}
     if len(listed) != layers:
-        r.fault(f"no_rope_layers has {len(listed)} entries, and num_hidden_layers is {layers}")
+        r.fault(f"no_rope_layers has {len(listed)} entries, and num_hidden_layers is {layers}; name each layer once")
     has = [bool(one) for one in listed]
     if all(has):
         return {}
     every = has.index(False) + 1
     if has != [(layer + 1) % every != 0 for layer in range(len(has))]:
-        r.fault("no_rope_layers has no rule: every so many-th layer is without positions, or none")
+        r.fault("no_rope_layers has no rule; set every so many-th layer to be without positions, or none")
     return {"no_rotary_every": every}

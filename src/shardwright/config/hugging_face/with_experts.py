@@ -101,7 +101,7 @@ def _routed(r: Reading) -> Fields:
     shared = r.optional_count("n_shared_experts")
     every = r.count("moe_layer_freq", 1)
     if every > 1:
-        r.fault(f"moe_layer_freq is {every}, and only 1 can be expressed: all layers after the first dense ones")
+        r.fault(f"moe_layer_freq is {every}, and only 1 can be expressed, all after the first dense ones; set it to 1")
     r.ignore("ep_size", "aux_loss_alpha", "seq_aux")
     return fields | {
         "shared_experts": shared,

@@ -219,21 +219,38 @@ def read_manifest(data: bytes, name: str) -> Manifest:
         raise BrokenCheckpointError(f"{name} names a file {shortened(wrong[0])!r}")
     if len({note.index for note in manifest.files}) < len(manifest.files):
         raise BrokenCheckpointError(f"{name} names a file twice")
-    if max(manifest.passed_over, manifest.optimizer_steps) > _MOST_COUNTED:
-        raise BrokenCheckpointError(
-            f"{name} says that {manifest.passed_over:,} samples were passed over and {manifest.optimizer_steps:,} "
-            "optimizer steps done, which no run reaches"
-        )
-    if manifest.data is not None and manifest.data.begun > manifest.samples:
-        raise BrokenCheckpointError(
-            f"{name} says that its data begin with sample {manifest.data.begun:,}, behind those that were had, "
-            f"{manifest.samples:,}"
-        )
+    if fault := _count_fault(manifest):
+        raise BrokenCheckpointError(f"{name} says {fault}")
     if not (is_finite(manifest.job) and is_finite(manifest.state)):
         raise BrokenCheckpointError(f"{name} has numbers that are none")
     if fault := _job_fault(manifest.job) or state_fault(manifest.state):
         raise BrokenCheckpointError(f"{name}: {fault}")
     return manifest
+
+
+def _count_fault(manifest: Manifest) -> str:
+    """Why what was counted can't be true; empty if it can."""
+    counted = {
+        "samples": manifest.samples,
+        "passed_over": manifest.passed_over,
+        "optimizer_steps": manifest.optimizer_steps,
+    }
+    data = manifest.data
+    counted |= {f"first sample of source {n}": source.first for n, source in enumerate(data.sources if data else ())}
+    if above := [f"{name} {count:,}" for name, count in counted.items() if count > _MOST_COUNTED]:
+        return f"{' and '.join(above)}, which no run reaches"
+    if data is None:
+        return ""
+    since = manifest.samples - data.begun
+    if since < 0:
+        return f"that its data begin with sample {data.begun:,}, behind those that were had, {manifest.samples:,}"
+    for n, source in enumerate(data.sources):
+        if not 0 <= source.had - source.first <= since:
+            return (
+                f"that {source.had:,} samples of source {n} were had, {source.first:,} of them before the last "
+                f"{since:,} of all sources"
+            )
+    return ""
 
 
 def _job_fault(job: dict[str, Any]) -> str:
