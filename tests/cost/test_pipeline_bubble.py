@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from programs import schedule_faults, training_program
 from shardwright.config.plan import STAGES_PER_RANK, sums_by_run
-from shardwright.cost.pipeline_bubble import bubble, in_flight, num_reductions
+from shardwright.cost.pipeline_bubble import bubble, in_flight, num_gathers, num_reductions
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
-from shardwright.schedule.lowering.zero3_gathers import reduce_often
+from shardwright.schedule.lowering.zero3_gathers import add_gathers, reduce_often
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import placement_of
 
@@ -91,3 +91,16 @@ def test_sharded_gradients_are_reduced_as_often_as_the_program_does(name: str, p
     by_run = bool(sums_by_run(name, 1, each))
     rel = 0.15 if STAGES_PER_RANK.get(name) else 1e-9
     assert float(num_reductions(name, p, m, by_run)) == pytest.approx(counted, rel=rel)
+
+
+@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize("p", [2, 4, 8])
+@pytest.mark.parametrize("rounds", [2, 8])
+def test_whole_stages_are_gathered_about_as_often_as_the_program_does(name: str, p: int, rounds: int) -> None:
+    m, v = rounds * p, chunks(name, 3)
+    if schedule_faults(name, p, m, v):
+        pytest.skip("not a shape of this schedule")
+    program = add_gathers(training_program(name, p, m, v))
+    stages = 2 if name == "dualpipe" else program.num_stages / p
+    counted = [sum(action.kind is Kind.GATHER for action in row) / stages for row in program.ranks]
+    assert float(num_gathers(name, p, m, v)) == pytest.approx(sum(counted) / p, rel=0.2)

@@ -61,6 +61,7 @@ class DataParallel:
         """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
         cut, software, rates = self.run.cut, self.software, self.rates
         reduce_s, last_s, gather_s = self.exchanged_s()
+        put_off_s = np.max(reduce_s * (cut.num_copies > 1), axis=0)  # DualPipe reduces when a step's passes are over
         p, m = cut.pp, cut.num_microbatches
         reductions = cut.by_schedule(
             lambda name, at: num_reductions(name, p[at], m[at], sums_by_run(name, cut.virtual[at], cut.reduce_each))
@@ -76,7 +77,7 @@ class DataParallel:
             gather_s = beside(rates, gather_s, self.updates_s())
         early_s = beside(rates, early_s, (cut.num_microbatches - 1) * self.pace.total)
         seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
-        return np.where((cut.zero == 3) & (cut.replicas > 1), 0.0, seconds)
+        return np.where((cut.zero == 3) & (cut.replicas > 1), put_off_s, seconds)
 
     def _reduced(self, shard: Group, copies: Group, elements: Array) -> tuple[Numbers, Numbers]:
         """(seconds of reducing the gradients of one kind of parameters, of their last bucket alone)."""

@@ -9,6 +9,7 @@ is that of a step among others (Qi et al. 2024, arXiv 2401.10241, section 4). El
 
 import numpy as np
 
+from shardwright.config.plan import sums_by_run
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.query import PlanGrid
 
@@ -25,6 +26,26 @@ def are_put_off(cut: PlanGrid) -> Numbers:
     if len(cut.schedules) == 1:
         return 1.0 * puts_weights_off(cut.schedules[0][0])
     return cut.by_schedule(lambda name, at: np.full(len(cut.pp[at]), 1.0 * puts_weights_off(name)))
+
+
+def gathers_for_a_pass(cut: PlanGrid) -> tuple[Numbers, Numbers]:
+    """How often ZeRO-3 (gathers parameters for one pass of a microbatch, scatters gradients for its backward): once
+    where layers are gathered as they come; in a pipeline whole stages are, for a stretch of passes."""
+    p, m, v = cut.pp, cut.num_microbatches, cut.virtual
+
+    def gathers(name: str, p: Numbers, m: Numbers, v: Numbers) -> Numbers:
+        return np.where(p > 1, num_gathers(name, p, m, v) / (2.0 * m), 1.0)
+
+    def scatters(name: str, p: Numbers, m: Numbers, v: Numbers) -> Numbers:
+        return np.where(p > 1, num_reductions(name, p, m, sums_by_run(name, v, cut.reduce_each)) / (1.0 * m), 1.0)
+
+    if len(cut.schedules) == 1:
+        name = cut.schedules[0][0]
+        return gathers(name, p, m, v), scatters(name, p, m, v)
+    return (
+        cut.by_schedule(lambda name, at: gathers(name, p[at], m[at], v[at])),
+        cut.by_schedule(lambda name, at: scatters(name, p[at], m[at], v[at])),
+    )
 
 
 def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, extra_warmup: Numbers = 0) -> Numbers:
@@ -100,6 +121,28 @@ def num_reductions(schedule: str, p: Numbers, m: Numbers, by_run: Numbers) -> Nu
     elif schedule in ALTERNATING:
         among = 1.0 * m
     return np.where(by_run, among, m)
+
+
+def num_gathers(schedule: str, p: Numbers, m: Numbers, v: Numbers) -> Numbers:
+    """About how often the mean rank of a pipeline gathers all of its parameters in a step where they are sharded
+    (ZeRO-3): once for each stretch of work on one stage (schedule/lowering/zero3_gathers.py).
+
+    A rank with one stage has one stretch, and one that stays with each stage for all microbatches two, of which the
+    last forward and the first backward are one. Where stages take turns, every second computation is of the other.
+    """
+    if schedule == "looped-bfs":
+        return 2.0 - 1.0 / v + 0.0 * m
+    if schedule == "interleaved-1f1b":
+        turned = np.minimum(m * v, p - 1 + (v - 1) * p)  # computed before forwards and backwards take turns
+        in_turns = 2 * (m * v - turned) * (1.0 - 1.0 / v)
+        return np.maximum(1.0, (in_turns + 2 * turned / p) / v)
+    if schedule == "dualpipe":
+        return np.minimum(m, 1.25 + 0.6 * p)
+    if schedule == "dualpipev":
+        return np.minimum(m, 1.25 + 1.22 * p)
+    if schedule in ALTERNATING:
+        return m + 0.5
+    return np.where((schedule == "auto") & (v > 1), 1.0 * m, 1.0)
 
 
 def bubble(schedule: str, p: Numbers, m: Numbers, v: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbers:

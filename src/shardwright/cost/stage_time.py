@@ -1,6 +1,6 @@
 """What one microbatch costs on one pipeline rank: its layers' kernels and what of their collectives nothing hides."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import add
@@ -13,7 +13,7 @@ from shardwright.cost.calibration import Constants, Rates, known_host, rates_of,
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_of_s, ring_pass_s, ring_s
 from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
-from shardwright.cost.pipeline_bubble import are_put_off
+from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
 from shardwright.cost.topology import Group
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
@@ -59,10 +59,12 @@ class PieceTime:
             self.shard, self.host, self.exposed_forward, self.flops, self.flops_again, self.put_off,
         )  # fmt: skip
 
-    def gathered(self, rates: Rates, software: SoftwareSpec, gather: Numbers, scatter: Numbers) -> "PieceTime":
-        """The piece under ZeRO-3: its parameters are gathered before they are used, forward and backward, and gradients
-        scattered after. The two are seconds of these by themselves; the rest of the piece may hide them."""
-        hidden = float(software.shard_overlap)
+    def gathered(
+        self, rates: Rates, software: SoftwareSpec, shard_s: Sequence[Numbers], often: Sequence[Numbers]
+    ) -> "PieceTime":
+        """The piece under ZeRO-3, which gathers its parameters forward and backward and scatters its gradients: seconds
+        of each by itself, and how often for a pass; the rest of the piece may hide them."""
+        gather, scatter, hidden = shard_s[0] * often[0], shard_s[1] * often[1], float(software.shard_overlap)
         first = beside(rates, gather, hidden * self.forward)
         second = beside(rates, gather + scatter, hidden * self.backward)
         return replace(self, shard=self.shard + first + second, exposed_forward=self.exposed_forward + first)
@@ -295,9 +297,8 @@ class Costing:
         if has_experts(kind):
             operators += self.experts()
         found = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.cut))
-        if np.any(self.run.cut.zero == 3):
-            return found.gathered(self.rates, self.software, *self.shard_s(kind))
-        return found
+        often, is_sharded = gathers_for_a_pass(self.run.cut), np.any(self.run.cut.zero == 3)
+        return found.gathered(self.rates, self.software, self.shard_s(kind), often) if is_sharded else found
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of what comes before the experts of a piece, which does not depend on how these lie."""

@@ -18,7 +18,7 @@ from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of,
 from shardwright.cost.collective_time import message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
-from shardwright.cost.pipeline_bubble import ALTERNATING, are_put_off, bubble
+from shardwright.cost.pipeline_bubble import ALTERNATING, are_put_off, bubble, gathers_for_a_pass
 from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
 from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_program
 from shardwright.schedule.timing import Costs, play
@@ -221,9 +221,9 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
     if not np.any(cut.zero == 3):
         return times
     shards = memo.rows("shard", run, shard_words(cut), shard_columns, sharded).reshape(len(kinds), 2, -1)
-    software = software_under(run)
+    software, often = software_under(run), gathers_for_a_pass(cut)
     return [
-        np.stack(PieceTime(*of).gathered(rates, software, *shards[kinds.index(kind)]).values())
+        np.stack(PieceTime(*of).gathered(rates, software, shards[kinds.index(kind)], often).values())
         for (kind, _), of in zip(pieces, times, strict=True)
     ]
 

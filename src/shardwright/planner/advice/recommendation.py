@@ -26,7 +26,7 @@ from shardwright.planner.search.simpler_plans import simpler_plans
 # (docs/planner.md); with 90 % plans that take a seventh longer would count as equal.
 TOLD_APART = 0.8
 # Kinds of plans that are looked at, at least: how many are shown decides nothing.
-CONSIDERED = 16
+CONSIDERED = 10
 _MOST_MOVES = 8  # from the first plan to a faster one beside it
 _TRIES = 4  # plans beside those that were found that are simulated, at most
 

@@ -69,6 +69,8 @@ def zero3_token_s(
     least_s, ranks = np.full(len(hybrid), np.inf), standing_ranks(rows)
     all_rows, no_hybrid = np.arange(len(hybrid)), np.zeros_like(hybrid)
     mirrored = np.flatnonzero((ranks.block < ranks.stage_ranks) & (rows["pp"] % 2 == 0))
+    # Of all schedules a rank with one stage gathers least often, and after each stretch gradients are scattered least.
+    job = job.model_copy(update={"plan": job.plan.model_copy(update={"reduce_each": "run"})})
     ways = ("1f1b", no_hybrid, all_rows), ("1f1b", hybrid, all_rows), ("dualpipe", no_hybrid, mirrored)
     for schedule, over, places in ways:
         if not len(places):

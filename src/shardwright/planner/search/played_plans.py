@@ -144,7 +144,7 @@ class PlayedPlans:
         while open_kinds and num_rounds < _MOST_ROUNDS:
             num_rounds += 1
             best = [self._best(kind) for kind in open_kinds]
-            beside = self._beside([plan.job for plan in best], [plan.token_s for plan in best], look)
+            beside = self._beside(best, look)
             for kind, plan, tried in zip(open_kinds, best, beside, strict=True):
                 kind.expanded.add((_key(plan.job), look))
                 self._add(kind, tried)
@@ -230,30 +230,32 @@ class PlayedPlans:
             )
         return self._fits[key]
 
-    def _beside(self, plans: Sequence[JobSpec], token_s: Sequence[float], look: Look) -> list[list[JobSpec]]:
-        """The plans beside each of some, which take so many seconds by token, that may be faster and fit."""
+    def _beside(self, plans: Sequence[PlayedPlan], look: Look) -> list[list[JobSpec]]:
+        """The plans beside each of some that may be faster and fit."""
         promising: list[list[Promising]] = [[] for _ in plans]
-        even_s = [self._closed_even_s(job) for job in plans]
-        times = [self._time(job)[0] for job in plans]
-        closed_s = [self._closed_s[_key(job)] / job.tokens_per_step for job in plans]
-        now = InSight.of(times, plans, token_s, closed_s=closed_s, even_s=even_s)
-        schedules = np.array([SCHEDULE_NAMES.index(job.plan.schedule) for job in plans])
-        for block in blocks_beside(self.job, self.constraints, self.rows, plans):
+        jobs = [plan.job for plan in plans]
+        now = InSight.of(
+            [self._time(job)[0] for job in jobs], jobs, [plan.token_s for plan in plans],
+            closed_s=[self._closed_s[_key(job)] / job.tokens_per_step for job in jobs],
+            even_s=[self._closed_even_s(job) for job in jobs],
+        )  # fmt: skip
+        schedules = np.array([SCHEDULE_NAMES.index(job.plan.schedule) for job in jobs])
+        for block in blocks_beside(self.job, self.constraints, self.rows, jobs):
             beside_of = block.columns["near"]
             for plan in self._promising(block, now.taken(beside_of), block.schedule == schedules[beside_of], look):
                 promising[plan.near].append(plan)
         beside = []
-        for job, near in zip(plans, promising, strict=True):
+        for job, near in zip(jobs, promising, strict=True):
             known = [plan.job for plan in near if _key(plan.job) in self._times]
             unknown = [plan for plan in near if _key(plan.job) not in self._times]
             tried = [*known, *by_turns(unknown)[: look.most_like(job)]]
             laid_out = [same for other in tried for same in _with_layout_kept(other, job)]
-            beside.append([*tried, *laid_out, *self._layouts_beside(job), *self._virtual_beside(job)])
+            beside.append([*tried, *laid_out, *self._layouts_beside(job, look), *self._virtual_beside(job)])
         return beside
 
-    def _layouts_beside(self, job: JobSpec) -> Iterator[JobSpec]:
+    def _layouts_beside(self, job: JobSpec, look: Look) -> Iterator[JobSpec]:
         if self.may_lay_out and is_played(job):
-            yield from layouts_beside(job, self.constants, self.memo)
+            yield from layouts_beside(job, self.constants, self.memo, may_be_equal=look.equal_layouts)
 
     def _virtual_beside(self, job: JobSpec) -> Iterator[JobSpec]:
         """The plan with other numbers of stages a rank, where it may have any: closed forms do not say which of them

@@ -20,15 +20,18 @@ from shardwright.workload.arrays import Array
 @dataclass(frozen=True)
 class Look:
     """How closely plans beside one are looked at: `most` of them are simulated, and of long steps fewer, of at most
-    `num_actions` together but two; each may hope to be without this share of its bubble, one with the same schedule to
-    be by a share `alike` faster than closed forms say that it is beside the other, and may need so much of the `room`
-    by closed forms: its account may say less, and far less under uneven stages."""
+    `num_actions` together but two. Each may hope to be without `bubble_share` of its bubble and to wait for
+    `data_share` of what its replicas exchange, and one with the same schedule to be by a share `alike` faster than
+    closed forms say that it is beside the other. It may need so much of the `room` by closed forms: its account may say
+    less, and far less under uneven stages. With `equal_layouts` layouts are tried whose slowest rank is as slow."""
 
     most: int
     num_actions: int
     bubble_share: float
+    data_share: float = 1.0
     alike: float = 0.0
     room: float = 1.02
+    equal_layouts: bool = False
 
     def most_like(self, job: JobSpec) -> int:
         """How many plans are simulated whose steps are as long as that of a job."""
@@ -36,7 +39,7 @@ class Look:
 
 
 QUICK = Look(most=5, num_actions=2**12, bubble_share=0.0)
-THOROUGH = Look(most=64, num_actions=2**13, bubble_share=0.4, alike=0.02)
+THOROUGH = Look(most=64, num_actions=2**13, bubble_share=0.4, data_share=0.3, alike=0.02, equal_layouts=True)
 UNEVEN = Look(most=3, num_actions=2**12, bubble_share=0.0, room=1.2)
 
 
@@ -81,7 +84,8 @@ class InSight:
         uneven stages of one of these, a plan may hope for the share that it gains with even ones; and where its order
         of work `is_alike`, for as much as the other gains over closed forms, and a little more."""
         hidden_s = np.maximum(0.0, time.messages / tokens - self.messages_s)
-        hidden_s = hidden_s + np.maximum(0.0, time.data / tokens - self.data_s)
+        data_s = time.data / tokens
+        hidden_s = hidden_s + np.maximum(0.0, data_s - np.minimum(self.data_s, look.data_share * data_s))
         hoped_s = closed_s - hidden_s - look.bubble_share * time.bubble / tokens
         closed_even_s, is_uneven = time.total / tokens, self.even_s > 0
         share = np.divide(closed_even_s, self.even_s, out=np.full(closed_even_s.shape, np.inf), where=is_uneven)

@@ -1,13 +1,18 @@
 """What a search finds: the best plans of each kind so far, and at its end the plans to show."""
 
-from collections.abc import Hashable
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.planner.search.plan_block import Column, PlanBlock
+from shardwright.planner.search.plan_block import Column, PlanBlock, Words
 from shardwright.simulate.closed_form import StepTime
+
+_MOST_ALIKE = 5  # plans of a kind with the same schedule that are kept where there are others
+
+# What plans have in common of which one is kept: words, schedule, virtual stages, microbatch.
+Likeness = tuple[Words, int, int, int]
 
 
 @dataclass
@@ -69,7 +74,8 @@ class FoundPlace:
 
 @dataclass
 class Best:
-    """The fastest plans of each kind so far, `depth` of them at most, each of another order of work (`likeness`).
+    """The fastest plans of each kind so far, `depth` of them at most, each of another order of work (`likeness`), and
+    few of the same schedule: how far closed forms are off is one of the schedule.
 
     `token_s` has seconds by token of a kind's fastest plan, and `last_s` of the last one that is kept: endless where
     there is room for more.
@@ -78,7 +84,7 @@ class Best:
     token_s: Column
     last_s: Column
     depth: int
-    places: dict[int, dict[Hashable, FoundPlace]] = field(default_factory=dict)
+    places: dict[int, dict[Likeness, FoundPlace]] = field(default_factory=dict)
 
     @classmethod
     def of_kinds(cls, num_kinds: int, depth: int) -> "Best":
@@ -99,7 +105,9 @@ class Best:
                 continue
             mine[likeness] = FoundPlace(seconds, block, index)
             if len(mine) > self.depth:
-                del mine[max(mine, key=lambda key: mine[key].token_s)]
+                alike = Counter(schedule for _, schedule, _, _ in mine)
+                crowded = [key for key in mine if alike[key[1]] > _MOST_ALIKE]
+                del mine[max(crowded or mine, key=lambda key: mine[key].token_s)]
             times = [place.token_s for place in mine.values()]
             self.token_s[kind] = min(times)
             self.last_s[kind] = max(times) if len(times) == self.depth else np.inf

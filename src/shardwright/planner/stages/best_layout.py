@@ -86,14 +86,18 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float, memo: M
     return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
 
 
-def layouts_beside(job: JobSpec, constants: Constants, memo: Memo | None = None) -> Iterator[JobSpec]:
-    """The job with one layer moved to another stage, where that makes its slowest pipeline rank faster; those first
-    that make it fastest. Of a job on devices of one kind. `memo` as in `paying_layout`. KeyError says what is not
-    known."""
+def layouts_beside(
+    job: JobSpec, constants: Constants, memo: Memo | None = None, *, may_be_equal: bool = False
+) -> Iterator[JobSpec]:
+    """The job with one layer moved from its slowest pipeline rank to another stage, where that makes the slowest rank
+    faster, or with `may_be_equal` where another rank is then as slow: a step may take less, whose messages wait
+    elsewhere. Those first that make it fastest. Of a job on devices of one kind. `memo` as in `paying_layout`. KeyError
+    says what is not known."""
     mine, placement = seats(run_of(job), job.plan, constants, memo), job_placement(job)
     layers = job.plan.stage_layers(job.model.layers)
     now = stages_of(layers, mine, placement, job.num_microbatches)
     slowest = max(range(len(mine)), key=lambda rank: now.rank_s[rank])
+    most_s = max(now.rank_s) * (1 + _ROUNDING if may_be_equal else 1 - _ROUNDING)
     moved = []
     for giver, taker in product(placement.stages_of(slowest), range(len(layers))):
         is_last_layer = layers[giver] <= int(not may_be_empty(giver, len(layers)))
@@ -101,7 +105,7 @@ def layouts_beside(job: JobSpec, constants: Constants, memo: Memo | None = None)
             continue
         changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layers)]
         stages = stages_of(changed, mine, placement, job.num_microbatches)
-        if max(stages.rank_s) < max(now.rank_s) * (1 - _ROUNDING):
+        if max(stages.rank_s) < most_s:
             moved.append(stages)
     for stages in sorted(moved, key=lambda one: (one.pipeline_s, one.layout))[:_BESIDE]:
         yield _with_layout(job, stages)
