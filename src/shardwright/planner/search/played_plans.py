@@ -41,6 +41,7 @@ _FEW_ACTIONS = 2**9  # stages times microbatches with which a simulation takes n
 _SURE_ROOM = (
     0.9  # share of a device that a plan may need by closed forms and be taken to fit, until its account is known
 )
+_NEARLY = 1.03  # times the fastest plan of a kind: so near layouts beside are simulated too
 _MOST_ROUNDS = 24  # of looks beside the fastest plans, where one after another is found not to fit
 _AROUND = 2  # kinds with long steps for which plans beside the fastest are looked at
 _MANY_ACTIONS = 2**10  # stages times microbatches above which a simulation takes long
@@ -50,11 +51,12 @@ _MOST_ACTIONS = 2**11  # above which it takes a fifth of a second
 @dataclass
 class _Kind:
     """The plans of a kind by their fields: those that may fit of all that were simulated; and of which those beside
-    them were looked at, and how."""
+    them were looked at, and how, and which were laid out otherwise."""
 
     plans: dict[str, PlayedPlan] = field(default_factory=dict)
     simulated: set[str] = field(default_factory=set)
     expanded: set[tuple[str, Look]] = field(default_factory=set)
+    laid_out: set[str] = field(default_factory=set)
 
 
 class PlayedPlans:
@@ -148,6 +150,8 @@ class PlayedPlans:
             for kind, plan, tried in zip(open_kinds, best, beside, strict=True):
                 kind.expanded.add((_key(plan.job), look))
                 self._add(kind, tried)
+                if look.equal_layouts:
+                    self._lay_out_nearly_fastest(kind)
             open_kinds = [kind for kind in open_kinds if self._is_open(kind, look)]
 
     def _is_open(self, kind: _Kind, look: Look) -> bool:
@@ -160,8 +164,17 @@ class PlayedPlans:
                 return True
             if self.fits(best.job):
                 return is_open
-            del kind.plans[_key(best.job)]
+            self._leave_out(kind, best)
         return False
+
+    def _leave_out(self, kind: _Kind, plan: PlayedPlan) -> None:
+        """Take a plan that does not fit out of a kind; with a smaller microbatch it may fit, and be nearly as fast."""
+        del kind.plans[_key(plan.job)]
+        smaller = plan.job.plan.microbatch_size // 2
+        if smaller and self.constraints.allows("microbatch_size", smaller):
+            other = plan.job.model_copy(update={"plan": plan.job.plan.model_copy(update={"microbatch_size": smaller})})
+            if _key(other) in self._times or not (job_faults(other) or plan_faults(other)):
+                self._add(kind, [other])
 
     def _needs_share(self, job: JobSpec) -> float:
         """Share of the room that a plan needs, as closed forms say."""
@@ -169,8 +182,8 @@ class PlayedPlans:
 
     def _has_fitting(self, kind: _Kind) -> bool:
         """Whether some plan of a kind fits. Faster ones that do not are taken out of it."""
-        while kind.plans and not self.fits(self._best(kind).job):
-            del kind.plans[_key(self._best(kind).job)]
+        while kind.plans and not self.fits((best := self._best(kind)).job):
+            self._leave_out(kind, best)
         return bool(kind.plans)
 
     def _add(self, kind: _Kind, jobs: Iterable[JobSpec]) -> None:
@@ -183,6 +196,17 @@ class PlayedPlans:
                 key = _key(plan.job)
                 if self._fits.get(key, True):
                     kind.plans[key] = plan
+
+    def _lay_out_nearly_fastest(self, kind: _Kind) -> None:
+        """Simulate the plans of a kind that are nearly the fastest with a layer of their slowest rank elsewhere, where
+        steps are short: the slowest rank is not all that a step waits for."""
+        for plan in list(kind.plans.values()):
+            is_short = 0 < _actions(plan.job) <= _FEW_ACTIONS
+            if not (plan.job.plan.layout and is_short and plan.token_s < _NEARLY * self._best(kind).token_s):
+                continue
+            if (key := _key(plan.job)) not in kind.laid_out:
+                kind.laid_out.add(key)
+                self._add(kind, self._layouts_beside(plan.job, THOROUGH))
 
     def _played(self, job: JobSpec) -> Iterator[PlayedPlan]:
         """A plan and, where its layers are spread evenly and that may not be best, the same with its best layout."""

@@ -25,6 +25,7 @@ from shardwright.workload.memo import Memo
 
 _BESIDE = 4  # layouts beside a plan that are tried, those of the fastest pipelines
 _ROUNDING = 1e-9
+_ALIKE = 1.02  # of the slowest rank: a layout that makes it slower by no more may be the faster one
 LEAST_GAIN = 0.01  # share of a step that uneven stages must save where nobody asked for them
 
 
@@ -97,7 +98,7 @@ def layouts_beside(
     layers = job.plan.stage_layers(job.model.layers)
     now = stages_of(layers, mine, placement, job.num_microbatches)
     slowest = max(range(len(mine)), key=lambda rank: now.rank_s[rank])
-    most_s = max(now.rank_s) * (1 + _ROUNDING if may_be_equal else 1 - _ROUNDING)
+    most_s = max(now.rank_s) * (_ALIKE if may_be_equal else 1 - _ROUNDING)
     moved = []
     for giver, taker in product(placement.stages_of(slowest), range(len(layers))):
         is_last_layer = layers[giver] <= int(not may_be_empty(giver, len(layers)))
