@@ -11,17 +11,20 @@ import numpy as np
 
 from shardwright.account.job_memory import rank_memory as account_of_rank
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import ASYNCHRONOUS
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import Constants, device_constant, device_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, rank_memory
+from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.workload.memo import Memo
 
 _ALL = 8  # with so many pipeline ranks or fewer, the account of each is made: one takes long
+_FILLED = 4  # times its ranks: so many microbatches fill a pipeline, whatever its order
 _FULLEST = 3  # with more, so many of those that closed forms say need most, and three others
 
 
@@ -58,8 +61,26 @@ def every_rank_has_room(
 
 def _of_ranks(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
     """The memory of some pipeline ranks by their accounts, each made when it is asked for."""
-    alike = _Alike(job)
+    alike = _Alike(as_full(job))
     return (of_account(job, _account(alike, rank)) for rank in ranks)
+
+
+def as_full(job: JobSpec) -> JobSpec:
+    """The job with as few microbatches as fill its pipeline as much, in the same rounds: its ranks need as much memory.
+
+    An order that is made to measure has no rounds, and one that does not drain counts in steps.
+    """
+    plan, m = job.plan, job.num_microbatches
+    filled = _FILLED * plan.pp
+    few = filled + (m - filled) % (2 * plan.pp)
+    if few >= m or plan.pp == 1 or plan.schedule in ("auto", *ASYNCHRONOUS):
+        return job
+    of_ranks = plan.schedule, plan.pp, np.arange(plan.pp)
+    stages = plan.stages_per_rank, plan.extra_warmup
+    if not np.array_equal(in_flight(*of_ranks, m, *stages), in_flight(*of_ranks, few, *stages)):
+        return job
+    size = few * plan.dp * plan.microbatch_size
+    return job.model_copy(update={"batch": job.batch.model_copy(update={"global_batch_size": size})})
 
 
 def _ranks_to_ask(job: JobSpec, constants: Constants, memo: Memo | None = None) -> list[int]:
