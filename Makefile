@@ -8,7 +8,7 @@ SEED   ?= 1
 N      ?= 100
 BUNDLE ?= build/gpu-bundle
 IN_BUNDLE = PYTHONPATH=$(abspath $(BUNDLE)/src):$(abspath $(BUNDLE)/site) $(PYTHON) $(BUNDLE)/benchmarks
-PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help train test test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install clean
 

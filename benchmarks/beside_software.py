@@ -24,7 +24,7 @@ from shardwright.cost.job_memories import fullest
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.search.constraints import Constraints
 from shardwright.report.plans_text import plan_words
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 JOBS = Path(shardwright.__file__).parent / "config/catalog/jobs"
 GIB = 2**30
@@ -76,7 +76,7 @@ def _best(job: JobSpec, software: str) -> tuple[float, str]:
 
 def _row(job: JobSpec, name: str) -> list[str]:
     own, other = (_under(job, software) for software in (job.cluster.software, name))
-    (ours, our_step), (its, its_step) = ((fullest(of, shipped()), played_step(of, shipped())) for of in (own, other))
+    (ours, our_step), (its, its_step) = ((fullest(of, shipped()), simulated_step(of, shipped())) for of in (own, other))
     more = {kind: (float(getattr(ours, kind)) - float(getattr(its, kind))) / GIB for kind in KINDS}
     least = LEAST_SHARE * float(its.total) / GIB
     named = ", ".join(f"{kind} {size:+.1f}" for kind, size in more.items() if abs(size) >= least)

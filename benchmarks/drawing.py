@@ -11,7 +11,7 @@ import sys
 import time
 
 from shardwright.config import catalog
-from shardwright.schedule.registry import GENERATORS
+from shardwright.config.schedule_facts import SCHEDULES
 
 COMMAND = [sys.executable, "-m", "shardwright"]
 
@@ -37,7 +37,7 @@ def main() -> None:
         else:
             ranks, microbatches = what.split("x")
             shape = ["--stages", ranks, "--microbatches", microbatches]
-            rows = {name: ["schedule", name, *shape] for name in GENERATORS}
+            rows = {name: ["schedule", name, *shape] for name in SCHEDULES}
         for name, arguments in rows.items():
             text_s, text_mib, status = measured(arguments)
             json_s, json_mib, _ = measured([*arguments, "--json"])

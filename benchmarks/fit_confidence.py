@@ -75,14 +75,14 @@ def _pairs_of(rows: Sequence[Measured], predicted_s: Sequence[float]) -> Iterato
     """The pairs of a family. Steps of one plan that was measured more than once are one, their geometric mean."""
     alike: dict[Hashable, dict[Hashable, list[tuple[Measured, float]]]] = {}
     for row, seconds in zip(rows, predicted_s, strict=True):
-        run, cut = row.run, row.run.cut
-        numbers = cut.precision, cut.gradient_bytes, cut.reduce_bytes
-        key = row.publication, replace(run, cut=None), cut.world, cut.global_batch, numbers
-        alike.setdefault(key, {}).setdefault(cut, []).append((row, seconds))
+        run, grid = row.run, row.run.grid
+        numbers = grid.precision, grid.gradient_bytes, grid.reduce_bytes
+        key = row.publication, replace(run, grid=None), grid.world, grid.global_batch, numbers
+        alike.setdefault(key, {}).setdefault(grid, []).append((row, seconds))
     for by_cut in alike.values():
         plans = [
-            (cut, np.mean([np.log((row.step_s, seconds)) for row, seconds in runs], axis=0), runs[0][0])
-            for cut, runs in by_cut.items()
+            (grid, np.mean([np.log((row.step_s, seconds)) for row, seconds in runs], axis=0), runs[0][0])
+            for grid, runs in by_cut.items()
         ]
         for (first, before, row), (second, after, _) in combinations(plans, 2):
             if kinds := differing(first, second):

@@ -129,13 +129,12 @@ class Window:
 
 def children(pid: int) -> list[int]:
     """The processes that one has started."""
-    with suppress(OSError):
-        return [
-            int(child)
-            for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
-        ]
-    return []
+    started: list[int] = []
+    with suppress(OSError):  # the process has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # the thread has ended
+                started += map(int, (task / "children").read_text().split())
+    return started
 
 
 def run(interval: float | str, failures: Sequence[tuple[float, int]], window_s: float, mean_s: float) -> Window:

@@ -11,7 +11,7 @@ from shardwright.config.load import load_job
 from shardwright.cost.calibration import Rates, rates_of, shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import KernelTime, operator_s
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 from shardwright.workload.layers import chains
 
 # One model of about a billion parameters, some layers of Llama 3 8B, and a small one with experts.
@@ -49,7 +49,7 @@ def predicted(bench: Bench, job: JobSpec) -> dict[str, Any] | None:
     if not bench.catalog_name:
         return None
     try:
-        return {name: float(value) for name, value in asdict(played_step(job, shipped())).items()}
+        return {name: float(value) for name, value in asdict(simulated_step(job, shipped())).items()}
     except KeyError:
         return None
 
@@ -62,7 +62,7 @@ def _prices(job_json: str) -> tuple[Rates | None, dict[str, KernelTime]]:
         rates, software = rates_of(run, constants), software_under(run)
     except KeyError:  # a device without a rate for these numbers
         return None, {}
-    chain = chains(run.shape, run.cut, software)["experts" if run.shape.experts else "dense"]
+    chain = chains(run.shape, run.grid, software)["experts" if run.shape.experts else "dense"]
     narrow = job.precision.float8 != "none"
     return rates, {operator.of.name: operator_s(rates, software, operator, narrow) for operator in chain}
 

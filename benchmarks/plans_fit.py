@@ -21,7 +21,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.measure.dryrun import dry_run
-from shardwright.planner.advice.advice import PricedPlan
+from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.search.constraints import Constraints
 from shardwright.report.plans_text import plan_words

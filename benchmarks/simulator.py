@@ -7,7 +7,8 @@ python benchmarks/simulator.py
 import statistics
 import time
 
-from shardwright.schedule.registry import PipelineShape, shape_order, shape_program
+from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.shape_program import shape_order, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.batched_timing import rounds_of
 

@@ -10,6 +10,7 @@ from shardwright.account.step_collectives import Traffic
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
@@ -254,11 +255,9 @@ def shapes() -> Any:
     from hypothesis import strategies as st
 
     from programs import schedule_faults
-    from shardwright.config.plan import STAGES_PER_RANK
-    from shardwright.schedule.registry import GENERATORS
 
-    names = [name for name in GENERATORS if name != "auto"]
-    looped = [name for name in names if STAGES_PER_RANK.get(name, 1) == 0]
+    names = [name for name in SCHEDULES if name != "auto"]
+    looped = [name for name in names if SCHEDULES[name].stages_per_rank == 0]
     any_name = st.tuples(st.sampled_from(names), st.integers(1, 16), st.integers(1, 64), st.integers(2, 4))
     fitting = any_name.map(lambda s: (s[0], max(1, s[1] // s[3]), s[2], s[3]) if s[0] in looped else (*s[:3], 1))
     return fitting.filter(lambda shape: not schedule_faults(*shape))

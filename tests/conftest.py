@@ -2,10 +2,12 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,8 +15,15 @@ from hypothesis import settings
 # Whose functions start processes, or run what ranks do.
 _STARTING = ("ranks", "cases", "experts_run", "compressed", "few_plans", "fuzz.plans", "click.testing")
 
-# Machines that run tests are busy: how long one example takes says nothing.
-settings.register_profile("shardwright", deadline=None)
+# The same by the text of a module: one of these is imported at its top, and not only constants from it.
+_STARTS = re.compile(
+    rf"^(?:from|import) (?:subprocess|{'|'.join(map(re.escape, _STARTING))})\b(?! import [A-Z_, ]+$)", re.MULTILINE
+)
+
+# Machines that run tests are busy: how long one example takes says nothing. Of the examples of a property that names
+# no number of its own, half are drawn in `make test`.
+settings.register_profile("all cases", deadline=None, max_examples=100)
+settings.register_profile("shardwright", deadline=None, max_examples=50)
 settings.load_profile("shardwright")
 
 # Tests run on all cores at once. Threads of torch beside them would spin while they wait for a core; some tests took
@@ -54,6 +63,20 @@ def pytest_collection_finish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """All cases of tests that are otherwise sampled: `make test-all`."""
     parser.addoption("--all-cases", action="store_true", help="of tests marked as sampled, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All examples of properties, too, where all cases are asked for."""
+    if config.getoption("--all-cases", default=False):
+        settings.load_profile("all cases")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import modules of which no test is wanted: half the time to collect `make test-fast`."""
+    wants_all = "not processes" not in str(config.getoption("-m"))
+    if wants_all or not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
+        return None
+    return True if _STARTS.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

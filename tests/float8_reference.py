@@ -1,11 +1,15 @@
 """What fp8 means, once more and independently: every number from its bits, and rounding by looking for the nearest."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shardwright.precision import float8_linear
 from shardwright.precision.float8 import Granularity, Quantised
+from shardwright.precision.float8_linear import Float8Linear, ReduceMax, on_one_rank, step_amaxes
 
 Numbers = NDArray[np.float64]
 Codes = NDArray[np.uint8]
@@ -78,3 +82,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def codes(matrix: Quantised) -> Codes:
     """The bytes of a matrix, on the CPU."""
     return matrix.values.view(torch.uint8).cpu().numpy()
+
+
+def end_step(states: Sequence[Float8Linear], reduce_max: ReduceMax = on_one_rank) -> None:
+    """The end of a step for layers that nobody else looks after."""
+    amaxes = step_amaxes(states, reduce_max, torch.device("cpu"))
+    float8_linear.end_step(states, () if amaxes is None else amaxes.tolist())

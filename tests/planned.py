@@ -6,7 +6,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import PlanBlock
-from shardwright.planner.search.space import degrees, with_offload, with_sharing, with_words, words_of
+from shardwright.planner.search.space import degrees, variants_of, with_offload, with_sharing, with_variant
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"layers": 6, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 11008, "vocab": 32000, "sequence": 4096},
@@ -34,8 +34,8 @@ def all_plans(job: JobSpec, constraints: Constraints) -> list[PlanBlock]:
     """The whole space, two blocks for each combination of words. For small spaces: it may be 10^8 plans."""
     columns = degrees(job, constraints)
     found = []
-    for words in words_of(job, constraints, columns):
-        block = with_words(job, constraints, columns, words)
+    for variant in variants_of(job, constraints, columns):
+        block = with_variant(job, constraints, columns, variant)
         if len(block):
             sharded = with_sharing(job, constraints, block)
             found += [part for part in (sharded, with_offload(constraints, sharded)) if len(part)]

@@ -1,13 +1,13 @@
 """Jobs whose steps can be predicted, drawn over models, devices, number types and plans."""
 
-from typing import Any, get_args
+from typing import Any
 
 from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.plan import ScheduleName
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.job_program import plan_faults
 
 DENSE = {"layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 4096, "vocab": 32000, "sequence": 2048}
@@ -23,7 +23,7 @@ DEVICES = ("h100-sxm", "a100-sxm-80g", "b200-sxm", "mi300x", "gaudi2", "tpu-v5p"
 _NUMBERS: dict[str, dict[str, Any]] = {"bf16": {}, "fp16": {}, "fp8": {"float8": "rowwise"}}
 SCHEDULES: dict[str, dict[str, Any]] = {
     name: {"virtual_stages": 2} if name in ("interleaved-1f1b", "looped-bfs") else {}
-    for name in get_args(ScheduleName)
+    for name in SCHEDULES.names
     if name != "auto"
 }
 _PLANS = st.fixed_dictionaries(

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_faults, shape_program
+from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import Program, Schedule
+from shardwright.schedule.shape_program import shape_faults, shape_program
 
 
 def training_program(
@@ -20,4 +22,4 @@ def schedule_faults(name: str, p: int, m: int, v: int = 1, **fields: Any) -> lis
 
 def generated(name: str, p: int, m: int, v: int = 1) -> Schedule:
     """The schedule alone, before it is lowered."""
-    return GENERATORS[name].make(PipelineShape(p, m, v))
+    return SCHEDULES[name].make(PipelineShape(p, m, v))

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +15,7 @@ import shardwright
 SOURCE = Path(shardwright.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 MOST_LINES, MOST_OF_A_FUNCTION = 400, 60
-LEANING = re.compile(r"(The same|That of|Those|All of (it|them)|Of|By|As|In|With|From which)\b")
+LEANING = re.compile(r"(The same|What|Whether|Which|That of|Those|All of (it|them)|Of|By|As|In|With|From which)\b")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,33 @@ def definitions() -> tuple[Definition, ...]:
     )  # fmt: skip
 
 
+def module_docstrings() -> Iterator[tuple[str, str]]:
+    """Each module with its docstring, if it has one."""
+    for file in FILES:
+        if docstring := ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))):
+            yield str(file.relative_to(SOURCE)), docstring
+
+
+# Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
+VAGUE = {"found": 156, "of": 141, "cut": 61, "said": 32, "theirs": 15, "ours": 5}
+
+
+def bindings(tree: ast.AST) -> Iterator[str]:
+    """The names that a module's statements and functions bind."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def test_a_binding_says_what_it_holds() -> None:
+    counts = Counter(
+        name for file in FILES for name in bindings(ast.parse(file.read_text(encoding="utf-8"))) if name in VAGUE
+    )
+    assert {name: counts[name] for name in VAGUE} == VAGUE, "more of them are not allowed; of fewer take the new number"
+
+
 def statements(node: ast.AST) -> Iterator[ast.AST]:
     """The statements within one, of every depth."""
     for field in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -66,13 +93,20 @@ def test_a_module_has_a_name_of_its_own() -> None:
     for file in FILES:
         if file.stem not in ("__init__", "__main__"):
             named[file.stem].append(str(file.relative_to(SOURCE)))
-    assert {name: files for name, files in named.items() if len(files) > 1} == {}
+    # Facts are on the ground, and their arithmetic is beside the model or what is updated: two files of one name.
+    pairs = (
+        ("config/gates", "model/gates"),
+        ("config/optimizers", "parallel/optimizers"),
+        ("parallel/compress", "sharding/compressions"),
+    )
+    paired = {name for name, files in named.items() if tuple(file.rpartition("/")[0] for file in files) in pairs}
+    assert {name: files for name, files in named.items() if len(files) > 1 and name not in paired} == {}
 
 
 def test_a_class_has_a_name_of_its_own() -> None:
     named = defaultdict(set)
     for one in definitions():
-        if one.kind is ast.ClassDef and not one.name.startswith("_"):
+        if one.kind is ast.ClassDef:
             named[one.name].add(one.file)
     assert {name for name, files in named.items() if len(files) > 1} == set()
 
@@ -84,6 +118,7 @@ def test_a_docstring_stands_by_itself() -> None:
         for one in definitions()
         if one.docstring and LEANING.match(one.docstring)
     ]
+    leaning += [f"{file}: {text.splitlines()[0]}" for file, text in module_docstrings() if LEANING.match(text)]
     assert leaning == []
 
 

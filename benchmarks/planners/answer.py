@@ -66,14 +66,14 @@ def write_answers(open_planner: Callable[[Path], Planner], option: str) -> None:
 
 def said_by_none(run: Run) -> dict[str, bool]:
     """What the input of no planner here can say, and whether a run does without it."""
-    cut = run.cut
+    grid = run.grid
     return {
-        "no ZeRO shards among a part of the replicas": not cut.zero or cut.zero_ranks in (0, cut.dp),
-        f"no {cut.precision} products beside 16-bit parameters": cut.precision in ("bf16", "fp16"),
-        "no recomputation by operator": cut.recompute != "matmul",
-        "no recomputation of some layers only": not cut.policies,
-        "no uneven stages": not cut.layout,
-        f"{cut.global_batch} sequences are not whole microbatches of {cut.microbatch} on {cut.dp} replicas": not (
-            cut.global_batch % (cut.dp * cut.microbatch)
+        "no ZeRO shards among a part of the replicas": not grid.zero or grid.zero_ranks in (0, grid.dp),
+        f"no {grid.precision} products beside 16-bit parameters": grid.precision in ("bf16", "fp16"),
+        "no recomputation by operator": grid.recompute != "matmul",
+        "no recomputation of some layers only": not grid.policies,
+        "no uneven stages": not grid.layout,
+        f"{grid.global_batch} sequences are not whole microbatches of {grid.microbatch} on {grid.dp} replicas": not (
+            grid.global_batch % (grid.dp * grid.microbatch)
         ),
     }

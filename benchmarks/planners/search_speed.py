@@ -66,12 +66,12 @@ def plans(num_devices: int, batch: int) -> Iterator[PlanGrid]:
                 )  # fmt: skip
 
 
-def blocks_of(cuts: list[PlanGrid], run: Run) -> list[Run]:
+def blocks_of(grids: list[PlanGrid], run: Run) -> list[Run]:
     """The plans that differ in numbers alone, as one run each."""
     alike: dict[tuple, list[PlanGrid]] = {}
-    for cut in cuts:
-        alike.setdefault(cut.words, []).append(cut)
-    return [replace(run, cut=stacked(some)) for some in alike.values()]
+    for grid in grids:
+        alike.setdefault(grid.words, []).append(grid)
+    return [replace(run, grid=stacked(some)) for some in alike.values()]
 
 
 def price(run: Run) -> None:
@@ -104,10 +104,10 @@ def main() -> None:
     calculon, llm_analysis = Calculon(said.calculon), LLMAnalysis(said.llm_analysis)
     print("| GPT-3 175B on | plans | planner | first round | median round | least | most |\n|" + "---|" * 7)
     for num_devices, batch in CLUSTERS:
-        cuts = list(plans(num_devices, batch))
-        run = Run(GPT3, cuts[0], "a100-sxm-80g", "megatron-2022", 8, 300e9, 25e9)
-        machine, blocks = calculon.machine(run), blocks_of(cuts, run)
-        sample = [replace(run, cut=cut) for cut in random.Random(0).sample(cuts, SAMPLE)]
+        grids = list(plans(num_devices, batch))
+        run = Run(GPT3, grids[0], "a100-sxm-80g", "megatron-2022", 8, 300e9, 25e9)
+        machine, blocks = calculon.machine(run), blocks_of(grids, run)
+        sample = [replace(run, grid=grid) for grid in random.Random(0).sample(grids, SAMPLE)]
 
         def each(evaluate: Callable[[Run], object], sample: list[Run] = sample) -> Callable[[], None]:
             def call() -> None:
@@ -124,7 +124,7 @@ def main() -> None:
                 price(block)
 
         found = contest([
-            Contestant("ours, in blocks", ours, len(cuts)),
+            Contestant("ours, in blocks", ours, len(grids)),
             Contestant("ours, one at a time", each(price), SAMPLE),
             Contestant("Calculon", each(lambda one, machine=machine: calculon.evaluate(one, machine)), SAMPLE),
             Contestant("llm-analysis (no search)", each(llm_analysis.answer), SAMPLE),
@@ -132,7 +132,8 @@ def main() -> None:
         for name, rates in found.items():
             rest = rates[1:]
             print(
-                f"| {num_devices:,} A100 | {len(cuts):,} | {name} | {rates[0]:,.0f} | {statistics.median(rest):,.0f} | "
+                f"| {num_devices:,} A100 | {len(grids):,} | {name} | {rates[0]:,.0f} "
+                f"| {statistics.median(rest):,.0f} | "
                 f"{min(rest):,.0f} | {max(rest):,.0f} |"
             )
 

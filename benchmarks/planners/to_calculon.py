@@ -29,7 +29,7 @@ NO_LIMIT_GIB = 80_000_000_000
 
 def faults_of(run: Run) -> list[str]:
     """All that Calculon's input can't say about a run."""
-    shape, cut, software = run.shape, run.cut, software_of(run.software)
+    shape, grid, software = run.shape, run.grid, software_of(run.software)
     known = {
         f"no system file for {run.device}": run.device in SYSTEMS,
         "no mixture of experts": shape.experts is None,
@@ -37,10 +37,10 @@ def faults_of(run: Run) -> list[str]:
         "no gated MLP": not shape.gated,
         f"no {software.attention} kernel: attention's scores are always kept in memory": software.attention
         in ("torch", "softmax"),
-        f"no ZeRO-{cut.zero}": cut.zero <= 1,
-        f"no {cut.schedule} schedule": cut.schedule in SCHEDULES,
+        f"no ZeRO-{grid.zero}": grid.zero <= 1,
+        f"no {grid.schedule} schedule": grid.schedule in SCHEDULES,
         "no latent attention": shape.latent is None,
-        "no context parallelism": cut.cp == 1,
+        "no context parallelism": grid.cp == 1,
     } | said_by_none(run)
     return [fault for fault, can_say in known.items() if not can_say]
 
@@ -56,20 +56,20 @@ def application_of(run: Run) -> dict[str, int]:
 
 def execution_of(run: Run) -> dict[str, Any]:
     """The plan. What a file of theirs for a published run fixes, is fixed here too (validation/seqsel/tab5)."""
-    cut, domain = run.cut, run.devices_per_node
-    with_replicas = cut.tp * cut.dp  # ranks are counted along tp, then dp, then pp
-    recompute = {"none": "none", "selective": "attn_only", "full": "full"}[cut.recompute]
+    grid, domain = run.grid, run.devices_per_node
+    with_replicas = grid.tp * grid.dp  # ranks are counted along tp, then dp, then pp
+    recompute = {"none": "none", "selective": "attn_only", "full": "full"}[grid.recompute]
     return {
-        "num_procs": cut.world, "tensor_par": cut.tp, "pipeline_par": cut.pp, "data_par": cut.dp,
-        "tensor_par_net": NODE if cut.tp <= domain else NETWORK,
-        "pipeline_par_net": NODE if cut.world <= domain else NETWORK,
+        "num_procs": grid.world, "tensor_par": grid.tp, "pipeline_par": grid.pp, "data_par": grid.dp,
+        "tensor_par_net": NODE if grid.tp <= domain else NETWORK,
+        "pipeline_par_net": NODE if grid.world <= domain else NETWORK,
         "data_par_net": NODE if with_replicas <= domain else NETWORK,
-        "batch_size": cut.global_batch, "microbatch_size": cut.microbatch, "datatype": "float16",
+        "batch_size": grid.global_batch, "microbatch_size": grid.microbatch, "datatype": "float16",
         "fused_activation": False, "attention_type": "multihead", "activation_recompute": recompute,
-        "pipeline_interleaving": cut.virtual, "optimizer_sharding": cut.zero == 1 and cut.dp > 1,
-        "tensor_par_comm_type": "rs_ag" if cut.sequence_parallel else "ar", "tensor_par_overlap": "none",
-        "seq_par_ag_redo": cut.sequence_parallel and recompute != "full",
-        "data_par_overlap": software_of(run.software).reduce_overlap and cut.dp > 1,
+        "pipeline_interleaving": grid.virtual, "optimizer_sharding": grid.zero == 1 and grid.dp > 1,
+        "tensor_par_comm_type": "rs_ag" if grid.sequence_parallel else "ar", "tensor_par_overlap": "none",
+        "seq_par_ag_redo": grid.sequence_parallel and recompute != "full",
+        "data_par_overlap": software_of(run.software).reduce_overlap and grid.dp > 1,
         "weight_offload": False, "activations_offload": False, "optimizer_offload": False, "training": True,
     }  # fmt: skip
 

@@ -29,14 +29,14 @@ UNTOLD = ("sequential", "1f1b", "interleaved-1f1b")  # it has no schedule, so no
 
 def faults_of(run: Run) -> list[str]:
     """All that its input can't say about a run."""
-    shape, cut = run.shape, run.cut
+    shape, grid = run.shape, run.grid
     known = {
         f"no GPU file for {run.device}": run.device in GPUS,
         "no mixture of experts: FLOPs are those of one dense MLP": shape.experts is None,
         "only heads that together are as wide as the hidden state": shape.head_dim * shape.heads == shape.hidden,
-        f"no {cut.schedule} schedule": cut.schedule in UNTOLD,
+        f"no {grid.schedule} schedule": grid.schedule in UNTOLD,
         "no latent attention": shape.latent is None,
-        "no context parallelism": cut.cp == 1,
+        "no context parallelism": grid.cp == 1,
     } | said_by_none(run)
     return [fault for fault, can_say in known.items() if not can_say]
 
@@ -54,9 +54,9 @@ def model_of(run: Run) -> dict[str, Any]:
 
 def parallelism_of(run: Run) -> dict[str, int]:
     """Fields of its ParallelismConfig."""
-    cut = run.cut
+    grid = run.grid
     return {
-        "tp_size": cut.tp, "pp_size": cut.pp, "dp_size": cut.dp, "sp_size": cut.tp if cut.sequence_parallel else 1,
+        "tp_size": grid.tp, "pp_size": grid.pp, "dp_size": grid.dp, "sp_size": grid.tp if grid.sequence_parallel else 1,
     }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def training_of(run: Run) -> dict[str, Any]:
     software = software_of(run.software)
     writes_scores = software.attention in ("torch", "softmax")
     return {
-        "batch_size_per_gpu": run.cut.microbatch, "global_batch_size": run.cut.global_batch,
+        "batch_size_per_gpu": run.grid.microbatch, "global_batch_size": run.grid.global_batch,
         "seq_len": run.shape.sequence, "flash_attn": not writes_scores,
         "softmax_dropout": writes_scores and software.dropout,
     }  # fmt: skip
@@ -94,8 +94,8 @@ class LLMAnalysis:
             self._config.ParallelismConfig(**parallelism_of(run)), flops_efficiency=FLOPS_EFFICIENCY,
             hbm_memory_efficiency=MEMORY_EFFICIENCY,
         )  # fmt: skip
-        recompute = self._analysis.ActivationRecomputation[run.cut.recompute.upper()]
-        zero = self._analysis.DSZeRO(run.cut.zero)
+        recompute = self._analysis.ActivationRecomputation[run.grid.recompute.upper()]
+        zero = self._analysis.DSZeRO(run.grid.zero)
         try:
             found = analysis.training(activation_recomputation=recompute, ds_zero=zero, **training_of(run))
         except AssertionError as error:

@@ -34,12 +34,12 @@ SECONDS = {"ms": 1e-3, "s": 1.0}
 
 def faults_of(run: Run) -> list[str]:
     """All that its input can't say about a run, or that is not translated here."""
-    shape, cut = run.shape, run.cut
+    shape, grid = run.shape, run.grid
     known = {
         f"no system file for {run.device}": run.device in SYSTEMS,
-        f"no ZeRO-{cut.zero}: it warns and prices ZeRO-1": cut.zero <= 1,
-        f"no {cut.schedule} schedule": cut.schedule in SCHEDULES,
-        f"no context parallelism by {cut.cp_method}": cut.cp == 1,
+        f"no ZeRO-{grid.zero}: it warns and prices ZeRO-1": grid.zero <= 1,
+        f"no {grid.schedule} schedule": grid.schedule in SCHEDULES,
+        f"no context parallelism by {grid.cp_method}": grid.cp == 1,
         "a mixture of experts, not translated here": shape.experts is None,
         "latent attention, not translated here": shape.latent is None,
     } | said_by_none(run)
@@ -58,17 +58,17 @@ def model_of(run: Run) -> dict[str, Any]:
 
 def strategy_of(run: Run) -> dict[str, Any]:
     """Fields of its StrategyConfig. Dropout and overlap are left out: it prices neither."""
-    cut, software = run.cut, software_of(run.software)
+    grid, software = run.grid, software_of(run.software)
     writes_scores = software.attention in ("torch", "softmax")
     return {
-        "seq_len": run.shape.sequence, "micro_batch_size": cut.microbatch,
-        "micro_batch_num": cut.global_batch // (cut.dp * cut.microbatch), "dtype": cut.precision,
-        "world_size": cut.world, "tp_size": cut.tp, "pp_size": cut.pp, "interleaving_size": cut.virtual,
-        "enable_sequence_parallel": bool(cut.sequence_parallel), "zero_state": cut.zero,
+        "seq_len": run.shape.sequence, "micro_batch_size": grid.microbatch,
+        "micro_batch_num": grid.global_batch // (grid.dp * grid.microbatch), "dtype": grid.precision,
+        "world_size": grid.world, "tp_size": grid.tp, "pp_size": grid.pp, "interleaving_size": grid.virtual,
+        "enable_sequence_parallel": bool(grid.sequence_parallel), "zero_state": grid.zero,
         # Its model of time has no other messages than those that block.
         "pp_comm_async": False,
-        "enable_recompute": cut.recompute != "none", "recompute_granularity": RECOMPUTE[cut.recompute],
-        "recompute_layer_num": 0 if cut.recompute == "none" else run.shape.layers,
+        "enable_recompute": grid.recompute != "none", "recompute_granularity": RECOMPUTE[grid.recompute],
+        "recompute_layer_num": 0 if grid.recompute == "none" else run.shape.layers,
         "use_flash_sdp": not writes_scores, "use_math_sdp": writes_scores,
         "use_fused_norm": software.norm[0] < UNFUSED_NORM_BYTES,
         "use_fused_swiglu": software.activation[0] < UNFUSED_ACTIVATION_BYTES,

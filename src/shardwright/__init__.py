@@ -38,7 +38,7 @@ __all__ = ["Job", "ModuleMemory", "PlanError", "RunError", "ShardedModule", "loa
 
 
 def __getattr__(name: str) -> Any:
-    """What a name of the package stands for."""
+    """Import the object behind a name of the package."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -27,11 +27,11 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.explain.story import tell
-from shardwright.planner.advice.advice import PricedPlan, priced
+from shardwright.planner.advice.priced_plan import PricedPlan, priced
 from shardwright.planner.critical_batch import batch_limits
 from shardwright.planner.own_plan import Estimate, estimate
 from shardwright.planner.scaling import scaling
@@ -98,9 +98,9 @@ def _few_layers(rng: random.Random, plan: Fields) -> Fields:
     if plan["recompute"] == "layers":
         plan["recompute"] = "full"
     model = dict(catalog.read("models", rng.choice(MODELS)))
-    stages = plan["pp"] * (STAGES_PER_RANK.get(plan["schedule"], 1) or plan.get("virtual_stages", 1))
+    stages = plan["pp"] * (SCHEDULES[plan["schedule"]].stages_per_rank or plan.get("virtual_stages", 1))
     model["layers"] = stages * rng.choice([1, 2]) + rng.choice([0, 0, 1, 2])
-    if stages > 1 and not STAGES_PER_RANK.get(plan["schedule"]) and rng.random() < 0.4:
+    if stages > 1 and SCHEDULES[plan["schedule"]].stages_per_rank in (0, 1) and rng.random() < 0.4:
         parts = sorted(rng.randint(0, model["layers"] - stages) for _ in range(stages - 1))
         ends = [*parts, model["layers"] - stages]
         plan["layout"] = [1 + end - start for start, end in zip([0, *parts], ends, strict=True)]

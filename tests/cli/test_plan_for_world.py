@@ -34,6 +34,7 @@ def test_the_first_fallback_that_has_so_many_ranks() -> None:
     assert for_world(spec, 1)[1].startswith("1 rank was started, and the plan is for 8: this is plan.fallback[2], ")
 
 
+@pytest.mark.long
 def test_what_the_planner_recommends() -> None:
     spec = job('cluster.device="h100-sxm"', "cluster.devices_per_node=4", "cluster.nodes=2", "plan.fallback=[{tp=2}]")
     found, said = for_world(spec, 4)

@@ -12,7 +12,7 @@ from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import fullest, job_memories
 from shardwright.cost.memory import peak_memory
-from shardwright.planner.advice.advice import priced
+from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.advice.reasons import reasons
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.search.constraints import constraints_of
@@ -46,6 +46,7 @@ def test_a_share_of_the_node_or_what_the_catalog_says() -> None:
     assert host_memory_bytes(unknown) is None
 
 
+@pytest.mark.long
 @settings(max_examples=6, deadline=None)
 @given(st.floats(1.0, 200.0), st.floats(1.0, 4.0))
 def test_more_host_memory_never_makes_it_slower_or_a_fitting_plan_unfit(gib: float, times: float) -> None:

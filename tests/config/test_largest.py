@@ -20,9 +20,11 @@ from shardwright.config.base import PlanError, Spec
 from shardwright.config.cluster import DeviceSpec, LevelSpec, PartSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.planner.scaling import sizes_of
-from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_faults
+from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.shape_program import shape_faults
 
 SOON_S = 20.0  # generous: only a hang or a loop over all that is asked for takes so long
 
@@ -149,7 +151,7 @@ def test_any_large_numbers_are_a_job_or_a_fault(chosen: list[Any], data: st.Data
     assert time.process_time() - start_s < SOON_S
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SCHEDULES.names)
 def test_shapes_have_a_largest(name: str) -> None:
     """And one beyond it is refused before anything is made."""
     virtual = 2 if name in ("interleaved-1f1b", "looped-bfs") else 1

@@ -35,6 +35,20 @@ def good() -> dict[str, Any]:
     return {"work": "all_reduce", "sizes": [[2.0], [256.0, 65536.0]], "seconds": [1e-5, 1e-4]}
 
 
+def test_no_product_is_faster_than_the_peak() -> None:
+    """Each pass of it, against the peak of its number type; where no peak is known there is nothing to say."""
+    table = {"work": "product", "sizes": [[1e3], [1e3], [1e3, 2e3]], "seconds": [4e-3, 8e-3]}  # 2e9 and 4e9 FLOPs
+    table |= {"backward": [4e-3, 8e-3], "weight_grad": [4e-3, 4e-3]}  # 1e12 FLOP/s at most
+
+    def device(peaks: dict[str, float]) -> DeviceSpec:
+        return DeviceSpec.model_validate({"name": "x", "memory_gib": 8.0, "peak_tflops": peaks, "measured": [table]})
+
+    assert device({"float32": 1.0}).measured[0].most_flops() == 1e12
+    assert device({"bfloat16": 0.5}).measured
+    with pytest.raises(ValueError, match=r"table 0 has one of 1 TFLOP/s where peak_tflops.float32 is 0.5; mend"):
+        device({"float32": 0.5})
+
+
 def test_sizes_are_named() -> None:
     assert sizes_of("product") == ("rows", "inner", "columns")
     assert sizes_of("update") == ("elements",)

@@ -15,10 +15,13 @@ ADDRESSES += [
     f"https://me:{SECRET}/{SECRET}@host/x", f"s3://:{SECRET}@bucket", f"az://box/x?sig={SECRET}&a=1",
     f"s3://bucket/x?X-Amz-Signature={SECRET}", f"sftp://host/x;password={SECRET}", f"s3://b/x#access-token={SECRET}",
     f"s3://bucket/x?a=1&aws_secret_access_key={SECRET}", f"SFTP://me:{SECRET}@host:22/x",
+    f"sftp://me@corp.example:{SECRET}@host/x", f"sftp://me:{SECRET} {SECRET}@host/x", f"sftp://me:{SECRET}'x@host/x",
+    f"hdfs://host/x?a=1&delegation={SECRET}", f"sftp://me:22-{SECRET}@host/x", f"sftp://me:a@b@{SECRET}@host/x",
 ]  # fmt: skip
 PLAIN = [
     "s3://bucket/run", "abfs://box@account.dfs.core.windows.net/run", "sftp://me@host/x", "hdfs://host:8020/a@b",
     "hdfs://[::1]:8020/a@b", "gs://bucket/a:b@c", "runs/a:b@c", "me:x@host", "https://host/x?signal=1/y", "memory://x",
+    "hdfs://host:8020, or write to me@host",
 ]  # fmt: skip
 
 

@@ -381,3 +381,13 @@ def test_a_mesh_in_words() -> None:
     inside = MeshShape.of(PlanSpec(pp=2, dp=2, order="pp-dp"))
     assert inside.describe(1) == "rank 1 (dp 0, pp 1, tp 0)"
     assert str(inside).splitlines()[:2] == ["mesh dp 2 x pp 2 x tp 1", "  dp 0, pp 0: ranks 0"]
+
+
+def test_a_name_of_a_set_is_refused_with_one_that_is_not() -> None:
+    for name, plain in (("a b/c", "a-b-c"), ("  ", "my-set"), ("häufig", "h-ufig")):
+        with pytest.raises(PlanError, match=f"name it {plain}, say"):
+            make_job({"data": {"validation": [{"name": name, "path": "README.md"}]}, "batch": {"global_batch_size": 8}})
+    assert (
+        load_job("quickstart", ['data.validation=[{name="fr-1.x", path="README.md"}]']).data.validation[0].name
+        == "fr-1.x"
+    )

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
-from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.rank_order import ORDERS
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import peak_memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.arrays import distinct
-from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid, Run, stacked
+from shardwright.workload.query import PlanGrid, Run, stacked
 from shardwright.workload.stage_contents import all_ranks, different_ranks
 
 CONSTANTS = shipped()
@@ -48,7 +48,7 @@ SEVERAL = [
 ]  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([LLAMA, MOE, LATENT, GPT]), st.lists(DEGREES, min_size=1, max_size=6), WORDS,
     st.sampled_from(["megatron-core", "nemo", "aleph-torch", "hai-llm"]), st.sampled_from([4, 8, 72]),
@@ -56,18 +56,18 @@ SEVERAL = [
 def test_arrays_are_priced_as_single_plans(
     shape: ModelShape, degrees: list[dict], words: dict, software: str, domain: int
 ) -> None:
-    cuts = [PlanGrid(**words, **numbers) for numbers in degrees]
-    run = Run(shape, stacked(cuts), "h100-sxm", software, domain, 450e9, 50e9)
+    grids = [PlanGrid(**words, **numbers) for numbers in degrees]
+    run = Run(shape, stacked(grids), "h100-sxm", software, domain, 450e9, 50e9)
     times, memory = asdict(step_time(run, CONSTANTS)), asdict(peak_memory(run, CONSTANTS))
-    for n, cut in enumerate(cuts):
-        alone = replace(run, cut=cut)
+    for n, grid in enumerate(grids):
+        alone = replace(run, grid=grid)
         for together, single in ((times, step_time(alone, CONSTANTS)), (memory, peak_memory(alone, CONSTANTS))):
             for name, value in asdict(single).items():
                 assert isinstance(value, float)
                 assert together[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), name
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from([LLAMA, GPT]),
     st.lists(st.tuples(DEGREES, st.sampled_from(SEVERAL)), min_size=2, max_size=8),
@@ -76,17 +76,20 @@ def test_plans_of_several_schedules_are_priced_as_single_plans(
     shape: ModelShape, plans: list[tuple[dict, str]]
 ) -> None:
     """In one call, whatever the order in which their schedules come."""
-    cuts = [
-        PlanGrid(schedule=name, **numbers | {"virtual": STAGES_PER_RANK.get(name, 1) or 2}) for numbers, name in plans
+    grids = [
+        PlanGrid(schedule=name, **numbers | {"virtual": SCHEDULES[name].stages_per_rank or 2})
+        for numbers, name in plans
     ]
-    together = replace(stacked(cuts), schedule_number=np.array([SCHEDULE_NAMES.index(cut.schedule) for cut in cuts]))
+    together = replace(
+        stacked(grids), schedule_number=np.array([SCHEDULES.names.index(grid.schedule) for grid in grids])
+    )
     run = Run(shape, together, "h100-sxm", "megatron-core", 8, 450e9, 50e9)
     times, memory = asdict(step_time(run, CONSTANTS)), asdict(peak_memory(run, CONSTANTS))
-    for n, cut in enumerate(cuts):
-        alone = replace(run, cut=cut)
+    for n, grid in enumerate(grids):
+        alone = replace(run, grid=grid)
         for many, single in ((times, step_time(alone, CONSTANTS)), (memory, peak_memory(alone, CONSTANTS))):
             for name, value in asdict(single).items():
-                assert many[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), (name, cut.schedule)
+                assert many[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), (name, grid.schedule)
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,7 +98,7 @@ def test_the_peak_is_of_the_rank_that_needs_most(shape: ModelShape, numbers: dic
     """Ranks that hold alike are told apart by how many microbatches they keep, and the peak is of all of them."""
     run = Run(shape, PlanGrid(**words, **numbers), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
     ranks = rank_memory(run, CONSTANTS)
-    assert len(ranks) == run.cut.pp
+    assert len(ranks) == run.grid.pp
     assert peak_memory(run, CONSTANTS).process == max(rank.process for rank in ranks)
 
 
@@ -106,10 +109,10 @@ def test_the_peak_is_of_the_rank_that_needs_most(shape: ModelShape, numbers: dic
 def test_ranks_that_differ_stand_for_all(shape: ModelShape, degrees: list[dict], schedule: str) -> None:
     """Each kind is there once for every plan, with the first of its ranks; shorter pipelines repeat one."""
     virtual = {"1f1b": 1, "zb-v": 2, "dualpipe": 1}.get(schedule, 3)
-    cuts = [PlanGrid(schedule=schedule, **numbers | {"virtual": virtual}) for numbers in degrees]
-    found = different_ranks(shape, stacked(cuts))
-    for n, cut in enumerate(cuts):
-        every = all_ranks(shape, cut.as_arrays())
+    grids = [PlanGrid(schedule=schedule, **numbers | {"virtual": virtual}) for numbers in degrees]
+    found = different_ranks(shape, stacked(grids))
+    for n, grid in enumerate(grids):
+        every = all_ranks(shape, grid.as_arrays())
         first: dict[tuple, int] = {}
         for rank, *held in zip(
             *(a[:, 0].tolist() for a in (every.rank, every.embedding, every.head, *every.layers)), strict=True
@@ -146,8 +149,8 @@ def test_distinct_rows_stand_for_all(rows: list[tuple[int, ...]]) -> None:
 
 def test_prices_keep_their_order() -> None:
     run = Run(LLAMA, PlanGrid(), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
-    cuts = [PlanGrid(dp=dp, recompute=policy, global_batch=8) for dp, policy in product((1, 2), ("none", "full"))]
-    runs = [replace(run, cut=cut) for cut in cuts]
+    grids = [PlanGrid(dp=dp, recompute=policy, global_batch=8) for dp, policy in product((1, 2), ("none", "full"))]
+    runs = [replace(run, grid=grid) for grid in grids]
     found = prices([*runs, replace(run, device="h1000")], CONSTANTS)
     for run, price in zip(runs, found[:4], strict=True):
         assert isinstance(price, Price)

@@ -40,15 +40,15 @@ def seconds(run: Run) -> float:
 
 @settings(max_examples=40, deadline=None)
 @given(CUTS, st.sampled_from(["node_bytes_per_s", "network_bytes_per_s"]))
-def test_more_bandwidth_is_never_slower(cut: PlanGrid, link: str) -> None:
-    run = replace(RUN, cut=cut)
+def test_more_bandwidth_is_never_slower(grid: PlanGrid, link: str) -> None:
+    run = replace(RUN, grid=grid)
     assert seconds(replace(run, **{link: 2 * getattr(run, link)})) <= seconds(run)
 
 
 @settings(max_examples=40, deadline=None)
 @given(CUTS)
-def test_parts_add_up(cut: PlanGrid) -> None:
-    t = step_time(replace(RUN, cut=cut), CONSTANTS)
+def test_parts_add_up(grid: PlanGrid) -> None:
+    t = step_time(replace(RUN, grid=grid), CONSTANTS)
     parts = t.compute + t.again + t.tensor + t.context + t.expert + t.data + t.messages + t.bubble
     assert parts + t.optimizer + t.host + t.other == pytest.approx(t.total)
     assert t.low < t.total < t.high
@@ -61,23 +61,25 @@ def test_time_scales_with_layers() -> None:
 
 
 def test_degrees_of_one_cost_no_communication() -> None:
-    t = step_time(replace(RUN, cut=PlanGrid(global_batch=8)), CONSTANTS)
+    t = step_time(replace(RUN, grid=PlanGrid(global_batch=8)), CONSTANTS)
     assert (t.tensor, t.context, t.expert, t.data, t.messages, t.bubble) == (0, 0, 0, 0, 0, 0)
 
 
 def test_experts_travel() -> None:
-    cut = PlanGrid(dp=8, ep=8, global_batch=64, zero=1)
-    near, far = (step_time(Run(MOE, cut, "h100-sxm", "megatron-core", node, 450e9, 50e9), CONSTANTS) for node in (8, 1))
+    grid = PlanGrid(dp=8, ep=8, global_batch=64, zero=1)
+    near, far = (
+        step_time(Run(MOE, grid, "h100-sxm", "megatron-core", node, 450e9, 50e9), CONSTANTS) for node in (8, 1)
+    )
     assert 0 < near.expert < far.expert
-    assert step_time(Run(MOE, replace(cut, ep=1), "h100-sxm", "nemo", 8, 450e9, 50e9), CONSTANTS).expert == 0
+    assert step_time(Run(MOE, replace(grid, ep=1), "h100-sxm", "nemo", 8, 450e9, 50e9), CONSTANTS).expert == 0
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2", "gpipe", "zb-v", "v-half"])
 def test_bubbles_follow_their_schedules(schedule: str) -> None:
-    cut = PlanGrid(pp=4, global_batch=32, schedule=schedule, virtual=2 if schedule in ("zb-v", "v-half") else 1)
+    grid = PlanGrid(pp=4, global_batch=32, schedule=schedule, virtual=2 if schedule in ("zb-v", "v-half") else 1)
     shape = replace(LLAMA, vocab=2)  # equal stages
-    plain = step_time(replace(RUN, shape=shape, cut=replace(cut, schedule="1f1b", virtual=1)), CONSTANTS)
-    t = step_time(replace(RUN, shape=shape, cut=cut), CONSTANTS)
+    plain = step_time(replace(RUN, shape=shape, grid=replace(grid, schedule="1f1b", virtual=1)), CONSTANTS)
+    t = step_time(replace(RUN, shape=shape, grid=grid), CONSTANTS)
     pace = (plain.compute + plain.again) / 32
     if schedule in ("1f1b", "gpipe"):
         assert t.bubble == pytest.approx(3 * pace, rel=0.02)
@@ -88,15 +90,15 @@ def test_bubbles_follow_their_schedules(schedule: str) -> None:
 def test_more_microbatches_hide_the_bubble() -> None:
     shares = []
     for batch in (8, 32, 128):
-        t = step_time(replace(RUN, cut=PlanGrid(pp=4, global_batch=batch)), CONSTANTS)
+        t = step_time(replace(RUN, grid=PlanGrid(pp=4, global_batch=batch)), CONSTANTS)
         shares.append(t.bubble / t.total)
     assert shares == sorted(shares, reverse=True)
 
 
 def test_a_pipeline_that_flushes_longer_takes_as_long_as_more_microbatches() -> None:
     def took(flush: float, more: int, pp: int) -> float:
-        cut = PlanGrid(dp=4, pp=pp, global_batch=4 * (64 + more))
-        return step_time(replace(RUN, cut=cut), CONSTANTS | {"common.flush": flush}).total
+        grid = PlanGrid(dp=4, pp=pp, global_batch=4 * (64 + more))
+        return step_time(replace(RUN, grid=grid), CONSTANTS | {"common.flush": flush}).total
 
     assert took(8.0, 0, 2) == pytest.approx(took(0.0, 8, 2), rel=1e-2)
     assert took(8.0, 0, 2) > 1.1 * took(0.0, 0, 2)
@@ -105,35 +107,35 @@ def test_a_pipeline_that_flushes_longer_takes_as_long_as_more_microbatches() -> 
 
 def test_shards_that_nothing_hides_are_waited_for() -> None:
     """DeepSpeed's ZeRO-3 of 2021 had Megatron-LM's kernels, but gathered tensor by tensor and prefetched nothing."""
-    run = replace(RUN, device="a100-sxm-80g", network_bytes_per_s=25e9, cut=PlanGrid(dp=512, zero=3, global_batch=512))
+    run = replace(RUN, device="a100-sxm-80g", network_bytes_per_s=25e9, grid=PlanGrid(dp=512, zero=3, global_batch=512))
     hidden, waited = (step_time(replace(run, software=name), CONSTANTS) for name in ("megatron-2021", "deepspeed-2021"))
     rate = 0.9 <= waited.compute / hidden.compute <= 1.1  # its calibration has no slower products
     assert rate and waited.data > 2.7 * hidden.data > 0
-    assert step_time(replace(run, software="deepspeed-2021", cut=replace(run.cut, dp=1)), CONSTANTS).data == 0
+    assert step_time(replace(run, software="deepspeed-2021", grid=replace(run.grid, dp=1)), CONSTANTS).data == 0
 
 
 @pytest.mark.parametrize(("software", "by_element"), [("megatron-core", 2 + 4 + 12), ("fsdp-2024", 4 + 4 + 8)])
 def test_state_by_element(software: str, by_element: int) -> None:
     """A copy in float32 beside 16-bit parameters, or parameters in float32 that are cast where they are used."""
-    memory = rank_memory(replace(RUN, software=software, cut=PlanGrid()), CONSTANTS)[0]
+    memory = rank_memory(replace(RUN, software=software, grid=PlanGrid()), CONSTANTS)[0]
     state = memory.parameters + memory.gradients + memory.optimizer
     assert state == pytest.approx(by_element * LLAMA.parameters, rel=1e-3)
 
 
 def test_unknown_numbers_say_what_to_add() -> None:
     with pytest.raises(KeyError, match=r"float8 to its file, or set precision\.float8 to none"):
-        step_time(replace(RUN, device="a100-sxm-80g", cut=replace(RUN.cut, precision="fp8")), CONSTANTS)
+        step_time(replace(RUN, device="a100-sxm-80g", grid=replace(RUN.grid, precision="fp8")), CONSTANTS)
     with pytest.raises(KeyError, match="not in the catalog"):
         step_time(replace(RUN, device="h1000"), CONSTANTS)
     with pytest.raises(ValueError, match="schedule 'nope' is not known"):
-        step_time(replace(RUN, cut=PlanGrid(pp=2, schedule="nope", global_batch=8)), CONSTANTS)
+        step_time(replace(RUN, grid=PlanGrid(pp=2, schedule="nope", global_batch=8)), CONSTANTS)
 
 
 @pytest.mark.parametrize("name", catalog.names("devices"))
 def test_every_device_of_the_catalog_is_priced(name: str) -> None:
     peaks = {"bf16": "bfloat16", "fp16": "float16", "float32": "float32"}
     number = next(n for n, peak in peaks.items() if peak in device_of(name).peak_tflops)
-    run = replace(RUN, device=name, cut=PlanGrid(precision=number, global_batch=2), node_bytes_per_s=0.0)
+    run = replace(RUN, device=name, grid=PlanGrid(precision=number, global_batch=2), node_bytes_per_s=0.0)
     assert seconds(run) > 0
     assert rank_memory(run, CONSTANTS)[0].total > 0
 
@@ -180,7 +182,7 @@ def test_tokens_that_may_reach_few_nodes_and_travel_in_8_bits_cost_less() -> Non
     # Of 8 choices, evenly: 8 (1 - (7/8)^8) = 5.25 nodes of 8 are met, or 4 (1 - (3/4)^8) = 3.60 of 4.
     assert travel(run) / travel(anywhere) == pytest.approx(3.60 / 5.25, rel=0.02)
     # It also overlaps and dedupes, and sends 16 bits where a job does not say otherwise.
-    in_16_bits = replace(run, software="nemo", cut=replace(run.cut, float8_dispatch=False))
+    in_16_bits = replace(run, software="nemo", grid=replace(run.grid, float8_dispatch=False))
     wide = travel(in_16_bits) / travel(run)
     assert wide == pytest.approx(4 / 3, rel=0.02)
 

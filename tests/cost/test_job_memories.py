@@ -8,15 +8,15 @@ from cases import EXPERTS, FURTHER, KINDS, small_job
 from shardwright.account.job_memory import job_memory
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.job_memories import as_full
 from shardwright.schedule.job_program import plan_faults
-from shardwright.schedule.registry import GENERATORS
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> JobSpec:
     """A job with more microbatches than fill its pipeline, under any plan."""
-    schedule = draw(st.sampled_from(sorted(GENERATORS)))
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     pp, dp, zero = draw(st.sampled_from([1, 2, 3, 4, 6])), draw(st.sampled_from([1, 2, 4])), draw(st.integers(0, 3))
     microbatch_size = draw(st.sampled_from([1, 2]))
     plan = {

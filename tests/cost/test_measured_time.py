@@ -180,7 +180,7 @@ def test_plans_priced_at_once_are_as_each_alone(tmp_path: Path) -> None:
     runs = [run_of(of) for of in jobs]
     together = step_time(
         type(runs[0])(
-            **{f: getattr(runs[0], f) for f in runs[0].__dataclass_fields__} | {"cut": stacked([r.cut for r in runs])}
+            **{f: getattr(runs[0], f) for f in runs[0].__dataclass_fields__} | {"grid": stacked([r.grid for r in runs])}
         ),
         shipped(),
     )

@@ -69,7 +69,15 @@ def test_what_is_not_known_is_said(device: str) -> None:
 @pytest.mark.parametrize("name", catalog.names("devices"))
 def test_network_price_power_and_failures_have_a_source(name: str) -> None:
     device = DeviceSpec.model_validate(catalog.read("devices", name))
-    fields = ("reserved_gib", "server_devices", "network_gb_per_s", "usd_per_hour", "power_w", "hours_between_failures")
+    fields = (
+        "reserved_gib",
+        "communicator_channels",
+        "server_devices",
+        "network_gb_per_s",
+        "usd_per_hour",
+        "power_w",
+        "hours_between_failures",
+    )
     assert {field for field in fields if getattr(device, field)} == set(device.sources)
     assert not device.usd_per_hour or "20" in device.sources["usd_per_hour"]  # a price has a date
 

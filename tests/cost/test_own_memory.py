@@ -40,10 +40,10 @@ def drawn(job: JobSpec, number: int, seed: int) -> list[JobSpec]:
         keep={"offload_optimizer": 0.0, "offload_parameters": False, "offload_activations": False}
     )
     degrees = space.degrees(job, constraints)
-    words = space.words_of(job, constraints, degrees)
+    variant = space.variants_of(job, constraints, degrees)
     found: list[JobSpec] = []
     while len(found) < number:
-        block = space.with_words(job, constraints, degrees, rng.choice(words))
+        block = space.with_variant(job, constraints, degrees, rng.choice(variant))
         block = space.with_sharing(job, constraints, block)
         plan = block.plan(rng.randrange(len(block)), job) if len(block) else job
         if plan is not job and plan.num_microbatches * plan.plan.num_stages <= _MOST_PLAYED:

@@ -5,7 +5,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from programs import schedule_faults, training_program
-from shardwright.config.plan import STAGES_PER_RANK, sums_by_run
+from shardwright.config.plan import sums_by_run
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.pipeline_bubble import bubble, in_flight, num_gathers, num_reductions
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
@@ -23,7 +24,7 @@ AMONG_OTHERS = ("zb-h2", "zb-v")
 
 
 def chunks(name: str, v: int) -> int:
-    return STAGES_PER_RANK.get(name, 1) or v
+    return SCHEDULES[name].stages_per_rank or v
 
 
 @settings(max_examples=15, deadline=None)
@@ -89,7 +90,7 @@ def test_sharded_gradients_are_reduced_as_often_as_the_program_does(name: str, p
     stages = 2 if name == "dualpipe" else program.num_stages / p
     counted = max(sum(action.kind is Kind.REDUCE for action in row) / stages for row in program.ranks)
     by_run = bool(sums_by_run(name, 1, each))
-    rel = 0.15 if STAGES_PER_RANK.get(name) else 1e-9
+    rel = 0.15 if SCHEDULES[name].stages_per_rank > 1 else 1e-9
     assert float(num_reductions(name, p, m, by_run)) == pytest.approx(counted, rel=rel)
 
 

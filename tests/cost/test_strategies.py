@@ -21,7 +21,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.simulate.closed_form import StepTime, step_time
 from shardwright.workload.layers import chains, kept_bytes, share_run_again
-from shardwright.workload.query import PlanGrid, Run, cut_of
+from shardwright.workload.query import PlanGrid, Run, grid_of
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
@@ -29,7 +29,7 @@ RUN = Run(LLAMA, PlanGrid(dp=8, tp=2, global_batch=64), "h100-sxm", "megatron-co
 
 
 def priced(**fields: object) -> tuple[StepTime, Memory]:
-    run = replace(RUN, cut=replace(RUN.cut, **fields))
+    run = replace(RUN, grid=replace(RUN.grid, **fields))
     return step_time(run, CONSTANTS), peak_memory(run, CONSTANTS)
 
 
@@ -70,7 +70,7 @@ def test_every_field_of_a_plan_reaches_the_cost_model(name: str) -> None:
     base = job()
     # What each field alone can be is not asked here: some need others beside them.
     plans = [PlanSpec.model_validate(plan | changed) for changed in ({}, {name: OTHER[name]})]
-    one, two = (run_of(meet_budget(base.model_copy(update={"plan": plan}))).cut for plan in plans)
+    one, two = (run_of(meet_budget(base.model_copy(update={"plan": plan}))).grid for plan in plans)
     assert one != two
 
 
@@ -81,9 +81,9 @@ def test_every_field_of_precision_reaches_the_cost_model() -> None:
     base = {"compute": "bf16", "gradients": "compute"}
     # What each field alone can be is not asked here: some need others beside them.
     fields = [base | {name: value} for name, value in others.items() if name != "gradients"]
-    cuts = [cut_of(job().model_copy(update={"precision": PrecisionSpec.model_validate(of)})) for of in fields]
-    cuts += [cut_of(job(precision=base)), cut_of(job(precision={"compute": "bf16"}))]
-    assert len(set(cuts)) == len(cuts)
+    grids = [grid_of(job().model_copy(update={"precision": PrecisionSpec.model_validate(of)})) for of in fields]
+    grids += [grid_of(job(precision=base)), grid_of(job(precision={"compute": "bf16"}))]
+    assert len(set(grids)) == len(grids)
 
 
 # --- context parallel ---
@@ -93,8 +93,8 @@ def test_ring_hides_behind_attention_and_the_others_do_not() -> None:
     shape = replace(LLAMA, sequence=65536)
     times = {}
     for method in ("ring", "all-gather", "ulysses"):
-        cut = PlanGrid(cp=4, global_batch=8, cp_method=method)
-        times[method] = step_time(replace(RUN, shape=shape, cut=cut), CONSTANTS).context
+        grid = PlanGrid(cp=4, global_batch=8, cp_method=method)
+        times[method] = step_time(replace(RUN, shape=shape, grid=grid), CONSTANTS).context
     assert 0 < times["ring"] < times["all-gather"]
     assert 0 < times["ulysses"] < times["all-gather"]  # each rank sends its own tokens only
 
@@ -143,7 +143,7 @@ def test_a_policy_keeps_what_the_runtime_keeps(names: tuple[str, ...]) -> None:
     of = job(plan={"tp": 2}, precision={"compute": "bf16"})
     ours = layer_of(of, 0, 0).kept_bytes(frozenset(names))
     run = run_of(of)
-    layer = chains(run.shape, run.cut, software_of("megatron-core"))["dense"]
+    layer = chains(run.shape, run.grid, software_of("megatron-core"))["dense"]
     assert kept_bytes(layer, "+".join(sorted(names)) or "none") == pytest.approx(ours, rel=0.35)
 
 
@@ -152,7 +152,7 @@ def test_a_stage_that_runs_again_keeps_its_input_alone() -> None:
     full, stage = (
         (step_time(run, CONSTANTS), peak_memory(run, CONSTANTS))
         for policy in ("full", "stage")
-        if (run := replace(small, cut=PlanGrid(pp=4, dp=2, recompute=policy, global_batch=32)))
+        if (run := replace(small, grid=PlanGrid(pp=4, dp=2, recompute=policy, global_batch=32)))
     )
     assert stage[0].again == pytest.approx(full[0].again)
     assert stage[1].activations < full[1].activations
@@ -185,7 +185,7 @@ def test_what_is_offloaded_is_on_the_host_and_costs_time(fields: dict) -> None:
 
 
 def test_offloading_needs_a_known_host() -> None:
-    run = replace(RUN, device="tpu-v4", cut=replace(RUN.cut, offload_optimizer=1.0))
+    run = replace(RUN, device="tpu-v4", grid=replace(RUN.grid, offload_optimizer=1.0))
     with pytest.raises(KeyError, match="host_gb_per_s"):
         step_time(run, CONSTANTS)
     assert device_of("a100-sxm-80g").host_gb_per_s == 32
@@ -197,7 +197,8 @@ def test_offloading_needs_a_known_host() -> None:
 def test_compression_sends_less_and_keeps_errors() -> None:
     slow = replace(RUN, network_bytes_per_s=1e9, devices_per_node=1)
     run = {
-        name: replace(slow, cut=replace(slow.cut, compress=name, tp=1)) for name in ("none", "bf16", "int8", "powersgd")
+        name: replace(slow, grid=replace(slow.grid, compress=name, tp=1))
+        for name in ("none", "bf16", "int8", "powersgd")
     }
     times = [step_time(of, CONSTANTS).data for of in run.values()]
     assert times == sorted(times, reverse=True)
@@ -208,19 +209,19 @@ def test_compression_sends_less_and_keeps_errors() -> None:
 
 
 def test_buckets_that_overlap_leave_the_last_one() -> None:
-    run = replace(RUN, software="nemo", cut=replace(RUN.cut, bucket_bytes=2.0**30))
+    run = replace(RUN, software="nemo", grid=replace(RUN.grid, bucket_bytes=2.0**30))
     assert software_of("nemo").reduce_overlap
-    whole = replace(run, cut=replace(run.cut, bucket_bytes=0.0))
-    small = replace(run, cut=replace(run.cut, bucket_bytes=2.0**14))
+    whole = replace(run, grid=replace(run.grid, bucket_bytes=0.0))
+    small = replace(run, grid=replace(run.grid, bucket_bytes=2.0**14))
     assert math.isfinite(step_time(whole, CONSTANTS).data)
     assert step_time(small, CONSTANTS).data > step_time(run, CONSTANTS).data  # latency of each
 
 
 def test_a_token_that_crosses_once_takes_less_network() -> None:
     shape = replace(LLAMA, experts=ExpertShape(num=64, topk=8, ffn=2048))
-    cut = PlanGrid(dp=32, ep=32, global_batch=64)
+    grid = PlanGrid(dp=32, ep=32, global_batch=64)
     once, each = (
-        step_time(replace(RUN, shape=shape, cut=replace(cut, dispatch=way)), CONSTANTS).expert
+        step_time(replace(RUN, shape=shape, grid=replace(grid, dispatch=way)), CONSTANTS).expert
         for way in ("node-aware", "direct")
     )
     assert 0 < once < each
@@ -247,10 +248,12 @@ def test_moments_in_bf16_take_half(software: str) -> None:
 
 def test_published_runs_have_the_moments_of_their_software() -> None:
     """Where a job says them, it is the job that counts."""
-    cut = PlanGrid(dp=8, global_batch=64)
-    of = {name: peak_memory(replace(RUN, cut=cut, software=name), CONSTANTS).optimizer for name in ("hai-llm", "nemo")}
+    grid = PlanGrid(dp=8, global_batch=64)
+    of = {
+        name: peak_memory(replace(RUN, grid=grid, software=name), CONSTANTS).optimizer for name in ("hai-llm", "nemo")
+    }
     assert of["hai-llm"] == pytest.approx(of["nemo"] * 8 / 12)
-    told = replace(RUN, cut=replace(cut, moment_bytes=4), software="hai-llm")
+    told = replace(RUN, grid=replace(grid, moment_bytes=4), software="hai-llm")
     assert peak_memory(told, CONSTANTS).optimizer == of["nemo"]
 
 

@@ -39,18 +39,18 @@ def seconds(run: Run) -> float:
 
 @settings(max_examples=40, deadline=None)
 @given(CUTS, st.sampled_from([(32, 1.0), (64, 1.0)]))
-def test_a_level_that_is_not_oversubscribed_is_a_flat_network(cut: PlanGrid, level: tuple[int, float]) -> None:
-    run = replace(RUN, cut=cut)
+def test_a_level_that_is_not_oversubscribed_is_a_flat_network(grid: PlanGrid, level: tuple[int, float]) -> None:
+    run = replace(RUN, grid=grid)
     assert seconds(replace(run, topology=Topology((level,)))) == pytest.approx(seconds(run), rel=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
 @given(CUTS, st.sampled_from([0.1, 0.25, 0.5]))
-def test_more_bandwidth_upward_is_never_slower(cut: PlanGrid, share: float) -> None:
-    flat = replace(RUN, cut=cut)
+def test_more_bandwidth_upward_is_never_slower(grid: PlanGrid, share: float) -> None:
+    flat = replace(RUN, grid=grid)
     wide, narrow = (replace(flat, topology=Topology(((32, s),))) for s in (2 * share, share))
     assert seconds(flat) <= seconds(wide) <= seconds(narrow)
-    if cut.world <= 32:  # nothing passes that switch
+    if grid.world <= 32:  # nothing passes that switch
         assert seconds(flat) == seconds(narrow)
 
 

@@ -6,16 +6,17 @@ are asked too. A draw is a function of (seed, number) alone.
 
 import math
 import random
-from typing import Any, get_args
+from typing import Any
 
 from fuzz.draw_attention import draw_attention
-from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
 from shardwright.config.rank_order import AXES, ORDERS
+from shardwright.config.rate_schedules import BATCH_RULES, DECAY_SHAPES, RATE_SCHEDULES
 from shardwright.config.recompute_policy import OPERATORS
+from shardwright.config.schedule_facts import SCHEDULES
 
 Fields = dict[str, Any]
 
-SCHEDULES = [name for name in get_args(ScheduleName) if name != "sequential"]
+DRAWN = [name for name in SCHEDULES.names if name != "sequential"]
 MOST_RANKS = 8
 
 
@@ -124,9 +125,9 @@ def _optimizer(rng: random.Random, fields: Fields) -> None:
     optimizer |= {
         "name": rng.choice(["adamw", "adamw", "adamw", "adam", "sgd", "lion", "adafactor", "muon", "muon"]),
         "momentum": rng.choice([0.0, 0.9, 0.95]), "newton_schulz_steps": rng.choice([2, 5]),
-        "schedule": rng.choice(["cosine", "constant", "linear", "wsd", "inverse-sqrt"]),
-        "decay_share": rng.choice([0.25, 1.0]), "decay_shape": rng.choice(["linear", "cosine", "sqrt"]),
-        "batch_rule": rng.choice(["none", "sqrt", "linear"]),
+        "schedule": rng.choice(RATE_SCHEDULES.names),
+        "decay_share": rng.choice([0.25, 1.0]), "decay_shape": rng.choice(DECAY_SHAPES.names),
+        "batch_rule": rng.choice(BATCH_RULES.names),
     }  # fmt: skip
     if optimizer["name"] == "sgd":
         optimizer["learning_rate"] = rng.choice([1e-2, 0.1])
@@ -223,10 +224,10 @@ def _degrees(rng: random.Random) -> Fields:
 def _stages(rng: random.Random, plan: Fields) -> None:
     """The schedule, and what belongs to it."""
     if plan["pp"] > 1:
-        plan["schedule"] = rng.choice(SCHEDULES)
+        plan["schedule"] = rng.choice(DRAWN)
     else:
-        plan["schedule"] = rng.choice(["1f1b"] * 5 + SCHEDULES)
-    chosen = STAGES_PER_RANK.get(plan["schedule"], 1)
+        plan["schedule"] = rng.choice(["1f1b"] * 5 + DRAWN)
+    chosen = SCHEDULES[plan["schedule"]].stages_per_rank
     if plan["schedule"] == "auto":
         plan["virtual_stages"] = rng.choice([1, 2])
     elif chosen == 0:
@@ -249,7 +250,7 @@ def _microbatches(plan: Fields) -> list[int]:
 
 
 def _num_stages(plan: Fields) -> int:
-    return int(plan["pp"] * (STAGES_PER_RANK.get(plan["schedule"], 1) or plan.get("virtual_stages", 1)))
+    return int(plan["pp"] * (SCHEDULES[plan["schedule"]].stages_per_rank or plan.get("virtual_stages", 1)))
 
 
 def _model(rng: random.Random, plan: Fields) -> Fields:
@@ -294,7 +295,7 @@ def _model(rng: random.Random, plan: Fields) -> Fields:
     if rng.random() < 0.4:
         model["moe"] = _experts(rng, plan)
         model["layers"] += model["moe"].get("first_dense", 0) + model["moe"].get("every", 1) - 1
-    if rng.random() < 0.15 and not STAGES_PER_RANK.get(plan["schedule"]):
+    if rng.random() < 0.15 and SCHEDULES[plan["schedule"]].stages_per_rank in (0, 1):
         plan["layout"] = _layout(rng, model["layers"], stages)
     return model
 

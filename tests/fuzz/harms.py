@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from process_tree import children
 from shardwright.train.checkpoint.kept import check_whole, is_said_healthy, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, folder_name, index_file
 from shardwright.train.checkpoint.storage import LocalStorage
@@ -80,16 +81,6 @@ class Run:
         self.where = f"{self.where}, {where}" if self.where else where
         self.said_before = len(self.said())
         self.floor = next((step for step in kept(self.place) if is_healthy(self.place, step)), 0)
-
-
-def children(pid: int) -> list[int]:
-    """The processes that one has started and that are there."""
-    found: list[int] = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def state_of(pid: int) -> str:

@@ -28,6 +28,7 @@ import traceback
 from collections import Counter
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +42,10 @@ from fuzz.hostile_checkpoints import RESUME, resume
 from fuzz.hostile_models import LOAD, load
 from fuzz.kinds import KINDS, case_of
 
-CPU_S, MEMORY_BYTES, WALL_S = 20, 1 << 30, 300  # of a machine that may have much else to do
+WALL_S = 300  # of a machine that may have much else to do
+MEMORY_BYTES = 1 << 30
+CPU_S = 20  # on a machine that adds two million numbers in _USUAL_S
+_USUAL_S = 0.16
 _TRACEBACK_STATUS = 99
 # Words with which a message shows a way out, one of them in each refusal.
 _WAY_OUT = re.compile(
@@ -108,6 +112,15 @@ def _lay_out(case: Case, here: Path) -> None:
             path.symlink_to(what.removeprefix("-> "))
 
 
+@cache
+def slowness() -> float:
+    """How many times as long as usual this machine takes to add numbers, 1 at least: limits grow with it."""
+    began_s, total = time.process_time(), 0
+    for number in range(2_000_000):
+        total += number
+    return max(1.0, (time.process_time() - began_s) / _USUAL_S)
+
+
 def _run_child(case: Case, here: Path, folder: Path) -> NoReturn:
     status = _TRACEBACK_STATUS
     try:
@@ -117,7 +130,8 @@ def _run_child(case: Case, here: Path, folder: Path) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (for as long as the child lives)
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 2))
+        limit_s = math.ceil(CPU_S * slowness())
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 2))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
         sizes = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text()))
         (folder / "rss").write_text(sizes["VmRSS"])
@@ -191,7 +205,7 @@ def _prepare(arguments: list[str]) -> None:
 def _judge(case: Case, status: int, output: str, errors: str, cpu_s: float, grown: int) -> str:
     """What must not be, in words."""
     most_s, most_bytes = (growth.CPU_S, growth.MEMORY_BYTES) if case.kind in _SMALL else (CPU_S, MEMORY_BYTES)
-    if status == -signal.SIGXCPU or cpu_s > most_s:
+    if status == -signal.SIGXCPU or cpu_s > most_s * slowness():
         return f"more than {most_s} s of CPU time"
     if status == -signal.SIGALRM:
         return f"it waits: {WALL_S} s"

@@ -37,7 +37,8 @@ from shardwright.account.budget import meet_budget
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.plan import ASYNCHRONOUS, PlanSpec
+from shardwright.config.plan import PlanSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.measure.rounding import HALF_UNIT, LEEWAY, moved_weights
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.initial_values import seeded
@@ -182,7 +183,7 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
     # A small loss is the difference of two larger numbers: the logarithm of V exponentials exceeds their mean by ln V.
     of_logits = math.log(job.model.vocab) / 2
     # What is lost shows first in the second step; where updates do not wait for a step's end, in the first.
-    num_exact = STEPS if not is_lossy else 0 if job.plan.schedule in ASYNCHRONOUS else 1
+    num_exact = STEPS if not is_lossy else 0 if not SCHEDULES[job.plan.schedule].drains else 1
     for i in range(num_exact):
         scalar(f"loss of step {i}", lambda t, i=i: t.steps[i].loss, of_logits)  # type: ignore[misc]
         for k in range(job.model.mtp_layers):

@@ -23,6 +23,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_to_plan
+from shardwright.config.schedule_facts import searched
 from shardwright.config.toml_text import toml_text
 from shardwright.cost.calibration import shipped
 from shardwright.cost.job_memories import fullest
@@ -30,10 +31,9 @@ from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_price import fits, room_bytes
-from shardwright.planner.search.results import PlayedPlan
+from shardwright.planner.search.results import SimulatedPlan
 from shardwright.planner.search.search import search
-from shardwright.planner.search.space import SCHEDULES
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 DEVICES = ("h100-sxm", "a100-sxm-40g", "a100-sxm-80g", "v100-sxm-32g", "h200-sxm", "rtx-4090", "l40s")
 SOFTWARE = ("shardwright", "shardwright", "megatron-core", "megatron-2022", "megatron-deepspeed", "llama3")
@@ -90,7 +90,7 @@ def drawn(seed: int, number: int) -> Drawn:
     return Drawn(fields, device, keep)
 
 
-def answer(given: Drawn, folder: Path, keep: dict[str, Any] | None = None) -> list[PlayedPlan] | None:
+def answer(given: Drawn, folder: Path, keep: dict[str, Any] | None = None) -> list[SimulatedPlan] | None:
     """The plans that are found; None where nothing is legal."""
     try:
         job = given.job(folder)
@@ -99,7 +99,7 @@ def answer(given: Drawn, folder: Path, keep: dict[str, Any] | None = None) -> li
         return None
 
 
-def step_s(plans: list[PlayedPlan] | None) -> float:
+def step_s(plans: list[SimulatedPlan] | None) -> float:
     """Seconds of a step under the first plan; endless where there is none."""
     return float(plans[0].time.total) if plans else float("inf")
 
@@ -157,7 +157,7 @@ def faults_of(seed: int, number: int, folder: Path) -> tuple[str, list[str]]:
     return name, list(beside_faults(given, plans))
 
 
-def kept_faults(given: Drawn, plans: list[PlayedPlan], folder: Path, field: str, other: Any) -> list[str]:
+def kept_faults(given: Drawn, plans: list[SimulatedPlan], folder: Path, field: str, other: Any) -> list[str]:
     """The answer's own value of a field, kept, leaves the answer; another one makes it no faster."""
     own = given.keep | {field: getattr(plans[0].job.plan, field)}
     before, same = step_s(plans), step_s(answer(given, folder, own))
@@ -172,20 +172,20 @@ def kept_faults(given: Drawn, plans: list[PlayedPlan], folder: Path, field: str,
     return faults
 
 
-def beside_faults(given: Drawn, plans: list[PlayedPlan]) -> list[str]:
+def beside_faults(given: Drawn, plans: list[SimulatedPlan]) -> list[str]:
     """Plans beside those of the list that are faster and fit."""
     found = []
     for plan in plans:
         job, plan_s = plan.job, float(plan.time.total)
         constraints, _ = within_known(job, Constraints(given.keep))
-        schedules = tuple(name for name in SCHEDULES if constraints.allows("schedule", name))
+        schedules = tuple(name for name in searched() if constraints.allows("schedule", name))
         for near in neighbours(job, schedules):
             if any(getattr(near.job.plan, name) != getattr(job.plan, name) for name in ("tp", "pp", "cp", "ep")):
                 continue  # of another kind, which has a line of its own
             values = near.job.plan.model_dump()
             if not all(constraints.allows(name, values[name]) for name in given.keep):
                 continue
-            near_s = float(played_step(near.job, shipped()).total)
+            near_s = float(simulated_step(near.job, shipped()).total)
             if near_s < plan_s * (1 - _ROUNDING) and fits(job, fullest(near.job, shipped()), room_bytes(job)):
                 found.append(f"{near.field} {near.value} takes {near_s:.6f} s, not {plan_s:.6f}: {job.plan}")
     return found

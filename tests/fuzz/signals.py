@@ -29,6 +29,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from process_tree import children
+
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP", "SIGSEGV")
 TARGETS = ("launcher", "server", "rank 0", "rank 1")
 POLITE = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -271,16 +276,6 @@ def _words(drawn: Draw, run: Run, is_handled: bool) -> list[str]:
     if not (re.match if is_part else re.fullmatch)(message, said):
         faults.append(f"said {said[-600:]!r}")
     return faults
-
-
-def children(pid: int) -> list[int]:
-    """Process ids of the children of a process, in the order of their start; none if it has ended."""
-    found = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
 
 
 def handles(pid: int, number: int) -> bool:

@@ -25,6 +25,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from process_tree import children
+
 # Steps, and the plan of two ranks.
 RUNS = {
     "quickstart": (2000, ("plan.dp=1", "plan.tp=1", "plan.sequence_parallel=false")),
@@ -97,15 +102,6 @@ def processes(launcher: int) -> dict[str, int]:
         found["server"] = server
         found |= {f"rank {number}": rank for number, rank in enumerate(children(server))}
     return found
-
-
-def children(pid: int) -> list[int]:
-    """Process ids of the children of a process, in the order of their start; none if it has ended."""
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
 
 
 def look(samples: list[Sample], pid: int, metrics: Path) -> None:

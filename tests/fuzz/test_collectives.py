@@ -6,9 +6,13 @@ from typing import Any, get_args
 import pytest
 
 from fuzz.collectives import DEVICES, drawn_rank, jobs, wrong
+from shardwright.config.compression_facts import COMPRESSIONS
+from shardwright.config.context_facts import CONTEXT_METHODS
+from shardwright.config.gate_facts import GATES
 from shardwright.config.job import JobSpec
-from shardwright.config.moe import AuxLoss, GateName, Scope
-from shardwright.config.plan import CompressName, ContextMethod, Recompute, ScheduleName
+from shardwright.config.moe import AuxLoss, Scope
+from shardwright.config.plan import Recompute
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.precision.float8_recipe import RECIPES
 
 pytestmark = pytest.mark.long
@@ -43,10 +47,10 @@ def test_every_strategy_is_compared() -> None:
     plans = [job.plan for job in found]
     moes = [job.model.moe for job in found if job.model.moe.experts]
     wanted: list[tuple[set[Any], tuple[Any, ...]]] = [
-        ({p.schedule for p in plans} | {"sequential"}, get_args(ScheduleName)),
+        ({p.schedule for p in plans} | {"sequential"}, SCHEDULES.names),
         ({p.recompute for p in plans} | {"budget"}, get_args(Recompute)),  # a budget is met by layers' own policies
-        ({p.compress for p in plans if p.replicas > 1}, get_args(CompressName)),
-        ({p.cp_method for p in plans if p.cp > 1}, get_args(ContextMethod)),
+        ({p.compress for p in plans if p.replicas > 1}, COMPRESSIONS.names),
+        ({p.cp_method for p in plans if p.cp > 1}, CONTEXT_METHODS.names),
         ({p.zero for p in plans if p.replicas > 1}, (0, 1, 2, 3)),
         ({p.sequence_parallel for p in plans if p.tp > 1}, (False, True)),
         ({p.dispatch for p in plans if p.ep > 1}, ("direct", "node-aware")),
@@ -56,7 +60,7 @@ def test_every_strategy_is_compared() -> None:
         ({p.offload_activations for p in plans}, (False, True)),
         ({p.offload_optimizer > 0 for p in plans}, (False, True)),
         ({bool(p.layout) for p in plans}, (False, True)),
-        ({m.gate for m in moes}, get_args(GateName)),
+        ({m.gate for m in moes}, GATES.names),
         ({m.aux_loss for m in moes}, get_args(AuxLoss)),
         ({m.aux_scope for m in moes}, get_args(Scope)),
         ({m.shared_gate for m in moes}, (False, True)),

@@ -70,7 +70,7 @@ def test_a_slower_plan_in_the_list_is_found(tmp_path: Path) -> None:
     )
     (best, *_) = searches.answer(given, tmp_path) or []
     job = best.job.model_copy(update={"plan": best.job.plan.model_copy(update={"recompute": "full", "layout": []})})
-    worse = replace(best, job=job, time=searches.played_step(job, searches.shipped()))
+    worse = replace(best, job=job, time=searches.simulated_step(job, searches.shipped()))
     assert searches.beside_faults(given, [worse])
 
 

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from fuzz.draw import Fields, draw
 from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
-from shardwright.config.plan import ScheduleName
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.job_program import plan_faults
 
 _SECTIONS = "model|plan|batch|precision|optimizer|data|run|checkpoint|health|cluster"
@@ -50,7 +50,7 @@ CHANGED: tuple[tuple[str, str], ...] = tuple(
     for name in names.split()
 )  # fmt: skip
 _WORDS: dict[str, tuple[Any, ...]] = {
-    "schedule": get_args(ScheduleName), "recompute": ("none", "full", "stage", "selective", "matmul", "budget"),
+    "schedule": SCHEDULES.names, "recompute": ("none", "full", "stage", "selective", "matmul", "budget"),
     "compress": ("none", "int8", "powersgd", "topk"), "cp_method": ("ring", "all-gather", "ulysses"),
     "compute": ("float32", "bf16", "fp16"), "float8": ("none", "rowwise", "delayed", "blockwise"),
     "sequence_parallel": (True, False), "offload_parameters": (True, False), "tied_embeddings": (True, False),
@@ -93,7 +93,7 @@ def ways_out(fault: str) -> Iterator[tuple[str, Any]]:
         yield begins[1], int(most[1])
     if begins and (word := _WORD.match(says)):
         yield begins[1], word[1]
-    if (schedule := _SCHEDULE.search(says)) and schedule[1] in get_args(ScheduleName) and "schedule" in fault:
+    if (schedule := _SCHEDULE.search(says)) and schedule[1] in SCHEDULES.names and "schedule" in fault:
         yield "plan.schedule", schedule[1]
     if left_out := _LEAVE_IT_OUT.search(fault) or _LEAVE.match(says):
         yield left_out[1], DEFAULT

@@ -35,7 +35,7 @@ def test_a_convention_is_read(said: str, flops: float) -> None:
 
 
 def test_nothing_is_counted_again_where_nothing_is_computed_again() -> None:
-    assert stated_flops("hardware FLOPs", replace(RUN, cut=PlanGrid())) == FULL
+    assert stated_flops("hardware FLOPs", replace(RUN, grid=PlanGrid())) == FULL
 
 
 def test_parameters_that_a_source_states_count_where_attention_does_not() -> None:

@@ -8,17 +8,15 @@ ratio of the model that the formulas leave out has a wider one, said where it st
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import get_args
 
 import pytest
 import torch
 
 from kernel_traffic import Kernel, KernelTraffic, layer_kernels, step_kernels
 from shardwright.config.load import load_job, make_job
-from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.cost.from_job import run_of
-from shardwright.cost.pipeline_bubble import puts_weights_off
 from shardwright.cost.update_time import update_bytes
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
@@ -27,7 +25,8 @@ from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.optimizers.muon import Muon
 from shardwright.parallel.zero.master_weights import Masters, MatrixSteps, ShardPiece
 from shardwright.schedule.action import Kind
-from shardwright.schedule.registry import PipelineShape, shape_program
+from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.shape_program import shape_program
 from shardwright.sharding.buckets import unit_layout
 from shardwright.sharding.factored_sums import FactoredSums
 from shardwright.sharding.matrix_exchange import MatrixExchange
@@ -290,7 +289,7 @@ def test_kernels_of_a_layer(name: str) -> None:
 def test_elementwise_traffic_of_a_layer(name: str) -> None:
     """All that the cost model charges for a layer, and all that its operators move."""
     run = run_of(load_job("quickstart", [*MODELS[name], "model.layers=2", "batch.global_batch_size=1"]))
-    chain = chains(run.shape, run.cut, OWN)["experts" if run.shape.experts else "dense"]
+    chain = chains(run.shape, run.grid, OWN)["experts" if run.shape.experts else "dense"]
     of_pass: tuple[Callable[[Operator], float], ...] = (lambda o: o.forward_bytes, lambda o: o.backward_bytes)
     for passes, of in zip((False, True), of_pass, strict=True):
         counted = sum(
@@ -364,21 +363,21 @@ def test_update(moments: torch.dtype) -> None:
 
 
 def test_it_has_all_that_a_plan_can_ask_for() -> None:
-    assert set(OWN.schedules or ()) == set(get_args(ScheduleName))
+    assert OWN.schedules is None  # all
     assert OWN.zero_stages == (0, 1, 2, 3)
     assert OWN.sequence_parallel and OWN.context_parallel
 
 
-@pytest.mark.parametrize("name", sorted(set(get_args(ScheduleName)) - {"pipedream", "pipedream-2bw"}))
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES.names) - {"pipedream", "pipedream-2bw"}))
 def test_schedules_that_put_weight_gradients_off(name: str) -> None:
     """Where most backwards are split, sums of input gradients have no weight gradient to hide behind."""
     actions = [
         a
         for row in shape_program(
-            name, PipelineShape(4, 12, STAGES_PER_RANK.get(name, 1) or (2 if name != "auto" else 1))
+            name, PipelineShape(4, 12, SCHEDULES[name].stages_per_rank or (2 if name != "auto" else 1))
         ).ranks
         for a in row
     ]
     parts = [part for a in actions for part in a.parts or (a,)]
     split, whole = (sum(part.kind is kind for part in parts) for kind in (Kind.INPUT_GRAD, Kind.BACKWARD))
-    assert puts_weights_off(name) == (split > whole)
+    assert SCHEDULES[name].splits_weights == (split > whole)

@@ -28,13 +28,12 @@ from cases import small_job
 from ranks import run_ranks
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.measure.checks.message_order import message_faults
 from shardwright.measure.checks.message_record import MessageRecord
 from shardwright.parallel.comm import process_groups
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline import executor
-from shardwright.schedule.registry import GENERATORS
 from shardwright.sharding import groups
 from shardwright.train.build import job_mesh
 from shardwright.train.trainer import RunStart, train
@@ -102,7 +101,7 @@ def test_a_run_and_what_goes_on_from_it(name: str, tmp_path: Path) -> None:
 def plans_of(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Schedules on 4 x 2 ranks."""
     return {
-        name: {"pp": 4, "dp": 2, "schedule": name, "virtual_stages": 1 if STAGES_PER_RANK.get(name, 1) else 2}
+        name: {"pp": 4, "dp": 2, "schedule": name, "virtual_stages": 1 if SCHEDULES[name].stages_per_rank else 2}
         for name in names
     }
 
@@ -110,7 +109,7 @@ def plans_of(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 def main() -> int:
     """Run every schedule. 1 if some messages do not come to their end."""
     num_wrong = 0
-    for name, plan in plans_of(sys.argv[1:] or GENERATORS).items():
+    for name, plan in plans_of(sys.argv[1:] or SCHEDULES).items():
         with tempfile.TemporaryDirectory() as folder:
             faults = faults_of(plan, Path(folder))
         num_wrong += bool(faults)

@@ -219,7 +219,7 @@ def test_facts_come_from_columns_before_notes() -> None:
     ]  # fmt: skip
     run = measured(ROW | EXPERTS | {"expert_tp": "2", "ep": "2", "grads": "bf16"}).run
     assert run is not None
-    assert (run.cut.expert_tp, run.cut.gradient_bytes, run.cut.reduce_bytes) == (2, 2, 2)
+    assert (run.grid.expert_tp, run.grid.gradient_bytes, run.grid.reduce_bytes) == (2, 2, 2)
 
 
 @pytest.mark.parametrize(

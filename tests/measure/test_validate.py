@@ -133,10 +133,10 @@ def test_what_notes_say_is_read() -> None:
     rows = {row.id: row for row in read_runs(TRUTH / "runs.csv")}
     latent = rows["mbridge-002"].run.shape.latent
     assert (latent.query_rank, latent.key_rank) == (1536, 512)
-    assert rows["intern-016"].run.cut.zero_ranks == 8
-    assert rows["intern-008"].run.cut.zero_ranks == 0
+    assert rows["intern-016"].run.grid.zero_ranks == 8
+    assert rows["intern-008"].run.grid.zero_ranks == 0
     assert rows["titan-001"].run.device == "h100-hbm2e-96g"
-    assert rows["mbridge-196"].run.cut.policies.count("full") == 5
+    assert rows["mbridge-196"].run.grid.policies.count("full") == 5
     assert rows["titan-003"].run.software == "torchtitan-compile"
     assert rows["aleph-845"].run.software == "aleph-flash2-rms"
     assert rows["sc21-010"].step_s == pytest.approx(102.7, rel=0.01)  # from hardware TFLOP/s
@@ -192,7 +192,7 @@ def test_a_row_may_leave_out_what_has_a_sensible_reading() -> None:
         "gpus_per_node": "",
     }
     run = measured(TODAY | said).run
-    assert (run.cut.precision, run.cut.schedule, run.cut.virtual) == ("fp16", "interleaved-1f1b", 2)
+    assert (run.grid.precision, run.grid.schedule, run.grid.virtual) == ("fp16", "interleaved-1f1b", 2)
     assert run.devices_per_node == 8
     assert measured(TODAY | {"gpu": "TPU v4", "gpus_per_node": "4"}).run.devices_per_node == 4096
     assert measured(TODAY | {"gpu": "RTX 4090", "gpus_per_node": "", "gpus": "4"}).run.devices_per_node == 4

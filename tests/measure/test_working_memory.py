@@ -58,6 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 FLOAT8 = {"float8": "blockwise", "float8_weight_gradients": True}
 
 
+@pytest.mark.long
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_account_is_the_peak(name: str, tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def test_references_of_hydra_are_followed() -> None:
     assert any("model.tensor_model_parallel_size" in fault for fault in faults("nemo", conf_yaml=text))
     found = read("nemo", conf_yaml=text.replace("${oc.env:TP}", "2"))
     assert found.job.model.ffn == 256 and found.job.plan.tp == 2
+    many = [f"  a{n}: '${{multiply:{','.join([f'${{.a{n + 1}}}'] * 30)}}}'\n" for n in range(6)]  # 30^6 references
+    assert faults("nemo", conf_yaml=text.replace("micro_batch_size: 1", "micro_batch_size: ${.a0}") + "".join(many))
 
 
 @pytest.mark.parametrize("text", ["a: [1", "- 1", "a: *b", "x" * 300_000, "a: !!python/object/apply:os.system [id]"])

@@ -29,6 +29,7 @@ from compressed import (
 )
 from ranks import run_on_mesh
 from shardwright.config.base import PlanError
+from shardwright.config.compression_facts import BucketCollective
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
@@ -37,7 +38,7 @@ from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.compress.powersgd import PowerSGD
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire
-from shardwright.sharding.compression import BucketCollective, reduced_bucket, scattered_bucket, wire_bytes
+from shardwright.sharding.compression import reduced_bucket, scattered_bucket, wire_bytes
 
 
 def at_full_rank(mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ from cases import made_up_tokens, small_job
 from launch_log import PRODUCT, WAIT, Launched, launched
 from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.parallel.comm import process_groups
 from shardwright.parallel.comm.compute_turns import IssueTurns
 from shardwright.parallel.comm.process_groups import Mesh
@@ -17,7 +18,6 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.overlap_pairs import split_pairs
-from shardwright.schedule.registry import GENERATORS
 from shardwright.train.build import build
 from shardwright.train.train_step import microbatches
 
@@ -104,7 +104,7 @@ def test_streams_begin_after_what_came_before_and_end_before_what_follows() -> N
 def test_pairs_have_two_stages() -> None:
     """A stage has one stream: two passes of one could not be side by side."""
     num_pairs = 0
-    for name in GENERATORS:
+    for name in SCHEDULES:
         for p, m in ((2, 4), (4, 8), (4, 12)):
             try:
                 program = job_program(small_job(pp=p, batch=2 * m, schedule=name))

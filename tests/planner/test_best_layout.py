@@ -26,7 +26,7 @@ from shardwright.report.layout_text import layout_dict, layout_text
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.stage_placement import placement_of
 from shardwright.simulate.closed_form import step_time
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 pytestmark = pytest.mark.long
 
@@ -67,21 +67,21 @@ def mixed(*parts: tuple[str, int], **plan: Any) -> JobSpec:
 def test_pieces_add_up_to_what_the_cost_model_says_of_the_whole(given: JobSpec) -> None:
     run, plan, m = run_of(given), given.plan, given.num_microbatches
     places = seats(run, plan, CONSTANTS)
-    cut = stages_of(
+    grid = stages_of(
         plan.stage_layers(given.model.layers), places, placement_of(plan.schedule, plan.pp, plan.stages_per_rank), m
     )
     room = device_of(run.device).offered_bytes
-    process = [taken + room - seat.memory_bytes for taken, seat in zip(cut.rank_bytes, places, strict=True)]
+    process = [taken + room - seat.memory_bytes for taken, seat in zip(grid.rank_bytes, places, strict=True)]
     # What the embedding keeps of a microbatch's ids is counted on every rank.
     assert process == pytest.approx([memory.process for memory in rank_memory(run, CONSTANTS)], rel=1e-5)
     time = step_time(run, CONSTANTS)
     pipeline_s = time.compute + time.again + time.tensor + time.context + time.expert + time.bubble
     if plan.zero < 3 and plan.schedule in ("1f1b", "interleaved-1f1b"):
         # The others wait less. Gathers of stage 3 are in the stages, and told with all else between replicas.
-        assert cut.pipeline_s == pytest.approx(pipeline_s, rel=1e-6)
+        assert grid.pipeline_s == pytest.approx(pipeline_s, rel=1e-6)
     found = best_layout(given, CONSTANTS)
-    assert found.step_s == pytest.approx(played_step(found.job, CONSTANTS).total, rel=1e-9)
-    assert found.even_step_s == pytest.approx(played_step(given, CONSTANTS).total, rel=1e-9)
+    assert found.step_s == pytest.approx(simulated_step(found.job, CONSTANTS).total, rel=1e-9)
+    assert found.even_step_s == pytest.approx(simulated_step(given, CONSTANTS).total, rel=1e-9)
     assert found.step_s <= found.even_step_s
     assert found.even is not None
     gain = max(found.even.rank_s) / max(found.stages.rank_s) - 1

@@ -8,9 +8,11 @@ import pytest
 
 from planned import small_job
 from shardwright.config.base import PlanError
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import ContextMethod, Recompute, ScheduleName
+from shardwright.config.plan import Recompute
 from shardwright.config.rank_order import full_order
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.search import search
@@ -19,12 +21,12 @@ pytestmark = pytest.mark.long
 
 # Values of each field that a search may keep; some of them no plan of the small jobs has.
 VALUES: dict[str, tuple[Any, ...]] = {
-    "schedule": get_args(ScheduleName),
+    "schedule": SCHEDULES.names,
     "recompute": get_args(Recompute),
     "recompute_operators": (["attention"], ["norm"], ["activation", "norm"], []),
     "recompute_every": (1, 2, 3, 4),
     "offload_activations": (False, True),
-    "cp_method": get_args(ContextMethod),
+    "cp_method": CONTEXT_METHODS.names,
     "dispatch": ("direct", "node-aware"),
     "tp": (1, 2, 3, 8),
     "pp": (1, 2, 4, 8),

@@ -59,7 +59,7 @@ def test_calculon_reduces_whole_activations_where_the_sequence_is_not_cut(adapte
     }  # fmt: skip
     run = run_of(ROWS["kor22-005"])
     for change in ({"sequence_parallel": True}, {"recompute": "none"}):
-        assert not calculon.execution_of(replace(run, cut=replace(run.cut, **change)))["seq_par_ag_redo"]
+        assert not calculon.execution_of(replace(run, grid=replace(run.grid, **change)))["seq_par_ag_redo"]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_groups_cross_the_network_where_they_leave_the_node(
 ) -> None:
     """tp, dp and pp on networks 0 (in a node of 8) or 1; ranks are counted along tp, then dp, then pp."""
     run = run_of(ROWS["sc21-004"])
-    cut = replace(run.cut, tp=tp, dp=dp, pp=pp)
-    found = adapters("to_calculon").execution_of(replace(run, cut=cut))
+    grid = replace(run.grid, tp=tp, dp=dp, pp=pp)
+    found = adapters("to_calculon").execution_of(replace(run, grid=grid))
     assert "".join(str(found[f"{axis}_par_net"]) for axis in ("tensor", "data", "pipeline")) == nets
 
 
@@ -80,8 +80,8 @@ def test_what_cannot_be_said_is_listed_in_full(adapters: Any) -> None:
     run = run_of(ROWS["sc21-004"])
     assert adapters("to_calculon").faults_of(run) == adapters("to_llm_analysis").faults_of(run) == []
     shape = replace(run.shape, gated=True, kv_heads=8)
-    cut = replace(run.cut, precision="fp8", cp=2, zero=3, zero_ranks=4, recompute="matmul")
-    other = replace(run, shape=shape, cut=cut, device="h200-sxm", software="megatron-core")
+    grid = replace(run.grid, precision="fp8", cp=2, zero=3, zero_ranks=4, recompute="matmul")
+    other = replace(run, shape=shape, grid=grid, device="h200-sxm", software="megatron-core")
     calculon = "; ".join(adapters("to_calculon").faults_of(other))
     both = ("h200", "context", "part of the replicas", "fp8", "operator")
     for word in (*both, "grouped-query", "gated", "cudnn", "ZeRO-3"):
@@ -106,15 +106,15 @@ def test_rows_reach_the_planners_with_the_whole_world_and_batch(adapters: Any) -
     for row in ROWS.values():
         if row.run is None:
             continue
-        run, cut = row.run, row.run.cut
+        run, grid = row.run, row.run.grid
         if not calculon.faults_of(run):
             said = calculon.execution_of(run)
-            assert said["num_procs"] == said["tensor_par"] * said["pipeline_par"] * said["data_par"] == cut.world
+            assert said["num_procs"] == said["tensor_par"] * said["pipeline_par"] * said["data_par"] == grid.world
             assert said["batch_size"] % (said["data_par"] * said["microbatch_size"]) == 0
             taken += 1
         if not llm_analysis.faults_of(run):
             degrees = llm_analysis.parallelism_of(run)
-            assert degrees["tp_size"] * degrees["pp_size"] * degrees["dp_size"] == cut.world
+            assert degrees["tp_size"] * degrees["pp_size"] * degrees["dp_size"] == grid.world
             model = llm_analysis.model_of(run)
             # Both matrices of its MLP hold what the row's two or three hold.
             mlp = 2 * model["hidden_dim"] * model["ffn_embed_dim"]
@@ -123,8 +123,8 @@ def test_rows_reach_the_planners_with_the_whole_world_and_batch(adapters: Any) -
         if not simumax.faults_of(run):
             said = simumax.strategy_of(run)
             dp = said["world_size"] // (said["tp_size"] * said["pp_size"])
-            assert said["world_size"] == cut.world and dp == cut.dp
-            assert said["micro_batch_size"] * said["micro_batch_num"] * dp == cut.global_batch
+            assert said["world_size"] == grid.world and dp == grid.dp
+            assert said["micro_batch_size"] * said["micro_batch_num"] * dp == grid.global_batch
             taken += 1
     assert taken > 900
 

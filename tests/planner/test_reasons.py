@@ -14,13 +14,15 @@ from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
+from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
-from shardwright.planner.advice.advice import best_plans, explained, priced
+from shardwright.planner.advice.explanation import explained
 from shardwright.planner.advice.neighbours import neighbours
+from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.advice.reasons import Reason, reasons
-from shardwright.planner.advice.recommendation import plans_of
+from shardwright.planner.advice.recommendation import best_plans, plans_of
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
 from shardwright.planner.advice.sensitivity import flips
@@ -28,13 +30,12 @@ from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.objectives import Objective, best, node_counts, on_nodes
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.sample import standing
-from shardwright.planner.search.space import SCHEDULES
 from shardwright.planner.stages.best_layout import paying_layout
 from shardwright.report.job_toml import write_toml
 from shardwright.report.plans_text import _reason_lines, _rows, job_words, plan_dict, plans_text
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 QUICK = constraints_of(["plan.recompute=none", "plan.cp=1", "plan.schedule=1f1b"], [])
 
@@ -54,10 +55,10 @@ def test_reasons_add_up() -> None:
     assert {"tp", "pp", "zero", "schedule", "recompute", "microbatch_size", "sequence_parallel"} <= {
         r.field for r in found
     }
-    mine = float(played_step(job, shipped()).total)
+    mine = float(simulated_step(job, shipped()).total)
     zero = next(r for r in found if r.field == "zero" and r.other == 3)
     other = job.model_copy(update={"plan": job.plan.model_copy(update={"zero": 3})})
-    assert zero.slower_s == pytest.approx(float(played_step(other, shipped()).total) - mine)
+    assert zero.slower_s == pytest.approx(float(simulated_step(other, shipped()).total) - mine)
     assert "data-parallel" in zero.text
     wide = misfit(job_with(2, dp=8), ("1f1b",), shipped())
     assert wide is not None
@@ -88,7 +89,7 @@ def test_reasons_of_a_simulated_plan_compare_simulated_steps() -> None:
     other = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": "zb-h1"})})
     played, closed = (
         float(price(other).total - price(job).total)
-        for price in (lambda of: played_step(of, shipped()), lambda of: step_time(run_of(of), shipped()))
+        for price in (lambda of: simulated_step(of, shipped()), lambda of: step_time(run_of(of), shipped()))
     )
     assert found.slower_s == pytest.approx(played) != pytest.approx(closed)
 
@@ -105,8 +106,8 @@ def test_reasons_are_told_only_where_something_differs(plan: dict[str, object]) 
     """No value is held against itself, and no difference is smaller than what is shown of a step; a pipeline of one
     rank has no schedule, and one rank of tp no sequence parallel."""
     job = job_with(2, **plan)
-    found = reasons(job, SCHEDULES, shipped())
-    step_s = float(played_step(job, shipped()).total)
+    found = reasons(job, searched(), shipped())
+    step_s = float(simulated_step(job, shipped()).total)
     assert found
     for reason in found:
         assert str(reason.value) != str(reason.other)
@@ -253,7 +254,7 @@ def test_plans_are_ordered_by_their_simulated_time() -> None:
     assert [plan.time.total for plan in plans] == sorted(plan.time.total for plan in plans)
     for plan in plans:
         assert plan.closed == step_time(run_of(plan.job), shipped())
-        assert plan.time == played_step(plan.job, shipped())
+        assert plan.time == simulated_step(plan.job, shipped())
     assert any(plan.time.total != plan.closed.total for plan in plans)
 
 
@@ -269,7 +270,7 @@ def test_a_plan_gets_uneven_stages_where_that_pays() -> None:
     assert sum(layout) == 10 and layout[0] > layout[1] and best.fits
     assert best.even_s is not None
     even = best.job.model_copy(update={"plan": best.job.plan.model_copy(update={"layout": []})})
-    assert best.even_s == pytest.approx(played_step(even, shipped()).total) and best.even_s > 1.01 * best.time.total
+    assert best.even_s == pytest.approx(simulated_step(even, shipped()).total) and best.even_s > 1.01 * best.time.total
     gain = best.even_s / best.time.total - 1
     laid = paying_layout(even, shipped(), gain)
     assert laid is not None and laid.plan == best.job.plan

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,15 +17,18 @@ from shardwright.cli.main import cli
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
-from shardwright.config.plan import PlanSpec, ScheduleName
+from shardwright.config.plan import PlanSpec
+from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
-from shardwright.planner.advice.advice import Advice, PricedPlan, best_plans, priced
+from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.confidence import fitted_spread
-from shardwright.planner.advice.reasons import faster_beside, reasons
+from shardwright.planner.advice.priced_plan import PricedPlan, priced
+from shardwright.planner.advice.reasons import faster_adjacent, reasons
 from shardwright.planner.advice.recommendation import (
     CONSIDERED,
     TOLD_APART,
+    best_plans,
     in_order,
     kinds_between,
     recommended,
@@ -37,7 +40,6 @@ from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.simpler_plans import PLAIN, simpler_plans
-from shardwright.planner.search.space import SCHEDULES
 from shardwright.report.job_toml import write_toml
 from shardwright.report.plans_text import sure_text
 from shardwright.report.recommendation_text import plan_dicts, recommendation_text
@@ -85,16 +87,16 @@ def test_the_first_plan_gives_way_to_faster_ones_beside_it(llama: Advice) -> Non
         found = settled(missed, constraints, shipped(), num_shown=1)
         (first,) = found.plans
         assert first.fits and first.time.total < 0.97 * missed.plans[0].time.total
-        assert found.reasons == reasons(first.job, SCHEDULES, shipped())
+        assert found.reasons == reasons(first.job, searched(), shipped())
         values = first.job.plan.model_dump()
         assert all(constraints.allows(name, values[name]) for name in values)
-        assert faster_beside(found.reasons, constraints) is None
+        assert faster_adjacent(found.reasons, constraints) is None
 
 
 degrees = st.sampled_from([1, 2, 4, 8])
 plans = st.builds(
     PlanSpec, dp=degrees, tp=degrees, pp=degrees, cp=degrees, ep=degrees, zero=st.integers(0, 3),
-    microbatch_size=degrees, schedule=st.sampled_from(get_args(ScheduleName)), virtual_stages=st.integers(1, 3),
+    microbatch_size=degrees, schedule=st.sampled_from(SCHEDULES.names), virtual_stages=st.integers(1, 3),
     recompute=st.sampled_from(["none", "selective", "full"]), offload_optimizer=st.sampled_from([0.0, 1.0]),
     compress=st.sampled_from(["none", "int8"]), layout=st.sampled_from([[], [1, 2]]),
 )  # fmt: skip

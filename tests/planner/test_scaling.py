@@ -18,7 +18,7 @@ from shardwright.planner.critical_batch import batch_limits
 from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
 from shardwright.report.scaling_picture import scaling_picture
 from shardwright.report.scaling_text import scaling_dict, scaling_text
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 SIZES = [1, 16, 32, 64]
 MODEL = {"name": "m", "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "vocab": 32000, "sequence": 4096}
@@ -56,7 +56,7 @@ def test_strong_scaling_keeps_the_batch_and_weak_scaling_the_batch_of_a_device(b
 def test_figures_are_those_of_the_plan(both: tuple[Scaling, Scaling]) -> None:
     for found in both:
         for point, row in zip(found.points, found.rows(), strict=True):
-            time, memory = played_step(point.job, shipped()), fullest(point.job, shipped())
+            time, memory = simulated_step(point.job, shipped()), fullest(point.job, shipped())
             assert (row["step_s"], row["mfu"], row["peak_bytes"]) == (time.total, time.mfu, memory.process)
             tokens = point.job.batch.global_batch_size * 4096
             assert row["tokens_per_s_per_device"] * point.num_devices * time.total == pytest.approx(tokens)

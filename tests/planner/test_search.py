@@ -12,21 +12,20 @@ from hypothesis import strategies as st
 
 from planned import MODELS, all_plans, small_job
 from shardwright.config.base import PlanError
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.planner.advice.advice import priced
+from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.search import bounds
-from shardwright.planner.search.beside import blocks_beside
+from shardwright.planner.search.adjacent_plans import adjacent_blocks
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.corrections import Corrections
 from shardwright.planner.search.plan_block import PlanBlock
 from shardwright.planner.search.plan_price import prices, room_bytes
-from shardwright.planner.search.played_plans import PlayedPlans
 from shardwright.planner.search.search import SURE_STATE, ranked_kinds, search
+from shardwright.planner.search.simulated_plans import SimulatedPlans
 from shardwright.planner.search.space import degrees, hybrid_ranks
 from shardwright.workload.memo import Memo
-from shardwright.workload.query import SCHEDULE_NAMES
 
 pytestmark = pytest.mark.long
 
@@ -83,7 +82,7 @@ def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) 
     block = data.draw(st.sampled_from(blocks(model, order)))
     chosen = np.array(data.draw(st.lists(st.integers(0, len(block) - 1), min_size=1, max_size=20)))
     block = block.where(chosen)
-    words, columns = block.words, block.columns
+    variant, columns = block.variant, block.columns
     priced = prices(job, block, shipped())
     below = priced.token_s * (1 + 1e-12)
     hybrid = hybrid_ranks(job, Constraints(), columns)
@@ -93,7 +92,7 @@ def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) 
         "zero3_s": bounds.zero3_token_s(
             job,
             columns,
-            replace(words, recompute="none", recompute_every=1, offload_activations=False),
+            replace(variant, recompute="none", recompute_every=1, offload_activations=False),
             hybrid,
             shipped(),
             Memo(),
@@ -101,13 +100,13 @@ def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) 
     }
     mean_s, paired_s = (
         bounds.mean_rank_token_s(job, columns, seconds)
-        for seconds in bounds.microbatch_s(job, columns, words, shipped(), Memo())
+        for seconds in bounds.microbatch_s(job, columns, variant, shipped(), Memo())
     )
-    factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
-    virtual = STAGES_PER_RANK.get(words.schedule, 1) or columns["virtual_stages"]
-    least_s = factor * (paired_s if bounds.is_paired(words.schedule) else mean_s)
-    least_s = least_s + bounds.messages_token_s(rows, words.schedule, virtual)
-    unsharded = PlanBlock(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
+    factor = bounds.bubble_factor(columns, variant.schedule, columns["virtual_stages"])
+    virtual = SCHEDULES[variant.schedule].stages_per_rank or columns["virtual_stages"]
+    least_s = factor * (paired_s if bounds.is_paired(variant.schedule) else mean_s)
+    least_s = least_s + bounds.messages_token_s(rows, variant.schedule, virtual)
+    unsharded = PlanBlock(variant, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
     for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, shipped(), Memo())):
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates_of(run_of(job), shipped()), factor)
@@ -120,8 +119,8 @@ def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) 
     assert (np.where(is_kept, without_offload, least_bytes) <= priced.memory.process * (1 + 1e-12)).all()
     kept_anywhere = priced.memory.process + priced.memory.host
     assert (SURE_STATE * bounds.least_state_bytes(job, shipped()) <= kept_anywhere).all()
-    if bounds.keeps_as_much(job, words):
-        assert (bounds.activation_bytes(job, columns, words, shipped(), Memo()) <= priced.memory.process).all()
+    if bounds.keeps_as_much(job, variant):
+        assert (bounds.activation_bytes(job, columns, variant, shipped(), Memo()) <= priced.memory.process).all()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -135,7 +134,7 @@ def test_a_memo_changes_no_price(model: str, order: str) -> None:
         alone, remembered = prices(job, block, shipped()), prices(job, block, shipped(), memo)
         for fresh, old in ((alone.time, remembered.time), (alone.memory, remembered.memory)):
             for name, value in asdict(fresh).items():
-                assert np.array_equal(value, asdict(old)[name]), (name, block.words)
+                assert np.array_equal(value, asdict(old)[name]), (name, block.variant)
 
 
 def test_what_is_kept_is_kept_and_may_cost() -> None:
@@ -178,8 +177,8 @@ def test_the_plans_beside_one_pair_microbatches_together_or_not_at_all() -> None
     (first, *_) = search(
         job, Constraints({"schedule": "dualpipev", "pp": 2, "tp": 1, "microbatch_size": 1}), shipped()
     ).candidates
-    columns = [block.columns["schedule"] for block in blocks_beside(job, constraints, rows, [first.job])]
-    are_paired = [{bounds.is_paired(SCHEDULE_NAMES[number]) for number in column.tolist()} for column in columns]
+    columns = [block.columns["schedule"] for block in adjacent_blocks(job, constraints, rows, [first.job])]
+    are_paired = [{bounds.is_paired(SCHEDULES.names[number]) for number in column.tolist()} for column in columns]
     assert all(len(pairs) == 1 for pairs in are_paired)
     assert set.union(*are_paired) == {False, True}
 
@@ -214,7 +213,7 @@ def test_kinds_of_which_no_plan_fits_are_refuted_each_time() -> None:
     job, constraints = small_job("dense"), Constraints()
     rows, room = degrees(job, constraints), 1.0
     kinds, _ = ranked_kinds(job, constraints, shipped(), rows, 3, room_bytes(job), Memo(), Corrections())
-    plays = PlayedPlans(job, constraints, shipped(), rows, room=room, memo=Memo())
+    plays = SimulatedPlans(job, constraints, shipped(), rows, room=room, memo=Memo())
     for _ in range(2):
         assert plays.fastest(kinds, 3) == []
         assert plays.refuted

@@ -10,7 +10,7 @@ from shardwright.cost.job_memories import fullest
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 pytestmark = pytest.mark.long
 
@@ -44,7 +44,7 @@ def test_the_plan_found_is_the_fastest_of_all_that_are_simulated() -> None:
         plans += [block.plan(index, job()) for index in range(len(block))]
     plans = [plan for plan in plans if fits(plan, fullest(plan, shipped()), room_bytes(plan))]
     assert len(plans) > 30
-    fastest = min(float(played_step(plan, shipped()).total) for plan in plans)
+    fastest = min(float(simulated_step(plan, shipped()).total) for plan in plans)
     found = search(job(), REDUCED, shipped(), num_shown=6)
-    simulated = [float(played_step(candidate.job, shipped()).total) for candidate in found.candidates]
+    simulated = [float(simulated_step(candidate.job, shipped()).total) for candidate in found.candidates]
     assert min(simulated) <= fastest * (1 + 1e-9)

@@ -4,6 +4,7 @@ import pytest
 
 from planned import small_job
 from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import searched
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 from shardwright.cost.calibration import shipped
@@ -11,7 +12,6 @@ from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.space import SCHEDULES
 
 pytestmark = pytest.mark.long
 
@@ -36,7 +36,7 @@ def test_what_is_recommended_is_what_the_software_has(software: str) -> None:
 
 def test_reasons_compare_with_what_the_software_has() -> None:
     job = priced_as("megatron-2021", dp=4, pp=2, zero=0)
-    near = neighbours(job, SCHEDULES)
+    near = neighbours(job, searched())
     assert near and all(lacks(software_of("megatron-2021"), one.job) == () for one in near)
 
 

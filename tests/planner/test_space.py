@@ -16,12 +16,13 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import EXAMPLE, ORDERS, STAGES_INSIDE, number_of
+from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import shipped
-from shardwright.planner.advice.advice import priced
+from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.search.constraints import Constraints, constraints_of
-from shardwright.planner.search.plan_block import NUMBERS, PlanBlock, Words
+from shardwright.planner.search.plan_block import NUMBERS, PlanBlock, PlanVariant
 from shardwright.planner.search.search import search
-from shardwright.planner.search.space import RECOMPUTE, SCHEDULES, count_by_words, degrees
+from shardwright.planner.search.space import RECOMPUTE, count_by_variant, degrees
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import CP, DP, EP, PP, REPLICAS, TP, axis_groups
 
@@ -42,21 +43,21 @@ def small_job(model: str) -> JobSpec:
     return make_job(fields)
 
 
-Key = tuple[Words, tuple[float, ...]]
+Key = tuple[PlanVariant, tuple[float, ...]]
 
 
 def key(plan: PlanSpec, batch: int = 4) -> Key:
     """A plan as its words and its numbers."""
-    values = {name: getattr(plan, name) for name in Words.__dataclass_fields__ if name != "float8"}
+    values = {name: getattr(plan, name) for name in PlanVariant.__dataclass_fields__ if name != "float8"}
     numbers = plan.model_dump() | {"expert_tp": plan.expert_tp_size, "global_batch_size": batch}
     numbers["order"] = number_of(plan.order)
-    words = Words(**(values | {"recompute_operators": tuple(plan.recompute_operators)}))
-    return words, tuple(numbers[name] for name in NUMBERS)
+    variant = PlanVariant(**(values | {"recompute_operators": tuple(plan.recompute_operators)}))
+    return variant, tuple(numbers[name] for name in NUMBERS)
 
 
 def keys(block: PlanBlock) -> list[Key]:
     """Those of a block."""
-    return [(block.words, row) for row in zip(*(block.columns[name].tolist() for name in NUMBERS), strict=True)]
+    return [(block.variant, row) for row in zip(*(block.columns[name].tolist() for name in NUMBERS), strict=True)]
 
 
 @cache
@@ -100,7 +101,7 @@ def plans(draw: st.DrawFn) -> PlanSpec:
     """Any plan over four ranks of those fields that are searched, legal or not."""
     degree = st.sampled_from((1, 2, 4))
     tp, pp, cp = draw(degree), draw(degree), draw(degree)
-    words = draw(st.sampled_from(RECOMPUTE)).fields() | {"schedule": draw(st.sampled_from(SCHEDULES))}
+    variant = draw(st.sampled_from(RECOMPUTE)).fields() | {"schedule": draw(st.sampled_from(searched()))}
     numbers = {
         "tp": tp, "pp": pp, "cp": cp, "dp": max(1, 4 // (tp * pp * cp)), "ep": draw(degree),
         "expert_tp": draw(st.sampled_from((0, 1))),
@@ -110,7 +111,7 @@ def plans(draw: st.DrawFn) -> PlanSpec:
         "zero": draw(st.integers(0, 3)), "zero_ranks": draw(st.sampled_from((0, 2))) if tp == 1 else 0,
         "offload_optimizer": draw(st.sampled_from((0.0, 1.0))), "offload_parameters": draw(st.booleans()),
     }  # fmt: skip
-    return PlanSpec(**(words | numbers), order=draw(st.sampled_from((EXAMPLE, STAGES_INSIDE))))
+    return PlanSpec(**(variant | numbers), order=draw(st.sampled_from((EXAMPLE, STAGES_INSIDE))))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -123,7 +124,9 @@ def test_every_plan_of_the_space_is_legal_and_none_is_there_twice(model: str) ->
             assert job_faults(found) + plan_faults(found) == []
             assert key(found.plan) == keys(block)[index]
         seen += keys(block)
-    assert len(seen) == len(set(seen)) == sum(count_by_words(job, Constraints(), degrees(job, Constraints())).values())
+    assert (
+        len(seen) == len(set(seen)) == sum(count_by_variant(job, Constraints(), degrees(job, Constraints())).values())
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -144,7 +147,7 @@ def test_limits_of_the_user_hold() -> None:
     constraints = Constraints(keep={"tp": 2, "zero": 1}, between={"microbatch_size": (2, 4)}, global_batch=(4, 12))
     blocks = all_plans(job, constraints)
     found = [block.plan(index, job) for block in blocks for index in range(len(block))]
-    assert len(found) == sum(count_by_words(job, constraints, degrees(job, constraints)).values())
+    assert len(found) == sum(count_by_variant(job, constraints, degrees(job, constraints)).values())
     assert {p.plan.tp for p in found} == {2} and {p.plan.zero for p in found} == {1}
     assert {p.plan.microbatch_size for p in found} == {2, 3, 4}
     assert {p.batch.global_batch_size for p in found} == {4, 8, 12}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from float8_reference import random
+from float8_reference import end_step, random
 from rank_threads import on_two_ranks
 from shardwright.precision import float8_experts, scaled_mm
 from shardwright.precision.float8 import E4M3, Quantised, Ranges, quantise
@@ -12,7 +12,6 @@ from shardwright.precision.float8_experts import Float8Experts
 from shardwright.precision.float8_linear import (
     CutDim,
     ReduceMax,
-    end_step,
     forward_product,
     input_gradient,
     make_float8_state,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from float8_reference import random, rounding_bound, scale_for, scales_by_element
+from float8_reference import end_step, random, rounding_bound, scale_for, scales_by_element
 from rank_threads import on_two_ranks
 from shardwright.precision.amax_history import AmaxHistory
 from shardwright.precision.float8 import E4M3, E5M2, Quantised, transposed
@@ -19,7 +19,6 @@ from shardwright.precision.float8_linear import (
     CutDim,
     Float8Linear,
     ReduceMax,
-    end_step,
     forward_product,
     input_gradient,
     make_float8_state,

@@ -15,7 +15,7 @@ from shardwright.explain.story import tell
 from shardwright.report.timeline.job_study import study_job
 from shardwright.report.timeline.study import number
 from shardwright.schedule.job_program import relative_costs
-from shardwright.simulate.full_step import played_bubble, played_step
+from shardwright.simulate.full_step import simulated_bubble, simulated_step
 
 _ROUNDED = 1e-11  # JSON has times without rounding errors of subtraction, to twelve decimals
 
@@ -27,7 +27,7 @@ def test_bubble_of_the_drawing_is_that_of_the_prediction(job: JobSpec) -> None:
     if story.step is None:  # the device has no peak for the number type
         assert not study.is_seconds
         return
-    step = played_step(job, shipped())
+    step = simulated_step(job, shipped())
     assert study.values["bubble"] == pytest.approx(step.bubble, abs=_ROUNDED)
     assert study.values["bubble_fraction"] == pytest.approx(step.bubble / step.total, abs=_ROUNDED)
     assert story.step.bubble == step.bubble and study.values["step_s"] == step.total
@@ -40,7 +40,7 @@ def test_bubble_of_the_drawing_is_that_of_the_prediction(job: JobSpec) -> None:
 @settings(max_examples=20, deadline=None)
 @given(predicted_jobs())
 def test_bubble_in_units_leaves_messages_out(job: JobSpec) -> None:
-    free, late = (played_bubble(job, relative_costs(job, latency)) for latency in (0.0, 1.0))
+    free, late = (simulated_bubble(job, relative_costs(job, latency)) for latency in (0.0, 1.0))
     assert free == late == study_job(job, 1.0, 1).simulated.bubble.value  # type: ignore[union-attr]
 
 

@@ -18,7 +18,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import bytes_text
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
@@ -29,7 +29,6 @@ from shardwright.report.timeline.trace import trace
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import Buffer, peak_activations
 from shardwright.schedule.job_program import job_program, relative_costs
-from shardwright.schedule.registry import GENERATORS
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
@@ -48,7 +47,7 @@ eighths = st.integers(0, 24).map(lambda n: n / 8)
 
 def virtual(name: str) -> int:
     """What the commands take where the number of stages is the user's to choose."""
-    return 2 if STAGES_PER_RANK.get(name, 1) == 0 else 1
+    return 2 if SCHEDULES[name].stages_per_rank == 0 else 1
 
 
 def study(name: str, num_ranks: int = 4, num_microbatches: int = 8, latency: float = 0.0, num_steps: int = 1) -> Study:
@@ -58,7 +57,7 @@ def study(name: str, num_ranks: int = 4, num_microbatches: int = 8, latency: flo
 @st.composite
 def programs(pick: st.DrawFn) -> Program:
     admitted = [
-        (name, p, m) for name in GENERATORS for p, m in SHAPES if not schedule_faults(name, p, m, virtual(name))
+        (name, p, m) for name in SCHEDULES for p, m in SHAPES if not schedule_faults(name, p, m, virtual(name))
     ]  # fmt: skip
     name, p, m = pick(st.sampled_from(admitted))
     return training_program(name, p, m, virtual(name))
@@ -125,7 +124,7 @@ def test_the_optimizer_waits_for_the_reduction() -> None:
 
 
 def test_free_messages_are_never_waited_for() -> None:
-    for name in GENERATORS:
+    for name in SCHEDULES:
         for row in study(name).timeline.ranks:
             assert row.idle_by_cause()[Cause.COMMUNICATION] == 0
 
@@ -143,7 +142,7 @@ def test_drawing_of_1f1b() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SCHEDULES.names)
 @pytest.mark.parametrize("width", [60, 120])
 @pytest.mark.parametrize("latency", [0.0, 0.3])
 def test_drawings_fit(name: str, width: int, latency: float) -> None:
@@ -161,7 +160,7 @@ def test_drawings_fit(name: str, width: int, latency: float) -> None:
         assert all(row.count("\x1b[") > 2 and row.endswith("\x1b[0m") for row in coloured[: len(rows)])
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SCHEDULES.names)
 def test_trace_holds_every_action(name: str) -> None:
     one = study(name, latency=0.4, num_steps=2)
     events = json.loads(json.dumps(trace(one.timeline, name)))["traceEvents"]
@@ -213,12 +212,12 @@ class Page(HTMLParser):
 
 
 def test_page_is_whole_and_needs_nothing_else() -> None:
-    studies = [study(name, latency=0.25) for name in GENERATORS]
+    studies = [study(name, latency=0.25) for name in SCHEDULES]
     text = timeline_page("A < B & C", [section_of(one) for one in studies], "note", studies)
     page = Page(text)
     assert "A < B & C" in page.words
     assert {f"rank {rank}" for rank in range(4)} <= set(page.words)
-    assert set(GENERATORS) <= set(page.words)
+    assert set(SCHEDULES) <= set(page.words)
     assert page.links == [f"#s{number}" for number in range(len(studies))]
     assert not re.search(r"https?://", text.replace("http://www.w3.org/2000/svg", ""))
     assert "@import" not in text and "url(" not in text
@@ -229,7 +228,7 @@ def test_page_is_whole_and_needs_nothing_else() -> None:
         assert len(section["messages"]) == one.bubbles.messages
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SCHEDULES.names)
 def test_picture_is_an_svg_with_every_computation(name: str) -> None:
     one = study(name)
     root = ElementTree.fromstring(picture(one.timeline, name))
@@ -238,7 +237,7 @@ def test_picture_is_an_svg_with_every_computation(name: str) -> None:
     assert len(titles) == 1 + parts
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SCHEDULES.names)
 def test_formula_is_the_bubble(name: str) -> None:
     one = study(name)
     if one.formula is not None:
@@ -364,8 +363,8 @@ def test_compare_prints_exactly_the_fields(
     assert status == 0 and out.count("\n") == 1
     assert set(result) == {"schedules"}
     assert all(set(row) == COMPARED for row in result["schedules"])
-    left_out = [name for name in GENERATORS if schedule_faults(name, 4, 6, virtual(name))]
-    assert [row["name"] for row in result["schedules"]] == [name for name in GENERATORS if name not in left_out]
+    left_out = [name for name in SCHEDULES if schedule_faults(name, 4, 6, virtual(name))]
+    assert [row["name"] for row in result["schedules"]] == [name for name in SCHEDULES if name not in left_out]
     assert [line.split()[0] for line in err.splitlines()] == left_out
     by_name = {row["name"]: row for row in result["schedules"]}
     assert by_name["1f1b"] == {
@@ -404,8 +403,8 @@ def test_comparison_is_one_table_and_one_page(
     status, out, _ = run(monkeypatch, capsys, "schedule", "--compare", "--stages", "3", "--html", str(file))
     assert status == 0
     assert "dualpipe is left out: " in out
-    assert {line.split()[0] for line in out.splitlines() if line} >= set(GENERATORS)
-    assert file.read_text().count("<canvas") == len(GENERATORS) - 1
+    assert {line.split()[0] for line in out.splitlines() if line} >= set(SCHEDULES)
+    assert file.read_text().count("<canvas") == len(SCHEDULES) - 1
 
 
 def test_job_is_drawn_in_units_of_its_mean_rank(
@@ -496,7 +495,7 @@ def test_all_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: py
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SCHEDULES.names)
 def test_picture_in_the_docs_is_what_the_command_draws(name: str) -> None:
     kept = DOCS / "schedules" / f"{name}.svg"
     again = f"make it again: shardwright schedule {name} --stages 4 --microbatches 8 --svg {kept}"

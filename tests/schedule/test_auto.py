@@ -8,13 +8,13 @@ from random import Random
 import pytest
 
 from shardwright.config.load import make_job
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.generators.zb_v import zb_v
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.program_check import program_faults
-from shardwright.schedule.registry import GENERATORS
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.solver.auto import _solve, auto, lower_bound
 from shardwright.schedule.solver.auto_model import Model, by_stage, fits, named_schedules, runs, step_time
@@ -231,7 +231,7 @@ def test_all_named_schedules_of_one_kind_compete() -> None:
     """A generator that is added later must compete, too, if it updates once a step and holds the parameters once."""
     competing = {name.split(",")[0] for name, _ in named_schedules(4, 8, 8)}
     asynchronous = {"pipedream", "pipedream-2bw"}
-    assert competing == set(GENERATORS) - asynchronous - {"dualpipe", "auto"}
+    assert competing == set(SCHEDULES) - asynchronous - {"dualpipe", "auto"}
 
 
 def test_a_named_one_wins_if_pairs_are_cheap() -> None:

@@ -1,7 +1,7 @@
 """Every schedule by name: its bubble, its peak and its messages are its paper's, at any size that it admits."""
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,8 @@ from programs import generated, schedule_faults, training_program
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.plan import PlanSpec, ScheduleName
+from shardwright.config.plan import PlanSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.action import SEND, Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.generators.interleaved import interleaved
@@ -19,8 +20,8 @@ from shardwright.schedule.job_program import plan_faults
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.lowering.weight_versions import stashed_versions, weight_versions
 from shardwright.schedule.program_check import program_faults
-from shardwright.schedule.registry import GENERATORS, forward_of
 from shardwright.schedule.schedule import Program
+from shardwright.schedule.shape_program import forward_of
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Bubbles, Work, measure_and_play
 
@@ -137,7 +138,7 @@ def test_interleaved_takes_any_number_of_microbatches(v: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_formulas_where_costs_differ(name: str) -> None:
     """The text of a formula is right wherever the text of its condition says so."""
-    entry = GENERATORS[name]
+    entry = SCHEDULES[name]
     if not entry.bubble:
         return
     checked = 0
@@ -365,14 +366,14 @@ def test_a_synchronous_schedule_has_one_version() -> None:
 virtual = st.integers(1, 4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(1, 16), st.integers(1, 64), virtual, st.integers(1, 2))
 def test_programs_are_right(name: str, p: int, m: int, v: int, num_steps: int) -> None:
     if name in LOOPED:
         p = max(1, p // v)
     elif v < 4:  # else most would be refused
         v = 1
-    num_steps = num_steps if name in ASYNCHRONOUS else 1
+    num_steps = num_steps if not SCHEDULES[name].drains else 1
     m = m // num_steps + 1
     if faults := schedule_faults(name, p, m, v, num_steps=num_steps):
         with pytest.raises(PlanError) as refused:
@@ -415,7 +416,7 @@ def test_1f1b_with_any_warmup(p: int, m: int, extra: int) -> None:
 
 
 def test_names_are_those_of_the_plan() -> None:
-    assert set(NAMES) <= set(GENERATORS) and set(NAMES) <= set(get_args(ScheduleName))
+    assert set(NAMES) <= set(SCHEDULES) and set(NAMES) <= set(SCHEDULES.names)
     for name in NAMES:
         v = 2 if name in LOOPED else 1
         assert generated(name, 2, 4, v).name == training_program(name, 2, 4, v).name == name

@@ -22,8 +22,8 @@ from shardwright.schedule.buffer_lifetimes import Buffer, peak
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.zero3_gathers import add_gathers
 from shardwright.schedule.program_check import program_faults
-from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
+from shardwright.schedule.shape_program import forward_of
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.timeline import Cause, make_timeline
 from shardwright.train.build import build

@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.action import ADDS, Kind, parse
 from shardwright.schedule.lowering.lower import with_step
 from shardwright.schedule.lowering.zero3_gathers import reduce_often
-from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_order, shape_program
+from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import Schedule
+from shardwright.schedule.shape_program import shape_order, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import in_line
 from shardwright.simulate.batched_timing import rounds_of
 
-NAMES = sorted(set(GENERATORS) - {"auto", "pipedream", "pipedream-2bw"})
+NAMES = sorted(set(SCHEDULES) - {"auto", "pipedream", "pipedream-2bw"})
 SECONDS = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0])
 
 

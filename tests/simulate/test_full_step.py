@@ -13,7 +13,7 @@ from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.simulate import full_step as played
 from shardwright.simulate.closed_form import StepTime, step_time
-from shardwright.simulate.full_step import action_costs, played_step, played_steps
+from shardwright.simulate.full_step import action_costs, simulated_step, simulated_steps
 
 CONSTANTS = shipped()
 
@@ -45,7 +45,7 @@ PLANS = [
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan["schedule"])
 def test_equal_stages_wait_as_their_formula_says(plan: dict) -> None:
     of = job(dp=4, tp=2, pp=4, link=1e6, **plan)
-    played, closed = played_step(of, CONSTANTS), step_time(run_of(of), CONSTANTS)
+    played, closed = simulated_step(of, CONSTANTS), step_time(run_of(of), CONSTANTS)
     assert played.bubble == pytest.approx(closed.bubble, rel=0.02, abs=0.01 * closed.total)
     assert played.compute == pytest.approx(closed.compute, rel=1e-12)
 
@@ -58,7 +58,7 @@ def test_equal_stages_wait_as_their_formula_says(plan: dict) -> None:
 )  # fmt: skip
 def test_parts_add_up_and_more_bandwidth_is_not_slower(plan: dict) -> None:
     plan = {"vocab": 128256, "dp": 4, "tp": 2, "pp": 4} | plan
-    slow, fast = (played_step(job(link=link, **plan), CONSTANTS) for link in (10.0, 100.0))
+    slow, fast = (simulated_step(job(link=link, **plan), CONSTANTS) for link in (10.0, 100.0))
     for t in (slow, fast):
         assert parts(t) == pytest.approx(t.total)
         assert t.low < t.total < t.high
@@ -68,12 +68,12 @@ def test_parts_add_up_and_more_bandwidth_is_not_slower(plan: dict) -> None:
 
 def test_a_stage_that_runs_again_before_its_gradient_comes_waits_less() -> None:
     of = job(dp=4, tp=2, pp=4, recompute="stage")
-    assert played_step(of, CONSTANTS).bubble < 0.8 * step_time(run_of(of), CONSTANTS).bubble
+    assert simulated_step(of, CONSTANTS).bubble < 0.8 * step_time(run_of(of), CONSTANTS).bubble
 
 
 def test_without_a_pipeline_nothing_is_played() -> None:
     of = job(dp=16, tp=2)
-    assert played_step(of, CONSTANTS) == step_time(run_of(of), CONSTANTS)
+    assert simulated_step(of, CONSTANTS) == step_time(run_of(of), CONSTANTS)
 
 
 def test_plans_played_at_once_are_played_as_each_alone() -> None:
@@ -86,17 +86,17 @@ def test_plans_played_at_once_are_played_as_each_alone() -> None:
     ]
     of = [job(**({"dp": 4, "tp": 2, "pp": 4} | plan)) for plan in plans]
     closed = [step_time(run_of(each), CONSTANTS) for each in of]
-    assert played_steps(of, closed, CONSTANTS) == [played_step(each, CONSTANTS) for each in of]
+    assert simulated_steps(of, closed, CONSTANTS) == [simulated_step(each, CONSTANTS) for each in of]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan["schedule"])
 def test_very_many_microbatches_cost_what_those_before_them_do(plan: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     of = job(dp=4, tp=2, pp=4, batch=256, vocab=128256, **plan)
-    whole = played_step(of, CONSTANTS)
+    whole = simulated_step(of, CONSTANTS)
     monkeypatch.setattr(played, "_MOST", 1)
-    orders = played.played_orders(of)
+    orders = played.simulated_orders(of)
     assert [order.shape.num_microbatches for order in orders] == [16, 12]
-    assert played_step(of, CONSTANTS).total == pytest.approx(whole.total, rel=2e-3)
+    assert simulated_step(of, CONSTANTS).total == pytest.approx(whole.total, rel=2e-3)
 
 
 @pytest.mark.parametrize("zero", [1, 3])
@@ -108,7 +108,7 @@ def test_a_step_is_no_shorter_than_its_busiest_rank(zero: int, schedule: str, la
     of = job(vocab=128256, software="shardwright", link=5.0, dp=8, pp=4, zero=zero, schedule=schedule, layout=layout)
     narrow = of.model.model_copy(update={"hidden": 1024, "heads": 8, "ffn": 3584})
     of = of.model_copy(update={"model": narrow})
-    step, costs, program = played_step(of, CONSTANTS), action_costs(of, CONSTANTS), job_program(of)
+    step, costs, program = simulated_step(of, CONSTANTS), action_costs(of, CONSTANTS), job_program(of)
     each = [sum(of) for of in zip(costs.forward, costs.input_grad, costs.weight_grad, strict=True)]
     forwards = [[part for a in row for part in a.computes() if part.kind is Kind.FORWARD] for row in program.ranks]
     busiest_s = max(sum(each[part.stage] for part in row) for row in forwards)

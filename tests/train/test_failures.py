@@ -19,6 +19,7 @@ import torch.distributed as dist
 from cases import small_job
 from fuzz import preloaded
 from fuzz.signals import Draw, check, without_progress
+from process_tree import children
 from ranks import PATIENCE_S
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.train.launch.rank_environment import RankEnvironment
@@ -56,12 +57,6 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 def rank_processes(process: subprocess.Popen[str]) -> list[int]:
     """Process ids of the ranks, in their order: the children of the launcher's fork server."""
     return [child for helper in children(process.pid) for child in children(helper)]
-
-
-def children(pid: int) -> list[int]:
-    """In the order in which they were started, which is not always that of their numbers: those begin anew."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def are_gone(pids: list[int]) -> bool:

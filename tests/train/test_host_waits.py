@@ -55,10 +55,10 @@ def test_experts_are_in_order_before_the_host_waits(monkeypatch: pytest.MonkeyPa
     done: list[str] = []
     order, numbers = expert_choice.by_preference, expert_choice.HostNumbers
 
-    class Numbers(numbers):  # type: ignore[valid-type, misc]
-        def read(self) -> list[int]:
+    class Numbers(numbers):
+        def read(self, dry: list[int] | None = None) -> list[int]:
             done.append("read")
-            return super().read()
+            return super().read(dry)
 
     def ordered(values: torch.Tensor) -> torch.Tensor:
         done.append("order")

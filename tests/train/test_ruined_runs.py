@@ -13,6 +13,7 @@ import pytest
 
 from cases import small_job
 from ranks import run_on_mesh
+from shardwright.cli.kept_checkpoints import chosen_step
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -91,6 +92,39 @@ def test_a_run_that_diverges(policy: str, most_skips: int, tmp_path: Path) -> No
         line.startswith(f"note: the learning rate of step {kept[0] + 1} is 0.000") and "would be 9" in line
         for line in lines
     )
+
+
+@pytest.mark.parametrize("policy", ["skip", "rewind"])
+def test_weights_whose_gradients_are_no_numbers_are_passed_over(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One update too large leaves weights that give the loss of chance, a number, and no gradient: the run takes the
+    checkpoint before that by itself."""
+
+    def until(steps: int, rate: float) -> tuple[RunResult | None, str]:
+        optimizer = {"learning_rate": rate, "warmup_steps": 0, "steps": steps, "schedule": "constant"}
+        model = {"vocab": 256, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 88, "sequence": 64}
+        health = {"not_finite": policy, "most_skips": 3}
+        job = job_on_text(tmp_path, {"optimizer": optimizer, "model": model, "health": health})
+        return run(job, tmp_path / "run")
+
+    assert until(4, 2e-3)[0] is not None
+    assert until(4, 2e-3)[0] is not None
+    until(5, 3e6)
+    assert "gradient" in until(8, 3e6)[1]
+    assert max(healthy(tmp_path / "run")) == 4
+    storage = open_storage(str(tmp_path / "run" / "checkpoints"))
+    steps = steps_kept(storage)
+    capsys.readouterr()
+    assert chosen_step("run", storage, steps, None) == 4  # as for `generate` and `checkpoint export`
+    newest = f"step-{max(steps):08}"
+    assert (
+        f"{newest} is not healthy: " in (told := capsys.readouterr().err) and "the last healthy one, is taken" in told
+    )
+    chosen_step("run", storage, steps, max(steps))
+    assert f"note: {newest} is not healthy: " in capsys.readouterr().err
+    result, _ = until(8, 2e-3)
+    assert result is not None and result.steps == 8 and math.isfinite(result.last_loss or math.nan)
 
 
 def test_a_run_that_is_done_and_has_no_loss(tmp_path: Path) -> None:

@@ -168,6 +168,13 @@ def test_a_panic_of_the_library_is_a_fault(tmp_path: Path) -> None:
         load_tokenizer(DataSpec(tokenizer=str(tmp_path / "t.json"))).encode("a" * 40)
 
 
+def test_a_decoder_that_gives_up_is_told_in_a_sentence(tmp_path: Path) -> None:
+    decoders = [{"type": "Fuse"}, replace("(?:.|.)+$(?<=z)", "x", kind="Regex")]
+    (tmp_path / "t.json").write_text(json.dumps(fields_of(decoder={"type": "Sequence", "decoders": decoders})))
+    with pytest.raises(RunError, match=r"can't turn 60 tokens into text: .*retry-limit.*; mend its decoder, or name"):
+        load_tokenizer(DataSpec(tokenizer=str(tmp_path / "t.json"))).decode([0] * 60)
+
+
 def test_a_tokenizer_of_a_file_never_encodes_here() -> None:
     small = EncodingSetup(DataSpec(tokenizer="t.json", workers=1), None)
     with encoders(small, load_tokenizer(DataSpec()), 100) as encoding:

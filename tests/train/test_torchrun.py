@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from process_tree import children
 from ranks import PATIENCE_S
 
 SMALL = (
@@ -36,13 +37,12 @@ def agent(port: int, folder: Path, *overrides: str) -> "subprocess.Popen[str]":
 
 def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
     """Process ids of an agent's ranks."""
-    found = []
-    for task in Path(f"/proc/{process.pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            with suppress(OSError):
-                if b"shardwright" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
-    return sorted(found)
+    ranks = []
+    for child in children(process.pid):
+        with suppress(OSError):
+            if b"shardwright" in Path(f"/proc/{child}/cmdline").read_bytes():
+                ranks.append(child)
+    return sorted(ranks)
 
 
 def steps_since(folder: Path, before_s: float) -> int:
@@ -86,10 +86,7 @@ def test_both_agents_come_back_after_one_rank_is_killed(tmp_path: Path) -> None:
         assert [ranks_of(one) for one in agents] == after  # they met at once, and needed no further restart
     finally:
         for one in agents:
-            ranks = []
-            with suppress(OSError):
-                ranks = ranks_of(one)
-            for pid in (one.pid, *ranks):
+            for pid in (one.pid, *ranks_of(one)):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             one.wait()

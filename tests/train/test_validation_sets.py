@@ -16,6 +16,7 @@ from ranks import run_on_mesh
 from shardwright.api.training import train_job
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
+from shardwright.config.data import DataSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.parallel.comm.process_groups import Mesh
@@ -25,6 +26,7 @@ from shardwright.train.checkpoint.other_job import differences, refuse_other_mod
 from shardwright.train.checkpoint.retention import best_step
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.data.prepare import prepare_validation
+from shardwright.train.data.source_files import trained_on_notes
 from shardwright.train.held_out import HeldOutSets
 from shardwright.train.trainer import train
 
@@ -177,6 +179,16 @@ def test_losses_that_are_no_numbers_are_not_stored_and_are_told(tmp_path: Path) 
     assert sets.worst(4) is None
 
 
+def test_a_set_that_is_trained_on_is_told(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "more" / f"{name}.txt").write_text(name * 100)
+    sets = [{"name": "all", "path": str(tmp_path / "more")}, {"name": "own", "path": str(tmp_path / "more" / "a.txt")}]
+    data = DataSpec.model_validate({"path": str(tmp_path / "more" / "[bc].txt"), "validation": sets})
+    (note,) = trained_on_notes(data)
+    assert "b.txt and 1 more of the set all is trained on, too" in note
+
+
 def test_what_does_not_go_together(tmp_path: Path) -> None:
     def faults(**given: Any) -> str:
         with pytest.raises(PlanError) as caught:
@@ -188,6 +200,8 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
     assert "is called 'held-out', as is" in faults(data={"validation": [one | {"name": "held-out"}]})
     assert "data.validation[0].chats is true, and chats that" in faults(data={"validation": [one | {"chats": True}]})
     assert "data.validation" in faults(data={"validation": [one | {"name": "a b"}]})
+    for section in ("validation", "sources"):  # and not the default text
+        assert f"data.{section}.0.path is missing" in faults(data={section: [{"format": "text"}]})
     on = {"every_steps": 3}
     assert "'web' is no set that is evaluated (evaluated are held-out, code)" in faults(
         data={"validation": [one]}, checkpoint=on | {"keep_best": "web"}

@@ -11,13 +11,12 @@ import torch
 from cases import small_job
 from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.parallel.comm import collectives
 from shardwright.parallel.comm.first_contact import axes, make_contact, ways
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
-from shardwright.schedule.registry import GENERATORS
 from shardwright.train.build import job_mesh
 from shardwright.train.dry_steps import DrySteps
 from shardwright.train.warm_up import BareTensor, KernelCall, KernelCalls, kernel_calls, warm_up
@@ -75,9 +74,9 @@ def test_few_microbatches_stand_for_many() -> None:
     assert [program.num_microbatches for program in seen] == [1] and not noted.calls
 
 
-@pytest.mark.parametrize("schedule", [name for name in GENERATORS if name != "auto"])
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "auto"])
 def test_every_message_of_a_program_has_its_way(schedule: str) -> None:
-    virtual = 1 if STAGES_PER_RANK.get(schedule, 1) else 2
+    virtual = 1 if SCHEDULES[schedule].stages_per_rank else 2
     program = job_program(small_job(batch=16, pp=4, layers=8, schedule=schedule, virtual_stages=virtual))
     known = ways(program)
     assert known == sorted(set(known)) and known

@@ -33,20 +33,20 @@ def flops_of(chain: Chain) -> Any:
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA, MOE, LATENT], ids=["gpt", "llama", "moe", "latent"])
 @pytest.mark.parametrize(
-    "cut", [PlanGrid(), PlanGrid(tp=4), PlanGrid(tp=2, sequence_parallel=True, microbatch=3), PlanGrid(cp=2)]
+    "grid", [PlanGrid(), PlanGrid(tp=4), PlanGrid(tp=2, sequence_parallel=True, microbatch=3), PlanGrid(cp=2)]
 )
-def test_products_add_up_to_six_a_parameter_and_token(shape: ModelShape, cut: PlanGrid) -> None:
-    pieces = chains(shape, cut, FULL_ATTENTION)
+def test_products_add_up_to_six_a_parameter_and_token(shape: ModelShape, grid: PlanGrid) -> None:
+    pieces = chains(shape, grid, FULL_ATTENTION)
     dense = sum(shape.is_dense(layer) for layer in range(shape.layers))
     found = dense * flops_of(pieces["dense"]) + flops_of(pieces["head"])
     if shape.experts:
         found += (shape.layers - dense) * flops_of(pieces["experts"])
-    tokens = cut.microbatch * shape.sequence / cut.cp
-    expected = shape.flops_per_token() * tokens / cut.tp
+    tokens = grid.microbatch * shape.sequence / grid.cp
+    expected = shape.flops_per_token() * tokens / grid.tp
     # A latent's down projections are on every tp rank, for its own tokens under sequence parallel. A router is no model
     # parameter of the formula.
     exact = 2e-3 if shape.experts else 1e-9
-    if not shape.latent or cut.tp == 1 or cut.sequence_parallel:
+    if not shape.latent or grid.tp == 1 or grid.sequence_parallel:
         assert 3 * found == pytest.approx(expected, rel=exact)
     else:
         assert 3 * found > expected
@@ -65,8 +65,8 @@ def test_activations_are_those_of_korthikanti_and_others(t: int) -> None:
     scores = 5 * a * s / h
 
     def kept(policy: str, sequence_parallel: bool) -> float:
-        cut = PlanGrid(tp=t, microbatch=b, sequence_parallel=sequence_parallel)
-        return kept_bytes(chains(GPT, cut, FULL_ATTENTION)["dense"], policy) / (s * b * h)
+        grid = PlanGrid(tp=t, microbatch=b, sequence_parallel=sequence_parallel)
+        return kept_bytes(chains(GPT, grid, FULL_ATTENTION)["dense"], policy) / (s * b * h)
 
     assert kept("none", False) == pytest.approx(10 + 24 / t + scores / t)
     assert kept("none", True) == pytest.approx((34 + scores) / t)
@@ -118,8 +118,8 @@ def test_state_is_zeros_table(zero: int, fixed: float, shared: float, d: int) ->
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel_moves_as_much_with_sequence_parallel(sequence_parallel: bool) -> None:
     """Two all-reduces each way are as many bytes on the wire as four gathers and scatters, apart from the re-gather."""
-    cut = PlanGrid(tp=2, sequence_parallel=sequence_parallel)
-    layer = chains(GPT, cut, FULL_ATTENTION)["dense"]
+    grid = PlanGrid(tp=2, sequence_parallel=sequence_parallel)
+    layer = chains(GPT, grid, FULL_ATTENTION)["dense"]
     rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
     size = 2 * GPT.sequence * GPT.hidden
     forward = sum(rounds[e.kind] * e.size for o in layer for e in o.forward if e.axis == "tp")
@@ -141,7 +141,7 @@ def test_a_job_is_a_run() -> None:
         | {"precision": json.loads('{"compute": "bf16"}')}
     )
     run = run_of(job)
-    assert (run.cut.dp, run.cut.tp, run.cut.world) == (2, 2, 4)
+    assert (run.grid.dp, run.grid.tp, run.grid.world) == (2, 2, 4)
     assert run.device == "h100-sxm"
     assert run.shape.hidden == job.model.hidden
 
@@ -159,7 +159,7 @@ def test_recomputed_latent_attention_keeps_its_latents_alone() -> None:
     """DeepSeek-V3 (arXiv 2412.19437, section 3.2.3) makes heads of latents again instead of keeping them."""
     job = load_job("deepseek-v3")
     run = run_of(job)
-    layer = chains(run.shape, run.cut, software_of(run.software))["dense"]
+    layer = chains(run.shape, run.grid, software_of(run.software))["dense"]
     tokens, heads = 4096, 128
     made = 2 * tokens * heads * (192 + 192 + 128)  # queries, keys and values
     normal = 2 * tokens * (1536 + 512)

@@ -1,1 +1,1 @@
-"""What a rank holds and moves, exactly: state, activations, buffers, traffic. Needs no torch."""
+"""The exact account of a rank: its state, activations, buffers and traffic. Needs no torch."""

@@ -5,10 +5,11 @@ output gradients of the products stay from I to W. While a backward runs, the la
 again, and the layers after it have let go what they kept.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from operator import ge
 
 from shardwright.account.activations import (
     documents_kept,
@@ -28,13 +29,14 @@ from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
 
 Counts = tuple[tuple[int, int], ...]  # (stage, microbatches), ascending
+Passes = frozenset[tuple[int, int]]  # (stage, microbatch)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is alive at one moment: microbatches by stage whose layers hold what they kept, and those that only wait for
-    their weight gradients, and those of which only the stage's input is there; and the stage whose backward runs, if
-    one does. That microbatch is not among the others."""
+    """The microbatches alive at one moment, by stage: `kept` hold what their layers keep, `deferred` only wait for
+    their weight gradients, and of `inputs` only the stage's input is there; and the stage whose backward runs, if one
+    does. That microbatch is not among the others."""
 
     kept: Counts
     deferred: Counts
@@ -45,25 +47,32 @@ class Moment:
     @property
     def microbatches(self) -> dict[int, int]:
         """Microbatches by stage, in whatever state."""
-        found = Counter(dict(self.kept)) + Counter(dict(self.deferred))
+        alive = Counter(dict(self.kept)) + Counter(dict(self.deferred))
         if self.in_backward is not None:
-            found[self.in_backward] += 1
-        return dict(found)
+            alive[self.in_backward] += 1
+        return dict(alive)
 
 
 def moments(program: Program, rank: int) -> frozenset[Moment]:
-    """The distinct moments of a rank's list that may be its peak."""
+    """The distinct moments of a rank's list that may be its peak, whatever a microbatch holds in each stage."""
+    if not program.trains:
+        return frozenset()
     stages = program.placement.stages_of(rank)
+    return _moments(program.ranks[rank], stages, program.recomputed, program.split_backwards)
+
+
+@lru_cache(maxsize=128)  # plans that differ in sizes alone have the same lists
+def _moments(row: tuple[Action, ...], stages: tuple[int, ...], recomputed: Passes, split: Passes) -> frozenset[Moment]:
     place_of = {stage: place for place, stage in enumerate(stages)}
     kept, deferred, inputs = ([0] * len(stages) for _ in range(3))
-    # Of thousands of moments few are distinct: only of these the counts are told by stage.
-    found: set[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int | None, bool]] = set()
+    # Of thousands of moments few are distinct: only of these the counts are told by stage. By the stage in backward.
+    counted: dict[tuple[int | None, bool], set[tuple[int, ...]]] = defaultdict(set)
 
     def note(in_backward: int | None = None, is_split: bool = False) -> None:
-        found.add((tuple(kept), tuple(deferred), tuple(inputs), in_backward, is_split))
+        counted[in_backward, is_split].add((*kept, *deferred, *inputs))
 
     def begin(part: Action) -> None:
-        is_recomputed, place = (part.stage, part.microbatch) in program.recomputed, place_of[part.stage]
+        is_recomputed, place = (part.stage, part.microbatch) in recomputed, place_of[part.stage]
         if part.kind is Kind.FORWARD and is_recomputed:
             inputs[place] += 1
         elif part.kind is Kind.RECOMPUTE:
@@ -71,31 +80,43 @@ def moments(program: Program, rank: int) -> frozenset[Moment]:
         if part.kind is Kind.RECOMPUTE or (part.kind is Kind.FORWARD and not is_recomputed):
             kept[place] += 1
 
-    for action in program.ranks[rank] if program.trains else ():
+    for action in row:
         parts = action.computes()
         for part in parts:  # both parts of a pair are alive at once: what begins comes before what ends
             begin(part)
         if parts:
             note()
         for part in parts:
-            split, place = (part.stage, part.microbatch) in program.split_backwards, place_of[part.stage]
+            is_split, place = (part.stage, part.microbatch) in split, place_of[part.stage]
             if part.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
                 kept[place] -= 1
-                note(part.stage, split)
-                deferred[place] += split
+                note(part.stage, is_split)
+                deferred[place] += is_split
             elif part.kind is Kind.WEIGHT_GRAD:
                 deferred[place] -= 1
 
-    def counts(numbers: tuple[int, ...]) -> Counts:
-        return tuple((stage, number) for stage, number in zip(stages, numbers, strict=True) if number)
+    def moment(numbers: tuple[int, ...], in_backward: int | None, is_split: bool) -> Moment:
+        num = len(stages)
+        of_kind = (numbers[first : first + num] for first in range(0, 3 * num, num))
+        kept, deferred, inputs = (tuple((s, n) for s, n in zip(stages, counts, strict=True) if n) for counts in of_kind)
+        return Moment(kept, deferred, inputs, in_backward=in_backward, is_split=is_split)
 
-    return frozenset(Moment(counts(k), counts(d), counts(i), stage, split) for k, d, i, stage, split in found)
+    return frozenset(moment(numbers, *when) for when, seen in counted.items() for numbers in _highest(seen))
+
+
+def _highest(counts: Collection[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The tuples, all equally long, that no other one exceeds or equals at each place."""
+    highest: list[tuple[int, ...]] = []
+    for one in sorted(counts, key=lambda numbers: (sum(numbers), numbers), reverse=True):
+        if not any(all(map(ge, other, one)) for other in highest):
+            highest.append(one)
+    return highest
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What one microbatch holds in a stage: in its layers, first to last, behind them in what predicts further tokens,
-    and in what stands before and after them all."""
+    """The memory of one microbatch in a stage: in its layers, first to last, then in the modules of further tokens, and
+    in what stands before and after all of these."""
 
     layers: tuple[LayerMemory, ...]
     input_bytes: int = 0
@@ -150,11 +171,11 @@ def bytes_at(moment: Moment, stages: Mapping[int, StageMemory]) -> Bytes:
     return total
 
 
-def peak(of: Iterable[Moment], stages: Mapping[int, StageMemory]) -> tuple[int, Moment]:
+def peak(moments: Iterable[Moment], stages: Mapping[int, StageMemory]) -> tuple[int, Moment]:
     """The most bytes, and a moment when that is so."""
-    found = [(bytes_at(moment, stages), moment) for moment in of]
-    most = max(num_bytes for num_bytes, _ in found)
-    return most, max((moment for num_bytes, moment in found if num_bytes == most), key=str)
+    sizes = [(bytes_at(moment, stages), moment) for moment in moments]
+    most = max(num_bytes for num_bytes, _ in sizes)
+    return most, max((moment for num_bytes, moment in sizes if num_bytes == most), key=str)
 
 
 def job_stages(
@@ -166,7 +187,7 @@ def job_stages(
     kind_of = shape_of(job.model).kind
     kinds = {kind_of(number): number for number in range(job.model.layers)}
     layers = {kind: layer_of(job, number) for kind, number in kinds.items()}
-    found = {}
+    memories = {}
     alike: dict[tuple[str, Policy, bool], LayerMemory] = {}  # most layers are as others are
     for stage in program.placement.stages_of(rank):
         first, is_last = sum(counts[:stage]), stage == len(counts) - 1
@@ -180,7 +201,7 @@ def job_stages(
             of_layers.append(alike[kind, policy, is_away])
         if is_last and job.model.mtp_layers:
             of_layers += further_layers(job, policies[-1], works)
-        found[stage] = StageMemory(
+        memories[stage] = StageMemory(
             tuple(of_layers),
             input_bytes=Share.of(job)["input"] if stage else 0,
             documents_bytes=sum(documents_kept(job).values()),
@@ -188,7 +209,7 @@ def job_stages(
             head_bytes=sum(head_kept(job).values()) if is_last else 0,
             head_working_bytes=head_working_bytes(job, tp_index) if is_last and works else 0,
         )
-    return found
+    return memories
 
 
 def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 0) -> tuple[int, int]:

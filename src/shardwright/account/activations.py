@@ -1,4 +1,4 @@
-"""What a layer keeps for its backward, tensor by tensor.
+"""The tensors that a layer keeps for its backward.
 
 This is what our runtime keeps (model/decoder.py), derived operator by operator as Korthikanti et al. 2022 (arXiv
 2205.05198, section 4) derive theirs; docs/recompute.md sets the two side by side. A test compares it with what autograd
@@ -24,13 +24,12 @@ from shardwright.account.kept_tensors import (
     Share,
     activation_keeps,
     kept_chain,
-    most,
 )
 from shardwright.account.moe_activations import Rows, expected_rows, experts_of
 from shardwright.account.working_memory import BackwardNeed, OperatorNeeds, most_needed
+from shardwright.config.array_math import holds, most
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.plan import split_evenly
 from shardwright.config.recompute_policy import LAYER, Policy
 from shardwright.workload.layer_operators import ALWAYS_AGAIN, mlp_operators
 
@@ -71,7 +70,7 @@ class Layer:
         return sum(self.kept(policy).values())
 
     def again_bytes(self, policy: Policy) -> Bytes:
-        """What is there in the backward besides what was kept: of the largest region, all that it makes again.
+        """The bytes in the backward besides the kept ones: all that the largest recomputed region makes again.
 
         When attention's turn comes, the chains behind it have let go what they kept.
         """
@@ -99,7 +98,7 @@ class Layer:
         return most_needed(self.needs, there)
 
     def deferred_bytes(self) -> Bytes:
-        """What is kept from I to W: inputs and output gradients of the products."""
+        """The bytes kept from I to W: inputs and output gradients of the products."""
         names = {name for chain in self.chains for operator in chain for name in operator.waits}
         return sum(self.sizes[name] for name in names)
 
@@ -121,7 +120,7 @@ def _kept_names(chain: Chain, policy: Policy) -> dict[str, None]:
 
 
 def _inputs(region: Chain) -> tuple[str, ...]:
-    """What a region takes from outside of itself."""
+    """The tensors that a region takes from outside of itself."""
     return (region[0].takes, *(name for operator in region for name in operator.beside))
 
 
@@ -173,9 +172,9 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
 
 
 def documents_kept(job: JobSpec) -> dict[str, Bytes]:
-    """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in, in a
-    model with chunks also the chunk, and what its query is multiplied with where queries grow with their position.
-    Which targets count is marked in the tokens, and found when the loss is.
+    """The tensors that every stage keeps of a microbatch if documents are separate: the document of each token, in a
+    model with chunks also its chunk, and the factor of its query if queries grow with their position. Which targets
+    count is marked in the tokens, and found when the loss is.
 
     A stage is counted as one that has layers of all kinds of the model, as few have not."""
     model, size = job.model, job.plan.microbatch_size
@@ -185,23 +184,23 @@ def documents_kept(job: JobSpec) -> dict[str, Bytes]:
     if model.window.size and model.window.chunked:
         kept["chunks"] = INT32 * model.sequence * size
     if model.positions == "rotary" and model.temperature_tuning.scale:
-        trades_heads = job.plan.cp > 1 and job.plan.cp_method == "ulysses"
+        trades_heads = job.plan.trades_heads
         kept["temperatures"] = FLOAT32 * (model.sequence if trades_heads else job.tokens_within) * size
     return kept
 
 
 def embedding_kept(job: JobSpec) -> dict[str, Bytes]:
-    """What the first stage keeps besides its layers, of one microbatch. Token ids are the batch's, and there anyway,
-    unless a rank's are picked from them or have lost their marks."""
+    """The tensors that the first stage keeps of one microbatch besides its layers. Token ids are the batch's, and there
+    anyway, unless a rank's are picked from them or have lost their marks."""
     plan = job.plan
     tokens = job.tokens_within * plan.microbatch_size
-    is_picked = plan.cp > 1 and plan.cp_method != "ulysses"
+    is_cut, is_picked = holds(plan.tp > 1), holds(plan.cp > 1) and not plan.trades_heads
     kept: dict[str, Bytes] = {}
-    if plan.tp > 1 or is_picked:
+    if is_cut or is_picked:
         kept["rows"] = INT64 * tokens
     elif job.data.separate_documents:
         kept["rows"] = INT64 * job.model.sequence * plan.microbatch_size
-    if plan.tp > 1:
+    if is_cut:
         kept["rows elsewhere"] = BOOL * tokens
     if job.model.positions == "learned":
         kept["positions"] = INT64 * job.tokens_within * (plan.microbatch_size if job.data.separate_documents else 1)
@@ -212,8 +211,8 @@ def embedding_kept(job: JobSpec) -> dict[str, Bytes]:
 
 
 def head_kept(job: JobSpec) -> dict[str, Bytes]:
-    """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's,
-    which computes logits in the backward alone."""
+    """The tensors that the last stage keeps of one microbatch besides its layers: those of the final norm, of the head
+    and of the loss, which computes logits in the backward alone."""
     share = Share.of(job)
     tokens = share.tensors.tokens
     masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
@@ -232,5 +231,6 @@ def head_kept(job: JobSpec) -> dict[str, Bytes]:
 
 def head_working_bytes(job: JobSpec, tp_index: int = 0) -> Bytes:
     """The most that the loss, the head and its norm need in their backward beside what they kept."""
-    first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    return most_needed(OperatorNeeds(job, Share.of(job)).of_head(end - first), head_kept(job))
+    size, num_longer = divmod(job.model.vocab, job.plan.tp)
+    rows = size + (tp_index < num_longer)
+    return most_needed(OperatorNeeds(job, Share.of(job)).of_head(rows), head_kept(job))

@@ -6,6 +6,7 @@ width of a head's query and key. Sizes are bytes on one rank.
 
 from shardwright.account.cast_inputs import FIRST, cast_inputs, waiting_operands
 from shardwright.account.kept_tensors import FLOAT32, Bytes, Chain, Share, kept_chain
+from shardwright.config.array_math import holds, most
 from shardwright.config.job import JobSpec
 from shardwright.workload.layer_operators import attention_operators
 
@@ -37,8 +38,8 @@ def _grouped(job: JobSpec, share: Share, layer: int) -> tuple[dict[str, Bytes], 
     model, element, tokens = job.model, share.element, share.tensors.tokens
     heads, kv_heads, width = share.tensors.heads, model.num_kv_heads // job.plan.tp, model.head_size
     # What attention sees: its tokens, or all of them of fewer heads, of which a group has its key and value at least.
-    cp, trades = job.plan.cp, job.plan.cp > 1 and job.plan.cp_method == "ulysses"
-    seen = (tokens * cp, heads // cp, max(1, kv_heads // cp)) if trades else (tokens, heads, kv_heads)
+    cp, trades = job.plan.cp, job.plan.trades_heads
+    seen = (tokens * cp, heads // cp, most(1, kv_heads // cp)) if trades else (tokens, heads, kv_heads)
     tokens_seen, heads_seen, kv_seen = seen
     sizes = {
         **dict.fromkeys(("biased qkv", "normal qkv", "clipped qkv"), share["qkv"]),
@@ -69,7 +70,7 @@ def _grouped(job: JobSpec, share: Share, layer: int) -> tuple[dict[str, Bytes], 
         kept += ["query", "key", "value"]
     elif model.temperature_tuning.scale:
         kept += [whole_qkv, "query"]  # what queries were multiplied to
-    elif heads_seen == kv_seen or kv_seen == 1:
+    elif holds((heads_seen == kv_seen) | (kv_seen == 1)):
         kept += [whole_qkv]  # three views of it
     else:
         kept += [whole_qkv, "query"]  # several queries of a key are copied side by side

@@ -7,6 +7,7 @@ Sizes are bytes on one rank.
 from collections.abc import Iterable
 
 from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
+from shardwright.config.array_math import holds
 from shardwright.config.job import JobSpec
 from shardwright.config.matrix import Matrix
 from shardwright.config.precision import FLOAT8_TILE
@@ -17,7 +18,7 @@ BOTH, LAST, FIRST = ("up", "down"), ("down",), ("qkv",)
 
 
 def cast_inputs(
-    job: JobSpec, share: Share, operators: Iterable[LayerOperator], parts: tuple[str, ...], num_groups: int = 1
+    job: JobSpec, share: Share, operators: Iterable[LayerOperator], parts: tuple[str, ...], num_groups: Bytes = 1
 ) -> tuple[dict[str, Bytes], dict[str, tuple[str, ...]]]:
     """(sizes of the cast tensors, what parts keep in place of what they take), for those `parts` of a chain whose
     product has its input for itself. Of `num_groups` of rows each has a tensor's scale."""
@@ -32,30 +33,34 @@ def cast_inputs(
     return sizes, keeps
 
 
-def _cut(job: JobSpec, matrix: Matrix) -> int:
+def _cut(job: JobSpec, matrix: Matrix) -> Bytes:
     """Ranks that share a matrix."""
     return job.plan.expert_tp_size if matrix.experts else job.plan.tp
 
 
 def waiting_operands(
-    job: JobSpec, share: Share, operators: Iterable[LayerOperator], num_groups: int = 1
+    job: JobSpec, share: Share, operators: Iterable[LayerOperator], num_groups: Bytes = 1
 ) -> dict[str, Bytes]:
     """Sizes of the operands of weight gradients in fp8. What tp ranks gather for one comes in 16 bits."""
     if not job.precision.float8_weight_gradients:
         return {}
-    plan, found = job.plan, dict[str, Bytes]()
-    gathers = plan.sequence_parallel and plan.tp > 1
+    plan, sizes = job.plan, dict[str, Bytes]()
+    gathers = plan.sequence_parallel and holds(plan.tp > 1)
     for product in (product for operator in operators for product in operator.products):
         matrix = product.matrix
         tp, groups = _cut(job, matrix), num_groups if matrix.experts else 1
         for tensor, width in ((product.takes, matrix.inner_on(tp)), (product.gives, matrix.columns_on(tp))):
             size = _cast_bytes(job.precision.float8, share.tensors[tensor], width, groups)
             is_gathered = gathers and tensor == product.takes and tensor.startswith("whole")
-            found[IN_FLOAT8.format(tensor)] = share[tensor] if is_gathered else size
-    return found
+            sizes[IN_FLOAT8.format(tensor)] = share[tensor] if is_gathered else size
+    return sizes
 
 
-def _cast_bytes(recipe: str, elements: Bytes, width: int, num_groups: int) -> Bytes:
+def _cast_bytes(recipe: str, elements: Bytes, width: Bytes, num_groups: Bytes) -> Bytes:
     rows = elements // width
-    scales = {"rowwise": rows, "blockwise": rows * -(-width // FLOAT8_TILE)}
-    return elements + FLOAT32 * scales.get(recipe, num_groups)
+    num_scales = num_groups
+    if recipe == "rowwise":
+        num_scales = rows
+    elif recipe == "blockwise":
+        num_scales = rows * -(-width // FLOAT8_TILE)
+    return elements + FLOAT32 * num_scales

@@ -1,4 +1,4 @@
-"""Which change of a plan would fit a device's memory: the first of a list, the cheapest in time first.
+"""Changes of a plan that would make it fit a device's memory: the first of a list, the cheapest in time first.
 
 Sharding what replicas hold alike costs communication only in stage 3; computing again costs a third of the time;
 smaller microbatches make smaller products; more tensor or pipeline parallelism takes the place of data parallelism.

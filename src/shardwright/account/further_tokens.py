@@ -1,4 +1,4 @@
-"""What a module that predicts a further token keeps and needs beside its block: model/mtp.py.
+"""The memory of a module that predicts a further token, besides its block: model/mtp.py.
 
 Its block is a layer like the last (activations.py); what its own norm and its loss keep is the head's (`head_kept`).
 Sizes are bytes on one rank, of one microbatch.
@@ -7,25 +7,26 @@ Sizes are bytes on one rank, of one microbatch.
 from collections.abc import Iterator
 
 from shardwright.account.activations import layer_of
-from shardwright.account.kept_tensors import BOOL, INT64, Bytes, Share, most
+from shardwright.account.kept_tensors import BOOL, INT64, Bytes, Share
 from shardwright.account.layer_memory import LayerMemory
 from shardwright.account.working_memory import OperatorNeeds
+from shardwright.config.array_math import holds, most
 from shardwright.config.job import JobSpec
 from shardwright.config.recompute_policy import Policy
 
 
 def before_block(job: JobSpec, distance: int) -> dict[str, Bytes]:
-    """What the module `distance` tokens further keeps before its block: of the lookup, of two norms and of the product
-    of what they give."""
+    """The tensors that the module `distance` tokens further keeps before its block: of the lookup, of two norms and of
+    the product of their results."""
     plan, share = job.plan, Share.of(job)
     tokens, size = job.tokens_within * plan.microbatch_size, plan.microbatch_size
     kept: dict[str, Bytes] = {}
-    is_picked = plan.cp > 1 and plan.cp_method != "ulysses"
-    if plan.tp > 1 or is_picked:
+    is_cut, is_picked = holds(plan.tp > 1), holds(plan.cp > 1) and not plan.trades_heads
+    if is_cut or is_picked:
         kept["rows"] = INT64 * tokens
     elif distance > 1 or job.data.separate_documents:  # else they are the batch's own
         kept["rows"] = INT64 * job.model.sequence * size
-    if plan.tp > 1:
+    if is_cut:
         kept["rows elsewhere"] = BOOL * tokens
     return kept | {
         "embedded": share["embedded"],

@@ -5,12 +5,13 @@ Which ones that are follows from the list alone. So it is told once for all time
 replay passes over what neither borrows nor moves anything.
 """
 
-from collections.abc import Set
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.dependencies import MAKES, MESSAGES, TRAVELS
 from shardwright.schedule.schedule import Program
+from shardwright.sharding.stage_placement import StagePlacement
 
 Message = tuple[Kind, int, int]  # stage and microbatch
 
@@ -36,9 +37,17 @@ class HeldMessages:
         return replace(self, after=after, as_begins=as_begins, first_send=0)
 
 
-def held_messages(program: Program, row: tuple[Action, ...], before: Set[Message] = frozenset()) -> HeldMessages:
+def held_messages(program: Program, row: tuple[Action, ...], before: frozenset[Message] = frozenset()) -> HeldMessages:
     """Follow the messages of one rank's list, of which some are there `before`."""
-    here, recomputed, gives = set(before), program.recomputed, _Gives(program)
+    return _held(row, program.recomputed, program.placement, before)
+
+
+@lru_cache(maxsize=128)  # plans that differ in sizes alone have the same lists
+def _held(
+    row: tuple[Action, ...], recomputed: frozenset[tuple[int, int]], placement: StagePlacement,
+    before: frozenset[Message],
+) -> HeldMessages:  # fmt: skip
+    here, gives = set(before), _Gives(placement)
     after, as_begins = list[int](), dict[int, tuple[int, ...]]()
     first_send, on_its_way = len(row), 0
     for index, action in enumerate(row):
@@ -74,8 +83,8 @@ def _taken(part: Action, recomputed: frozenset[tuple[int, int]]) -> Message | No
 class _Gives:
     """The message that a computation leaves: what its rank will send, or what the next stage takes on this rank."""
 
-    def __init__(self, program: Program) -> None:
-        self._placement, self._num_stages = program.placement, program.num_stages
+    def __init__(self, placement: StagePlacement) -> None:
+        self._placement, self._num_stages = placement, placement.num_stages
         self._is_here: dict[tuple[int, int, int], bool] = {}  # by copy of the stages, product and stage
 
     def __call__(self, part: Action) -> Message | None:

@@ -51,7 +51,7 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
 
 
 def unit_memory(job: JobSpec, unit: UnitState, versions: int = 1) -> RankMemory:
-    """What a rank holds of one unit from step to step, with so many versions of its values."""
+    """The memory of one unit from step to step, with so many versions of its values."""
     zero, whole, shard = unit.replicas.zero, unit.layout.size, unit.layout.shard_size
     compute = _FLOAT if unit.is_exact else job.precision.compute_bytes
     values = versions * compute * (shard if zero == 3 else whole)
@@ -68,8 +68,8 @@ def unit_memory(job: JobSpec, unit: UnitState, versions: int = 1) -> RankMemory:
 
 
 def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
-    """What the optimizer remembers and master weights, on the device and on the host; there also what gradients are
-    copied to.
+    """The bytes of optimizer states and master weights on the device and on the host; on the host also the copies of
+    gradients.
 
     Values in float32 are masters themselves where both lie in the same memory (parallel/zero/master_weights.py).
     """

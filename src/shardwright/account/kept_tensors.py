@@ -1,7 +1,8 @@
-"""What our runtime keeps of a layer's operators, laid over the one list of them (workload/layer_operators.py).
+"""The tensors that our runtime keeps of a layer's operators, laid over the one list of operators
+(workload/layer_operators.py).
 
-Sizes are bytes on one rank, whole numbers, exact; or arrays of them, where the microbatch sizes of a job's plan are
-several in an array. Nothing here needs numpy.
+Sizes are bytes on one rank, whole numbers, exact; or arrays of them, where the numbers of a job's plan are arrays with
+one entry a plan. Conditions on these must hold of all plans (`holds`). Nothing here needs numpy.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,13 +18,6 @@ FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
 IN_FLOAT8 = "{} in fp8"  # what a tensor is called that was cast
 
 Bytes = Any  # a whole number, or an array of them
-
-
-def most(first: Bytes, *others: Bytes) -> Bytes:
-    """The largest of some numbers, entry by entry where they are arrays."""
-    for other in others:
-        first = first + (other - first) * (other > first)
-    return first
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ def kept_chain(
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of a microbatch: `element` bytes of a number, and how many there are in each tensor."""
+    """A rank's share of a microbatch: `element` bytes of a number, and the size of each tensor."""
 
     element: int
     is_rmsnorm: bool
@@ -95,7 +89,7 @@ class Share:
         return {name: self[name] for operator in operators for name in operator.tensors}
 
     def statistics(self, rows: Bytes) -> Bytes:
-        """What a norm of so many vectors keeps besides its input.
+        """The bytes that a norm of so many vectors keeps besides its input.
 
         RMSNorm keeps 1 / rms in float32; LayerNorm keeps mean and 1 / deviation, in the number type of x on a CPU.
         """

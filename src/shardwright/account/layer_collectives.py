@@ -1,4 +1,5 @@
-"""What our runtime sends for each operator of a layer, an embedding or a head, laid over the one list of them.
+"""The collectives of our runtime for each operator of a layer, an embedding or a head, laid over the one list of
+operators.
 
 The exchanges of operators are those of workload/layers.py, with what this runtime does where software differs: the
 loss is shared over tp, rows to experts travel in the numbers of the model, gradients of keys and values in float32.
@@ -27,7 +28,7 @@ from shardwright.sharding.loss_chunks import num_loss_chunks
 from shardwright.workload.layer_operators import LayerOperator, piece_operators
 from shardwright.workload.layers import Chain, chains
 from shardwright.workload.operators import Exchange, Operator
-from shardwright.workload.query import cut_of
+from shardwright.workload.query import grid_of
 
 # What of a generation of software the collectives depend on, as this runtime has it.
 _OURS = {"head_parallel": True, "loss_in_backward": True, "dispatch_bytes": 2, "key_gradient_bytes": 4}
@@ -50,7 +51,7 @@ Collectives = tuple[CollectiveCalls, ...]
 
 @dataclass(frozen=True)
 class OperatorCollectives:
-    """What one operator sends: in every forward; besides, in the one forward that keeps a graph; and in the
+    """The collectives of one operator: in every forward; besides, in the one forward that keeps a graph; and in the
     backward."""
 
     of: Operator
@@ -65,8 +66,8 @@ class OperatorCollectives:
 
 
 @dataclass(frozen=True)
-class _Rank:
-    """What the overlay takes: the job, and the place of the rank on its ep line."""
+class _LedgerRank:
+    """The rank whose collectives are listed: its job, and its place on its ep line."""
 
     job: JobSpec
     ep_index: int
@@ -92,9 +93,9 @@ class _Rank:
 
 
 def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[OperatorCollectives, ...]:
-    """What the operators of a piece send, a layer of a kind, "embedding", "head" or "mtp", of one
-    microbatch on a rank with this place on its ep line."""
-    rank = _Rank(job, ep_index)
+    """The collectives of a piece's operators for one microbatch, on a rank with this place on its ep line; a piece is a
+    layer of a kind, "embedding", "head" or "mtp"."""
+    rank = _LedgerRank(job, ep_index)
     return tuple(
         OperatorCollectives(
             o,
@@ -112,11 +113,11 @@ def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[Opera
 def _chain(job: JobSpec, kind: str) -> Chain:
     """The operators of the one list, as this runtime has them."""
     software = software_of(job.cluster.software).model_copy(update=_OURS)
-    cut = cut_of(job).having({"precision": job.precision.compute})  # products alone are in fp8
-    return chains(shape_of(job.model), cut, software)[kind]
+    grid = grid_of(job).having({"precision": job.precision.compute})  # products alone are in fp8
+    return chains(shape_of(job.model), grid, software)[kind]
 
 
-def _listed(rank: _Rank, exchanges: tuple[Exchange, ...], num_parts: int = 1) -> Iterator[CollectiveCalls]:
+def _listed(rank: _LedgerRank, exchanges: tuple[Exchange, ...], num_parts: int = 1) -> Iterator[CollectiveCalls]:
     """Exchanges of the one list as the ledger counts them, each in so many parts. Rows on their way to experts are
     `_hops`'."""
     for exchange in exchanges:
@@ -129,7 +130,7 @@ def _listed(rank: _Rank, exchanges: tuple[Exchange, ...], num_parts: int = 1) ->
         yield CollectiveCalls(kind, exchange.axis, calls, size)
 
 
-def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
+def _forward(rank: _LedgerRank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
     if o.name in _AHEAD:
         yield from _AHEAD[o.name](rank)
     for matrix in _float8_matrices(rank, o, kind):
@@ -137,7 +138,7 @@ def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCal
             yield from _largest(rank, matrix)
 
 
-def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
+def _backward(rank: _LedgerRank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
     if o.name in _BACK:
         yield from _BACK[o.name](rank)
     for matrix in _float8_matrices(rank, o, kind):
@@ -148,7 +149,7 @@ def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCa
 # The loss.
 
 
-def _loss(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _loss(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """The largest logit of each token, and then the target's and the sum of exponentials, of each chunk
     (model/loss.py)."""
     if rank.job.plan.tp > 1:
@@ -158,7 +159,7 @@ def _loss(rank: _Rank) -> Iterator[CollectiveCalls]:
 # Attention.
 
 
-def _squares(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _squares(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """Two numbers a token, where all heads' queries are normed together, and all keys (model/head_norms.py)."""
     if rank.job.model.qk_norm == "full" and rank.job.plan.tp > 1:
         yield CollectiveCalls("all_reduce", "tp", 1, 2 * FLOAT32 * rank.tokens)
@@ -167,7 +168,7 @@ def _squares(rank: _Rank) -> Iterator[CollectiveCalls]:
 # Routers.
 
 
-def _gathers(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _gathers(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """Logits and positions of all tokens of a microbatch, where what a token gets depends on the others
     (model/router.py)."""
     moe, plan = rank.job.model.moe, rank.job.plan
@@ -179,7 +180,7 @@ def _gathers(rank: _Rank) -> Iterator[CollectiveCalls]:
         yield CollectiveCalls("all_gather", axis, 2, FLOAT32 * rows * moe.experts + INT64 * positions)
 
 
-def _counts(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _counts(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """How often each expert was chosen in each sample, for the loss that keeps them even."""
     moe = rank.job.model.moe
     if moe.aux_loss != "none" and moe.aux_scope != "global":
@@ -190,13 +191,13 @@ def _counts(rank: _Rank) -> Iterator[CollectiveCalls]:
 # Tokens on their way to experts.
 
 
-def _choices(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _choices(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """Experts and weights of all tokens of the tp line, each of whose ranks has a part of every expert."""
     if rank.job.plan.expert_tp_size > 1 and rank.shards_sequence:
         yield CollectiveCalls("all_gather", "tp", 2, (INT64 + FLOAT32) * rank.tokens * rank.job.model.moe.num_chosen)
 
 
-def _gradients_of_weights(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _gradients_of_weights(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """Gradients of the weights of choices, of which each rank of the tp line has a part."""
     if rank.job.plan.expert_tp_size > 1:
         kind = "reduce_scatter" if rank.shards_sequence else "all_reduce"
@@ -234,7 +235,7 @@ class _Hop:
             yield CollectiveCalls("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
 
 
-def _hops(rank: _Rank) -> tuple[_Hop, ...]:
+def _hops(rank: _LedgerRank) -> tuple[_Hop, ...]:
     """The way of rows to experts: straight, or where dispatch is node-aware to the nodes and on inside of them."""
     job = rank.job
     plan, moe = job.plan, job.model.moe
@@ -249,12 +250,12 @@ def _hops(rank: _Rank) -> tuple[_Hop, ...]:
     return between, _Hop(here, place, rows, moe.experts // nodes, "inside nodes")
 
 
-def _dispatched(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _dispatched(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """Tokens to their experts, with the weight of each choice; node-aware, the experts and weights of all their choices
     go with them to the node."""
     moe = rank.job.model.moe
     first, *inside = _hops(rank)
-    if inside and moe.gate == "expert-choice":  # ranks agree on the most choices of a token
+    if inside and moe.gate_facts.sees_all:  # ranks agree on the most choices of a token
         yield CollectiveCalls("all_reduce", "ep", 1, INT64)
     for hop in (first, *inside):
         yield from (*hop.counts(), *_rows_there(rank, hop))
@@ -263,7 +264,7 @@ def _dispatched(rank: _Rank) -> Iterator[CollectiveCalls]:
     yield from (inside or [first])[-1].there(FLOAT32)
 
 
-def _dispatched_back(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _dispatched_back(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """Gradients of what was dispatched, and of the weights."""
     first, *inside = _hops(rank)
     yield from (inside or [first])[-1].back(FLOAT32)
@@ -272,19 +273,19 @@ def _dispatched_back(rank: _Rank) -> Iterator[CollectiveCalls]:
         yield from first.back(FLOAT32 * rank.job.model.moe.num_chosen)
 
 
-def _returned(rank: _Rank) -> Iterator[CollectiveCalls]:
-    """What experts made of tokens, on its way back."""
+def _returned(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
+    """The collectives that bring the results of experts back to their tokens."""
     for hop in reversed(_hops(rank)):
         yield from hop.back(rank.share.element * rank.job.model.hidden)
 
 
-def _returned_back(rank: _Rank) -> Iterator[CollectiveCalls]:
+def _returned_back(rank: _LedgerRank) -> Iterator[CollectiveCalls]:
     """Gradients of what experts made."""
     for hop in _hops(rank):
         yield from _rows_there(rank, hop)
 
 
-def _rows_there(rank: _Rank, hop: _Hop) -> Iterator[CollectiveCalls]:
+def _rows_there(rank: _LedgerRank, hop: _Hop) -> Iterator[CollectiveCalls]:
     """Rows on their way to experts, in fp8 with a scale for each tile besides."""
     hidden = rank.job.model.hidden
     if not rank.job.precision.float8_dispatch:
@@ -296,7 +297,7 @@ def _rows_there(rank: _Rank, hop: _Hop) -> Iterator[CollectiveCalls]:
 # Scales of fp8.
 
 
-def _float8_matrices(rank: _Rank, o: LayerOperator, kind: str) -> list[Matrix]:
+def _float8_matrices(rank: _LedgerRank, o: LayerOperator, kind: str) -> list[Matrix]:
     """The matrices of an operator whose products are in fp8 with scales that ranks of tp find together, each step
     anew."""
     plan = rank.job.plan
@@ -310,7 +311,7 @@ def _cut_matrices(o: LayerOperator) -> list[Matrix]:
     return [p.matrix for p in o.products if p.matrix.cut is not None]
 
 
-def _largest(rank: _Rank, matrix: Matrix) -> Iterator[CollectiveCalls]:
+def _largest(rank: _LedgerRank, matrix: Matrix) -> Iterator[CollectiveCalls]:
     """The largest value of the operand of a product that tp cuts: of all of it, of experts each one's, or of each
     token's row."""
     numbers = rank.tokens if rank.job.precision.float8 == "rowwise" else 1
@@ -321,16 +322,16 @@ def _largest(rank: _Rank, matrix: Matrix) -> Iterator[CollectiveCalls]:
 
 
 def cast_collectives(job: JobSpec, kind: str, of_experts: bool) -> Collectives:
-    """What a layer's weights, those of its experts or the others, take to be cast to fp8 once, for both products with
-    each: the largest value of all of a weight, or of each of its rows in the direction that tp cuts."""
-    rank, found = _Rank(job, 0), []
+    """The collectives to cast a layer's weights, those of its experts or the others, to fp8 once for both products with
+    each: the largest value of a whole weight, or of each of its rows in the direction that tp cuts."""
+    rank, collectives = _LedgerRank(job, 0), []
     matrices = [m for o in piece_operators(shape_of(job.model), kind) for m in _float8_matrices(rank, o, kind)]
     for matrix in (m for m in matrices if bool(m.experts) == of_experts):
         rows = matrix.columns if matrix.is_row_parallel else matrix.inner
         numbers = rows if job.precision.float8 == "rowwise" else 1
         each = max(1, matrix.experts // job.plan.ep)
-        found.append(CollectiveCalls("all_reduce", "tp", each, each * FLOAT32 * numbers))
-    return tuple(found)
+        collectives.append(CollectiveCalls("all_reduce", "tp", each, each * FLOAT32 * numbers))
+    return tuple(collectives)
 
 
 def num_float8_matrices(job: JobSpec, kind: str, of_experts: bool = False) -> int:
@@ -339,7 +340,7 @@ def num_float8_matrices(job: JobSpec, kind: str, of_experts: bool = False) -> in
     return sum(max(1, m.experts // job.plan.ep) for m in matrices if bool(m.experts) == of_experts)
 
 
-_Overlay = dict[str, Callable[[_Rank], Iterator[CollectiveCalls]]]
+_Overlay = dict[str, Callable[[_LedgerRank], Iterator[CollectiveCalls]]]
 _AHEAD: _Overlay = {
     "rotary": _squares, "router": _gathers, "experts enter": _choices, "dispatch": _dispatched, "combine": _returned,
 }  # fmt: skip

@@ -20,7 +20,7 @@ from shardwright.sharding.zero_events import Reductions, StageEvents
 
 @dataclass(frozen=True)
 class UnitAccount:
-    """What a rank holds of a unit: the names of its parameters, how many elements these have, and its memory."""
+    """The account of one unit on a rank: the names of its parameters, the number of their elements, and its memory."""
 
     names: tuple[str, ...]
     num_elements: int
@@ -29,7 +29,7 @@ class UnitAccount:
 
 @dataclass(frozen=True)
 class ModuleAccount:
-    """What a rank holds of a module, by unit; `buffers_bytes` is the most that is borrowed in a step."""
+    """The account of a module on a rank, by unit; `buffers_bytes` is the most that is borrowed in a step."""
 
     units: tuple[UnitAccount, ...]
     buffers_bytes: int
@@ -39,12 +39,12 @@ class ModuleAccount:
         """A rank's whole part, the sum over units with what is borrowed; activations are not in it."""
         held = [unit.memory for unit in self.units]
         return RankMemory(
-            parameters_bytes=sum(of.parameters_bytes for of in held),
-            gradients_bytes=sum(of.gradients_bytes for of in held),
-            optimizer_bytes=sum(of.optimizer_bytes for of in held),
+            parameters_bytes=sum(one.parameters_bytes for one in held),
+            gradients_bytes=sum(one.gradients_bytes for one in held),
+            optimizer_bytes=sum(one.optimizer_bytes for one in held),
             activations_bytes=0,
             buffers_bytes=self.buffers_bytes,
-            host_bytes=sum(of.host_bytes for of in held),
+            host_bytes=sum(one.host_bytes for one in held),
         )
 
 

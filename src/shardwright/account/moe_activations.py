@@ -1,4 +1,5 @@
-"""What a layer with experts keeps in place of an MLP, operator by operator: model/router.py and moe_block.py.
+"""The tensors that a layer with experts keeps in place of an MLP, operator by operator: model/router.py and
+moe_block.py.
 
 How many rows arrive at a rank's experts is the gate's choice: on average as many as leave it, which is top_k for each
 token. Given counts make it exact. What is kept of them is not divided by ep: tokens are traded, not removed.
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from shardwright.account.cast_inputs import BOTH, LAST, cast_inputs, waiting_operands
 from shardwright.account.kept_tensors import FLOAT32, INT64, Bytes, Chain, Share, activation_keeps, kept_chain
+from shardwright.config.array_math import holds
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.workload.layer_operators import routed_operators, shared_operators
@@ -39,7 +41,8 @@ def expected_rows(job: JobSpec) -> Rows:
 
 def tokens_sent(job: JobSpec, share: Share) -> Bytes:
     """Tokens of a microbatch that a rank sends to experts: its own, or those of its tp line."""
-    return share.tensors.tokens if job.plan.expert_tp_size == job.plan.tp else share.tensors.tokens_here
+    is_whole = holds(job.plan.expert_tp_size == job.plan.tp)
+    return share.tensors.tokens if is_whole else share.tensors.tokens_here
 
 
 def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes], Chain, Chain]:
@@ -48,13 +51,13 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
     share = Share.of(job, rows.sent, rows.arrived)
     routed, shared = routed_operators(share.tensors.shape), shared_operators(share.tensors.shape)
     here, choices = share.tensors.tokens_here, tokens_sent(job, share) * rows.choices
-    is_moved = plan.ep > 1 and moe.experts > plan.ep
+    is_moved = (plan.ep > 1) & (moe.experts > plan.ep)
     sizes = share.sizes((*routed, *shared)) | _router_sizes(moe, share, plan.microbatch_size, rows.choices)
     sizes |= {
         **dict.fromkeys(("mlp statistics", "mlp out statistics"), share.statistics(here)),
         "mlp result": share["mlp output"],
         "arrived weights": FLOAT32 * rows.arrived,
-        "trip": INT64 * (2 * choices + (rows.arrived if is_moved else 0)),
+        "trip": INT64 * (2 * choices + rows.arrived * is_moved),
     }
     if shared:
         sizes |= {
@@ -106,10 +109,12 @@ def _router_keeps(moe: MoeSpec) -> tuple[str, ...]:
     if moe.softmax_over == "chosen":
         names = ["logits", "choices", "plain weights"] + (["scores"] if has_balance else [])
     else:
-        adds_to_one = moe.gate == "gshard" or (moe.normalise and moe.gate in ("softmax", "sigmoid", "correlation"))
+        adds_to_one = moe.gate_facts.adds_to_one == "always" or (
+            moe.gate_facts.adds_to_one == "as asked" and moe.normalise
+        )
         names = ["scores", "choices"] + (["plain weights", "sum of weights"] if adds_to_one else [])
     if has_balance:
         # Those of the step before are not the pass's own.
         names += ["shares"] if moe.aux_scope != "global" else []
-        names += ["sum of scores"] if moe.gate == "sigmoid" else []
+        names += [] if moe.gate_facts.scores_add_up else ["sum of scores"]
     return tuple(names + (["logits", "log-sum-exp of logits"] if moe.z_coefficient else []))

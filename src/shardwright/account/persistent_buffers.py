@@ -1,4 +1,4 @@
-"""What a rank keeps from step to step beside its state: weights cast to fp8, and what compression lost.
+"""The memory that a rank keeps from step to step besides its state: weights cast to fp8, and errors of compression.
 
 An element of a cast takes one byte, or two where a scale is for one direction of the matrix and each product has a cast
 of its own, and each scale 4 (precision/float8_linear.py). Errors are float32, of the elements that a method compresses
@@ -8,9 +8,10 @@ of its own, and each scale 4 (precision/float8_linear.py). Errors are float32, o
 from collections.abc import Mapping
 
 from shardwright.account.rank_state import StageState, UnitState
+from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import FLOAT8_TILE
-from shardwright.sharding.compression import compressed, whole_blocks
+from shardwright.sharding.compression import compressed
 from shardwright.sharding.parameter_shard import ParameterShard
 
 _FLOAT = 4
@@ -71,15 +72,12 @@ def _cast_bytes(place: ParameterShard, recipe: str) -> int:
 
 
 def _error_bytes(job: JobSpec, unit: UnitState) -> int:
-    """What error feedback and, for PowerSGD, the warm start keep of a bucket."""
+    """The bytes that a method of compression keeps of a bucket: errors, and for PowerSGD the start of the next step."""
     plan, ranks = job.plan, unit.replicas.num_ranks
     places = compressed(plan, unit.places)
     num_elements = sum(place.num_elements for place in places)
-    if not places or plan.compress not in ("int8", "powersgd", "topk"):
+    kept_elements = COMPRESSIONS[plan.compress].kept_elements
+    if not places or kept_elements is None:
         return 0
-    if plan.compress == "int8":
-        if unit.replicas.zero:  # a part for each rank; the sum itself is not quantised
-            return _FLOAT * ranks * int(whole_blocks(unit.layout.shard_size))
-        return _FLOAT * (ranks + 1) * int(whole_blocks(-(-num_elements // ranks)))
-    queries = plan.compress_rank * sum(place.shape[-1] for place in places) if plan.compress == "powersgd" else 0
-    return _FLOAT * (num_elements + queries)
+    columns, shard_size = sum(place.shape[-1] for place in places), unit.layout.shard_size if unit.replicas.zero else 0
+    return _FLOAT * kept_elements(plan, num_elements, columns, ranks, shard_size)

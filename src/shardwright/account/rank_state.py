@@ -55,7 +55,7 @@ class UnitState:
 
     @property
     def is_exact(self) -> bool:
-        """Whether its values are float32, whatever the rest is computed in."""
+        """True if its values are float32, whatever the rest is computed in."""
         return self.places[0].is_exact
 
 
@@ -106,14 +106,14 @@ def replicas_of(plan: PlanSpec, is_expert: bool = False, index: int = 0, tp_inde
 def shard_indices(plan: PlanSpec, rank: int) -> tuple[int, int]:
     """A rank's place among those that share shards, of all but experts and of these."""
     lines = (axis_groups(plan, SHARDS[is_expert]).lines() for is_expert in (False, True))
-    dense, experts = (next(line.index(rank) for line in of if rank in line) for of in lines)
+    dense, experts = (next(line.index(rank) for line in lines_of_kind if rank in line) for lines_of_kind in lines)
     return dense, experts
 
 
 def rank_state(
     job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0, shards: tuple[int, int] = (0, 0)
 ) -> dict[int, StageState]:
-    """What a pipeline rank holds, by stage, on one rank of its tensor-parallel group, at these `shard_indices`."""
+    """The state of a pipeline rank, by stage, on one rank of its tensor-parallel group, at these `shard_indices`."""
     stages = program.placement.stages_of(pp_rank)
     replicas = {is_expert: replicas_of(job.plan, is_expert, shards[is_expert], tp_index) for is_expert in (False, True)}
     # Two uses of a table on one rank are one memory, with two gradients.
@@ -170,7 +170,7 @@ def _stage_state(
 def _added_before(
     job: JobSpec, regions: dict[str, list[ParameterShard]], further: tuple[str, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """What losses of further tokens, which come before the main one, add to: the head's gradient, and the table's."""
+    """The gradients to which losses of further tokens add before the main loss does: the head's and the table's."""
     if not further:
         return {}
     tables = [place.name for place in regions[further[0]] if place.is_tied]

@@ -1,4 +1,4 @@
-"""Which operators each layer computes again, so that a rank's activations fit a limit at the least time.
+"""The choice of operators to recompute in each layer, so that a rank's activations fit a limit at the least time.
 
 Chen et al. 2016 (arXiv 1604.06174) and Korthikanti et al. 2022 (arXiv 2205.05198, section 5) say what is worth it:
 compute again what is cheap for the bytes that it frees. Here every layer has a choice of policies, from keeping all to
@@ -38,7 +38,7 @@ class Option:
 
 @dataclass(frozen=True)
 class RecomputeChoice:
-    """What each layer of one pipeline rank recomputes, and the most bytes of activations that it then holds."""
+    """The policies of the layers of one pipeline rank, and the most bytes of activations that it then holds."""
 
     policies: dict[int, Policy]
     peak_bytes: int
@@ -61,10 +61,10 @@ def _all_policies() -> list[Policy]:
     return [*sensible, WHOLE_LAYER]
 
 
-def ladder(of: list[Option]) -> list[Option]:
+def ladder(options: list[Option]) -> list[Option]:
     """The lower convex hull of options: each step costs more for a byte than the one before."""
     hull: list[Option] = []
-    for option in of:
+    for option in options:
         while len(hull) >= 2 and _rate(hull[-2], hull[-1]) >= _rate(hull[-2], option):
             hull.pop()
         hull.append(option)
@@ -77,8 +77,8 @@ def _rate(lower: Option, upper: Option) -> float:
 
 @dataclass(frozen=True)
 class Choices:
-    """What layers of one kind, with experts or without, can choose from: the steps of their ladder with what a
-    microbatch holds on each, and all policies that no other beats with their costs."""
+    """The choices of layers of one kind, with experts or without: the steps of their ladder with the memory of a
+    microbatch on each, and the costs of all policies that no other beats."""
 
     again: Again
     steps: tuple[Option, ...]
@@ -87,7 +87,7 @@ class Choices:
 
     @classmethod
     def of(cls, layer: Layer, again: Again) -> "Choices":
-        """What a layer can choose from."""
+        """The choices of a layer."""
         every = options(layer, again)
         steps = tuple(ladder(every))
         known = {option.policy: (option.cost, LayerMemory.of(layer, option.policy)) for option in every}
@@ -98,12 +98,12 @@ StageChoices = Mapping[int, Sequence[Choices]]  # of the layers of each stage
 
 
 def choose(
-    of: StageChoices, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int
+    allowed: StageChoices, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int
 ) -> dict[int, StageMemory] | None:
     """The stages of a rank, with policies that fit; None if none do. The policies that `stages` have do not matter."""
     levels = {stage: [0] * len(memory.layers) for stage, memory in stages.items()}
     current = {
-        stage: replace(memory, layers=tuple(choices.rungs[0] for choices in of[stage]))
+        stage: replace(memory, layers=tuple(choices.rungs[0] for choices in allowed[stage]))
         for stage, memory in stages.items()
     }
     most, moment = peak(when, current)
@@ -113,16 +113,16 @@ def choose(
             candidates += [
                 # A step frees more where more microbatches hold what it frees.
                 (_rate(choices.steps[level], choices.steps[level + 1]) / count, stage, index)
-                for index, (choices, level) in enumerate(zip(of[stage], levels[stage], strict=True))
+                for index, (choices, level) in enumerate(zip(allowed[stage], levels[stage], strict=True))
                 if level + 1 < len(choices.steps)
             ]
         if not candidates:
             return None
         _, stage, index = min(candidates)
         levels[stage][index] += 1
-        current[stage] = _with(current[stage], index, of[stage][index].rungs[levels[stage][index]])
+        current[stage] = _with(current[stage], index, allowed[stage][index].rungs[levels[stage][index]])
         most, moment = peak(when, current)
-    return _give_back(current, of, when, limit_bytes)
+    return _give_back(current, allowed, when, limit_bytes)
 
 
 def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
@@ -130,17 +130,17 @@ def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
 
 
 def _give_back(
-    current: dict[int, StageMemory], of: StageChoices, when: frozenset[Moment], limit_bytes: int
+    current: dict[int, StageMemory], allowed: StageChoices, when: frozenset[Moment], limit_bytes: int
 ) -> dict[int, StageMemory]:
     """Let single layers take cheaper policies where there is room, the largest saving first."""
     while True:
         savings = []
         for stage, memory in current.items():
             # Layers of a kind with the same policy differ in their turn alone: the last of them is tried.
-            kinds = zip(of[stage], memory.layers, strict=True)
+            kinds = zip(allowed[stage], memory.layers, strict=True)
             last = {(id(choices), layer.policy): index for index, (choices, layer) in enumerate(kinds)}
             for (_, policy), index in last.items():
-                known = of[stage][index].known
+                known = allowed[stage][index].known
                 savings += [
                     (known[policy][0] - cost, stage, index, layer)
                     for cost, layer in known.values()
@@ -156,16 +156,16 @@ def _give_back(
 
 
 def choices(job: JobSpec) -> list[RecomputeChoice]:
-    """What each pipeline rank recomputes under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
+    """The policies of each pipeline rank under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
     plan, layers, program = job.plan, job.model.layers, job_program(job)
     counts, kinds = plan.stage_layers(layers), layer_choices(job)
     limit_bytes = int(plan.memory_limit_gib * GIB)
-    found, faults = [], []
+    answers, faults = [], []
     for rank in range(plan.pp):
         least = job_stages(job, program, rank, [WHOLE_LAYER] * layers)
         when = moments(program, rank)
-        of = {stage: kinds[sum(counts[:stage]) : sum(counts[: stage + 1])] for stage in least}
-        chosen = choose(of, least, when, limit_bytes)
+        allowed = {stage: kinds[sum(counts[:stage]) : sum(counts[: stage + 1])] for stage in least}
+        chosen = choose(allowed, least, when, limit_bytes)
         if chosen is None:
             faults.append(_too_little(job, rank, least, when))
             continue
@@ -175,14 +175,14 @@ def choices(job: JobSpec) -> list[RecomputeChoice]:
             for i, held in enumerate(memory.layers)
         }
         flops = sum(kinds[index].again.flops(policy) for index, policy in policies.items())
-        found.append(RecomputeChoice(policies, peak(when, chosen)[0], flops))
+        answers.append(RecomputeChoice(policies, peak(when, chosen)[0], flops))
     if faults:
         raise PlanError(f"memory budget of {job.name}", faults)
-    return found
+    return answers
 
 
 def layer_choices(job: JobSpec) -> list[Choices]:
-    """What each layer of the model can choose from: one object for all layers of a kind."""
+    """The choices of each layer of the model: one object for all layers of a kind."""
     kind_of = shape_of(job.model).kind
     first = {kind_of(number): number for number in reversed(range(job.model.layers))}
     kinds = {kind: Choices.of(layer_of(job, number), Again.of(job, number)) for kind, number in first.items()}
@@ -190,11 +190,11 @@ def layer_choices(job: JobSpec) -> list[Choices]:
 
 
 def chosen_layers(job: JobSpec) -> list[list[str]]:
-    """What each layer of the model recomputes. PlanError as `choices`.
+    """The operators that each layer of the model recomputes. PlanError as `choices`.
 
     Where a schedule holds a stage on two ranks, its layers do what the rank that keeps less of them needs.
     """
-    kept = [{policy: memory.kept_bytes for policy, (_, memory) in of.known.items()} for of in layer_choices(job)]
+    kept = [{policy: memory.kept_bytes for policy, (_, memory) in kind.known.items()} for kind in layer_choices(job)]
     merged: dict[int, Policy] = {}
     for choice in choices(job):
         for index, policy in choice.policies.items():

@@ -83,18 +83,18 @@ class PassCounts:
 
 
 def step_ledger(job: JobSpec, program: Program, rank: int) -> dict[str, Traffic]:
-    """What the ledger of a rank has after it ran `program`, by "collective axis"."""
-    found: dict[str, Traffic] = {}
+    """The ledger of a rank after it ran `program`, by "collective axis"."""
+    ledger: dict[str, Traffic] = {}
     for moved in step_collectives(job, program, rank):
         key = f"{moved.kind} {moved.axis}"
-        before = found.get(key, Traffic(0, 0))
-        found[key] = Traffic(before.calls + moved.calls, before.payload_bytes + moved.num_bytes)
-    return dict(sorted(found.items()))
+        before = ledger.get(key, Traffic(0, 0))
+        ledger[key] = Traffic(before.calls + moved.calls, before.payload_bytes + moved.num_bytes)
+    return dict(sorted(ledger.items()))
 
 
 def ledger_table(traffic: Mapping[str, Traffic]) -> dict[str, dict[str, int]]:
     """Traffic in the form of a ledger's own table."""
-    return {name: {"count": of.calls, "bytes": of.payload_bytes} for name, of in traffic.items()}
+    return {name: {"count": moved.calls, "bytes": moved.payload_bytes} for name, moved in traffic.items()}
 
 
 def step_collectives(job: JobSpec, program: Program, rank: int) -> Iterator[PhaseCalls]:
@@ -102,15 +102,15 @@ def step_collectives(job: JobSpec, program: Program, rank: int) -> Iterator[Phas
     place = MeshShape.of(job.plan).coordinates(rank)
     pp_rank = place["pp"]
     yield from _of_pieces(job, program, pp_rank, ep_index(job, rank))
-    shards = shard_indices(job.plan, rank) if job.optimizer.name == "muon" else (0, 0)
+    shards = shard_indices(job.plan, rank) if job.optimizer.facts.matrix_update == "orthogonal" else (0, 0)
     yield from rank_moves(job, program, pp_rank, place["tp"], shards)
 
 
 def rank_moves(
     job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0, shards: tuple[int, int] = (0, 0)
 ) -> list[PhaseCalls]:
-    """What a rank moves beside the collectives of its operators: messages, gradients and parameters, sums. What Muon
-    exchanges is by the rank's places among those that share shards."""
+    """The traffic of a rank besides the collectives of its operators: messages, gradients and parameters, sums. What
+    Muon exchanges is by the rank's places among those that share shards."""
     return [
         *_messages(job, program, pp_rank),
         *_of_state(job, program, pp_rank, tp_index, shards),
@@ -134,7 +134,7 @@ def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind,
     names = [policy_name(policy) for policy in layer_policies(plan, model.layers, model.mtp_layers)]
     if plan.recompute == "stage":
         names = ["stage"] * model.num_blocks
-    layers, found = plan.stage_layers(model.layers), dict[PieceKind, PassCounts]()
+    layers, passes_of = plan.stage_layers(model.layers), dict[PieceKind, PassCounts]()
     for stage, runs in of_stages.items():
         first = sum(layers[:stage])
         pieces = [("embedding", "none")] * (stage == 0) + [("head", "none")] * (stage == len(layers) - 1)
@@ -145,26 +145,26 @@ def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind,
             once = PassCounts(counts.forwards - counts.repeated, counts.repeated, counts.backwards)
             for number in range(model.layers, model.num_blocks):
                 of_pieces += [((_layer_kind(job, number), names[number]), once), (("mtp", "none"), once)]
-        for piece, of in of_pieces:
-            found[piece] = found.get(piece, PassCounts(0, 0, 0)) + of
-    return found
+        for piece, count in of_pieces:
+            passes_of[piece] = passes_of.get(piece, PassCounts(0, 0, 0)) + count
+    return passes_of
 
 
 def again_shares(pieces: Sequence[OperatorCollectives], policy: str) -> dict[str, float]:
     """The share of each operator's forward that a backward computes again; under "stage" the program says when."""
-    again = operators_again(tuple(of.of for of in pieces), policy) if policy != "stage" else []
-    return {of.name: 0.0 for of in pieces} | {operator.name: share for operator, share in again}
+    again = operators_again(tuple(piece.of for piece in pieces), policy) if policy != "stage" else []
+    return {piece.name: 0.0 for piece in pieces} | {operator.name: share for operator, share in again}
 
 
 def _of_pieces(job: JobSpec, program: Program, pp_rank: int, ep_index: int) -> Iterator[PhaseCalls]:
     for (kind, policy), counts in pass_counts(job, program, pp_rank).items():
         pieces = piece_collectives(job, kind, ep_index)
         shares = again_shares(pieces, policy)
-        for of in pieces:
-            yield from _times("forward", of.forward, counts.forwards)
-            yield from _times("forward", of.with_graph, counts.backwards)
-            yield from _times("computed again", of.forward, counts.again(shares[of.name]))
-            yield from _times("backward", of.backward, counts.backwards)
+        for piece in pieces:
+            yield from _times("forward", piece.forward, counts.forwards)
+            yield from _times("forward", piece.with_graph, counts.backwards)
+            yield from _times("computed again", piece.forward, counts.again(shares[piece.name]))
+            yield from _times("backward", piece.backward, counts.backwards)
 
 
 def _times(phase: str, collectives: Iterable[CollectiveCalls], times: int) -> Iterator[PhaseCalls]:
@@ -185,12 +185,12 @@ def _of_state(
 ) -> Iterator[PhaseCalls]:
     """Gradients and parameters, over replicas and over tp; and what of weights goes with their casts to fp8."""
     held = rank_state(job, program, pp_rank, tp_index, shards)
-    found = replay(job, program, pp_rank, held)
-    for (kind, axis), num_bytes in sorted(found.moved_bytes.items()):
+    replayed = replay(job, program, pp_rank, held)
+    for (kind, axis), num_bytes in sorted(replayed.moved_bytes.items()):
         phase = "parameters" if kind == "all_gather" and job.plan.zero else "gradients"
         phase = "update" if kind == "all_to_all_v" else phase
-        yield PhaseCalls(phase, kind, axis, found.calls[kind, axis], num_bytes)
-    for (_, region, of_experts), times in found.num_casts.items():
+        yield PhaseCalls(phase, kind, axis, replayed.calls[kind, axis], num_bytes)
+    for (_, region, of_experts), times in replayed.num_casts.items():
         yield from _times("forward", cast_collectives(job, _layer_kind(job, int(region)), of_experts), times)
     yield from _tied_table(job, program, pp_rank, tp_index)
 
@@ -212,9 +212,11 @@ def _end_of_step(job: JobSpec, program: Program, pp_rank: int) -> Iterator[Phase
     num_steps = program.num_microbatches // job.num_microbatches
     world = [_parameters(job) * _NUMBER, *_routing(job)] if drains else []  # the norm of all gradients
     sums = [(axis_groups(plan, WORLD), num_bytes) for num_bytes in world]
-    for is_expert, cut in ((False, TP), (True, ETP)):
+    for is_expert, tensor_parallel in ((False, TP), (True, ETP)):
         if drains and (scales := _past_scales(job, stages, is_expert)):
-            sums += [(axis_groups(plan, kind), scales) for kind in (cut, SHARDS[is_expert], COPIES[is_expert])]
+            sums += [
+                (axis_groups(plan, kind), scales) for kind in (tensor_parallel, SHARDS[is_expert], COPIES[is_expert])
+            ]
     losses = _NUMBER * (1 + job.model.mtp_layers)
     has_router_losses = job.model.has_router_losses
     if job.data.separate_documents:

@@ -39,20 +39,20 @@ def layouts(job: JobSpec) -> list[RegionLayout]:
     """Each kind of piece once, in the order of the model. Activations are of one microbatch of all replicas."""
     plan, model = job.plan, job.model
     replicas = {is_expert: replicas_of(plan, is_expert) for is_expert in (False, True)}
-    found: dict[str, RegionLayout] = {}
+    regions: dict[str, RegionLayout] = {}
     for stage in range(plan.num_stages):
         boxes = [stage_parameters(model, plan, stage, *at) for at in ((0, 0), (min(1, plan.tp - 1), 0))]
         boxes.append(stage_parameters(model, plan, stage, 0, min(1, plan.ep - 1)))
         for region, places in boxes[0].items():
             kind = _kind(job, region)
-            if kind in found:
+            if kind in regions:
                 continue
             tensors = [
                 _parameter(job, place, boxes[1][region][i], boxes[2][region][i], replicas[place.is_expert])
                 for i, place in enumerate(places)
             ]
-            found[kind] = RegionLayout(kind, stage, tuple(tensors), tuple(_activations(job, kind)))
-    return list(found.values())
+            regions[kind] = RegionLayout(kind, stage, tuple(tensors), tuple(_activations(job, kind)))
+    return list(regions.values())
 
 
 def _kind(job: JobSpec, region: str) -> str:
@@ -67,29 +67,29 @@ def _kind(job: JobSpec, region: str) -> str:
 
 
 def _parameter(
-    job: JobSpec, place: ParameterShard, tp_next: ParameterShard, ep_next: ParameterShard, of: Replicas
+    job: JobSpec, place: ParameterShard, tp_next: ParameterShard, ep_next: ParameterShard, replicas: Replicas
 ) -> TensorLayout:
     """`tp_next` and `ep_next` are the same parameter on the next rank of those axes."""
     plan = job.plan
     tensor = {"ep": plan.ep, "etp": plan.expert_tp_size} if place.is_expert else {"tp": plan.tp}
-    cut: dict[str, int] = {}
+    dim_of: dict[str, int] = {}
     for axis, neighbour in (("etp" if place.is_expert else "tp", tp_next), ("ep", ep_next)):
         moved = [dim for dim, box in enumerate(place.box) if box != neighbour.box[dim]]
         if moved and tensor.get(axis, 1) > 1:
-            (cut[axis],) = moved
-    sharing = {of.shards_axis: of.num_ranks}
-    if of.num_copies > 1:
-        sharing[of.copies_axis] = of.num_copies
+            (dim_of[axis],) = moved
+    sharing = {replicas.shards_axis: replicas.num_ranks}
+    if replicas.num_copies > 1:
+        sharing[replicas.copies_axis] = replicas.num_copies
     axes = sharing | tensor
-    whole = placements(axes, cut)
-    shards = placements(axes, cut | {of.shards_axis: BUFFER})
+    whole = placements(axes, dim_of)
+    shards = placements(axes, dim_of | {replicas.shards_axis: BUFFER})
     sums = (*sharing, *place.summed_over)
     states = {
         "in use": whole,
-        "between uses": shards if of.zero == 3 else whole,
-        "gradient": placements(axes, cut, sums),
-        "summed gradient": shards if of.zero else whole,
-        "optimizer": shards if of.zero else whole,
+        "between uses": shards if replicas.zero == 3 else whole,
+        "gradient": placements(axes, dim_of, sums),
+        "summed gradient": shards if replicas.zero else whole,
+        "optimizer": shards if replicas.zero else whole,
     }
     dims = _parameter_dims(place)
     is_within = place.name.startswith(("layers.", "mtp."))
@@ -98,7 +98,7 @@ def _parameter(
 
 
 def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
-    """What the dims of a parameter are, from the last two parts of its name."""
+    """The names of a parameter's dims, from the last two parts of its name."""
     name = place.name.removesuffix(".weight")
     last = name.rsplit(".", 1)[-1]
     known = {
@@ -110,8 +110,8 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
         "sinks": ("key heads", "queries"),
     }  # fmt: skip
     if place.is_expert:
-        of = ("gate, up", "inner", "hidden") if last.startswith("up") else ("hidden", "inner")
-        return ("experts", *(of[:-1] if last.endswith("_bias") else of))
+        dims = ("gate, up", "inner", "hidden") if last.startswith("up") else ("hidden", "inner")
+        return ("experts", *(dims[:-1] if last.endswith("_bias") else dims))
     if name.endswith("attention.down"):
         return "latents", "hidden"
     if last == "up":
@@ -125,20 +125,20 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
 
 
 def _activations(job: JobSpec, kind: str) -> Iterator[TensorLayout]:
-    of = _Activations(job)
+    activations = _Activations(job)
     match kind:
         case "embedding":
-            yield from of.embedding()
+            yield from activations.embedding()
         case "embedding_norm":
-            yield of.stream("embedded")
+            yield activations.stream("embedded")
         case "head":
-            yield from of.head()
+            yield from activations.head()
         case _:
             is_further = kind == "further token"
-            yield from of.before_block() if is_further else ()
-            yield from of.latent() if job.model.is_latent else of.attention()
+            yield from activations.before_block() if is_further else ()
+            yield from activations.latent() if job.model.is_latent else activations.attention()
             has_experts = job.model.has_experts(job.model.layers) if is_further else kind == "layer with experts"
-            yield from of.experts() if has_experts else of.mlp()
+            yield from activations.experts() if has_experts else activations.mlp()
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class _Activations:
 
     @property
     def _is_sharded(self) -> bool:
-        """Whether tp cuts the sequence between products."""
+        """True if tp cuts the sequence between products."""
         return self.job.plan.sequence_parallel and self.job.plan.tp > 1
 
     def _tensor(
@@ -165,12 +165,12 @@ class _Activations:
         sum over tp. `feeds_parts`: replicated over tp, and each rank uses it for its part of a product. `heads_of_cp`:
         the dim that cp cuts in place of the sequence."""
         names = list(dims)
-        cut = {"dp": names.index("batch"), "cp": names.index(heads_of_cp or "sequence")}
+        dim_of = {"dp": names.index("batch"), "cp": names.index(heads_of_cp or "sequence")}
         if tp or (between and self._is_sharded):
-            cut["tp"] = names.index(tp or "sequence")
+            dim_of["tp"] = names.index(tp or "sequence")
         states = {
-            "value": placements(self._axes, cut, ("tp",) if sums else ()),
-            "gradient": placements(self._axes, cut, ("tp",) if feeds_parts else ()),
+            "value": placements(self._axes, dim_of, ("tp",) if sums else ()),
+            "gradient": placements(self._axes, dim_of, ("tp",) if feeds_parts else ()),
         }
         return TensorLayout(name, tuple(names), tuple(dims.values()), states)
 
@@ -189,20 +189,20 @@ class _Activations:
         return shape_of(self.job.model)
 
     def _taken(self, normal: str, source: str) -> Iterator[TensorLayout]:
-        """What a half of a layer makes of `source`, or takes as it is, and what goes into its product."""
+        """The tensors that a half of a layer makes of `source`, or takes as it is, up to the input of its product."""
         if self._shape.norms_before:
             yield from self._entering(normal)
         elif self.job.plan.tp > 1:
             yield self._at_product(source, self._sizes(hidden=self.job.model.hidden))
 
     def _given(self, output: str) -> Iterator[TensorLayout]:
-        """What a half of a layer gives, summed, where that is normalised."""
+        """The result of a half of a layer, summed, if it is normalised."""
         if self._shape.norms_after:
             yield self.stream(output)
             yield self.stream(f"normal {output}")
 
     def _entering(self, name: str, width: int = 0) -> Iterator[TensorLayout]:
-        """What a column-parallel product takes: as it is between products, and as the ranks of tp take it, whole.
+        """The input of a column-parallel product: as it is between products, and whole, as the ranks of tp take it.
 
         Between the two lies f of Megatron-LM: nothing or a gather forward, a sum or a scatter of gradients backward.
         """
@@ -212,11 +212,11 @@ class _Activations:
             yield self._at_product(name, dims)
 
     def _at_product(self, name: str, dims: dict[str, int]) -> TensorLayout:
-        """What a column-parallel product takes, whole on each rank of tp."""
+        """The input of a column-parallel product, whole on each rank of tp."""
         return self._tensor(f"{name}, at the product", dims, feeds_parts=True)
 
     def _leaving(self, name: str) -> TensorLayout:
-        """What a row-parallel product gives, before its sum."""
+        """The result of a row-parallel product before its sum."""
         return self._tensor(name, self._sizes(hidden=self.job.model.hidden), sums=True)
 
     def embedding(self) -> Iterator[TensorLayout]:
@@ -224,7 +224,7 @@ class _Activations:
         yield self.stream("input")
 
     def before_block(self) -> Iterator[TensorLayout]:
-        """What leads to a further token: model/mtp.py."""
+        """The tensors before the block of a further token: model/mtp.py."""
         yield self._leaving("looked-up rows")
         yield self.stream("embedded")
         joined = self._sizes(embedding_and_hidden=2 * self.job.model.hidden)
@@ -237,7 +237,7 @@ class _Activations:
         yield from self._taken("attention normal", "input")
         groups = {"key_heads": model.num_kv_heads, "queries_+_2": model.heads // model.num_kv_heads + 2}
         yield self._tensor("qkv", self._sizes(**groups, head=model.head_size), tp="key heads")
-        if plan.cp > 1 and plan.cp_method == "ulysses":
+        if plan.trades_heads:
             heads = self._sizes(heads=model.heads, head=model.head_size)
             yield self._tensor("traded query", heads, tp="heads", heads_of_cp="heads")
         yield self._tensor("attended", self._sizes(heads=model.heads * model.head_size), tp="heads")
@@ -315,7 +315,7 @@ class _Activations:
 
     @staticmethod
     def _routed(
-        name: str, shape: tuple[int, ...], axes: dict[str, int], cut: dict[str, int], sums: tuple[str, ...] = (),
+        name: str, shape: tuple[int, ...], axes: dict[str, int], dim_of: dict[str, int], sums: tuple[str, ...] = (),
         gradient_sums: tuple[str, ...] = (),
     ) -> TensorLayout:  # fmt: skip
         """Rows of tokens on their way; how many a rank has, the gate decides."""
@@ -323,8 +323,8 @@ class _Activations:
         if name == "expert inner":
             dims = ("rows", "inner")
         states: dict[str, Placements] = {
-            "value": placements(axes, cut, sums),
-            "gradient": placements(axes, cut, gradient_sums),
+            "value": placements(axes, dim_of, sums),
+            "gradient": placements(axes, dim_of, gradient_sums),
         }
         return TensorLayout(name, dims, shape, states, rows_vary=True)
 

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share, most
+from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
+from shardwright.config.array_math import holds, least, most
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
 from shardwright.config.matrix import Matrix
 from shardwright.config.units import MIB
@@ -29,7 +31,7 @@ _BLOCK_BYTES = 32 * MIB
 
 @dataclass(frozen=True)
 class BackwardNeed:
-    """What an operator needs in its backward, and the kept tensors that are free by then."""
+    """The memory that an operator needs in its backward, and the kept tensors that are free by then."""
 
     num_bytes: Bytes
     free: tuple[str, ...] = ()
@@ -53,7 +55,7 @@ def _in_any_numbers(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class OperatorNeeds:
-    """What the operators of a job's layers need on any rank.
+    """The needs of the operators of a job's layers, on any rank.
 
     `gathers`: tp ranks share the sequence between the layers.
     """
@@ -63,8 +65,8 @@ class OperatorNeeds:
 
     @property
     def gathers(self) -> bool:
-        """Whether tp ranks share the sequence between layers, and gather it before a product."""
-        return self.job.plan.sequence_parallel and self.job.plan.tp > 1
+        """True if tp ranks share the sequence between layers, and gather it before a product."""
+        return self.job.plan.sequence_parallel and holds(self.job.plan.tp > 1)
 
     @property
     def stream(self) -> Bytes:
@@ -89,8 +91,9 @@ class OperatorNeeds:
         yield from self._behind(behind)
         yield self._summed(matrices[-1], attended + both, plan.tp, behind)
         is_blockwise = shape.is_blockwise(kind)
-        blocks = 2 * exact if is_blockwise or (plan.cp > 1 and plan.cp_method != "ulysses") else 0
-        gathered = plan.cp * 2 * attended if plan.cp > 1 and plan.cp_method == "all-gather" else 0
+        blocks = 2 * exact if is_blockwise or (holds(plan.cp > 1) and not plan.trades_heads) else 0
+        holds_all_keys = holds(plan.cp > 1) and CONTEXT_METHODS[plan.cp_method].exchange == "all_gather"
+        gathered = plan.cp * 2 * attended if holds_all_keys else 0
         yield BackwardNeed(self.stream + both + attended + 2 * heads + blocks + gathered + self._scores(), behind)
         behind = (*behind, "attended", "attended before trade", "query", "key", "value", "log-sum-exp")
         turned = exact if self.job.runs_on_cpu and share.element < FLOAT32 else 0
@@ -130,7 +133,7 @@ class OperatorNeeds:
         beside = self.stream + self.whole
         yield from self._behind(())
         yield BackwardNeed(beside + 2 * rows + sent)
-        held = max(1, shape.mixture.num // self.job.plan.ep)
+        held = most(1, shape.mixture.num // self.job.plan.ep)
         each = share.tensors.arrived // held, share.tensors.arrived
         yield BackwardNeed(beside + rows + inner + self._weight(down, tp) + self._casts(down, tp, *each))
         free: tuple[str, ...] = ("expert inner",)
@@ -150,7 +153,7 @@ class OperatorNeeds:
         yield BackwardNeed(beside + 2 * rows + sent + 2 * FLOAT32 * share.tensors.whole, free)
         yield BackwardNeed(self.stream + self._norm(), (*free, "mlp normal", "scores", "choices"))
 
-    def of_head(self, rows: int) -> Iterator[BackwardNeed]:
+    def of_head(self, rows: Bytes) -> Iterator[BackwardNeed]:
         """Needs of the loss and of the head with so many rows of the vocabulary, chunk by chunk (model/loss.py), and of
         the norm before it."""
         share, plan = self.share, self.job.plan
@@ -165,38 +168,38 @@ class OperatorNeeds:
         yield BackwardNeed(self._norm(), ("targets", "targets that do not count", "final normal"))
 
     def before_block(self) -> Bytes:
-        """What leads to a further token needs before its block: the gradients of the product's result and of what it
-        takes, whose halves two norms take on."""
+        """The memory that a module of a further token needs before its block: the gradients of the product's result and
+        of its input, whose halves two norms take on."""
         matrix, stream = self.share.tensors.shape.further_matrix, self.stream
         product = 3 * stream + self._weight(matrix, self.job.plan.tp)
         return most(product, 2 * stream + self._norm())
 
-    def _summed(self, matrix: Matrix, taken: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
+    def _summed(self, matrix: Matrix, taken: Bytes, tp: Bytes, free: tuple[str, ...]) -> BackwardNeed:
         """A product whose parts tp ranks sum: the gradients of the sum, of what it takes, and of the weight."""
         return BackwardNeed(self.stream + self.whole + taken + self._weight(matrix, tp) + self._casts(matrix, tp), free)
 
     def _scores(self) -> Bytes:
-        """What of the size of scores is made at once in attention's backward: where they are capped, they, the slope of
-        the cap, the weights and their gradient; a bias."""
+        """The bytes in the shape of scores that attention's backward makes at once: for capped scores these, the slope
+        of the cap, the weights and their gradient; and a bias."""
         model, plan = self.job.model, self.job.plan
         by_score = 4 * FLOAT32 if model.attention_softcap else self.share.element * (model.positions == "alibi")
         keys, rows = self.job.tokens_within, plan.microbatch_size * self.share.tensors.heads
-        if plan.cp > 1 and plan.cp_method == "ulysses":
+        if plan.trades_heads:
             keys, rows = model.sequence, rows // plan.cp
         queries = most(8, SCORE_BYTES // (FLOAT32 * rows * keys))
         return by_score * rows * keys * (queries + (keys - queries) * (keys < queries))
 
-    def _gathered(self, matrix: Matrix, given: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
+    def _gathered(self, matrix: Matrix, given: Bytes, tp: Bytes, free: tuple[str, ...]) -> BackwardNeed:
         """A product of what tp ranks gather: the gradients of what it gives, of what it takes, whole and a rank's share
         of it, and of the weight; and what it takes, gathered again."""
         shared = self.whole + self.stream if self.gathers else 0
         casts = self._casts(matrix, tp)
         return BackwardNeed(self.stream + given + self.whole + shared + self._weight(matrix, tp) + casts, free)
 
-    def _casts(self, matrix: Matrix, tp: int, rows: Bytes = 0, all_rows: Bytes = 0) -> Bytes:
-        """What a product in fp8 needs in its backward: its operand dy in fp8; and for a weight gradient in fp8 first dy
-        and then x, widened to 16 bits and transposed, cast again, and a part of the product. Of experts it is one's
-        `rows`, and `all_rows` are cast at once."""
+    def _casts(self, matrix: Matrix, tp: Bytes, rows: Bytes = 0, all_rows: Bytes = 0) -> Bytes:
+        """The bytes that a product in fp8 needs in its backward: its operand dy in fp8; and for a weight gradient in
+        fp8 first dy and then x, widened to 16 bits and transposed, cast again, and a part of the product. Of experts it
+        is one's `rows`, and `all_rows` are cast at once."""
         if self.job.precision.float8 == "none" or self.job.runs_on_cpu or matrix.cut is None:
             return 0
         rows = rows if matrix.experts else self.share.tensors.tokens
@@ -204,19 +207,19 @@ class OperatorNeeds:
         cast = (all_rows if matrix.experts else rows) * matrix.columns_on(tp)
         if not self.job.precision.float8_weight_gradients:
             return cast
-        block = min(FLOAT32 * matrix.columns_on(tp) * matrix.inner_on(tp), _BLOCK_BYTES)
+        block = least(FLOAT32 * matrix.columns_on(tp) * matrix.inner_on(tp), _BLOCK_BYTES)
         return cast + most(_WIDE * dy, dy + _WIDE * x, dy + x + block)
 
-    def _weight(self, matrix: Matrix, tp: int) -> Bytes:
+    def _weight(self, matrix: Matrix, tp: Bytes) -> Bytes:
         return self._product(matrix.columns_on(tp), matrix.inner_on(tp))
 
-    def _product(self, rows: int, columns: int) -> Bytes:
-        """What of a weight's gradient is there before it is added to the sum: nothing, or a block where a CPU computes
+    def _product(self, rows: Bytes, columns: Bytes) -> Bytes:
+        """The bytes of a weight's gradient that exist before it is added to the sum: none, or a block if a CPU computes
         and sums in different numbers."""
         element, precision = self.share.element, self.job.precision
         if not self.job.runs_on_cpu or precision.gradient_number == precision.compute:
             return 0
-        return element * min(rows, rows_at_once(columns, element)) * columns
+        return element * least(rows, rows_at_once(columns, element)) * columns
 
     def _activation(self, inner: Bytes) -> Bytes:
         """The gradient of what it gives, those of up and gate, and on a CPU two forms of the activation."""

@@ -1,4 +1,4 @@
-"""What the ZeRO engine borrows and moves in a step: its events (sharding/zero_events.py), played on sizes.
+"""The buffers and collectives of the ZeRO engine in a step: its events (sharding/zero_events.py), replayed on sizes.
 
 The program says when a stage is gathered, computed with, reduced and updated, and the events follow as in a run. So the
 collectives are those of the ledger, and the peak of the pool is that of the run. One thing is not known beforehand:
@@ -6,7 +6,7 @@ where two passes run side by side (DualPipe), which of them borrows first. They 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -29,7 +29,7 @@ _BACKWARDS = frozenset({Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
 
 @dataclass(frozen=True)
 class Replayed:
-    """What one run of a program needs on a rank, in bytes.
+    """The memory and traffic of one run of a program on a rank, in bytes.
 
     `moved` counts (collective, mesh axis) by calls and by bytes of the full tensor, as the ledger does. `num_casts`
     says of the layers of a stage, by (stage, region, is of experts), how often a pass has other values than the one
@@ -46,7 +46,7 @@ class Replayed:
 
 
 class MovedCounts:
-    """What was moved, and how much memory there was at most: borrowed, for collectives and for messages."""
+    """The traffic so far, and the most memory at once: borrowed, for collectives and for messages."""
 
     def __init__(self, job: JobSpec) -> None:
         self.job = job
@@ -196,7 +196,7 @@ class _SizedStage(StageEvents[SizedUnit]):
     def _make_steps(self, number: int, scratch: Loan[None]) -> None:
         self._counts.note()
         for axis, num_bytes in self._moved_by_update[number]:
-            self._counts.move(COLLECTIVES[self._counts.job.optimizer.name], axis, num_bytes)
+            self._counts.move(COLLECTIVES[self._counts.job.optimizer.facts.matrix_update], axis, num_bytes)
 
     def casts(self, keeps_graph: bool) -> Iterator[tuple[str, bool]]:
         """The layers, each by (region, is of experts), whose values are others than they were in the pass before, as
@@ -214,7 +214,7 @@ class _SizedStage(StageEvents[SizedUnit]):
         self._cast.clear()
 
     def acts_at(self, kind: Kind) -> bool:
-        """Whether a computation gathers or borrows, though nothing is to be reduced after it."""
+        """True if a computation gathers or borrows, though nothing is to be reduced after it."""
         return bool(self._gathered) or (self._lends and kind in _BACKWARDS)
 
     def forward(self, trains: bool) -> None:
@@ -261,7 +261,7 @@ class _Replay:
         self._casts = job.precision.float8 != "none"
         self._armings = before_reductions(row)
         self._eventful = list(self._where_something_happens())
-        self._before: Set[Message] = frozenset()
+        self._before = frozenset[Message]()
         self._messages = held_messages(program, row)
 
     def _where_something_happens(self) -> Iterator[int]:
@@ -347,14 +347,14 @@ def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageSt
 
     A step begins with the buffers that the one before left, which may fit worse than fresh ones.
     """
-    found = _Replay(job, program, program.ranks[pp_rank], held)
-    counts, before = found.counts, -1
+    played = _Replay(job, program, program.ranks[pp_rank], held)
+    counts, before = played.counts, -1
     while before < counts.pool.peak_bytes:
         before = counts.pool.peak_bytes
         counts.calls.clear()
         counts.moved_bytes.clear()
         counts.num_casts.clear()
-        found.run()
+        played.run()
     return Replayed(
         dict(counts.calls), dict(counts.moved_bytes), dict(counts.num_casts), counts.pool.peak_bytes, counts.peak_bytes
     )

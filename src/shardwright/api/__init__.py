@@ -1,1 +1,1 @@
-"""What Python programs and the command line call alike."""
+"""Functions that Python programs and the command line call alike."""

@@ -38,17 +38,17 @@ class AskedJob:
 
     @property
     def subject(self) -> str:
-        """What a message about it is about."""
+        """The subject of a message about the job."""
         return subject_of(self.job)
 
     @cached_property
     def read(self) -> JobFields:
-        """What file and catalog say, under the overrides. Raises PlanError with every fault."""
+        """The job of file and catalog, under the overrides. Raises PlanError with every fault."""
         return read_job(self.job, list(self.overrides), self.cluster)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What nobody stated, in words."""
+        """Notes about values that nobody stated."""
         return (self.read.filled_in,) if self.read.filled_in else ()
 
     def as_planned(self) -> JobSpec:

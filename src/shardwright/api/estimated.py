@@ -1,4 +1,4 @@
-"""What `estimate` finds: memory by rank, and where the device is known time, money and whether it fits."""
+"""The result of `estimate`: memory by rank, and for a known device time, money and whether it fits."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -31,7 +31,7 @@ class Estimated(Shown):
 
     @property
     def fits(self) -> bool | None:
-        """Whether every rank fits its device; None where the device is not known."""
+        """True if every rank fits its device; None where the device is not known."""
         found: bool | None = self._values["fits"]
         return found
 

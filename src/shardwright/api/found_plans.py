@@ -1,4 +1,4 @@
-"""What `plan` finds: the best plans of a job, why they are, and the one to take."""
+"""The result of `plan`: the best plans of a job, the reasons, and the plan to take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from shardwright.config.plain_values import GivenOptions
 from shardwright.config.precision import FLOAT8
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
-from shardwright.planner.advice.advice import Advice, explained
+from shardwright.planner.advice.advice import Advice
+from shardwright.planner.advice.explanation import explained
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Objective
@@ -24,7 +25,7 @@ from shardwright.report.recommendation_text import plan_dicts, recommendation_te
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of a search, as the options of `plan` have it."""
+    """The question to a search, as the options of `plan` have it."""
 
     top: int = 10
     keep: Sequence[str] = ()
@@ -36,7 +37,7 @@ class Wanted:
     days: float = 0.0
 
     def read(self, subject: str) -> "Wanted":
-        """What is asked, in plain values. Raises PlanError with what has none."""
+        """The question in plain values. Raises PlanError with what has none."""
         given = GivenOptions()
         found = Wanted(
             given.whole("top, how many plans are shown,", self.top, least=1),
@@ -49,7 +50,7 @@ class Wanted:
         return found
 
     def constraints(self) -> Constraints:
-        """What the search may not choose. Raises PlanError."""
+        """The constraints of the search. Raises PlanError."""
         return constraints_of(self.keep, self.between, self.float8)
 
 

@@ -164,7 +164,7 @@ class Plans(FoundPlans):
 
 
 def _wrong_kinds(job: Any, overrides: Sequence[Any]) -> list[str]:
-    """What is of no kind that `load` takes."""
+    """Faults of arguments that are of no kind that `load` takes."""
     faults = []
     if not isinstance(job, (str, Path, Mapping)):
         faults.append(

@@ -1,4 +1,4 @@
-"""What a module of the user's own will hold on a rank, before anything is sharded."""
+"""The memory that a module of the user's own will take on a rank, before anything is sharded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -66,8 +66,9 @@ def memory_of(
     optimizer: Mapping[str, Any] | None = None, precision: Mapping[str, Any] | None = None,
     units: Sequence[str] | None = None,
 ) -> ModuleMemory:  # fmt: skip
-    """What a rank will hold of a module under `shard(module, plan, ...)`. The module is left as it is, and may be on
-    the device meta, without values. Raises PlanError with every fault: what `shard` would refuse is refused here.
+    """The memory that a rank will hold of a module under `shard(module, plan, ...)`. The module is left as it is, and
+    may be on the device meta, without values. Raises PlanError with every fault: what `shard` would refuse is refused
+    here.
 
     >>> from torch import nn
     >>> found = memory_of(nn.Linear(8, 8, bias=False), {"dp": 4, "zero": 3})

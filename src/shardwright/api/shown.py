@@ -1,4 +1,4 @@
-"""What a result shows of itself: text in a terminal, a dictionary as --json has it, and a frame of pandas."""
+"""The forms of a result: text in a terminal, a dictionary as --json has it, and a frame of pandas."""
 
 from abc import ABC, abstractmethod
 from functools import cached_property
@@ -38,7 +38,7 @@ class Shown(ABC):
         return self._shown
 
     def __repr__(self) -> str:
-        """What a notebook and the prompt of Python show: the text."""
+        """The text, which a notebook and the prompt of Python show."""
         return self._shown
 
 

@@ -1,4 +1,4 @@
-"""What `simulate` finds: the timeline of a step, as text, picture, page, trace and rows."""
+"""The result of `simulate`: the timeline of a step, as text, picture, page, trace and rows."""
 
 from dataclasses import dataclass
 from pathlib import Path

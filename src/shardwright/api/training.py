@@ -77,7 +77,7 @@ class Trained(Shown):
         return self.values
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the run's metrics have of each step, and of each evaluation."""
+        """Rows of the run's metrics: one for each step and for each evaluation."""
         from shardwright.train.run_files import METRICS
 
         with (self.folder / METRICS).open(encoding="utf-8") as file:
@@ -114,7 +114,7 @@ def train_job(spec: JobSpec, begins: Begins = Begins()) -> Trained:
 
 
 def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """What was predicted of the steps beside what was measured, kept with the metrics; and that in words."""
+    """The predicted steps beside the measured ones, kept with the metrics; and the comparison in words."""
     if result.measured is None or result.preempted:  # who asks a run to leave does not wait long
         return None, ""
     from shardwright.report.run_comparison import compared_dict, compared_text
@@ -219,7 +219,7 @@ def _run_rank_in(folder: Path, spec: JobSpec, seat: RankEnvironment, begins: Beg
 
 
 def _work_in_a_shared_folder(work: "Work", job: JobSpec, mesh: "Mesh", folder: Path) -> Any:
-    """What the first rank of another machine than rank 0's does: the checkpoints' folder must be that of rank 0."""
+    """The work of the first rank of another machine than rank 0's: the checkpoints' folder must be that of rank 0."""
     from shardwright.train.launch.run_folder import SHARED_S, shared_place, this_node, unshared_faults
 
     place = shared_place(job, folder)
@@ -244,7 +244,7 @@ def _for_its_world(spec: JobSpec, seat: RankEnvironment, begins: Begins) -> JobS
 
 
 def _work(spec: JobSpec, weights_from: str) -> "Work":
-    """What each rank does."""
+    """The work of each rank."""
     from shardwright.account.job_memory import job_memory
     from shardwright.cost.failures import best_interval
     from shardwright.train.trainer import RunStart

@@ -83,7 +83,7 @@ def shown(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _WeightsSource:
     """Where weights come from: the fields of a job with them, the folder of the released model that they began as or
     are, and the run that they are of, if they are."""
 
@@ -100,15 +100,15 @@ class _Source:
         return job_of_fields(fields, overrides, f"generate {self.name}")
 
 
-def _of_folder(source: str) -> _Source:
+def _of_folder(source: str) -> _WeightsSource:
     """A released model's folder."""
     from shardwright.config.hugging_face.config_json import path_of
 
     folder = str(path_of(source).parent)
-    return _Source(source, {"model": {"weights": folder}}, folder)
+    return _WeightsSource(source, {"model": {"weights": folder}}, folder)
 
 
-def _of_run(source: str) -> _Source:
+def _of_run(source: str) -> _WeightsSource:
     """A run, as its newest healthy checkpoint says."""
     from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
     from shardwright.train.checkpoint.kept import manifest_of
@@ -122,7 +122,7 @@ def _of_run(source: str) -> _Source:
         # Texts of runs before there was that field began with none.
         fields["data"] = fields["data"] | {"begin_token": "none"}
     fields["model"] = {name: value for name, value in fields["model"].items() if name != "weights"}
-    return _Source(source, fields, weights, str(Path(source)))
+    return _WeightsSource(source, fields, weights, str(Path(source)))
 
 
 def positions_for(job: "JobSpec", num_tokens: int) -> int:

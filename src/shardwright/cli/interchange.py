@@ -152,9 +152,9 @@ def load_from(
 def changes(
     system: "System", own: "JobSpec", advice: "Advice", as_json: bool, *, came: "Imported"
 ) -> "str | dict[str, Any]":
-    """What the job takes as it stands, and the settings that would make it faster than as it `came`."""
+    """The changes that the job needs as it stands, and the settings that would make it faster than as it `came`."""
     from shardwright.cost.calibration import shipped
-    from shardwright.planner.advice.advice import priced
+    from shardwright.planner.advice.priced_plan import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
     (alone,) = priced([own], shipped())

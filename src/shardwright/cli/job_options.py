@@ -49,7 +49,7 @@ def expect_many_actions() -> None:
     gc.set_threshold(1_000_000)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
 )

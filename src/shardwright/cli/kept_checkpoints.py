@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,7 @@ def verify(run: str, step: int | None, as_json: bool) -> None:
 
 
 def _row(step: int, look: "Callable[[int], Manifest]") -> dict[str, Any]:
-    """What is told of a checkpoint: what it is, or why nobody can say."""
+    """The row of a checkpoint: its description, or the reason why there is none."""
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError, describe_job, in_words
 
     try:
@@ -124,14 +124,20 @@ def found_checkpoints(run: str, command: str = "checkpoint") -> "tuple[Storage, 
 
 
 def chosen_step(run: str, storage: "Storage", steps: list[int], step: int | None) -> int:
-    """The step that was asked for, else that of the newest healthy checkpoint, as `train` goes on from. PlanError."""
+    """The step that was asked for, else that of the newest healthy checkpoint, as `train` goes on from; a line on
+    standard error says where one that is not healthy is taken or passed over. PlanError."""
     from shardwright.config.base import PlanError
-    from shardwright.train.checkpoint.kept import in_order_to_load
+    from shardwright.train.checkpoint.kept import in_order_to_load, manifest_of, told_health
+    from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
     if step is not None and step not in steps:
         there = ", ".join(map(str, sorted(steps)[-12:]))
         raise PlanError(f"checkpoint {run}", [f"there is none of step {step}; there are those of steps {there}"])
-    return in_order_to_load(storage, steps)[0] if step is None else step
+    taken = in_order_to_load(storage, steps)[0] if step is None else step
+    with suppress(BrokenCheckpointError, OSError):  # it is said where it is read
+        for line in told_health(storage, manifest_of(storage, taken), max(steps), is_asked=step is not None):
+            click.echo(line, err=True)
+    return taken
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
 
 def _described(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -> "Launch":
-    """What starts the job. PlanError with every fault of the job and of the options."""
+    """The job of a launch and its start, described. PlanError with every fault of the job and of the options."""
     from shardwright.config.base import PlanError
     from shardwright.report.launch.launch_description import launch_of
     from shardwright.train.launch.run_folder import folder_of
@@ -75,7 +75,7 @@ def _described(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -
 
 
 def _text_and_notes(described: "Launch") -> tuple[str, list[str]]:
-    """What is written, and what is said beside."""
+    """The text to write, and notes to show beside it."""
     launcher = described.options.launcher
     notes = list(described.notes)
     if launcher == "slurm":

@@ -81,7 +81,7 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> N
 
 
 def _search_options(command: Any) -> Any:
-    """What the search for plans may not choose."""
+    """Options that constrain the search for plans."""
     between = "A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated."
     command = click.option("--between", multiple=True, metavar="FIELD=LOW,HIGH", help=between)(command)
     keep = "A field of the plan that stays; may be repeated."

@@ -1,1 +1,1 @@
-"""What is asked for: model, cluster, plan and job, as validated data. No torch here."""
+"""Descriptions of a model, a cluster, a plan and a job, as validated data. No torch here."""

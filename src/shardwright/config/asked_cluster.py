@@ -13,7 +13,8 @@ from shardwright.config.usual_links import usual_node
 
 @dataclass(frozen=True)
 class AskedCluster:
-    """What is asked for; 0 and an empty name are not said. A device may be named as tables of runs do: H100."""
+    """The cluster that a user asks for; 0 and an empty name are unset. A device may be named as tables of runs do:
+    H100."""
 
     devices: int = 0
     device: str = ""

@@ -1,4 +1,4 @@
-"""What all descriptions share: frozen, no unknown fields, no silent conversion of types."""
+"""The base of all descriptions: frozen, no unknown fields, no silent conversion of types."""
 
 import re
 
@@ -30,7 +30,7 @@ class PlanError(ValueError):
 
 
 def faults_in(error: ValueError) -> list[str]:
-    """What an error says is wrong, each by itself."""
+    """The faults in an error, each by itself."""
     return error.faults if isinstance(error, PlanError) else [str(error)]
 
 
@@ -43,10 +43,11 @@ def _shown(text: str, most: int) -> str:
     return printable(text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}")
 
 
-_NAMED = r"[?&;#](?:sig|[\w-]{0,50}(?:password|passwd|secret|token|credential|signature)[\w-]{0,50})="
-_SECRETS = re.compile(
-    rf"(://[^/@\s:\['\"]{{0,200}}:)(?!\d+/)[^@\s'\"]{{1,200}}(?=@)|({_NAMED})[^&\s'\"]+", re.IGNORECASE
-)
+_NAMED = r"[?&;#](?:sig|[\w-]{0,50}(?:password|passwd|secret|token|credential|signature|delegation)[\w-]{0,50})="
+# A password goes up to the last @ before the next /. It may have a space or a quote, unless a port ends there.
+_PLAIN = r"(?!\d+/)(?:[^@\s'\"]|@(?=[^/@\s'\"]{0,200}@)){1,200}(?=@)"
+_SPACED = r"(?!\d+(?:[\s'\",;.)\]]|$))[^/\n]{1,200}(?=@)"
+_SECRETS = re.compile(rf"(://[^/\s:\['\"]{{0,200}}:)(?:{_PLAIN}|{_SPACED})|({_NAMED})[^&\s'\"]+", re.IGNORECASE)
 
 
 def hidden(text: str) -> str:

@@ -31,7 +31,7 @@ class RampSpec(Spec):
 
 
 class BatchSpec(Spec):
-    """What one optimizer step consumes."""
+    """The samples of one optimizer step."""
 
     global_batch_size: Sequences = Field(
         8, description="Sequences in one optimizer step, over all ranks, once it has grown."
@@ -40,7 +40,7 @@ class BatchSpec(Spec):
 
     @property
     def grows(self) -> bool:
-        """Whether the first steps have a smaller batch."""
+        """True if the first steps have a smaller batch."""
         return self.ramp.start > 0
 
     def sizes(self) -> list[int]:
@@ -87,7 +87,7 @@ class BatchSpec(Spec):
         }
 
     def faults(self) -> list[str]:
-        """What is wrong with the ramp."""
+        """Faults of the ramp."""
         ramp, full = self.ramp, self.global_batch_size
         if not self.grows:
             return [

@@ -39,5 +39,5 @@ class CheckpointSpec(Spec):
 
     @property
     def is_on(self) -> bool:
-        """Whether the run writes checkpoints."""
+        """True if the run writes checkpoints."""
         return bool(self.every_steps or self.every_s or self.auto)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
@@ -66,6 +66,7 @@ class TopologySpec(Spec):
     )
 
 
+_MOST_OF_PEAK = 1.01  # that a measured product may run at: both are rounded
 # What a device's entry calls the number types that jobs and tables of runs name.
 PEAK_NAMES = {
     "float32": "float32", "bf16": "bfloat16", "fp16": "float16",
@@ -90,8 +91,14 @@ class DeviceSpec(Spec):
     headroom_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
         0.0,
         description="What of its memory a run of this runtime can't fill: what is reserved, the process's context, "
-        "buffers of communication, and what is lost between blocks of the allocator, in GiB; 0 means what is reserved "
+        "buffers of communication, and what is lost between blocks of the allocator, in GiB, at least: many "
+        "communicators take more (communicator_channels); 0 means what is reserved "
         "and 4 % of it.",
+    )
+    communicator_channels: Annotated[int, Field(ge=0, le=64)] = Field(
+        0,
+        description="Channels of one of NCCL's communicators within a domain of fast links, as NCCL_DEBUG=INFO tells "
+        "them (coll channels); 0: not known, and the headroom has their buffers.",
     )
     peak_tflops: dict[str, Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.RATE)]] = Field(
         default_factory=dict, description="Dense peak by compute dtype, in 1e12 FLOP/s."
@@ -164,19 +171,33 @@ class DeviceSpec(Spec):
         description="Seconds of this runtime's operators and collectives on it, as calibrate writes them.",
     )
 
+    @field_validator("measured")
+    @classmethod
+    def _is_within_peaks(cls, tables: list[MeasuredTable], info: ValidationInfo) -> list[MeasuredTable]:
+        """A product that ran faster than the peak would give more than all of it: one of the two is wrong."""
+        peaks: dict[str, float] = info.data.get("peak_tflops", {})
+        for number, table in enumerate(tables):
+            name, most = PEAK_NAMES[table.number], table.most_flops() / 1e12
+            if 0 < _MOST_OF_PEAK * peaks.get(name, 0.0) < most:
+                raise ValueError(
+                    f"input should have no product faster than the peak, and table {number} has one of {most:.3g} "
+                    f"TFLOP/s where peak_tflops.{name} is {peaks[name]:.3g}; mend the one that is wrong"
+                )
+        return tables
+
     @property
     def memory_bytes(self) -> float:
-        """What it has."""
+        """The device's memory."""
         return self.memory_gib * GIB
 
     @property
     def offered_bytes(self) -> float:
-        """What of it processes can have together, which is what the device shows."""
+        """The part of the memory that processes can have together, which the device shows."""
         return max(0.0, self.memory_gib - (self.reserved_gib or _RESERVED * self.memory_gib)) * GIB
 
     @property
     def room_bytes(self) -> float:
-        """What of it a plan of this runtime may fill."""
+        """The part of the memory that a plan of this runtime may fill."""
         if not self.headroom_gib:
             return max(0.0, self.offered_bytes - _HEADROOM * self.memory_bytes)
         return min(self.offered_bytes, max(0.0, self.memory_gib - self.headroom_gib) * GIB)
@@ -187,7 +208,7 @@ class DeviceSpec(Spec):
 
     @property
     def knows_host(self) -> bool:
-        """Whether keeping something in its host's memory has a price."""
+        """True if keeping something in its host's memory has a price."""
         return self.host_gb_per_s > 0 and self.host_memory_gb_per_s > 0
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
-from shardwright.config.field_types import DayOrNone, Positive, Probability
+from shardwright.config.field_types import DayOrNone, PlainName, Positive, Probability
 
 STDLIB = "python-stdlib"
 BeginToken = Literal["auto", "none", "always"]
@@ -16,11 +16,9 @@ HELD_OUT = "held-out"
 
 
 class ReadSpec(Spec):
-    """Which files, and what is read in them: what sources of a mixture can differ in."""
+    """The files of one source, and the fields to read in them: all in which sources of a mixture can differ."""
 
-    path: str = Field(
-        STDLIB, description="A file, a folder or a glob; python-stdlib is the source of the standard library."
-    )
+    path: str = Field(description="A file, a folder or a glob; python-stdlib is the source of the standard library.")
     format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tokens", "megatron"] = Field(
         "auto", description="Format of the files; auto goes by their endings."
     )
@@ -50,7 +48,7 @@ class SourceSpec(ReadSpec):
 class ValidationSpec(ReadSpec):
     """A set of the user's own that is never trained on: all of it is evaluated."""
 
-    name: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.-]+$")] = Field(
+    name: PlainName = Field(
         "validation", description="Name of the set in metrics and lines, and for checkpoint.keep_best."
     )
 
@@ -58,6 +56,9 @@ class ValidationSpec(ReadSpec):
 class DataSpec(ReadSpec):
     """Where tokens come from."""
 
+    path: str = Field(
+        STDLIB, description="A file, a folder or a glob; python-stdlib is the source of the standard library."
+    )
     sources: Annotated[list[SourceSpec], Field(max_length=largest.SOURCES)] = Field(
         [], description="Sources that are mixed by weight, in place of data.path and what is read there."
     )
@@ -118,7 +119,7 @@ class DataSpec(ReadSpec):
 
     @property
     def has_chats(self) -> bool:
-        """Whether some source has chats, or some set of data.validation."""
+        """True if some source has chats, or some set of data.validation."""
         return any(data.chats for data in (*self.each, *self.each_validation))
 
     def _read_as(self, what: ReadSpec) -> "DataSpec":

@@ -1,4 +1,4 @@
-"""Which device of the catalog a table of runs means: NVIDIA A100-SXM4-80GB, H100 SXM5, 8x V100 32GB, TPU v5p.
+"""The device of the catalog that a table of runs means: NVIDIA A100-SXM4-80GB, H100 SXM5, 8x V100 32GB, TPU v5p.
 
 A name is words. The words that say what a device is (a100, pcie, 80g) must all be among those of one catalog entry: of
 its name, its aliases and what the driver calls it. Words of makers and of packaging say nothing more.
@@ -34,16 +34,16 @@ def device_name(name: str) -> str:
     known = catalog.names("devices")
     if name in known:
         return name
-    said = words_of(name)
-    essential = said - _SAYS_NOTHING
-    found = []
+    name_words = words_of(name)
+    essential = name_words - _SAYS_NOTHING
+    devices = []
     for entry in known:
         fields = catalog.read("devices", entry)
         spellings = [entry, *fields.get("aliases", ()), *fields.get("cuda_names", ())]
         is_alias = any(essential == words_of(alias) - _SAYS_NOTHING for alias in fields.get("aliases", ()))
         words = frozenset().union(*map(words_of, spellings))
         if essential and essential <= words:
-            found.append((not is_alias, -len(said & words), len(words), entry))
-    if not found:
+            devices.append((not is_alias, -len(name_words & words), len(words), entry))
+    if not devices:
         catalog.read("devices", name)  # says which there are
-    return min(found)[-1]
+    return min(devices)[-1]

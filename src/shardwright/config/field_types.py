@@ -1,5 +1,7 @@
-"""Types of fields: numbers with their limits (largest.py), by what they count. 0 stands for none, or for a default."""
+"""Types of fields: numbers with their limits (largest.py), by what they count, and texts. 0 stands for none, or for a
+default."""
 
+import re
 from datetime import date
 from typing import Annotated
 
@@ -35,4 +37,12 @@ def _day(text: str) -> str:
     raise ValueError("it should be a date such as 2026-07-26, or empty")
 
 
+def _plain_name(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_.-]+", text):
+        return text
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-") or "my-set"
+    raise ValueError(f"it may only have letters, digits, '-', '_' and '.'; name it {plain}, say")
+
+
+PlainName = Annotated[str, Field(min_length=1, max_length=80), AfterValidator(_plain_name)]
 DayOrNone = Annotated[str, AfterValidator(_day)]

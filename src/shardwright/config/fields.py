@@ -6,6 +6,7 @@ from pydantic.fields import FieldInfo
 
 from shardwright.config.base import Spec
 from shardwright.config.job import JobSpec
+from shardwright.config.registry import NameOf
 
 
 def job_fields() -> dict[str, list[tuple[str, str]]]:
@@ -30,6 +31,7 @@ def _list_fields(section: str, spec: type[Spec], sections: dict[str, list[tuple[
 def _row(name: str, field: FieldInfo) -> tuple[str, str]:
     meaning = field.description or ""
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    choices = next((tuple(mark.registry) for mark in field.metadata if isinstance(mark, NameOf)), choices)
     if len(choices) > 1:
         meaning += " One of " + ", ".join(map(str, choices)) + "."
     return f"{name} = {_shown(field.get_default(call_default_factory=True))}", meaning

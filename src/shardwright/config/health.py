@@ -1,4 +1,4 @@
-"""What a run watches of its own health, and what it does when something is wrong."""
+"""Health of a run: the things it watches, and the reaction to a fault."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ from shardwright.config.field_types import Positive, PositiveOr0, Steps, StepsOr
 
 
 class HealthSpec(Spec):
-    """What a run watches of its own health, and what it does when something is wrong."""
+    """The things a run watches of its own health, and its reaction to a fault."""
 
     not_finite: Literal["stop", "skip", "rewind"] = Field(
         "stop",

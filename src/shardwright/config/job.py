@@ -73,7 +73,7 @@ class JobSpec(Spec):
 
     @property
     def runs_on_cpu(self) -> bool:
-        """Whether ranks are processes on CPUs, over Gloo: where the job does not say otherwise."""
+        """True if ranks are processes on CPUs, over Gloo: where the job does not say otherwise."""
         is_unknown = self.cluster.device == "unknown" and not self.cluster.parts
         return self.run.device == "cpu" or (self.run.device == "auto" and is_unknown)
 

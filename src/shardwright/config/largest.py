@@ -2,7 +2,7 @@
 
 Each is well above what anybody builds or plans, and such that all that is computed from it takes seconds and less than
 a gigabyte. A field says its limit from here, so that a fault names it. What follows from several fields has limits too:
-config/checks/check_size.py holds a job against them, and schedule/registry.py the shape of a pipeline.
+config/checks/check_size.py holds a job against them, and schedule/shape_program.py the shape of a pipeline.
 """
 
 # --- the model ---

@@ -22,7 +22,7 @@ class LatentSpec(Spec):
     value_dim: WidthOr0 = Field(128, description="Width of a head's value.")
 
     def faults(self) -> list[str]:
-        """What contradicts itself within the section alone."""
+        """Contradictions within the section alone."""
         if self == LatentSpec():
             return []
         if self.kv_rank == 0:

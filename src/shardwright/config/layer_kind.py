@@ -5,10 +5,10 @@ WINDOWED, UNTURNED = " windowed", " unturned"
 
 
 def is_layer(kind: str) -> bool:
-    """Whether a piece of the model is a layer: others are its ends."""
+    """True if a piece of the model is a layer: others are its ends."""
     return kind.startswith(("dense", "experts"))
 
 
 def has_experts(kind: str) -> bool:
-    """Whether a piece of the model is a layer with experts."""
+    """True if a piece of the model is a layer with experts."""
     return kind.startswith("experts")

@@ -29,8 +29,8 @@ _MOST_KEYS = 3  # of the path of a field
 
 @dataclass(frozen=True)
 class JobFields:
-    """What a job says, nested as in a file. `is_model` where JOB names a model of the catalog; `filled_in` says what
-    such a job has that nobody stated."""
+    """The fields of a job, nested as in a file. `is_model` where JOB names a model of the catalog; `filled_in` says
+    what such a job has that nobody stated."""
 
     fields: dict[str, Any]
     is_model: bool = False
@@ -64,12 +64,12 @@ def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
 
 
 def subject_of(job: str | Mapping[str, Any]) -> str:
-    """What a message about a job is about: its file, its name, or what its fields call it."""
+    """The subject of messages about a job: its file, its name, or the name in its fields."""
     return f"job {job if isinstance(job, str) else job.get('name', JobSpec.model_fields['name'].default)}"
 
 
 def read_job(job: str | Mapping[str, Any], overrides: list[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
-    """What the file and the catalog say, or the fields themselves, on the cluster that is asked for, under the
+    """The fields of the file and the catalog, or the given fields, on the cluster that is asked for, under the
     overrides. Raises PlanError."""
     subject = subject_of(job)
     is_model = isinstance(job, str) and (
@@ -84,9 +84,9 @@ def read_job(job: str | Mapping[str, Any], overrides: list[str], asked: AskedClu
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
         raise PlanError(subject, faults + validate_fields(fields)[1])
     _take_tokenizer(fields)
-    said = _fit_warmup(fields, overrides)
-    found = _filled_in(fields, subject) if is_model else JobFields(fields)
-    return replace(found, filled_in="; ".join(filter(None, (found.filled_in, said))))
+    note = _fit_warmup(fields, overrides)
+    filled = _filled_in(fields, subject) if is_model else JobFields(fields)
+    return replace(filled, filled_in="; ".join(filter(None, (filled.filled_in, note))))
 
 
 def _fit_warmup(fields: dict[str, Any], overrides: list[str]) -> str:
@@ -96,8 +96,8 @@ def _fit_warmup(fields: dict[str, Any], overrides: list[str]) -> str:
         return ""
     keys = {override.partition("=")[0].strip() for override in overrides}
     is_asked = "optimizer.warmup_steps" in keys or ("warmup_steps" in given and "optimizer.steps" not in keys)
-    fields["optimizer"], said = with_fitting_warmup(given, is_asked)
-    return said
+    fields["optimizer"], note = with_fitting_warmup(given, is_asked)
+    return note
 
 
 def _job_of_model(model: str) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def _filled_in(fields: dict[str, Any], subject: str) -> JobFields:
         fields = fields | {"plan": plan | {"dp": max(1, cluster.num_devices // shared)}}
     if cluster.parts:
         return JobFields(fields, is_model=True)
-    filled, said = with_usual(fields, spec.model, cluster, spec.plan.world)
-    return JobFields(filled, is_model=True, filled_in=said)
+    filled, notes = with_usual(fields, spec.model, cluster, spec.plan.world)
+    return JobFields(filled, is_model=True, filled_in=notes)
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
@@ -215,7 +215,7 @@ def _find_beside(job: Path, section: Any, named: Sequence[str], is_there: Callab
 
 
 def _is_there(path: str) -> bool:
-    """Whether there is a file or folder of that name."""
+    """True if there is a file or folder of that name."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -283,19 +283,19 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
         name = given["name"]
         if section == "model" and names_config(name):
             try:
-                found = read_model(name)
+                entry = read_model(name)
             except PlanError as error:
                 faults += [f"{error.subject}: {fault}" for fault in error.faults]
             else:
-                fields[section] = _laid_over(found, given) | {"name": found["name"]}
+                fields[section] = _laid_over(entry, given) | {"name": entry["name"]}
             continue
         if catalog.is_file(name):
             try:
-                found = catalog.read(kind, name)  # type: ignore[arg-type]
+                entry = catalog.read(kind, name)  # type: ignore[arg-type]
             except ValueError as error:
                 faults.append(f"{section}.name: {error}")
             else:
-                fields[section] = _laid_over(found, given) | {"name": found["name"]}
+                fields[section] = _laid_over(entry, given) | {"name": entry["name"]}
         elif name in catalog.names(kind):  # type: ignore[arg-type]
             fields[section] = _laid_over(catalog.read(kind, name), given)  # type: ignore[arg-type]
         elif len(given) == 1:  # a name and nothing else can only mean the catalog
@@ -308,7 +308,7 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
 
 
 def _shapeless(model: dict[str, Any]) -> list[str]:
-    """What is wrong where weights alone say what the model is, and nothing is read there."""
+    """The fault of a job whose model is told by weights alone, in a place where nobody reads weights."""
     weights = model["weights"]
     if not isinstance(weights, str) or names_config(weights) or "layers" in model or "hidden" in model:
         return []

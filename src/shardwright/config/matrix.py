@@ -42,7 +42,7 @@ class Matrix:
 
     @cached_property
     def is_row_parallel(self) -> bool:
-        """Whether ranks share its inputs, so that they sum what it gives, and not its outputs."""
+        """True if ranks share its inputs, so that they sum what it gives, and not its outputs."""
         return self.cut == len(self.outputs)
 
     def columns_on(self, tp: Any) -> Any:

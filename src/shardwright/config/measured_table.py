@@ -4,7 +4,7 @@ A device whose entry has such tables is priced by them (cost/measured_time.py) a
 runtime's own operators, with all that these take beside their arithmetic.
 """
 
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import Annotated, Literal, Self, get_args
 
@@ -35,7 +35,7 @@ MeasuredColumn = Annotated[list[MeasuredSeconds], Field(max_length=largest.TABLE
 
 
 def sizes_of(work: str) -> tuple[str, ...]:
-    """What the sizes of a table of some work count."""
+    """The names of the sizes in a table of some work."""
     return SIZES.get(work, ("elements",))
 
 
@@ -62,6 +62,14 @@ class MeasuredTable(Spec):
         default_factory=list, description="Of a product, of its weight gradient, which is added up."
     )
 
+    def most_flops(self) -> float:
+        """The highest rate at which a product ran, in FLOP/s; 0 of other work."""
+        if self.work != "product":
+            return 0.0
+        flops = [2.0 * prod(sizes) for sizes in product(*self.sizes)]
+        passes = (self.seconds, self.backward, self.weight_grad)
+        return max(work / took_s for times in passes for work, took_s in zip(flops, times, strict=True))
+
     @model_validator(mode="after")
     def _is_a_table(self) -> Self:
         names, count = sizes_of(self.work), prod(map(len, self.sizes))
@@ -71,8 +79,8 @@ class MeasuredTable(Spec):
             raise ValueError("input should have sizes in ascending order; write each once, the smallest first")
         is_product, is_operator = self.work == "product", self.work in ("product", "attention", *get_args(Kernel))
         for name, is_there in (("seconds", True), ("backward", is_operator), ("weight_grad", is_product)):
-            found, expected = len(getattr(self, name)), count * is_there
-            if found != expected:
+            length, expected = len(getattr(self, name)), count * is_there
+            if length != expected:
                 sides = " x ".join(str(len(side)) for side in self.sizes)
-                raise ValueError(f"input should have {expected} {name} for {sides} sizes, and there are {found}")
+                raise ValueError(f"input should have {expected} {name} for {sides} sizes, and there are {length}")
         return self

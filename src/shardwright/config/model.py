@@ -164,7 +164,7 @@ class ModelSpec(Spec):
 
     @property
     def is_latent(self) -> bool:
-        """Whether attention is multi-head latent attention."""
+        """True if attention is multi-head latent attention."""
         return self.latent.kv_rank > 0
 
     @property
@@ -184,27 +184,27 @@ class ModelSpec(Spec):
 
     @property
     def softmax_scale(self) -> float:
-        """What the products of queries and keys are multiplied with before the softmax."""
+        """The factor of the products of queries and keys before the softmax."""
         return self.rotary_scaling.temperature * (self.attention_scale or 1 / math.sqrt(self.query_width))
 
     def is_turned(self, block: int) -> bool:
-        """Whether a block turns queries and keys by their positions. Those of multi-token prediction are like the last
+        """True if a block turns queries and keys by their positions. Those of multi-token prediction are like the last
         layer."""
         every, layer = self.no_rotary_every, min(block, self.layers - 1)
         return self.positions == "rotary" and not (every and (layer + 1) % every == 0)
 
     def is_windowed(self, block: int) -> bool:
-        """Whether a block attends within a window."""
+        """True if a block attends within a window."""
         return self.window.is_in(min(block, self.layers - 1))
 
     @property
     def changes_logits(self) -> bool:
-        """Whether logits are scaled or capped."""
+        """True if logits are scaled or capped."""
         return self.logit_scale != 1.0 or self.logit_softcap > 0
 
     @property
     def shares_table(self) -> bool:
-        """Whether the last stage uses the table of embeddings too: for the head, or to look further tokens up."""
+        """True if the last stage uses the table of embeddings too: for the head, or to look further tokens up."""
         return self.tied_embeddings or self.mtp_layers > 0
 
     @property
@@ -219,11 +219,11 @@ class ModelSpec(Spec):
 
     @property
     def has_router_losses(self) -> bool:
-        """Whether routers have losses of their own."""
+        """True if routers have losses of their own."""
         return bool(self.blocks_with_experts) and (self.moe.aux_loss != "none" or self.moe.z_coefficient > 0)
 
     def has_experts(self, block: int) -> bool:
-        """Whether a block has experts. Those of multi-token prediction are like the last layer."""
+        """True if a block has experts. Those of multi-token prediction are like the last layer."""
         return self.moe.has_experts(min(block, self.layers - 1))
 
     @property
@@ -232,7 +232,7 @@ class ModelSpec(Spec):
         return self.ffn or 4 * self.hidden
 
     def faults(self) -> list[str]:
-        """What contradicts itself within the model alone."""
+        """Contradictions within the model alone."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
         faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults()]
         faults += self.window.faults(self.layers)

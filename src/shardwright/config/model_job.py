@@ -47,23 +47,27 @@ def with_usual(
 
     `world` are the ranks of its plan.
     """
-    filled, said = dict(fields), []
+    filled, notes = dict(fields), []
     if "global_batch_size" not in fields.get("batch", {}):
-        size = usual_batch(model, cluster.num_devices or world)
+        devices = cluster.num_devices or world
+        size, usual = usual_batch(model, devices), usual_batch(model, 1)
         filled["batch"] = fields.get("batch", {}) | {"global_batch_size": size}
-        said.append(
-            f"a step has {counted(size, 'sequence')}, {size * model.sequence:,} tokens, as is usual for models of its "
-            f"size ({_BATCH_FROM}; --set batch.global_batch_size=N for another)"
+        why = f"as is usual for models of its size ({_BATCH_FROM}"
+        if size != usual:
+            why = f"so that {devices:,} devices share them: {usual:,} are usual for models of its size ({_BATCH_FROM}"
+        notes.append(
+            f"a step has {counted(size, 'sequence')}, {size * model.sequence:,} tokens, {why}; "
+            "--set batch.global_batch_size=N for another)"
         )
     tokens = filled["batch"]["global_batch_size"] * model.sequence
     if "steps" not in fields.get("optimizer", {}):
         filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(_RUN_TOKENS / tokens))}
-        said.append("a run has 1e12 tokens")
+        notes.append("a run has 1e12 tokens")
     if "compute" not in fields.get("precision", {}):
         compute = usual_compute(cluster)
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}
-        said.append(f"it is computed in {compute}")
-    return filled, ", ".join(said)
+        notes.append(f"it is computed in {compute}")
+    return filled, ", ".join(notes)
 
 
 def sequence_notes(model: ModelSpec) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
@@ -122,12 +123,12 @@ class ModelShape:
 
     @property
     def norms_before(self) -> bool:
-        """Whether attention and MLP take what a norm gives."""
+        """True if attention and MLP take what a norm gives."""
         return self.norm_place != "after"
 
     @property
     def norms_after(self) -> bool:
-        """Whether what attention and MLP give is normalised before it joins the residual stream."""
+        """True if what attention and MLP give is normalised before it joins the residual stream."""
         return self.norm_place != "before"
 
     @property
@@ -211,7 +212,7 @@ class ModelShape:
 
     @property
     def shares_table(self) -> bool:
-        """Whether the last stage uses the table of embeddings too, as the head or for further tokens."""
+        """True if the last stage uses the table of embeddings too, as the head or for further tokens."""
         return self.tied or self.mtp > 0
 
     @property
@@ -222,9 +223,9 @@ class ModelShape:
     # What follows from it.
 
     def is_dense(self, layer: int) -> bool:
-        """Whether a layer has one MLP for all tokens. Those that predict further tokens are like the last one."""
-        of = self.experts
-        return of is None or not is_routed(min(layer, self.layers - 1), of.dense_layers, of.every)
+        """True if a layer has one MLP for all tokens. Those that predict further tokens are like the last one."""
+        mixture = self.experts
+        return mixture is None or not is_routed(min(layer, self.layers - 1), mixture.dense_layers, mixture.every)
 
     def kind(self, layer: int) -> str:
         """The kind of a layer."""
@@ -234,7 +235,7 @@ class ModelShape:
     def kinds(self) -> tuple[str, ...]:
         """The kinds that layers may have."""
         ways = dict.fromkeys(map(self._how_it_attends, range(self.layers)))
-        return tuple(of + way for of in ("dense", "experts") if of == "dense" or self.experts for way in ways)
+        return tuple(mlp + way for mlp in ("dense", "experts") if mlp == "dense" or self.experts for way in ways)
 
     def _how_it_attends(self, layer: int) -> str:
         layer, every = min(layer, self.layers - 1), self.no_rotary_every
@@ -250,7 +251,7 @@ class ModelShape:
         )  # fmt: skip
 
     def is_turned(self, kind: str) -> bool:
-        """Whether a layer of a kind turns queries and keys by their positions."""
+        """True if a layer of a kind turns queries and keys by their positions."""
         return not self.learned_positions and UNTURNED not in kind
 
     def keys_seen(self, kind: str) -> float:
@@ -258,7 +259,7 @@ class ModelShape:
         return self.window.keys_seen(self.sequence) if WINDOWED in kind else self.sequence
 
     def is_blockwise(self, kind: str) -> bool:
-        """Whether our runtime computes the attention of a layer of a kind block by block, where one rank has all of a
+        """True if our runtime computes the attention of a layer of a kind block by block, where one rank has all of a
         sequence too."""
         return self.blockwise or (WINDOWED in kind and self.window.size < self.sequence)
 
@@ -278,12 +279,12 @@ class ModelShape:
     @cached_property
     def _elements(self) -> dict[str, tuple[int, int]]:
         """Elements of the matrices of a layer by kind: (that all tokens use, of the routed experts)."""
-        found = {}
+        elements = {}
         for kind in ("dense", "experts"):
             matrices = self.matrices(kind)
             routed = sum(m.num_elements for m in matrices if m.experts)
-            found[kind] = sum(m.num_elements for m in matrices) - routed, routed
-        return found
+            elements[kind] = sum(m.num_elements for m in matrices) - routed, routed
+        return elements
 
     @cached_property
     def _met(self) -> dict[str, int]:
@@ -352,17 +353,18 @@ class ModelShape:
         All stages together are flops_per_token, times tokens.
         """
         scores = [2 * self._attended * keys for keys in self._seen_by_block]
-        found, first = list[float](), 0
+        flops, first = list[float](), 0
         for stage, count in enumerate(layers):
             more = self.mtp if stage == len(layers) - 1 else 0
             matrices = self._of_layers(range(first, first + count + more), self._met)
             ends = (1 + more) * self.table_elements + more * self.further_matrix.num_elements
             head, attended = ends if stage == len(layers) - 1 else 0, sum(scores[first : first + count + more])
-            found.append(float(sequences * self.sequence * (2 * (matrices + head) + attended)))
+            flops.append(float(sequences * self.sequence * (2 * (matrices + head) + attended)))
             first += count
-        return tuple(found)
+        return tuple(flops)
 
 
+@kept_by_identity
 def shape_of(model: ModelSpec) -> ModelShape:
     """The shape of a job's model, its defaults filled in."""
     moe, low = model.moe, model.latent

@@ -17,15 +17,15 @@ from shardwright.config.field_types import (
     Probability,
     WidthOr0,
 )
+from shardwright.config.gate_facts import GATES, GateFacts, GateName, optional_reads
 
-GateName = Literal["softmax", "switch", "gshard", "sigmoid", "expert-choice", "correlation"]
 Overflow = Literal["drop-position", "drop-probability", "reroute"]
 AuxLoss = Literal["none", "switch", "gshard"]
 Scope = Literal["microbatch", "sequence", "global"]
 
 
 def is_routed(layer: int, first_dense: int, every: int) -> bool:
-    """Whether a layer of a model with experts has some: of those after the first dense ones the last of every few."""
+    """True if a layer of a model with experts has some: of those after the first dense ones the last of every few."""
     rest = layer - first_dense
     return rest >= 0 and rest % every == every - 1
 
@@ -120,9 +120,14 @@ class MoeSpec(Spec):
     )
 
     @property
+    def gate_facts(self) -> GateFacts:
+        """The facts of the gate."""
+        return GATES[self.gate]
+
+    @property
     def num_chosen(self) -> int:
         """Experts of a token with the default filled in; on average, where experts choose."""
-        return self.top_k or (1 if self.gate == "switch" else 2)
+        return self.top_k or self.gate_facts.top_k
 
     @property
     def num_partners(self) -> int:
@@ -130,7 +135,7 @@ class MoeSpec(Spec):
         return self.partners or max(self.num_chosen - 1, self.experts // 2)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer, counted from 0 in the whole model, has experts."""
+        """True if a layer, counted from 0 in the whole model, has experts."""
         return self.experts > 0 and is_routed(layer, self.first_dense, self.every)
 
     def layers_with_experts(self, layers: int) -> list[int]:
@@ -147,13 +152,13 @@ class MoeSpec(Spec):
 
     def capacity(self, tokens: int) -> int | None:
         """Most tokens of an expert in a microbatch of `tokens`; None where there is no limit."""
-        factor = self.capacity_factor or (1.0 if self.gate == "expert-choice" else 0.0)
+        factor = self.capacity_factor or (1.0 if self.gate_facts.sees_all else 0.0)
         if not factor:
             return None
         return min(tokens, max(1, math.ceil(tokens * self.num_chosen * factor / self.experts)))
 
     def faults(self, layers: int) -> list[str]:
-        """What contradicts itself, in a model of so many layers."""
+        """Contradictions in the section, for a model of so many layers."""
         if not self.experts:
             given = [f"model.moe.{name}" for name in MoeSpec.model_fields if self._is_set(name)]
             what = "and model.moe.experts is 0; say how many experts, or leave it out"
@@ -167,32 +172,32 @@ class MoeSpec(Spec):
         """Faults of fields that are set without what they are about."""
         if condition:
             return []
-        found: list[Any] = [name for name in names.split() if self._is_set(name)]
-        return [f"model.moe.{name} is {getattr(self, name)}, and {what}; leave it out" for name in found]
+        names_set: list[Any] = [name for name in names.split() if self._is_set(name)]
+        return [f"model.moe.{name} is {getattr(self, name)}, and {what}; leave it out" for name in names_set]
 
     def _choice_faults(self) -> list[str]:
-        chosen, gate, faults = self.num_chosen, self.gate, list[str]()
+        chosen, facts, faults = self.num_chosen, self.gate_facts, list[str]()
         if chosen > self.experts:
             faults.append(
                 f"model.moe.top_k {chosen} is more than model.moe.experts {self.experts}; use at most {self.experts}"
             )
-        wanted = {"switch": 1, "gshard": 2}.get(gate, chosen)
-        if chosen != wanted:
+        if facts.only_top_k and chosen != facts.top_k:
             faults.append(
-                f"the {gate} gate chooses {wanted} of the experts, and model.moe.top_k is {chosen}; leave it out"
+                f"the {facts.name} gate chooses {facts.top_k} of the experts, and model.moe.top_k is {chosen}; leave "
+                "it out"
             )
-        if gate == "correlation" and not chosen - 1 <= self.num_partners < self.experts:
+        if facts.counts_pairs and not chosen - 1 <= self.num_partners < self.experts:
             faults.append(
                 f"model.moe.partners {self.num_partners} should be at least top_k - 1 = {chosen - 1}, so that a token "
                 f"finds enough, and less than experts {self.experts}"
             )
-        if gate == "correlation" and chosen < 2:
-            faults.append('the correlation gate limits choices after the first; use model.moe.top_k = 2, or "softmax"')
-        of_gate = f'model.moe.gate = "{gate}" knows nothing of it'
-        faults += self._only_for("normalise", gate in ("softmax", "sigmoid", "correlation"), of_gate)
-        faults += self._only_for("softmax_over", gate == "softmax", of_gate)
-        faults += self._only_for("partners co_activation_decay", gate == "correlation", of_gate)
-        faults += self._only_for("bias_update", gate == "sigmoid", of_gate)
+        if chosen < facts.least_top_k:
+            faults.append(
+                f"the {facts.name} gate limits choices after the first; use model.moe.top_k = {facts.least_top_k}, or "
+                f'"{facts.instead}"'
+            )
+        unread = " ".join(name for name in optional_reads() if name not in facts.reads and name != "num_groups")
+        faults += self._only_for(unread, False, f'model.moe.gate = "{facts.name}" knows nothing of it')
         if self.softmax_over == "chosen" and not self.normalise:
             faults.append(
                 'model.moe.softmax_over = "chosen" makes weights that add up to one, and model.moe.normalise is false; '
@@ -202,7 +207,7 @@ class MoeSpec(Spec):
 
     def _group_faults(self) -> list[str]:
         of_gate = f'model.moe.gate = "{self.gate}" does not limit groups'
-        faults = self._only_for("num_groups", self.gate in ("softmax", "sigmoid"), of_gate)
+        faults = self._only_for("num_groups", "num_groups" in self.gate_facts.reads, of_gate)
         faults += self._only_for("groups_kept group_score", self.num_groups > 1, "model.moe.num_groups is 1")
         if faults or self.num_groups == 1:
             return faults
@@ -239,16 +244,16 @@ class MoeSpec(Spec):
 
     def _balance_faults(self) -> list[str]:
         faults = self._only_for("aux_coefficient aux_scope", self.aux_loss != "none", 'model.moe.aux_loss is "none"')
-        limited = self.capacity_factor > 0 and self.gate != "expert-choice"
+        limited = self.capacity_factor > 0 and not self.gate_facts.sees_all
         what = (
             "each expert takes as many as it has room for"
-            if self.gate == "expert-choice"
+            if self.gate_facts.sees_all
             else "model.moe.capacity_factor is 0, so nothing overflows"
         )
         faults += self._only_for("overflow", limited, what)
-        if self.gate == "expert-choice" and self.aux_loss != "none":
+        if self.gate_facts.sees_all and self.aux_loss != "none":
             faults.append(
-                f'model.moe.aux_loss = "{self.aux_loss}" evens out what is even: with the expert-choice gate all '
+                f'model.moe.aux_loss = "{self.aux_loss}" evens out what is even: with the {self.gate} gate all '
                 'experts take the same number of tokens; use "none"'
             )
         return faults

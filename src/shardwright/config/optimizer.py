@@ -1,13 +1,13 @@
 """The optimizer: how weights follow their gradients, and how large its steps are over a run."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from shardwright.config.base import Spec
 from shardwright.config.field_types import Divisor, Positive, PositiveOr0, Probability, ShareOr0, Steps, StepsOr0
-
-OptimizerName = Literal["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
+from shardwright.config.optimizer_facts import OPTIMIZERS, OptimizerFacts, OptimizerName
+from shardwright.config.rate_schedules import BatchRuleName, DecayShapeName, RateScheduleName
 
 _WARMUP = 20
 _MOST_NEWTON_SCHULZ = 20  # steps, each of three products of a matrix
@@ -28,7 +28,7 @@ class OptimizerSpec(Spec):
         _WARMUP, description="Steps of linear warm-up; left out, a tenth of the steps of a run that has fewer than it."
     )
     steps: Steps = Field(200, description="Optimizer steps of the whole run.")
-    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse-sqrt"] = Field(
+    schedule: RateScheduleName = Field(
         "cosine",
         description="Learning rate after the warm-up: constant; linear or cosine down to its floor; wsd (warm-up, "
         "stable, decay: constant, and down to the floor at the end); inverse-sqrt (1 over the root of the steps, from "
@@ -37,10 +37,10 @@ class OptimizerSpec(Spec):
     decay_share: Annotated[float, Field(gt=0, le=1)] = Field(
         0.1, description="wsd: the share of the steps, at the end, in which the rate falls."
     )
-    decay_shape: Literal["linear", "cosine", "sqrt"] = Field(
+    decay_shape: DecayShapeName = Field(
         "linear", description="wsd: how it falls; sqrt is by 1 less the root of what is done of the decay."
     )
-    batch_rule: Literal["none", "sqrt", "linear"] = Field(
+    batch_rule: BatchRuleName = Field(
         "none",
         description="How the rate follows a batch that is still growing (batch.ramp): with the root of its share of "
         "the full batch, in proportion to it, or not at all.",
@@ -56,6 +56,11 @@ class OptimizerSpec(Spec):
     )
     epsilon: Divisor = Field(1e-8, description="Added to the root of the second moment, with AdamW and adam.")
     clip_grad_norm: PositiveOr0 = Field(1.0, description="Largest global gradient norm; 0 means no clipping.")
+
+    @property
+    def facts(self) -> OptimizerFacts:
+        """The facts of the optimizer of this name."""
+        return OPTIMIZERS[self.name]
 
     @property
     def decay_steps(self) -> int:
@@ -88,8 +93,8 @@ def with_fitting_warmup(optimizer: dict[str, Any], is_asked: bool) -> tuple[dict
     if is_asked or not (isinstance(steps, int) and isinstance(warmup, int) and 0 < steps < warmup):
         return optimizer, ""
     fitting = shortened_warmup(steps)
-    said = (
+    note = (
         f"the warm-up is {fitting} of the run's {steps} steps, for {warmup} would be more than all of them "
         "(--set optimizer.warmup_steps=N for another)"
     )
-    return optimizer | {"warmup_steps": fitting}, said
+    return optimizer | {"warmup_steps": fitting}, note

@@ -1,5 +1,5 @@
-"""What a Python program gives, as a file could say it: numbers of numpy and torch, paths and tuples are taken as the
-plain values that they stand for."""
+"""Values of a Python program as a file could state them: numbers of numpy and torch, paths and tuples become the plain
+values for which they stand."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
@@ -77,9 +77,9 @@ class GivenOptions:
 
     def texts(self, name: str, value: Any, example: str) -> list[str]:
         """A text, or several."""
-        found = [value] if isinstance(value, str) else value
-        if isinstance(found, list | tuple) and all(isinstance(one, str) for one in found):
-            return list(found)
+        strings = [value] if isinstance(value, str) else value
+        if isinstance(strings, list | tuple) and all(isinstance(one, str) for one in strings):
+            return list(strings)
         self.faults.append(f"{name} is {_shown(value)}; use texts, such as [{example!r}]")
         return []
 

@@ -5,61 +5,28 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
+from shardwright.config.array_math import holds
 from shardwright.config.base import Spec
+from shardwright.config.compression_facts import CompressName
+from shardwright.config.context_facts import CONTEXT_METHODS, ContextMethod
 from shardwright.config.field_types import Layers, LayersOr0, Ranks, RanksOr0, Sequences, ShareOr0
 from shardwright.config.rank_order import EXAMPLE, full_order, number_of, of_stage_on_node, stage_block, stage_size
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
+from shardwright.config.schedule_facts import SCHEDULES, ScheduleName
 
-ScheduleName = Literal[
-    "sequential",
-    "gpipe",
-    "1f1b",
-    "interleaved-1f1b",
-    "looped-bfs",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
-    "v-half",
-    "v-min",
-    "dualpipe",
-    "dualpipev",
-    "pipedream",
-    "pipedream-2bw",
-    "auto",
-]
-
-ContextMethod = Literal["ring", "all-gather", "ulysses"]
 Recompute = Literal["none", "stage", "full", "selective", "budget", "layers"]
 Reductions = Literal["step", "run", "microbatch"]
-CompressName = Literal["none", "bf16", "fp16", "int8", "powersgd", "topk"]
-
-# Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
-STAGES_PER_RANK = {
-    "interleaved-1f1b": 0,
-    "looped-bfs": 0,
-    "auto": 0,
-    "zb-v": 2,
-    "v-half": 2,
-    "v-min": 2,
-    "dualpipev": 2,
-}
-
-# How often a pipeline holds each stage, where that is not once: in two directions.
-STAGE_COPIES = {"dualpipe": 2}
 
 
 def sums_by_run(schedule: str, virtual: Any, reduce_each: str) -> Any:
-    """Whether sharded gradients are summed after each stretch of work on one stage, and not with each microbatch; of
+    """True if sharded gradients are summed after each stretch of work on one stage, and not with each microbatch; of
     ranks with `virtual` stages, a number or an array. A run of the only stage would be the whole step, and where two
     alternate runs are as many as microbatches. DualPipe's copies of a stage are at different microbatches."""
-    if schedule in STAGE_COPIES or reduce_each == "run":
+    if SCHEDULES[schedule].num_copies > 1 or reduce_each == "run":
         return virtual > 0
-    takes_turns = reduce_each == "auto" and STAGES_PER_RANK.get(schedule, 1) == 0
+    takes_turns = reduce_each == "auto" and SCHEDULES[schedule].stages_per_rank == 0
     return (virtual > 1) & takes_turns
 
-
-# Schedules that update weights while the pipeline is full.
-ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 
 # Of a plan, what a search neither changes nor forgets: it changes what travels, or only how.
 UNSEARCHED = ("bucket_mib", "loss_chunk_mib", "compress", "compress_rank", "compress_share", "compress_least")
@@ -223,12 +190,17 @@ class FallbackSpec(Spec):
     @property
     def expert_tp_size(self) -> int:
         """Ranks that share each expert's matrices, with the default filled in."""
-        return self.expert_tp or self.tp
+        return self.tp if holds(self.expert_tp == 0) else self.expert_tp
+
+    @property
+    def trades_heads(self) -> bool:
+        """True where attention sees the whole sequence of some heads, for which ranks of cp trade their tokens."""
+        return holds(self.cp > 1) and CONTEXT_METHODS[self.cp_method].trades_heads
 
     @property
     def num_copies(self) -> int:
         """How often a pipeline holds each stage: DualPipe twice, for its two directions."""
-        return STAGE_COPIES.get(self.schedule, 1)
+        return SCHEDULES[self.schedule].num_copies
 
     @property
     def reductions(self) -> Reductions:
@@ -247,7 +219,7 @@ class FallbackSpec(Spec):
     @property
     def stages_per_rank(self) -> int:
         """Pieces of the model for each pipeline rank. DualPipe's ranks hold two, but each piece is there twice."""
-        return STAGES_PER_RANK.get(self.schedule, 1) or self.virtual_stages
+        return SCHEDULES[self.schedule].stages_per_rank or self.virtual_stages
 
     @property
     def num_stages(self) -> int:
@@ -273,7 +245,7 @@ class PlanSpec(FallbackSpec):
     )
 
     def unsearched(self) -> "PlanSpec":
-        """What a search takes over of a plan, and of the rest the default: one rank."""
+        """The fields of a plan that a search takes over, and of the rest the defaults: one rank."""
         return PlanSpec(**{name: getattr(self, name) for name in UNSEARCHED})
 
     def fallback_plan(self, number: int) -> "PlanSpec":
@@ -298,9 +270,9 @@ def split_evenly(total: int, parts: int, index: int) -> tuple[int, int]:
     return start, start + size + (index < longer)
 
 
-def chunks_per_rank(method: ContextMethod) -> int:
+def chunks_per_rank(method: str) -> int:
     """Into how many contiguous chunks a rank's positions fall."""
-    return 1 if method == "ulysses" else 2
+    return CONTEXT_METHODS[method].chunks
 
 
 def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
@@ -326,12 +298,14 @@ def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
 
 
 def layer_policies(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[Policy]:
-    """What each layer of the model recomputes, and behind them the blocks of multi-token prediction, which do as the
+    """The policy of each layer of the model, and behind them of the blocks of multi-token prediction, which follow the
     last layer. A budget must have been met before (account/recompute_budget.py)."""
     assert plan.recompute != "budget", "a budget is not yet a choice of what to recompute"
-    by_name = {"full": WHOLE_LAYER, "selective": frozenset(plan.recompute_operators)}
-    policy = by_name.get(plan.recompute, KEEP_ALL)
-    found = [policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)]
-    if plan.recompute == "layers":
-        found = [frozenset(names) for names in plan.recompute_layers]
-    return found + found[-1:] * mtp_layers
+    policies: list[Policy] = [frozenset(names) for names in plan.recompute_layers]
+    if plan.recompute != "layers":
+        # A stage that is recomputed as a whole keeps all of its layers meanwhile.
+        by_name = {"none": KEEP_ALL, "stage": KEEP_ALL, "full": WHOLE_LAYER}
+        is_selective = plan.recompute == "selective"
+        policy: Policy = frozenset(plan.recompute_operators) if is_selective else by_name[plan.recompute]
+        policies = [policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)]
+    return policies + policies[-1:] * mtp_layers

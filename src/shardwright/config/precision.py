@@ -82,7 +82,7 @@ class PrecisionSpec(Spec):
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss is scaled at all: only fp16 needs it."""
+        """True if the loss is scaled at all: only fp16 needs it."""
         return self.compute == "fp16" and self.loss_scale > 0
 
     @property

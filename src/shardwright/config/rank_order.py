@@ -87,12 +87,12 @@ class RankOrder:
 
     @cached_property
     def keeps_layers_near(self) -> bool:
-        """Whether those that exchange something in every layer lie as near as if there were nobody else."""
+        """True if those that exchange something in every layer lie as near as if there were nobody else."""
         return {"dp", "pp"}.isdisjoint(self.axes[:3])
 
 
 def _separated(axes: tuple[str, ...]) -> tuple[str, str] | None:
-    """What lies inside and outside of tp among cp, ep and dp, where both is; None where an order is legal."""
+    """The axes inside and outside of tp among cp, ep and dp, if both exist; None if an order is legal."""
     at = axes.index("tp")
     inside, outside = ([axis for axis in part if axis in _REPLICAS] for part in (axes[:at], axes[at:]))
     return (", ".join(inside), ", ".join(outside)) if inside and outside else None
@@ -143,18 +143,18 @@ def full_order(text: str) -> str:
     return "-".join(axes)
 
 
-def by_order(degrees: Degrees, key: Callable[[RankOrder], Any], of: Callable[[Any], Count]) -> Count:
-    """What a function says of the orders of plans, from the `key` of each."""
+def by_order(degrees: Degrees, key: Callable[[RankOrder], Any], formula: Callable[[Any], Count]) -> Count:
+    """The results of a function for the orders of plans, from the `key` of each."""
     numbers = degrees.orders
     if len(numbers) == 1:
-        return of(key(ORDERS[numbers[0][0]]))
+        return formula(key(ORDERS[numbers[0][0]]))
     keys: dict[Any, Count] = {}
     for number, has_it in numbers:
-        found = key(ORDERS[number])
-        keys[found] = keys.get(found, 0) + has_it
+        value = key(ORDERS[number])
+        keys[value] = keys.get(value, 0) + has_it
     if len(keys) == 1:
-        return of(next(iter(keys)))
-    return sum(has_it * of(found) for found, has_it in keys.items())
+        return formula(next(iter(keys)))
+    return sum(has_it * formula(value) for value, has_it in keys.items())
 
 
 def stage_size(degrees: Degrees) -> Count:
@@ -191,7 +191,7 @@ def of_stage_on_node(degrees: Degrees, ranks_per_node: int) -> Count:
     is_whole, is_in_block = block == degrees.stage_ranks, block % ranks_per_node == 0
     is_of_blocks = (ranks_per_node % block == 0) & (pipeline % ranks_per_node == 0)
     is_of_pipelines = ranks_per_node % pipeline == 0
-    cut = is_in_block * ranks_per_node
-    cut = cut + (cut == 0) * is_of_blocks * block
-    cut = cut + (cut == 0) * is_of_pipelines * (ranks_per_node // pipeline) * block
-    return is_whole * ranks_per_node + (1 - is_whole) * cut
+    on_node = is_in_block * ranks_per_node
+    on_node = on_node + (on_node == 0) * is_of_blocks * block
+    on_node = on_node + (on_node == 0) * is_of_pipelines * (ranks_per_node // pipeline) * block
+    return is_whole * ranks_per_node + (1 - is_whole) * on_node

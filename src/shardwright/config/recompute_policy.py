@@ -1,4 +1,4 @@
-"""What a layer computes twice: names of its operators, and which of them each layer of a plan recomputes.
+"""The recomputation of a layer: names of its operators, and those that each layer of a plan recomputes.
 
 A block is two chains, each ended by a product whose output joins the residual stream:
 
@@ -28,7 +28,7 @@ NEEDS = {"qkv": "attention", "up": "activation"}
 
 
 def policy_faults(field: str, policy: Policy) -> list[str]:
-    """What is wrong with the names of one layer's policy, as `field` of a plan has them."""
+    """Faults in the names of one layer's policy, as `field` of a plan has them."""
     if LAYER in policy and len(policy) > 1:
         others = ", ".join(sorted(policy - {LAYER}))
         return [f"{field} has {LAYER!r} and {others}: a layer that keeps its input alone has no operators left to name"]

@@ -72,7 +72,7 @@ class RotaryScalingSpec(Spec):
 
     @property
     def turned_magnitude(self) -> float:
-        """What cosines and sines are multiplied with."""
+        """The factor of cosines and sines."""
         if self.magnitude:
             return self.magnitude
         if self.kind == "yarn":
@@ -83,7 +83,7 @@ class RotaryScalingSpec(Spec):
 
     @property
     def temperature(self) -> float:
-        """What all scores are multiplied with.
+        """The factor of all scores.
 
         The paper of YaRN hides its root in the cosines and sines, which reaches what is turned of a head. DeepSeek's
         released code puts it here, for heads that are rotary in part.
@@ -98,7 +98,7 @@ class RotaryScalingSpec(Spec):
         return self.long_factors if sequence > self.trained_sequence else self.short_factors
 
     def faults(self, num_pairs: int) -> list[str]:
-        """What contradicts itself within the section, for heads of which so many pairs are turned."""
+        """Contradictions within the section, for heads of which so many pairs are turned."""
         faults = [
             f'model.rotary_scaling.{name} is not for kind = "{self.kind}"; leave it out'
             + (', or set kind = "yarn"' if self.kind == "none" else "")

@@ -14,7 +14,7 @@ WAY_OUT = (
 
 
 def has_password(address: str) -> bool:
-    """Whether a text is an address with a password or another secret in it."""
+    """True if a text is an address with a password or another secret in it."""
     return "://" in address and hidden(address) != address
 
 

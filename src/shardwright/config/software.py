@@ -13,9 +13,11 @@ from pydantic import Field
 from shardwright.config import catalog, largest
 from shardwright.config.base import Spec
 from shardwright.config.catalog_entry import read_entry
-from shardwright.config.optimizer import OptimizerName
-from shardwright.config.plan import ContextMethod, Recompute, ScheduleName
+from shardwright.config.context_facts import ContextMethod
+from shardwright.config.optimizer_facts import OptimizerName
+from shardwright.config.plan import Recompute
 from shardwright.config.recompute_policy import RecomputedName
+from shardwright.config.schedule_facts import ScheduleName
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
@@ -225,7 +227,9 @@ class SoftwareSpec(Spec):
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
     )
     schedules: tuple[ScheduleName, ...] | None = Field(
-        None, description="Schedules of a pipeline that it has; left out where that is not known, as what follows."
+        None,
+        description="Schedules of a pipeline that it has. It is left out where that is not known, as are the fields "
+        "that follow, and for this runtime, which has all schedules.",
     )
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] | None = Field(
         None, description="ZeRO stages that it has beside a pipeline."

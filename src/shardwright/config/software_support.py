@@ -1,4 +1,4 @@
-"""What of a plan a generation of software does not have: its catalog entry says what it has, as far as is known."""
+"""Parts of a plan that a generation of software lacks: its catalog entry lists what it has, as far as is known."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from shardwright.config.software import SoftwareSpec
 
 
 def lacks(software: SoftwareSpec, job: JobSpec) -> tuple[str, ...]:
-    """What the job's plan needs and the software does not have, in words. What is not known is not in it."""
+    """The strategies that the job's plan needs and the software does not have, in words. What is not known is not in
+    it."""
     return plan_lacks(software, job.plan)
 
 
@@ -33,7 +34,7 @@ def had_by(software: SoftwareSpec) -> dict[str, tuple[Any, ...]]:
 
 
 def plan_lacks(software: SoftwareSpec, plan: PlanSpec) -> tuple[str, ...]:
-    """What a plan needs and the software does not have, in words."""
+    """The strategies that a plan needs and the software does not have, in words."""
     has = had_by(software)
 
     def lacking(field: str, words: str, is_used: bool = True) -> list[str]:

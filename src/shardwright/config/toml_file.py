@@ -63,7 +63,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def value_faults(fields: dict[str, Any]) -> list[str]:
-    """What keeps values from being read as fields: the first number beyond 64 bits, or nesting that is too deep."""
+    """Faults of values that can't be read as fields: the first number beyond 64 bits, or nesting that is too deep."""
     left: list[tuple[str, Any, int]] = [("", fields, 0)]
     seen = 0
     while left:

@@ -28,11 +28,11 @@ _KINDS = (
 
 
 class FileFault(ValueError):  # noqa: N818 (a fault in the words of PlanError)
-    """What is wrong with a file, in one sentence with a way out."""
+    """A fault of a file, in one sentence with a way out."""
 
 
 def kind_of(mode: int) -> str:
-    """What a file is by its mode, in words; nothing if it is a regular one."""
+    """The kind of a file by its mode, in words; empty if it is a regular file."""
     if stat.S_ISREG(mode):
         return ""
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
@@ -76,14 +76,14 @@ def read_text(path: Path, most_bytes: int, what: str = "file", hint: str = "save
 
 
 def is_of_the_kernel(path: str | Path) -> bool:
-    """Whether a path, links followed, lies where the kernel shows its own state as files: /proc, /sys, /dev."""
+    """True if a path, links followed, lies where the kernel shows its own state as files: /proc, /sys, /dev."""
     real = os.path.realpath(path)
     return _is_under(real, _KERNEL_FOLDERS) and not _is_under(real, _FOR_FILES)
 
 
 def hole_bytes(file: BinaryIO, most_segments: int = 256) -> int:
     """Bytes of a file that were never written and read as zeros, in its first segments of data."""
-    size, position, found = os.fstat(file.fileno()).st_size, 0, 0
+    size, position, num_bytes = os.fstat(file.fileno()).st_size, 0, 0
     for _ in range(most_segments):
         if position >= size:
             break
@@ -93,12 +93,12 @@ def hole_bytes(file: BinaryIO, most_segments: int = 256) -> int:
             if error.errno != errno.ENXIO:  # a file system that does not know
                 break
             data = size  # a hole to the end
-        found += data - position
+        num_bytes += data - position
         if data >= size:
             break
         position = os.lseek(file.fileno(), data, os.SEEK_HOLE)
     file.seek(0)
-    return found
+    return num_bytes
 
 
 def write_text(path: Path, text: str) -> None:
@@ -113,7 +113,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """What the system said, in words."""
+    """The system's reason, in words."""
     if error.errno == errno.ENXIO:
         return "it is a FIFO that nobody reads, or no file"
     return error.strerror or str(error)

@@ -68,10 +68,10 @@ def usual_link_notes(cluster: ClusterSpec, world: int) -> list[str]:
     node = node_devices(cluster) or world
     inside, between = cluster.intra_node.bandwidth_gb_per_s, cluster.inter_node.bandwidth_gb_per_s
     used = {}
-    if not inside and min(node, world) > 1 and (found := node_gb_per_s(cluster)):
-        used["intra_node"] = f"{found:g} GB/s within a {_domain(cluster)} of {node:,}"
-    if not between and world > node and (found := network_gb_per_s(cluster)):
-        used["inter_node"] = f"{found:g} GB/s between {_domain(cluster)}s of {node:,}"
+    if not inside and min(node, world) > 1 and (usual := node_gb_per_s(cluster)):
+        used["intra_node"] = f"{usual:g} GB/s within a {_domain(cluster)} of {node:,}"
+    if not between and world > node and (usual := network_gb_per_s(cluster)):
+        used["inter_node"] = f"{usual:g} GB/s between {_domain(cluster)}s of {node:,}"
     if not used:
         return []
     fields = " and ".join(f"cluster.{name}.bandwidth_gb_per_s" for name in used)

@@ -13,7 +13,7 @@ from shardwright.config.job import JobSpec
 
 
 def field_faults(fields: Mapping[str, Any]) -> list[str]:
-    """What is wrong with single fields of a job, nested as in a file: names, types and limits. Empty if nothing is."""
+    """Faults of single fields of a job, nested as in a file: names, types and limits. Empty if nothing is."""
     try:
         JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True)
     except ValidationError as error:

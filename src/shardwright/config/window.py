@@ -11,7 +11,7 @@ from shardwright.config.field_types import LayersOr0, PositiveOr0, TokensOr0
 
 
 class WindowSpec(Spec):
-    """Which layers have a window, how long it is, and their rotary positions."""
+    """The window of some layers: which layers have it, its length, and their rotary positions."""
 
     size: TokensOr0 = Field(
         0, description="Tokens that one attends to in layers with a window, itself among them; 0 means no windows."
@@ -29,7 +29,7 @@ class WindowSpec(Spec):
     rotary_scaled: bool = Field(True, description="model.rotary_scaling is for layers with a window too.")
 
     def is_in(self, layer: int) -> bool:
-        """Whether a layer has a window."""
+        """True if a layer has a window."""
         is_full = layer < self.first_full or (self.full_every > 0 and (layer + 1) % self.full_every == 0)
         return self.size > 0 and not is_full
 
@@ -45,7 +45,7 @@ class WindowSpec(Spec):
         return size * (2 - size / sequence)
 
     def faults(self, layers: int) -> list[str]:
-        """What contradicts itself within the section, in a model of so many layers."""
+        """Contradictions within the section, in a model of so many layers."""
         if not self.size and self != WindowSpec():
             return ["model.window is set, and its size 0 means no windows; set size, or leave it out"]
         if self.size and not any(map(self.is_in, range(layers))):

@@ -1,1 +1,1 @@
-"""What it costs: seconds of kernels and collectives, bytes of memory. Needs no torch."""
+"""The cost model: seconds of kernels and collectives, bytes of memory. Needs no torch."""

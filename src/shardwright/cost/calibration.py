@@ -25,10 +25,10 @@ Constants = Mapping[str, float]
 @lru_cache(maxsize=1)
 def shipped() -> dict[str, float]:
     """All constants of the catalog, by generation and name."""
-    found: dict[str, float] = {}
+    constants: dict[str, float] = {}
     for name in catalog.names("calibrations"):
-        found |= _constants_in(name)
-    return found
+        constants |= _constants_in(name)
+    return constants
 
 
 def left_out() -> dict[str, dict[str, float]]:
@@ -38,8 +38,8 @@ def left_out() -> dict[str, dict[str, float]]:
 
 def pessimistic() -> dict[str, float]:
     """The constants, each at the unfavourable end of the fits that leave one family of runs out."""
-    found = shipped()
-    return found | {name.removeprefix(_PESSIMISTIC): found[name] for name in found if name.startswith(_PESSIMISTIC)}
+    known = shipped()
+    return known | {name.removeprefix(_PESSIMISTIC): known[name] for name in known if name.startswith(_PESSIMISTIC)}
 
 
 _PESSIMISTIC = "pessimistic."
@@ -64,10 +64,10 @@ def device_of(name: str) -> DeviceSpec:
 def software_under(run: Run) -> SoftwareSpec:
     """The software of a run as its plan has it: in which numbers gradients, moments and rows to experts are, how tokens
     cross."""
-    cut = run.cut
-    numbers = (cut.precision, cut.gradient_bytes, cut.reduce_bytes, cut.moment_bytes)
-    in_float8 = (cut.float8_weight_gradients, cut.float8_dispatch)
-    return _software_with(run.software, numbers, in_float8, cut.dispatch == "node-aware")
+    grid = run.grid
+    numbers = (grid.precision, grid.gradient_bytes, grid.reduce_bytes, grid.moment_bytes)
+    in_float8 = (grid.float8_weight_gradients, grid.float8_dispatch)
+    return _software_with(run.software, numbers, in_float8, grid.dispatch == "node-aware")
 
 
 @lru_cache(maxsize=64)
@@ -101,7 +101,7 @@ def known_host(run: Run, rates: "Rates") -> "Rates":
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device under a generation of software reaches, in FLOP/s, bytes/s and seconds.
+    """The rates that a device reaches under a generation of software, in FLOP/s, bytes/s and seconds.
 
     `link` and `network` are of one device in one direction; `domain` devices share the faster one.
     """
@@ -154,7 +154,7 @@ def product_constants(number: str) -> tuple[str, ...]:
 def peak_flops(run: Run) -> float:
     """The device's peak in the number type of the run's products, in FLOP/s; of 16 bits where that is not known."""
     device = device_of(run.device)
-    return device.peak_flops(run.cut.precision) or device.peak_flops("bf16") or device.peak_flops("fp16")
+    return device.peak_flops(run.grid.precision) or device.peak_flops("bf16") or device.peak_flops("fp16")
 
 
 def _known_peak(device: DeviceSpec, number: str) -> float:
@@ -254,7 +254,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     def its(name: str) -> float:
         return constant(constants, software.calibration, name)
 
-    precision = run.cut.precision
+    precision = run.grid.precision
     wide = "bf16" if precision in _NARROW else precision
     _check_shares_of_peak(run.device, run.software)
     flops = product = _known_peak(device, wide) * of("product") * its("rate")
@@ -270,12 +270,12 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         network_latency_s=run.network_latency_s or of("network_latency_s"), gap_s=of("gap_s"),
         attention_forward=attention, attention_backward=attention * of("attention_backward"),
         attention_half=of("attention_half"), inner_half=of("inner_half"), misaligned=of("misaligned"),
-        element_bytes=run.cut.element_bytes, host=device.host_gb_per_s * 1e9 * of("host"),
+        element_bytes=run.grid.element_bytes, host=device.host_gb_per_s * 1e9 * of("host"),
         host_memory=device.host_memory_gb_per_s * 1e9 * of("host"), leak=of("leak"), step_s=of("step_s"),
         tensor_exposed=of("tensor_exposed"), jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
         low=of("low"), high=of("high"),
         expert_exposed=of("expert_exposed"),
         tensor_factor=its("tensor_factor"), shard_factor=its("shard_factor"),
         flush=its("flush"), turn_s=its("turn_s"), measured=_measured_of(run.device), number=wide,
-        busy=run.cut.world,
+        busy=run.grid.world,
     )  # fmt: skip

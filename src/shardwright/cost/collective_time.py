@@ -47,7 +47,7 @@ def _knows(rates: Rates, kind: str) -> bool:
 
 
 def _measured_s(rates: Rates, group: Group, kind: str, size_bytes: Numbers) -> Numbers:
-    """What was measured of a collective, by its bytes; sums of 16 bits apart, where these were measured."""
+    """The measured seconds of a collective, by its bytes; sums of 16 bits apart, if these were measured."""
     assert rates.measured is not None
     number = rates.number if rates.measured.knows(kind, rates.number) else "float32"
     seconds = rates.measured.collective_s(kind, number, group.size, size_bytes)
@@ -94,7 +94,8 @@ def message_latency_s(rates: Rates, pipeline: Group) -> float:
 
 
 def ring_pass_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
-    """What context parallelism passes round: (n - 1) / n of `size_bytes`, neighbour to neighbour."""
+    """Seconds to pass keys and values round a ring of context parallelism: (n - 1) / n of `size_bytes`, neighbour to
+    neighbour."""
     n = group.size
     if _knows(rates, "exchange"):
         return (n - 1) * _measured_s(rates, group, "exchange", size_bytes / n)

@@ -1,9 +1,10 @@
-"""What replicas do at the ends of a step: reduce gradients, compressed or not, update, and gather parameters."""
+"""The work of replicas at the ends of a step: reduce gradients, compressed or not, update, and gather parameters."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.config.compression_facts import COMPRESSIONS, BucketCollective
 from shardwright.config.plan import sums_by_run
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates, known_host
@@ -13,16 +14,11 @@ from shardwright.cost.pipeline_bubble import num_reductions
 from shardwright.cost.stage_time import PieceTime, beside
 from shardwright.cost.topology import Group
 from shardwright.cost.update_time import Updated, elementwise_s, held_by_matrix, itemsize_of, orthogonal_s
-from shardwright.sharding.compression import BucketCollective, scattered, summed
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import FLOAT32
 from shardwright.workload.query import Run
 from shardwright.workload.stage_contents import PipelineRanks
-
-# Bytes by gradient element that a method of compression reads and writes on the device, of float32 gradients: casts,
-# the sum of the shares that come, and for the methods with error feedback adding the error before and keeping it after.
-_COMPRESSION_BYTES = {"bf16": 14, "fp16": 14, "int8": 36, "powersgd": 36, "topk": 36}
 
 
 @dataclass(frozen=True)
@@ -42,54 +38,54 @@ class DataParallel:
         cls, run: Run, software: SoftwareSpec, rates: Rates, groups: Groups, ranks: PipelineRanks, pace: PieceTime
     ) -> "DataParallel":
         """The replicas of plans in arrays."""
-        return cls(run, software, rates, groups, ranks=ranks, held=ranks.parameters(run.shape, run.cut), pace=pace)
+        return cls(run, software, rates, groups, ranks=ranks, held=ranks.parameters(run.shape, run.grid), pace=pace)
 
     def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
         """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
-        cut, rates, groups = self.run.cut, self.rates, self.groups
-        reduce_s, last_s, gather_s = 0.0, 0.0, rates.turn_s * groups.shard.size * (cut.zero > 0)
+        grid, rates, groups = self.run.grid, self.rates, self.groups
+        reduce_s, last_s, gather_s = 0.0, 0.0, rates.turn_s * groups.shard.size * (grid.zero > 0)
         shards = [(groups.shard, groups.copies, self.held[0])]
         if self.run.shape.experts:
             shards.append((groups.expert_shard, groups.expert_copies, self.held[1]))
         for shard, copies, elements in shards:
             more_s, one_s = self._reduced(shard, copies, elements)
             reduce_s, last_s = reduce_s + more_s, last_s + one_s
-            gather_s = gather_s + ring_s(rates, shard, cut.element_bytes * elements * (cut.zero > 0))
+            gather_s = gather_s + ring_s(rates, shard, grid.element_bytes * elements * (grid.zero > 0))
         return reduce_s, last_s, gather_s
 
     def data_s(self) -> Numbers:
         """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
-        cut, software, rates = self.run.cut, self.software, self.rates
+        grid, software, rates = self.run.grid, self.software, self.rates
         reduce_s, last_s, gather_s = self.exchanged_s()
-        put_off_s = np.max(reduce_s * (cut.num_copies > 1), axis=0)  # DualPipe reduces when a step's passes are over
-        p, m = cut.pp, cut.num_microbatches
-        reductions = cut.by_schedule(
-            lambda name, at: num_reductions(name, p[at], m[at], sums_by_run(name, cut.virtual[at], cut.reduce_each))
+        put_off_s = np.max(reduce_s * (grid.num_copies > 1), axis=0)  # DualPipe reduces when a step's passes are over
+        p, m = grid.pp, grid.num_microbatches
+        reductions = grid.by_schedule(
+            lambda name, at: num_reductions(name, p[at], m[at], sums_by_run(name, grid.virtual[at], grid.reduce_each))
         )
-        early_s = (reductions - 1) * reduce_s * (cut.zero == 2)
+        early_s = (reductions - 1) * reduce_s * (grid.zero == 2)
         if software.reduce_overlap:
             left = beside(rates, reduce_s, self.pace.backward)
             # The last bucket is full when the backward ends.
-            reduce_s = np.maximum(left, last_s) if cut.bucket_bytes else left
+            reduce_s = np.maximum(left, last_s) if grid.bucket_bytes else left
         if software.gather_overlap:
             gather_s = beside(rates, gather_s, self.pace.forward)
         elif software.update_overlap:
             gather_s = beside(rates, gather_s, self.updates_s())
-        early_s = beside(rates, early_s, (cut.num_microbatches - 1) * self.pace.total)
+        early_s = beside(rates, early_s, (grid.num_microbatches - 1) * self.pace.total)
         seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
-        return np.where((cut.zero == 3) & (cut.replicas > 1), put_off_s, seconds)
+        return np.where((grid.zero == 3) & (grid.replicas > 1), put_off_s, seconds)
 
     def _reduced(self, shard: Group, copies: Group, elements: Array) -> tuple[Numbers, Numbers]:
         """(seconds of reducing the gradients of one kind of parameters, of their last bucket alone)."""
-        cut, software, rates = self.run.cut, self.software, self.rates
-        if cut.compress != "none":
+        grid, software, rates = self.run.grid, self.software, self.rates
+        if COMPRESSIONS[grid.compress].method:
             seconds = self._compressed_s(shard, copies, elements)
             return seconds, seconds
         buckets: Numbers = 1
-        if cut.bucket_bytes:
-            buckets = np.maximum(1, np.ceil(cut.element_bytes * elements / cut.bucket_bytes))
+        if grid.bucket_bytes:
+            buckets = np.maximum(1, np.ceil(grid.element_bytes * elements / grid.bucket_bytes))
         size = software.reduce_bytes * elements / buckets
-        is_whole = (cut.zero == 0) | (software.reduce_whole & (copies.size == 1))
+        is_whole = (grid.zero == 0) | (software.reduce_whole & (copies.size == 1))
         # A shard's gradients are also summed over its copies.
         one = ring_s(rates, shard, size, np.where(is_whole, 2, 1), scatters=True)
         if np.any(copies.size > 1):
@@ -101,14 +97,16 @@ class DataParallel:
 
         With hybrid sharding shards are summed over their copies as they are.
         """
-        cut, rates = self.run.cut, self.rates
-        rows, columns = self._sides(elements) if cut.compress == "powersgd" else (0.0, 0.0)
+        grid, rates = self.run.grid, self.rates
+        facts = COMPRESSIONS[grid.compress]
+        rows, columns = self._sides(elements) if facts.takes is not None else (0.0, 0.0)
+        summed = facts.summed(grid, elements, rows, columns, shard.size)
+        scattered = facts.scattered(elements, shard.size) if facts.scattered is not None else summed
         on_all, on_shares = (
-            sum(_collective_s(rates, shard, c) for c in method(cut, elements, rows, columns, shard.size))
-            for method in (summed, scattered)
+            sum(_collective_s(rates, shard, one) for one in collectives) for collectives in (summed, scattered)
         )
-        passes = _COMPRESSION_BYTES[cut.compress] * elements / rates.memory
-        seconds = np.where(cut.zero > 0, on_shares, on_all) + np.where(shard.size > 1, passes, 0.0)
+        passes = facts.device_bytes * elements / rates.memory
+        seconds = np.where(grid.zero > 0, on_shares, on_all) + np.where(shard.size > 1, passes, 0.0)
         return seconds + ring_s(rates, copies, FLOAT32 * elements / shard.size, 2)
 
     def _sides(self, elements: Array) -> tuple[Numbers, Numbers]:
@@ -116,8 +114,8 @@ class DataParallel:
         if elements is self.held[1]:
             return 0.0, 0.0
         run, ranks = self.run, self.ranks
-        pieces, tables = chains(run.shape, run.cut, self.software), ranks.embedding + ranks.head
-        rows, columns = tables * run.shape.vocab / run.cut.tp, tables * run.shape.hidden
+        pieces, tables = chains(run.shape, run.grid, self.software), ranks.embedding + ranks.head
+        rows, columns = tables * run.shape.vocab / run.grid.tp, tables * run.shape.hidden
         for (kind, _), count in zip(ranks.kinds, ranks.layers, strict=True):
             weights = [p for operator in pieces[kind] for p in operator.products if p.weight]
             rows = rows + count * sum(p.batch * p.inner for p in weights)
@@ -126,41 +124,41 @@ class DataParallel:
 
     def _tied_s(self) -> Numbers:
         """The two gradients of a table that the first and the last rank share are summed."""
-        run, cut = self.run, self.run.cut
-        size = self.software.reduce_bytes * run.shape.table_elements / cut.tp
+        run, grid = self.run, self.run.grid
+        size = self.software.reduce_bytes * run.shape.table_elements / grid.tp
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
         return ring_s(self.rates, pair, size * (run.shape.shares_table & self.ranks.are_tables_apart), 2)
 
     def _updated(self) -> Updated:
         """Elements that a rank updates, by rank."""
         ranks = self.groups.shard.size, self.groups.expert_shard.size
-        shares = [np.where(self.run.cut.zero > 0, 1 / by, 1.0) for by in ranks]
+        shares = [np.where(self.run.grid.zero > 0, 1 / by, 1.0) for by in ranks]
         by_matrix = sum(
-            of * share for of, share in zip(held_by_matrix(self.run, self.ranks, self.held), shares, strict=True)
+            num * share for num, share in zip(held_by_matrix(self.run, self.ranks, self.held), shares, strict=True)
         )
-        total = sum(of * share for of, share in zip(self.held, shares, strict=True))
-        return Updated(by_matrix, total - by_matrix, itemsize_of(self.run.cut))
+        total = sum(num * share for num, share in zip(self.held, shares, strict=True))
+        return Updated(by_matrix, total - by_matrix, itemsize_of(self.run.grid))
 
     def updates_s(self) -> Numbers:
         """Seconds of the update on the device, by rank."""
-        cut, updated = self.run.cut, self._updated()
-        mine = updated.times(1 - cut.offload_optimizer)
+        grid, updated = self.run.grid, self._updated()
+        mine = updated.times(1 - grid.offload_optimizer)
         whole_s = orthogonal_s(self.run, self.rates, self.groups, self.ranks, updated)
-        return elementwise_s(self.rates, self.software, cut.optimizer, mine) + whole_s
+        return elementwise_s(self.rates, self.software, grid.optimizer, mine) + whole_s
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.
 
         The host's copies of one unit run while it updates another (Ren et al. 2021, arXiv 2101.06840, section 4.2).
         """
-        cut, updated = self.run.cut, self._updated()
+        grid, updated = self.run.grid, self._updated()
         device_s = np.max(self.updates_s(), axis=0)
-        if not np.any(cut.offload_optimizer):
+        if not np.any(grid.offload_optimizer):
             return device_s, 0.0
         host = known_host(self.run, self.rates)
-        there = np.max(updated.total, axis=0) * cut.offload_optimizer
-        copied_s = there * max(self.software.gradient_bytes, cut.element_bytes) / host.host
-        moved = np.max(updated.moved_bytes(self.software, cut.optimizer), axis=0) * cut.offload_optimizer
+        there = np.max(updated.total, axis=0) * grid.offload_optimizer
+        copied_s = there * max(self.software.gradient_bytes, grid.element_bytes) / host.host
+        moved = np.max(updated.moved_bytes(self.software, grid.optimizer), axis=0) * grid.offload_optimizer
         return device_s, np.maximum(0.0, np.maximum(moved / host.host_memory, copied_s) - device_s)
 
 

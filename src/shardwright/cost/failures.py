@@ -71,7 +71,7 @@ def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Nu
 
 
 def reliability_gaps(cluster: ClusterSpec) -> list[str]:
-    """What is not known, each with what to set."""
+    """The unknown numbers, each with the field to set."""
     unknown = {
         "cluster.hours_between_failures": not device_hours_between_failures(cluster),
         "cluster.checkpoint_gb_per_s": not cluster.checkpoint_gb_per_s,
@@ -94,7 +94,7 @@ def best_interval_s(job: Reliability) -> Numbers:
 
 
 def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
-    """What becomes of the time, with a checkpoint after every `interval_s` of training.
+    """The shares of the time, with a checkpoint after every `interval_s` of training.
 
     Failures strike W / M times in W seconds in which the job runs. Each is followed by v idle seconds, and by R - v of
     restarting or by the next failure, which is M (1 - exp((v - R) / M)) on average.
@@ -107,8 +107,8 @@ def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
 
 
 def best_interval(job: JobSpec) -> Callable[[float], float] | None:
-    """What gives the seconds of training between checkpoints that lose least, by the seconds that one holds the job
-    up. None where it is not known how often the job's devices fail."""
+    """A function for the seconds of training between checkpoints that lose least, by the seconds that one checkpoint
+    stops the job. None where it is not known how often the job's devices fail."""
     hours = device_hours_between_failures(job.cluster)
     return partial(_interval_of, 3600.0 * hours / job.plan.world) if hours else None
 

@@ -6,7 +6,7 @@ from shardwright.config.cluster import ClusterSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.usual_links import network_gb_per_s, node_devices, node_gb_per_s
-from shardwright.workload.query import Run, Topology, cut_of
+from shardwright.workload.query import Run, Topology, grid_of
 
 
 def run_of(job: JobSpec) -> Run:
@@ -14,15 +14,15 @@ def run_of(job: JobSpec) -> Run:
 
     KeyError where nodes are joined by a network of which nothing is known.
     """
-    cluster, of = job.cluster, job.cluster.topology
-    together = math.prod(of.torus) if of.torus else node_devices(cluster) or job.plan.world
+    cluster, links = job.cluster, job.cluster.topology
+    together = math.prod(links.torus) if links.torus else node_devices(cluster) or job.plan.world
     _check_network(cluster, together, max(job.plan.world, cluster.num_devices))
-    ports = of.rails / together if of.rails and not of.torus else 1.0
+    ports = links.rails / together if links.rails and not links.torus else 1.0
     return Run(
-        shape_of(job.model), cut_of(job), cluster.device, cluster.software, together,
+        shape_of(job.model), grid_of(job), cluster.device, cluster.software, together,
         node_gb_per_s(cluster) * 1e9, ports * network_gb_per_s(cluster) * 1e9,
         cluster.intra_node.latency_us * 1e-6, cluster.inter_node.latency_us * 1e-6,
-        Topology(tuple((level.devices, level.share) for level in of.levels), tuple(of.torus)), job,
+        Topology(tuple((level.devices, level.share) for level in links.levels), tuple(links.torus)), job,
     )  # fmt: skip
 
 

@@ -6,29 +6,21 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.cost.topology import Group, Reach, group_of, reach_in_stage, reach_of_ranks
-from shardwright.sharding.groups import COPIES, CP, EP, PP, SHARDS, TP, GroupKind, Layout, layout
+from shardwright.sharding.groups import COPIES, CP, EP, PP, SHARDS, TP, WORLD, GroupKind, Layout, layout
 from shardwright.workload.query import Run, Topology
 
 
 def _links(kind: GroupKind) -> "cached_property[Group]":
-    def links(groups: "Groups") -> Group:
-        lies = layout(groups.run.cut, kind)
-        if kind == PP:
-            reach = reach_of_ranks(*groups.fast)
-        elif np.any(lies.mirrors > 1):
-            reach = reach_in_stage(groups.run.cut, *groups.fast, mirrors=lies.mirrors)
-        else:
-            reach = groups.in_stage
-        return group_of(lies.size, lies.stride, reach)
-
-    return cached_property(links)
+    return cached_property(lambda groups: groups.along(kind))
 
 
 def group_at(run: Run, lies: Layout) -> Group:
     """The group of ranks that lie so, of one plan."""
     groups = Groups(run)
     is_of_ranks = lies.block == lies.pitch
-    reach = reach_of_ranks(*groups.fast) if is_of_ranks else reach_in_stage(run.cut, *groups.fast, mirrors=lies.mirrors)
+    reach = (
+        reach_of_ranks(*groups.fast) if is_of_ranks else reach_in_stage(run.grid, *groups.fast, mirrors=lies.mirrors)
+    )
     return group_of(lies.size, lies.stride, reach)
 
 
@@ -51,6 +43,17 @@ class Groups:
     expert_shard = _links(SHARDS[True])
     expert_copies = _links(COPIES[True])
 
+    def along(self, kind: GroupKind) -> Group:
+        """The group of any kind."""
+        lies = layout(self.run.grid, kind)
+        if kind in (PP, WORLD):
+            reach = reach_of_ranks(*self.fast)
+        elif np.any(lies.mirrors > 1):
+            reach = reach_in_stage(self.run.grid, *self.fast, mirrors=lies.mirrors)
+        else:
+            reach = self.in_stage
+        return group_of(lies.size, lies.stride, reach)
+
     @property
     def fast(self) -> tuple[int, Topology]:
         """Neighbouring devices that share fast links, and what joins them to others."""
@@ -59,4 +62,4 @@ class Groups:
     @cached_property
     def in_stage(self) -> Reach:
         """How far links reach among the ranks of a stage."""
-        return reach_in_stage(self.run.cut, *self.fast)
+        return reach_in_stage(self.run.grid, *self.fast)

@@ -11,20 +11,21 @@ import numpy as np
 
 from shardwright.account.job_memory import rank_memory as account_of_rank
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import ASYNCHRONOUS
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import Constants, device_constant, device_of
+from shardwright.cost.communicators import job_room_bytes
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, rank_memory
 from shardwright.cost.pipeline_bubble import in_flight
-from shardwright.schedule.job_program import job_program, steps_to_fill
-from shardwright.schedule.schedule import Program
+from shardwright.schedule.job_program import job_order, steps_to_fill
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.workload.memo import Memo
 
 _ALL = 8  # with so many pipeline ranks or fewer, the account of each is made: one takes long
-_FILLED = 4  # times its ranks: so many microbatches fill a pipeline, whatever its order
+_FILLED, _FILLED_MORE = 2, 4  # times its ranks: so many microbatches fill a pipeline, with one piece a rank or more
+_ENDS = 4  # microbatches besides, of a short pipeline: the first and the last are not like those between
 _FULLEST = 3  # with more, so many of those that closed forms say need most, and three others
 
 
@@ -49,7 +50,7 @@ def fullest(job: JobSpec, constants: Constants) -> Memory:
 def every_rank_has_room(
     job: JobSpec, constants: Constants, has_room: Callable[[Memory], bool], memo: Memo | None = None
 ) -> bool:
-    """Whether the ranks that may be the fullest have room, as `has_room` judges the memory of one.
+    """True if the ranks that may be the fullest have room, as `has_room` judges the memory of one.
 
     The rank that is foretold to need most is judged first: where it has none, no other is asked for its account.
     `memo` has what was computed before of the same model and cluster. KeyError says what is not known.
@@ -71,9 +72,9 @@ def as_full(job: JobSpec) -> JobSpec:
     An order that is made to measure has no rounds, and one that does not drain counts in steps.
     """
     plan, m = job.plan, job.num_microbatches
-    filled = _FILLED * plan.pp
+    filled = _FILLED_MORE * plan.pp if plan.virtual_stages > 1 else _FILLED * plan.pp + _ENDS
     few = filled + (m - filled) % (2 * plan.pp)
-    if few >= m or plan.pp == 1 or plan.schedule in ("auto", *ASYNCHRONOUS):
+    if few >= m or plan.pp == 1 or SCHEDULES[plan.schedule].idle_s is None:
         return job
     of_ranks = plan.schedule, plan.pp, np.arange(plan.pp)
     stages = plan.stages_per_rank, plan.extra_warmup
@@ -100,7 +101,10 @@ def room_words(job: JobSpec, constants: Constants) -> str:
     shown = f"the {device.offered_bytes / GIB:.4g} GiB that a device shows of its {device.memory_gib:g}"
     if software.is_own:
         kept = f"{(device.offered_bytes - device.room_bytes) / GIB:.2g} GiB"
-        return f"{shown}, less {kept} for a process's context, buffers of communication and what its allocator loses"
+        return (
+            f"{shown}, less {kept} for a process's context, buffers of communication and what its allocator loses, or "
+            "more where a plan has many communicators"
+        )
     context = f"{device_constant(constants, device, 'context_bytes') / GIB:.2g} GiB"
     lost = f"{device_constant(constants, device, 'memory_lost'):.1%}"
     return (
@@ -115,8 +119,7 @@ def _fullest(ranks: list[Memory]) -> Memory:
 
 
 def of_account(job: JobSpec, rank: RankMemory) -> Memory:
-    """A rank's account as a prediction has it; `overhead` is what the device's entry keeps for a process."""
-    device = device_of(job.cluster.device)
+    """A rank's account as a prediction has it; `overhead` is all of the device that the plan can't fill."""
     return Memory(
         float(rank.parameters_bytes),
         float(rank.gradients_bytes),
@@ -124,7 +127,7 @@ def of_account(job: JobSpec, rank: RankMemory) -> Memory:
         float(rank.activations_bytes),
         buffers=float(rank.buffers_bytes),
         working=float(rank.working_bytes),
-        overhead=device.offered_bytes - device.room_bytes,
+        overhead=device_of(job.cluster.device).offered_bytes - job_room_bytes(job),
         host=float(rank.host_bytes),
     )
 
@@ -145,9 +148,5 @@ class _Alike:
 
 @lru_cache(maxsize=512)
 def _account(alike: _Alike, rank: int) -> RankMemory:
-    return account_of_rank(alike.job, _program(alike), rank)
-
-
-@lru_cache(maxsize=2)
-def _program(alike: _Alike) -> Program:
-    return job_program(alike.job, steps_to_fill(alike.job))
+    job = alike.job
+    return account_of_rank(job, job_order(job, steps_to_fill(job)).program(), rank)

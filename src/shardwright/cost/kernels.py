@@ -92,8 +92,8 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
         rate = rates.flops_product if narrow else rates.flops
         r, i, c, batch = np.broadcast_arrays(p.rows, p.inner, p.columns, p.batch)
         if not narrow and rates.measured is not None and rates.measured.knows("product", rates.number):
-            found = rates.measured.seconds("product", rates.number, rates.busy, r, i, c)
-            more = [batch * seconds for seconds in found]
+            table_s = rates.measured.seconds("product", rates.number, rates.busy, r, i, c)
+            more = [batch * seconds for seconds in table_s]
             forward, input_grad, weight_grad = forward + more[0], input_grad + more[1], weight_grad + more[2]
             continue
         # Y = X W, then dX = dY W' and dW = X' dY.
@@ -122,8 +122,8 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
 
 
 def _elementwise_s(rates: Rates, software: SoftwareSpec, operator: Operator) -> tuple[Numbers, Numbers]:
-    """What an operator computes element by element, forward and backward: as was measured of this runtime's own, or at
-    the rate of the memory."""
+    """Seconds of an operator's elementwise work, forward and backward: as measured of this runtime's own, or at the
+    rate of the memory."""
     measured, kernel = rates.measured, operator.kernel
     if software.is_own and kernel and measured is not None and measured.knows(kernel, rates.number):
         forward, backward = measured.seconds(kernel, rates.number, rates.busy, operator.elements)

@@ -81,7 +81,7 @@ class MeasuredDevice:
     is_shared: bool = False
 
     def knows(self, work: str, number: str) -> bool:
-        """Whether some work was measured in a number type."""
+        """True if some work was measured in a number type."""
         return (work, number, "seconds") in self.surfaces
 
     def seconds(self, work: str, number: str, busy: Numbers, *sizes: Numbers) -> tuple[Numbers, ...]:
@@ -105,20 +105,20 @@ class MeasuredDevice:
         return np.where(size_bytes > 0, surface.at(np.minimum(ranks, most), size_bytes), 0.0)
 
     def _of(self, by_busy: Sequence[tuple[int, Surface]], busy: Numbers, sizes: tuple[Numbers, ...]) -> Numbers:
-        found = by_busy[0][1].at(*sizes)
+        seconds = by_busy[0][1].at(*sizes)
         for least, surface in by_busy[1:]:
-            found = np.where(busy >= least, surface.at(*sizes), found)
-        return found * np.maximum(1.0, busy / by_busy[-1][0]) if self.is_shared else found
+            seconds = np.where(busy >= least, surface.at(*sizes), seconds)
+        return seconds * np.maximum(1.0, busy / by_busy[-1][0]) if self.is_shared else seconds
 
 
 def measured_device(device: DeviceSpec) -> MeasuredDevice | None:
-    """What was measured of a device; None where nothing was."""
+    """The measurements of a device; None if there are none."""
     if not device.measured:
         return None
-    found: dict[tuple[str, str, str], dict[int, Surface]] = {}
+    tables: dict[tuple[str, str, str], dict[int, Surface]] = {}
     for table in device.measured:
         for column in PASSES:
             if getattr(table, column):
-                found.setdefault((table.work, table.number, column), {})[table.busy] = Surface.of(table, column)
-    surfaces = {key: tuple(sorted(of.items(), key=lambda one: one[0])) for key, of in found.items()}
+                tables.setdefault((table.work, table.number, column), {})[table.busy] = Surface.of(table, column)
+    surfaces = {key: tuple(sorted(by_busy.items(), key=lambda one: one[0])) for key, by_busy in tables.items()}
     return MeasuredDevice(surfaces, is_shared=device.generation == "cpu")

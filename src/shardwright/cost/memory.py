@@ -13,14 +13,15 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
+from shardwright.cost.communicators import room_bytes
 from shardwright.cost.own_memory import held_activations, held_buffers, held_state
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.update_time import held_by_matrix, scratch_bytes
-from shardwright.sharding.compression import KEEPS_ERROR
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.optimizer_state import moments_of
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
@@ -50,12 +51,12 @@ class Memory:
 
     @property
     def total(self) -> Numbers:
-        """What the allocator has given out."""
+        """The bytes that the allocator has given out."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.working
 
     @property
     def process(self) -> Numbers:
-        """What the device must have."""
+        """The bytes that the device must have."""
         return self.total + self.overhead
 
     def as_dict(self) -> dict[str, Numbers]:
@@ -69,15 +70,15 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
 
     `memo` has what was computed before. KeyError says what is not known.
     """
-    cut = run.cut.as_arrays()
+    grid = run.grid.as_arrays()
     memo = memo or Memo()
     memory = _on_ranks(
-        replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo, held=memo.held(run.shape, cut)
+        replace(run, grid=grid), constants, memo.ranks(run.shape, grid), memo, held=memo.held(run.shape, grid)
     )
     most = np.argmax(memory.process, axis=0)
     hosted = np.broadcast_to(memory.host, memory.process.shape).max(axis=0)
     memory = replace(picked(memory, (most, np.arange(len(most)))), host=hosted)
-    return only(memory) if run.cut.is_single else memory
+    return only(memory) if run.grid.is_single else memory
 
 
 def rank_memory(run: Run, constants: Constants, memo: Memo | None = None) -> list[Memory]:
@@ -85,26 +86,26 @@ def rank_memory(run: Run, constants: Constants, memo: Memo | None = None) -> lis
 
     KeyError says what is not known.
     """
-    cut = run.cut.as_arrays()
-    ranks = all_ranks(run.shape, cut)
-    held = ranks.parameters(run.shape, cut)
-    memory = _on_ranks(replace(run, cut=cut), constants, ranks, memo or Memo(), held=held)
-    return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
+    grid = run.grid.as_arrays()
+    ranks = all_ranks(run.shape, grid)
+    held = ranks.parameters(run.shape, grid)
+    memory = _on_ranks(replace(run, grid=grid), constants, ranks, memo or Memo(), held=held)
+    return [only(picked(memory, rank)) for rank in range(int(grid.pp[0]))]
 
 
 def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, held: tuple[Array, Array]) -> Memory:
     """Memory of every rank, in arrays of shape (ranks, plans)."""
-    software, cut, shape = software_under(run), run.cut, run.shape
+    software, grid, shape = software_under(run), run.grid, run.shape
     if is_counted(run):
         return _of_this_runtime(run, constants, ranks, memo, held)
-    words = ranks.kinds, *layer_words(cut)
+    words = ranks.kinds, *layer_words(grid)
     residual, loss, of_head, *rows = memo.rows(
         "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
     )
     of_kinds, placeholders = rows[:-3], rows[-3:]
     kept = software.stage_kept * residual
     if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
-        kept = kept + cut.element_bytes * residual * cut.virtual
+        kept = kept + grid.element_bytes * residual * grid.virtual
     zero = np.zeros(len(residual))
     away, working, stage_again, num_layers = zero, zero, zero, zero
     for index, ((_, policy), count) in enumerate(zip(ranks.kinds, ranks.layers, strict=True)):
@@ -112,14 +113,14 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         turn = turn * (count > 0)
         if policy not in _ONE_BY_ONE:  # while it runs again a layer, or a stage, keeps all
             again = np.where(count > 0, whole - mine, 0.0)
-            stage_again = stage_again + (again * count / cut.virtual if policy == "stage" else 0.0)
+            stage_again = stage_again + (again * count / grid.virtual if policy == "stage" else 0.0)
             turn = turn + (again if policy != "stage" else 0.0)
         working = np.maximum(working, turn)
         kept, num_layers = kept + count * mine, num_layers + count
-        if np.any(cut.offload_activations):  # two layers' inputs are on their way there or back
-            away = away + np.maximum(0, count - 2) * mine * cut.offload_activations
-    p, m, v, extra_warmup = cut.pp, cut.num_microbatches, cut.virtual, cut.extra_warmup
-    alive = cut.by_schedule(
+        if np.any(grid.offload_activations):  # two layers' inputs are on their way there or back
+            away = away + np.maximum(0, count - 2) * mine * grid.offload_activations
+    p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
+    alive = grid.by_schedule(
         lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
     )
     activations = (kept - away) * alive + ranks.head * of_head
@@ -128,7 +129,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     lost = memory_lost(run, constants) * (activations + working + buffers)
     overhead = device_constant(constants, device_of(run.device), "context_bytes") + lost
     by_matrix = held_by_matrix(run, ranks, held)
-    parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1], by_matrix)
+    parameters, gradients, optimizer, host = _state(grid, software, held if shape.experts else held[:1], by_matrix)
     return Memory(
         parameters,
         gradients,
@@ -142,7 +143,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
 
 
 def is_counted(run: Run) -> bool:
-    """Whether a run is of this runtime and of a job, so that its memory is counted as the account counts it."""
+    """True if a run is of this runtime and of a job, so that its memory is counted as the account counts it."""
     return software_under(run).is_own and run.job is not None
 
 
@@ -155,12 +156,11 @@ def memory_lost(run: Run, constants: Constants) -> float:
 def _of_this_runtime(
     run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, held: tuple[Array, Array]
 ) -> Memory:
-    """Memory of every rank of this runtime, in arrays; `overhead` is the headroom of the device's entry, less what
-    is reserved."""
-    device, cut = device_of(run.device), run.cut
+    """Memory of every rank of this runtime, in arrays; `overhead` is all of the device that it can't fill."""
+    device, grid = device_of(run.device), run.grid
     activations, working, away, messages = held_activations(run, ranks, memo)
     by_matrix = held_by_matrix(run, ranks, held)
-    parameters, gradients, optimizer, host = held_state(cut, held if run.shape.experts else held[:1], by_matrix)
+    parameters, gradients, optimizer, host = held_state(grid, held if run.shape.experts else held[:1], by_matrix)
     buffers = messages + np.maximum(held_buffers(run, ranks, *held), scratch_bytes(run, ranks))
     return Memory(
         parameters,
@@ -169,7 +169,7 @@ def _of_this_runtime(
         activations,
         buffers=buffers,
         working=working,
-        overhead=device.offered_bytes - device.room_bytes + 0.0 * working,
+        overhead=device.offered_bytes - room_bytes(run) + 0.0 * working,
         host=host + away,
     )
 
@@ -179,7 +179,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     what the head keeps; of each kind of layer what it keeps under its policy, what with nothing computed again, and
     what its backward needs besides; and placeholders of dense layers, of those with experts, and of both."""
     software = software_under(run)
-    pieces, context = chains(run.shape, run.cut, software), Context(run.shape, run.cut, software)
+    pieces, context = chains(run.shape, run.grid, software), Context(run.shape, run.grid, software)
     values = [context.sizes["input"], loss_bytes(context), _kept_at_end(run, pieces)]
     for kind, policy in kinds:
         values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
@@ -188,24 +188,26 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     dense, experts = ([of_mlps[has]] if has in of_mlps else [] for has in (False, True))
     for some in (dense, experts, dense + experts):
         values.append(software.placeholder_bytes * placeholder_elements(some))
-    return stacked_rows(values, len(run.cut.tp))
+    return stacked_rows(values, len(run.grid.tp))
 
 
 def _kept_at_end(run: Run, pieces: Mapping[str, Chain]) -> Numbers:
-    """What the head keeps, and what predicts further tokens besides its blocks."""
+    """The bytes that the head keeps, and what predicts further tokens besides its blocks."""
     kept = kept_bytes(pieces["head"], "none")
     return kept + run.shape.mtp * kept_bytes(pieces["mtp"], "none") if run.shape.mtp else kept
 
 
 def _libraries(software: SoftwareSpec, ranks: PipelineRanks, placeholders: Sequence[Array]) -> Numbers:
-    """What libraries hold through the whole step: placeholders of weight gradients and workspaces, by kinds of layers
-    that a rank has."""
+    """The bytes that libraries hold through the whole step: placeholders of weight gradients and workspaces, by the
+    kinds of layers that a rank has."""
     dense, experts = (
         np.asarray(
-            sum(count for (kind, _), count in zip(ranks.kinds, ranks.layers, strict=True) if of == has_experts(kind))
+            sum(
+                count for (kind, _), count in zip(ranks.kinds, ranks.layers, strict=True) if routed == has_experts(kind)
+            )
         )
         > 0
-        for of in (False, True)
+        for routed in (False, True)
     )
     of_dense, of_experts, of_both = placeholders
     held = np.where(dense & experts, of_both, np.where(experts, of_experts, dense * of_dense))
@@ -214,7 +216,7 @@ def _libraries(software: SoftwareSpec, ranks: PipelineRanks, placeholders: Seque
 
 
 def _state(
-    cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
+    grid: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any,
     of which so many are updated by matrix.
@@ -226,32 +228,32 @@ def _state(
     gradients: Numbers = 0.0
     optimizer: Numbers = 0.0
     host: Numbers = 0.0
-    stage = cut.zero
-    element = cut.element_bytes if software.masters else FLOAT32
+    stage = grid.zero
+    element = grid.element_bytes if software.masters else FLOAT32
     copy = FLOAT32 if element < FLOAT32 else 0
-    of_matrices, of_others = (len(moments_of(cut.optimizer, which)) * software.moment_bytes for which in (True, False))
+    of_matrices, of_others = (len(moments_of(grid.optimizer, which)) * software.moment_bytes for which in (True, False))
     for elements, of_these, kind in zip(held, by_matrix, SHARDS.values(), strict=False):
         moments = of_others + (of_matrices - of_others) * of_these / np.maximum(1.0, elements)
-        ranks = layout(cut, kind).size
+        ranks = layout(grid, kind).size
         # Bytes by element.
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
         own = np.where(stage == 3, FLOAT32 * share, element)
         gradient = np.where(stage == 3, FLOAT32, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
-        if cut.compress in KEEPS_ERROR:
-            gradient = gradient + FLOAT32 * (cut.replicas > 1)
-        parameters = parameters + elements * (own * (1 - cut.offload_parameters))
+        if COMPRESSIONS[grid.compress].kept_elements is not None:
+            gradient = gradient + FLOAT32 * (grid.replicas > 1)
+        parameters = parameters + elements * (own * (1 - grid.offload_parameters))
         gradients = gradients + elements * gradient
-        optimizer = optimizer + elements * (updated * (1 - cut.offload_optimizer))
-        hosted = (FLOAT32 * updated_share + updated) * cut.offload_optimizer + own * cut.offload_parameters
+        optimizer = optimizer + elements * (updated * (1 - grid.offload_optimizer))
+        hosted = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + own * grid.offload_parameters
         host = host + elements * hosted
     return parameters, gradients, optimizer, host
 
 
 def _gathered(run: Run, software: SoftwareSpec, held: Numbers, num_layers: Numbers) -> Numbers:
     """ZeRO-3: parameters and gradients of the layers that are there in full at once: two, and the tables."""
-    shape, cut = run.shape, run.cut
-    tables = shape.num_tables * shape.table_elements / cut.tp
+    shape, grid = run.shape, run.grid
+    tables = shape.num_tables * shape.table_elements / grid.tp
     layer = np.maximum(0.0, held - tables) / num_layers
-    there = (2 * layer + tables) * cut.element_bytes + layer * software.reduce_bytes
-    return np.where((cut.zero == 3) & (cut.replicas > 1), there, 0.0)
+    there = (2 * layer + tables) * grid.element_bytes + layer * software.reduce_bytes
+    return np.where((grid.zero == 3) & (grid.replicas > 1), there, 0.0)

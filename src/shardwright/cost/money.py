@@ -32,7 +32,7 @@ class Money:
 
 
 def step_money(cluster: ClusterSpec, step_s: Numbers, num_devices: Numbers) -> Money:
-    """What a step of `step_s` seconds on `num_devices` takes. KeyError if the cluster names a device not known."""
+    """The cost of a step of `step_s` seconds on `num_devices`. KeyError if the cluster names a device not known."""
     hours = step_s / _HOUR_S * num_devices
     price, power_w = usd_per_device_hour(cluster), _site_power_w(cluster)
     return Money(None if price is None else price * hours, None if power_w is None else power_w / 1000 * hours, hours)
@@ -51,7 +51,7 @@ def _site_power_w(cluster: ClusterSpec) -> float | None:
 
 
 def money_gaps(cluster: ClusterSpec) -> list[str]:
-    """What is not known, each with what to set."""
+    """The unknown numbers, each with the field to set."""
     gaps = []
     if usd_per_device_hour(cluster) is None:
         gaps.append(

@@ -1,4 +1,4 @@
-"""What one microbatch costs on one pipeline rank: its layers' kernels and what of their collectives nothing hides."""
+"""The cost of one microbatch on one pipeline rank: its layers' kernels, and the exposed part of their collectives."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -129,15 +129,15 @@ class OperatorTime:
         return PieceTime(
             k.forward, k.input_grad, k.weight_grad, tensor=first.tensor + tp, context=first.context + cp,
             expert=first.expert + ep, exposed_forward=ahead, flops=first.flops,
-            put_off=sum(of.put_off for of in self.backward),
+            put_off=sum(part.put_off for part in self.backward),
         )  # fmt: skip
 
 
 def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Numbers]:
-    """What nothing hides of collectives of (tp, cp, ep)."""
+    """The exposed seconds of collectives over (tp, cp, ep)."""
     exposed: dict[str, Numbers] = dict.fromkeys(("tp", "cp", "ep"), 0.0)
-    for of in exchanges:
-        exposed[of.exchange.axis] += of.exposed
+    for one in exchanges:
+        exposed[one.exchange.axis] += one.exposed
     return exposed["tp"], exposed["cp"], exposed["ep"]
 
 
@@ -182,7 +182,7 @@ class Repeatable:
 
 
 def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
-    """What is seen of communication beside computing: what is longer, and how much it slows what it runs beside."""
+    """The exposed seconds of communication beside computing: the part that outlasts it, and the slowdown of work."""
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
 
 
@@ -213,15 +213,15 @@ class Costing:
     @classmethod
     def of(cls, run: Run, constants: Constants) -> "Costing":
         """KeyError says what is not known."""
-        software, cut, rates = software_under(run), run.cut, rates_of(run, constants)
-        left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), rates.tensor_exposed, 1.0)
-        is_narrow = cut.precision in ("fp8", "mxfp8", "nvfp4")
+        software, grid, rates = software_under(run), run.grid, rates_of(run, constants)
+        left = np.where(software.tensor_overlap & np.asarray(grid.sequence_parallel), rates.tensor_exposed, 1.0)
+        is_narrow = grid.precision in ("fp8", "mxfp8", "nvfp4")
         return cls(run, software, rates, Groups(run), tensor_exposed=left, is_narrow=is_narrow)
 
     @cached_property
     def chains(self) -> Mapping[str, Chain]:
         """The operators of each kind of piece."""
-        return chains(self.run.shape, self.run.cut, self.software)
+        return chains(self.run.shape, self.run.grid, self.software)
 
     def exchange_s(self, exchange: Exchange) -> Numbers:
         """A collective of an operator by itself."""
@@ -230,9 +230,9 @@ class Costing:
             return ring_pass_s(rates, group, exchange.size)
         if exchange.axis == "ep":
             copies: Numbers = 1.0
-            of = self.run.shape.experts
-            if self.software.expert_dedupe and of:  # groups of experts are laid over domains
-                copies = copies_sent(of.topk, np.maximum(1, of.reach * group.domains))
+            mixture = self.run.shape.experts
+            if self.software.expert_dedupe and mixture:  # groups of experts are laid over domains
+                copies = copies_sent(mixture.topk, np.maximum(1, mixture.reach * group.domains))
             return all_to_all_s(rates, group, exchange.size, copies) * rates.imbalance
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)
@@ -240,18 +240,18 @@ class Costing:
         return ring_of_s(rates, group, exchange) * factor
 
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
-        """What a piece consists of, in its order: a layer of a kind under a policy, the embedding or the head."""
-        is_split = are_put_off(self.run.cut)
-        for of in self._timed(self.chains[kind], kind, policy):
-            behind = (replace(e, exposed=e.exposed + e.put_off * is_split, put_off=0.0) for e in of.backward)
-            yield replace(of, backward=tuple(behind))
+        """The operators of a piece, in order: a layer of a kind under a policy, the embedding or the head."""
+        is_split = are_put_off(self.run.grid)
+        for operator in self._timed(self.chains[kind], kind, policy):
+            behind = (replace(e, exposed=e.exposed + e.put_off * is_split, put_off=0.0) for e in operator.backward)
+            yield replace(operator, backward=tuple(behind))
 
     def _timed(self, chain: Chain, kind: str, policy: str) -> Iterator[OperatorTime]:
         rates, is_narrow = self.rates, self.is_narrow and is_layer(kind)
         times = [operator_s(rates, self.software, operator, is_narrow) for operator in chain]
         # What enters a product is an operator before it, or with latents the product's own.
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
-        weights_s = [t.weight_grad if o.products else of for o, t, of in zip(chain, times, beside_s, strict=True)]
+        weights_s = [t.weight_grad if o.products else s for o, t, s in zip(chain, times, beside_s, strict=True)]
         for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
             more = rates.imbalance if has_experts(kind) and operator.of.part in _MLP else 1.0
             placed = t.in_backward() if operator.in_backward else t
@@ -263,10 +263,10 @@ class Costing:
         """Between the kernels of a piece."""
         if not is_layer(kind):
             return PieceTime()
-        found = self._gaps_of(self._kernels_before_experts())
+        gap_times = self._gaps_of(self._kernels_before_experts())
         if has_experts(kind):
-            found += self._gaps_of(self._kernels_of_experts())
-        return replace(found, again=found.forward if policy in ("full", "stage") else 0.0)
+            gap_times += self._gaps_of(self._kernels_of_experts())
+        return replace(gap_times, again=gap_times.forward if policy in ("full", "stage") else 0.0)
 
     def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
         forward, backward = (self.rates.gap_s * count for count in kernels)
@@ -274,11 +274,11 @@ class Costing:
 
     def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
         """How many a layer launches, forward and backward, but for what experts take more."""
-        w, shape, cut = self.software, self.run.shape, self.run.cut
+        w, shape, grid = self.software, self.run.shape, self.run.grid
         plain = (w.layer_norm_kernels if shape.layer_norm else None) or w.kernels
         more = (
             (len(shape.block_norms) - 2, w.norm_kernels),
-            (cut.cp * (cut.cp > 1) * (cut.cp_method != "ulysses"), w.ring_kernels),
+            (grid.cp * (grid.cp > 1) * (not grid.trades_heads), w.ring_kernels),
             (shape.head_norms, w.head_norm_kernels),
             (shape.latent is not None, w.latent_kernels),
             (self.is_narrow and w.float8_weight_gradients, (0.0, w.float8_gradient_kernels)),
@@ -287,18 +287,18 @@ class Costing:
 
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
         """How many more a layer with experts launches."""
-        w, of = self.software, self.run.shape.mixture
-        held = np.maximum(1, of.num // np.asarray(self.run.cut.ep))
-        return _total((1, w.routing_kernels), (of.topk, w.choice_kernels), (held, w.expert_kernels))
+        w, experts = self.software, self.run.shape.mixture
+        held = np.maximum(1, experts.num // np.asarray(self.run.grid.ep))
+        return _total((1, w.routing_kernels), (experts.topk, w.choice_kernels), (held, w.expert_kernels))
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """One layer of a kind that recomputes what a policy says, the embedding or the head."""
         operators = self.before_experts(kind)
         if has_experts(kind):
             operators += self.experts()
-        found = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.cut))
-        often, is_sharded = gathers_for_a_pass(self.run.cut), np.any(self.run.cut.zero == 3)
-        return found.gathered(self.rates, self.software, self.shard_s(kind), often) if is_sharded else found
+        piece_time = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.grid))
+        often, is_sharded = gathers_for_a_pass(self.run.grid), np.any(self.run.grid.zero == 3)
+        return piece_time.gathered(self.rates, self.software, self.shard_s(kind), often) if is_sharded else piece_time
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of what comes before the experts of a piece, which does not depend on how these lie."""
@@ -315,32 +315,32 @@ class Costing:
         kind, chain = next(item for item in self.chains.items() if has_experts(item[0]))  # all of them are alike there
         return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of(self._kernels_of_experts()))
 
-    def _repeatable(self, chain: Chain, kind: str, found: PieceTime) -> Repeatable:
+    def _repeatable(self, chain: Chain, kind: str, total: PieceTime) -> Repeatable:
         forwards = []
         for operator in self._timed(chain, kind, "none"):
-            found += operator.as_piece()
+            total += operator.as_piece()
             forwards.append(operator.ahead())
-        return Repeatable(found, tuple(forwards))
+        return Repeatable(total, tuple(forwards))
 
     def repeating(self, kind: str, policy: str, piece: Repeatable) -> PieceTime:
         """A piece that computes again what a policy says, and keeps the rest, on the device or on its host."""
         again, tensor, context, expert, flops = self.gaps(kind, policy).again, 0.0, 0.0, 0.0, 0.0
-        for operator, of in zip(self.chains[kind], piece.forwards, strict=True):
+        for operator, forward in zip(self.chains[kind], piece.forwards, strict=True):
             if share := share_run_again(operator, policy):
-                again, flops = again + share * of.compute, flops + share * of.flops
-                tensor, context = tensor + share * of.tensor, context + share * of.context
-                expert = expert + share * of.expert
-        found = piece.once + PieceTime(again=again, tensor=tensor, context=context, expert=expert, flops_again=flops)
-        if is_layer(kind) and np.any(self.run.cut.offload_activations):
-            found += self._sent_away(found, kind, policy)
-        return found
+                again, flops = again + share * forward.compute, flops + share * forward.flops
+                tensor, context = tensor + share * forward.tensor, context + share * forward.context
+                expert = expert + share * forward.expert
+        total = piece.once + PieceTime(again=again, tensor=tensor, context=context, expert=expert, flops_again=flops)
+        if is_layer(kind) and np.any(self.run.grid.offload_activations):
+            total += self._sent_away(total, kind, policy)
+        return total
 
     def _exposed(
         self, exchanges: tuple[Exchange, ...], compute_s: Numbers, weight_s: Numbers = 0.0
     ) -> tuple[ExchangeTime, ...]:
         """An operator's collectives, with what of each is not hidden. The weight gradient of the product that they are
         for takes `weight_s`."""
-        found = []
+        by_axis = []
         for exchange in exchanges:
             if not np.any(exchange.size):  # no plan has it
                 continue
@@ -355,16 +355,16 @@ class Costing:
                 put_off = (seconds - exposed) * exchange.is_put_off
             elif exchange.axis == "tp":
                 exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
-            elif self.run.cut.is_paired and self.software.pair_overlap:  # another microbatch computes meanwhile
+            elif self.run.grid.is_paired and self.software.pair_overlap:  # another microbatch computes meanwhile
                 exposed = seconds * self.rates.leak
             elif self.software.expert_overlap:
                 exposed = seconds * self.rates.expert_exposed
-            found.append(ExchangeTime(exchange, seconds, exposed, put_off))
-        return tuple(found)
+            by_axis.append(ExchangeTime(exchange, seconds, exposed, put_off))
+        return tuple(by_axis)
 
     def _sent_away(self, piece: PieceTime, kind: str, policy: str) -> PieceTime:
-        """What a layer keeps goes to the host beside its forward, and comes back beside a backward."""
-        away_s = self._host_s(kept_bytes(self.chains[kind], policy) * np.asarray(self.run.cut.offload_activations))
+        """Copies of kept tensors to the host beside a layer's forward, and back beside a backward."""
+        away_s = self._host_s(kept_bytes(self.chains[kind], policy) * np.asarray(self.run.grid.offload_activations))
         ahead = beside(self.rates, away_s, piece.forward)
         return PieceTime(host=ahead + beside(self.rates, away_s, piece.backward), exposed_forward=ahead)
 
@@ -377,20 +377,20 @@ class Costing:
 
         Shards that are kept on the host come from there before each gather.
         """
-        shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
+        shape, grid, rates, groups = self.run.shape, self.run.grid, self.rates, self.groups
         common, routed = shape.kind_parameters(kind) if is_layer(kind) else (shape.table_elements, 0)
         if kind == "mtp":  # whole on every rank of tp
-            common = shape.further_parameters * cut.tp
+            common = shape.further_parameters * grid.tp
         gather, scatter = 0.0, 0.0
         for elements, shard, copies in (
-            (common / cut.tp, groups.shard, groups.copies),
-            (routed / (cut.ep * cut.expert_tp), groups.expert_shard, groups.expert_copies),
+            (common / grid.tp, groups.shard, groups.copies),
+            (routed / (grid.ep * grid.expert_tp), groups.expert_shard, groups.expert_copies),
         ):
-            elements = elements * (cut.zero == 3)
+            elements = elements * (grid.zero == 3)
             gradients = self.software.reduce_bytes * elements
-            gather += self._pieces_s(shard, cut.element_bytes * elements)
-            if np.any(cut.offload_parameters):
-                gather += self._host_s(cut.element_bytes * elements / shard.size * np.asarray(cut.offload_parameters))
+            gather += self._pieces_s(shard, grid.element_bytes * elements)
+            if np.any(grid.offload_parameters):
+                gather += self._host_s(grid.element_bytes * elements / shard.size * np.asarray(grid.offload_parameters))
             scatter += self._pieces_s(shard, gradients, True) + ring_s(rates, copies, gradients / shard.size, 2)
         return gather, scatter
 

@@ -1,4 +1,4 @@
-"""Which links a group of ranks crosses: fast links within a domain, switches above the nodes, the rings of a torus.
+"""The links that a group of ranks crosses: fast links within a domain, switches above the nodes, the rings of a torus.
 
 Ranks are laid out axis by axis, so a group is `size` ranks that lie `stride` apart: among all ranks, or among those of
 a stage, whose blocks may have the other stages of a pipeline between them (config/rank_order.py).
@@ -53,10 +53,10 @@ class Group:
 
     def upward(self, topk_copies: Numbers = 1.0) -> Numbers:
         """How much of what a rank sends to all others alike passes its port, in units of a full port: the narrowest."""
-        found = topk_copies * (self.size - self.inside) / self.size
+        copies = topk_copies * (self.size - self.inside) / self.size
         for below, share in self.upper:
-            found = np.maximum(found, topk_copies * np.maximum(0, self.size - below) / self.size / share)
-        return found
+            copies = np.maximum(copies, topk_copies * np.maximum(0, self.size - below) / self.size / share)
+        return copies
 
     @property
     def stretch(self) -> Numbers:
@@ -64,11 +64,11 @@ class Group:
 
         Of the `below` ranks below a switch one sends upward, and has the share of all of them.
         """
-        found: Numbers = 1.0
+        factor: Numbers = 1.0
         for below, share in self.upper:
             crossing = (-(-self.size // below) - 1) / np.maximum(1, self.size - 1)
-            found = np.maximum(found, 1 + crossing * (1 / np.minimum(1, below * share) - 1))
-        return found
+            factor = np.maximum(factor, 1 + crossing * (1 / np.minimum(1, below * share) - 1))
+        return factor
 
     @property
     def narrowest(self) -> Numbers:

@@ -1,4 +1,4 @@
-"""What an update takes: memory that is read and written by element, and with Muon products and exchanges of matrices.
+"""The time of an update: memory that is read and written by element, and with Muon products and exchanges of matrices.
 
 Sums that Adafactor's ranks make are of a row's and a column's numbers, and are not priced.
 """
@@ -21,7 +21,6 @@ from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import PipelineRanks
 
-_LIKE_ADAMW = ("adamw", "adam")
 _FLOAT = 4  # bytes of a gradient that an update begins with
 _NARROW, _OF_NARROW = 2, 9.0  # bytes of an element on its way, for which `other_updates` are, and how often it moves
 
@@ -29,19 +28,24 @@ _NARROW, _OF_NARROW = 2, 9.0  # bytes of an element on its way, for which `other
 def update_bytes(software: SoftwareSpec, optimizer: OptimizerSpec, by_matrix: bool, itemsize: int = _NARROW) -> float:
     """Bytes of an update, by element of what is updated `by_matrix` or by itself; `itemsize` of an element of a matrix
     that travels."""
-    if optimizer.name in _LIKE_ADAMW or (optimizer.name == "muon" and not by_matrix):
+    if optimizer.facts.costs_as_adamw and not by_matrix:
         return software.updated_bytes
     number = len(moments_of(optimizer, by_matrix))
     told = dict(software.other_updates).get(optimizer.name)
     whole = software.update - 8 * (2 - number) if told is None else told
-    if optimizer.name == "muon":
+    if optimizer.facts.matrix_update == "orthogonal":
         whole += _OF_NARROW * (itemsize - _NARROW)
     return max(0.0, whole + number * (software.updated_bytes - software.update) / 2)
 
 
+def _is_like_adamw(optimizer: OptimizerSpec) -> bool:
+    """True where the whole update reads and writes what AdamW's does."""
+    return optimizer.facts.costs_as_adamw and optimizer.facts.matrix_update == "none"
+
+
 def elementwise_s(rates: Rates, software: SoftwareSpec, optimizer: OptimizerSpec, updated: "Updated") -> Numbers:
     """Seconds of the update of some elements, with the norm of their gradients."""
-    is_measured = software.is_own and optimizer.name in _LIKE_ADAMW and software.updated_bytes == software.update
+    is_measured = software.is_own and _is_like_adamw(optimizer) and software.updated_bytes == software.update
     if is_measured and rates.measured is not None and rates.measured.knows("update", rates.number):
         (seconds,) = rates.measured.seconds("update", rates.number, rates.busy, updated.total)
         return np.where(updated.total > 0, seconds, 0.0)
@@ -78,16 +82,16 @@ def held_by_matrix(run: Run, ranks: PipelineRanks, held: tuple[Array, Array]) ->
 
     Norms and biases are few, and taken for elements of matrices.
     """
-    name = run.cut.optimizer.name
-    if name not in ("muon", "adafactor"):
+    facts = run.grid.optimizer.facts
+    if facts.matrix_update == "none":
         return 0.0 * held[0], 0.0 * held[1]
-    tables = run.shape.table_elements / run.cut.tp * ranks.num_tables(run.shape) if name == "muon" else 0.0
+    tables = run.shape.table_elements / run.grid.tp * ranks.num_tables(run.shape) if facts.layers_alone else 0.0
     return np.maximum(0.0, held[0] - tables), held[1]
 
 
-def itemsize_of(cut: PlanGrid) -> int:
+def itemsize_of(grid: PlanGrid) -> int:
     """Bytes of an element of a matrix that Muon's ranks exchange, and compute with."""
-    return 4 if cut.precision == "float32" else 2
+    return 4 if grid.precision == "float32" else 2
 
 
 @dataclass(frozen=True)
@@ -124,19 +128,19 @@ def layer_work(shape: ModelShape, kind: str, steps: int) -> tuple[_Work, _Work]:
 def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, updated: Updated) -> Numbers:
     """Seconds in which Muon makes matrices orthogonal, of the rank that has most to do, and in which they travel to
     their owners and back."""
-    cut = run.cut
-    if cut.optimizer.name != "muon":
+    grid = run.grid
+    if grid.optimizer.facts.matrix_update != "orthogonal":
         return 0.0
-    of_kinds = [layer_work(run.shape, kind, cut.optimizer.newton_schulz_steps) for kind, _ in ranks.kinds]
+    of_kinds = [layer_work(run.shape, kind, grid.optimizer.newton_schulz_steps) for kind, _ in ranks.kinds]
     seconds: Numbers = 0.0
     most: Numbers = 0.0  # exchanges, of what all tokens use or of experts
     for works, shard, num_cut, spread in (
-        ([of[0] for of in of_kinds], groups.shard, cut.tp, 1),
-        ([of[1] for of in of_kinds], groups.expert_shard, cut.expert_tp, cut.ep),
+        ([elements[0] for elements in of_kinds], groups.shard, grid.tp, 1),
+        ([elements[1] for elements in of_kinds], groups.expert_shard, grid.expert_tp, grid.ep),
     ):
-        owners = np.where(cut.zero > 0, shard.size, 1) * num_cut
+        owners = np.where(grid.zero > 0, shard.size, 1) * num_cut
         total, number, num_largest = (
-            sum(layers * getattr(of, name) for layers, of in zip(ranks.layers, works, strict=True)) / spread
+            sum(layers * getattr(elements, name) for layers, elements in zip(ranks.layers, works, strict=True)) / spread
             for name in ("total", "number", "num_largest")
         )
         exchanges = _exchanges(run, ranks, number, owners)
@@ -146,7 +150,7 @@ def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, u
         seconds = seconds + np.where(owners > 1, flops, total) / rates.flops
         most = np.maximum(most, exchanges)
     size = updated.itemsize * updated.by_matrix / np.maximum(1.0, most)
-    for group, is_there in ((groups.shard, (cut.zero > 0) & (groups.shard.size > 1)), (groups.tp, cut.tp > 1)):
+    for group, is_there in ((groups.shard, (grid.zero > 0) & (groups.shard.size > 1)), (groups.tp, grid.tp > 1)):
         seconds = seconds + 2 * most * np.where(is_there, all_to_all_s(rates, group, size), 0.0)
     return seconds
 
@@ -154,19 +158,19 @@ def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, u
 def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
     """Bytes that Muon borrows for units that it updates together: rows on their way, a matrix that is made orthogonal,
     and gradients in float32 where they are in other numbers."""
-    cut, shape = run.cut, run.shape
-    if cut.optimizer.name != "muon":
+    grid, shape = run.grid, run.shape
+    if grid.optimizer.facts.matrix_update != "orthogonal":
         return 0.0
     kind = ranks.kinds[-1][0]
     matrices, layers = shape.matrices(kind), np.maximum(1, sum(ranks.layers))
     largest = max(matrix.num_elements // max(1, matrix.experts) // len(matrix.widths or (1,)) for matrix in matrices)
-    shards = np.where(cut.zero > 0, layout(cut, SHARDS[False]).size, 1)
+    shards = np.where(grid.zero > 0, layout(grid, SHARDS[False]).size, 1)
     common, experts = layer_work(shape, kind, 1)
-    number = layers * (common.number + experts.number / cut.ep)
-    rows = _layer_elements(run, ranks) * layers / _exchanges(run, ranks, number, shards * cut.tp) / shards
-    ways = 1 + 1.0 * (shards > 1) + 2.0 * (cut.tp > 1)
-    of_gradients = _FLOAT * (cut.gradient_bytes not in (0, _FLOAT))
-    return itemsize_of(cut) * (ways * rows + 4 * largest) + of_gradients * rows
+    number = layers * (common.number + experts.number / grid.ep)
+    rows = _layer_elements(run, ranks) * layers / _exchanges(run, ranks, number, shards * grid.tp) / shards
+    ways = 1 + 1.0 * (shards > 1) + 2.0 * (grid.tp > 1)
+    of_gradients = _FLOAT * (grid.gradient_bytes not in (0, _FLOAT))
+    return itemsize_of(grid) * (ways * rows + 4 * largest) + of_gradients * rows
 
 
 def _exchanges(run: Run, ranks: PipelineRanks, number: Numbers, owners: Numbers) -> Numbers:
@@ -177,15 +181,15 @@ def _exchanges(run: Run, ranks: PipelineRanks, number: Numbers, owners: Numbers)
 
 def _layer_elements(run: Run, ranks: PipelineRanks) -> Numbers:
     """Elements of the matrices of a layer on each rank."""
-    cut, matrices = run.cut, run.shape.matrices(ranks.kinds[-1][0])
+    grid, matrices = run.grid, run.shape.matrices(ranks.kinds[-1][0])
     routed = sum(matrix.num_elements for matrix in matrices if matrix.experts)
     common = sum(matrix.num_elements for matrix in matrices) - routed
-    return common / cut.tp + routed / (cut.ep * cut.expert_tp)
+    return common / grid.tp + routed / (grid.ep * grid.expert_tp)
 
 
 def _units_by_layer(run: Run, ranks: PipelineRanks) -> Numbers:
     """Units that a layer's matrices are updated in: one with ZeRO-3, else as many as buckets; less than one where
     several layers are in a bucket."""
-    cut, elements = run.cut, _layer_elements(run, ranks)
-    filled = np.minimum(1.0, cut.element_bytes * elements / cut.bucket_bytes) if cut.bucket_bytes else 0.0 * elements
-    return np.where(cut.zero == 3, 1.0, filled)
+    grid, elements = run.grid, _layer_elements(run, ranks)
+    filled = np.minimum(1.0, grid.element_bytes * elements / grid.bucket_bytes) if grid.bucket_bytes else 0.0 * elements
+    return np.where(grid.zero == 3, 1.0, filled)

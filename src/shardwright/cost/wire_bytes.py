@@ -10,7 +10,7 @@ from shardwright.cost.topology import Group
 
 @dataclass(frozen=True)
 class SentBytes:
-    """What one rank of a group sends, on average over the ranks of its domain."""
+    """The bytes that one rank of a group sends, on average over the ranks of its domain."""
 
     inside: float = 0.0
     between: float = 0.0

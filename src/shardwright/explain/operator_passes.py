@@ -117,14 +117,14 @@ def total_s(seconds: Iterable[float | None]) -> float | None:
 
 def rank_pieces(run: Run) -> list[dict[PieceKind, int]]:
     """How many pieces of each kind each pipeline rank computes, through all its stages."""
-    ranks = all_ranks(run.shape, run.cut.as_arrays())
+    ranks = all_ranks(run.shape, run.grid.as_arrays())
     ends = {("embedding", "none"): ranks.embedding, ("head", "none"): ranks.head}
     if run.shape.mtp:
         ends |= {("mtp", "none"): ranks.head * run.shape.mtp}
     counts = dict(zip(ranks.kinds, ranks.layers, strict=True)) | ends
     return [
         {kind: int(count[rank, 0]) for kind, count in counts.items() if count[rank, 0]}
-        for rank in range(int(run.cut.pp))
+        for rank in range(int(run.grid.pp))
     ]
 
 
@@ -150,7 +150,7 @@ class _Passes:
         if self.costing is None:
             timed = [
                 OperatorTime(o, KernelTime(0.0, 0.0, 0.0), share_run_again(o, policy), (), ())
-                for o in chains(self.run.shape, self.run.cut, self.software)[kind]
+                for o in chains(self.run.shape, self.run.grid, self.software)[kind]
             ]
             gaps = None
         else:

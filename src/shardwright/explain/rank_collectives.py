@@ -110,7 +110,7 @@ def _messages(
     job: JobSpec, program: Program, rank: int, messages: list[PhaseCalls], by_axis: Mapping[str, RankGroup],
     priced: PricedGroups | None,
 ) -> Iterator[Crossing]:  # fmt: skip
-    """What the rank sends to its neighbours in the pipeline, and what comes from them."""
+    """The messages that the rank sends to its neighbours in the pipeline, and those that it receives."""
     for moved in messages:
         line, is_sent, sent = by_axis["pp"], moved.kind == "send", SentBytes()
         if is_sent:

@@ -30,7 +30,7 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 from shardwright.workload.query import Run
 
 
@@ -150,6 +150,6 @@ def _priced(job: JobSpec, run: Run, gap: str) -> tuple[PricedGroups | None, str]
         known = ", ".join(catalog.names("devices"))
         return None, f"cluster.device is unknown; set it to one of {known}"
     try:
-        return PricedGroups(Costing.of(run, shipped()), played_step(job, shipped())), ""
+        return PricedGroups(Costing.of(run, shipped()), simulated_step(job, shipped())), ""
     except (KeyError, ValueError) as error:
         return None, str(error.args[0])

@@ -1,4 +1,4 @@
-"""What each strategy of a plan changes: the same job without it, and what a rank would hold then."""
+"""The effect of each strategy of a plan: the same job without it, and the memory that a rank would hold then."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

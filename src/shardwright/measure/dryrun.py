@@ -44,7 +44,7 @@ class PeakMemory(RankMemory):
 
 @dataclass(frozen=True)
 class DryRun:
-    """What one rank did in a step, or in as many (`num_steps`) as it takes to fill a pipeline that never drains.
+    """The dry run of one rank: a step, or as many (`num_steps`) as it takes to fill a pipeline that never drains.
 
     `place` is the rank with its coordinates, `collectives` calls and bytes by "collective axis", as in the ledger of a
     run, `curve` the most memory in each action, in their order. `account` and `account_collectives` are what is
@@ -117,7 +117,7 @@ def _on(job: JobSpec, device: str) -> JobSpec:
 
 
 class _HostMemory:
-    """What lies in host memory: state of the optimizer and values that are offloaded, inputs that are away."""
+    """The contents of host memory: offloaded state of the optimizer and values, and inputs that are away."""
 
     def __init__(self) -> None:
         self._state_bytes = 0

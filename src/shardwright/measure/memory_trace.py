@@ -26,7 +26,7 @@ _SOURCE, _HERE = str(Path(shardwright.__file__).parent), str(Path(__file__).pare
 
 
 class Origin(NamedTuple):
-    """What made a storage: an operator of torch, and the line of ours that called it."""
+    """The origin of a storage: an operator of torch, and the line of ours that called it."""
 
     operator: str
     line: str
@@ -53,7 +53,7 @@ class MemoryTrace(TorchDispatchMode):
 
     @property
     def now_bytes(self) -> int:
-        """What is there now."""
+        """The bytes allocated now."""
         return self._all_bytes - self._apart_bytes()
 
     def add(self, tensors: Iterable[Tensor]) -> None:

@@ -89,7 +89,7 @@ def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def _gives_views(func: Any) -> bool:
-    """Whether it only looks at a tensor in another way, which torch does without Python."""
+    """True if it only looks at a tensor in another way, which torch does without Python."""
     return not func._schema.is_mutable and any(of.alias_info is not None for of in func._schema.returns)
 
 
@@ -106,7 +106,7 @@ def _key(value: Any) -> Any:
 
 
 def _are_new(results: tuple[Any, ...], inputs: Any) -> bool:
-    """Whether each is a plain value, or a tensor in a storage of its own, as large as its form needs."""
+    """True if each is a plain value, or a tensor in a storage of its own, as large as its form needs."""
     tensors = [result for result in results if isinstance(result, Tensor)]
     if not all(type(of) is Tensor and of.is_meta and not of.storage_offset() for of in tensors):
         return False
@@ -121,6 +121,6 @@ def _are_new(results: tuple[Any, ...], inputs: Any) -> bool:
 
 
 def _changes_the_first_alone(func: Any) -> bool:
-    """Whether the one argument that is written is `out`, or else the first."""
+    """True if the one argument that is written is `out`, or else the first."""
     written = [of for of in func._schema.arguments if of.alias_info is not None and of.alias_info.is_write]
     return len(written) == 1 and (written[0].name == "out" or written[0] == func._schema.arguments[0])

@@ -38,7 +38,7 @@ def write_record(record: Record, folder: Path, rank: int) -> None:
 
 
 def read_record(folder: Path, rank: int) -> Record:
-    """What a rank left, without its boxes of nothing and how experts were used."""
+    """Read the record of a rank, without empty boxes and without the use of experts."""
     storage = LocalStorage(folder)
     told: dict[str, Any] = json.loads(_numbers(folder, rank).read_bytes())
     places = [_place(fields) for fields in told["places"]]

@@ -44,7 +44,7 @@ def moved_weights(job: JobSpec, initial: Initial, number: int) -> Initial:
 
 
 def is_rounding(found: Verdict, moved: Sequence[Verdict], tolerance: float) -> bool:
-    """Whether each difference is within the tolerance, and a small multiple of what moved weights make.
+    """True if each difference is within the tolerance, and a small multiple of what moved weights make.
 
     Never where that multiple is more than `MOST`: rounding would explain everything.
     """

@@ -1,4 +1,4 @@
-"""What autograd keeps between forward and backward, measured: storages that saved tensors lie in, each once.
+"""The tensors that autograd keeps between forward and backward, measured: the storages of saved tensors, each once.
 
 Too slow for a run, whose account is a prediction (account/activations.py): this is what that is held against.
 """

@@ -35,7 +35,7 @@ ROUNDS = 9  # of which the median counts; the first is a warm-up
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank measured. Seconds; by stage (forward, input gradient, weight gradient, whole backward)."""
+    """The measured times of one rank. Seconds; by stage (forward, input gradient, weight gradient, whole backward)."""
 
     stages: dict[int, tuple[float, ...]]
     message_s: float
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def simulated_s(self) -> float:
-        """What the simulation says."""
+        """The simulated seconds."""
         return self.simulated.makespan
 
     def executed(self) -> Times:

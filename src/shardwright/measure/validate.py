@@ -75,7 +75,7 @@ def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | 
 def _recomputed(row: Measured, policy: str) -> Run:
     """The run of a row with every layer computed again as far as a policy says."""
     assert row.run is not None, "only what can be priced is recomputed"
-    return replace(row.run, cut=replace(row.run.cut, recompute=policy, policies=()))
+    return replace(row.run, grid=replace(row.run.grid, recompute=policy, policies=()))
 
 
 def _fits(row: Measured, price: Price | str) -> bool:
@@ -188,7 +188,7 @@ def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]
     for row, expected_s in rows:
         run = row.run
         assert run is not None, "only what was predicted is ordered"
-        key = (replace(run.shape, heads=1, head_dim=1, kv_heads=1), run.cut.world, run.software, run.cut.global_batch)
+        key = (replace(run.shape, heads=1, head_dim=1, kv_heads=1), run.grid.world, run.software, run.grid.global_batch)
         sweeps.setdefault(row.family, {}).setdefault(key, []).append((row.step_s, expected_s))
     found = {}
     for family in RANKED:

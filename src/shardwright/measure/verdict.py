@@ -12,7 +12,7 @@ from shardwright.train.train_step import StepResult
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank did: its steps, its boxes of the parameters afterwards, and the loss of an evaluation then."""
+    """The result of one rank: its steps, its boxes of the parameters afterwards, and the loss of an evaluation then."""
 
     steps: list[StepResult]
     boxes: list[tuple[ParameterShard, Tensor]]
@@ -37,7 +37,7 @@ class Verdict:
     bitwise: bool
 
     def within(self, tolerance: float) -> bool:
-        """Whether no difference is larger than `tolerance`."""
+        """True if no difference is larger than `tolerance`."""
         return all(difference <= tolerance for difference in self.differences)
 
     @property

@@ -184,7 +184,7 @@ def exact_activate_backward(dy: Tensor, x: Tensor, name: ActivationName) -> Tens
 
 
 def _factor(up: Tensor, name: ActivationName) -> Tensor:
-    """What the activation of the gate is multiplied with: up, or of the clamped activation clamp(up) + 1."""
+    """The factor of the gate's activation: up, or for the clamped activation clamp(up) + 1."""
     return up.clamp(-_MOST, _MOST) + 1 if name == "clamped-silu" else up
 
 

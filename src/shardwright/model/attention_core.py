@@ -10,14 +10,15 @@ sequence where tokens were traded for heads, D width of queries and keys, E widt
 """
 
 from dataclasses import replace
+from pkgutil import resolve_name
 
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.block_attention import dry_attention
-from shardwright.parallel.context.ring_attention import gathered_attention, ring_attention
 from shardwright.parallel.tensor.linear import LayerSharding
 
 
@@ -37,8 +38,8 @@ def dot_product_attention(
         # A chunk is seen as a document is. None of it is further back than a chunk is long: other blocks are left out.
         documents, rule = run.chunks, replace(rule, reach=replace(rule.reach, is_chunked=False))
     if cp.size > 1 or documents is not None or not rule.is_plain(len(q_SBND)):
-        across_ranks = gathered_attention if cut.cp_method == "all-gather" else ring_attention
-        out_SBND = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, documents, rule)
+        across_ranks = resolve_name(CONTEXT_METHODS[cut.cp_method].rule)
+        out_SBND: Tensor = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, documents, rule)
     else:
         q_BNSD, k_BGSD, v_BGSD = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGE))
         if q_SBND.is_meta:

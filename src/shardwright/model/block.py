@@ -52,7 +52,7 @@ class Block(nn.Module):
         return self.join(x_sBH, self._mlp(x_sBH, run, self.policy))
 
     def join(self, x_sBH: Tensor, y_sBH: Tensor) -> Tensor:
-        """What is added to the residual stream, added to it."""
+        """Add the result of a half to the residual stream."""
         return x_sBH + y_sBH if self.scale == 1.0 else torch.add(x_sBH, y_sBH, alpha=self.scale)
 
     def _attention(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:

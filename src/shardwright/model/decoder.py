@@ -47,7 +47,7 @@ from shardwright.sharding.sequence import held_ranges
 
 @dataclass(frozen=True)
 class StageSpan:
-    """What a stage holds: layers [first, end), and whether it is the first or the last of the pipeline."""
+    """The part of the model in a stage: layers [first, end), and if it is the first or the last of the pipeline."""
 
     index: int
     first_layer: int
@@ -67,7 +67,7 @@ class Passage(Protocol):
     """Computes a region of a stage, given its name; ZeRO has the region's parameters there meanwhile."""
 
     def __call__(self, region: str, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
-        """What the function gives."""
+        """Return the result of the function."""
 
 
 def _as_it_is(region: str, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class DecoderStage(nn.Module):
         return self
 
     def routers(self) -> dict[int, RouterState]:
-        """What the routers of this stage remember, by layer."""
+        """The state of this stage's routers, by layer."""
         return {number: block.moe.router.state for number, block in self.blocks().items() if block.moe is not None}
 
     def blocks(self) -> dict[int, Block]:
@@ -143,7 +143,7 @@ class DecoderStage(nn.Module):
         self.tables = PositionTables.of(self.spec, positions_tensor(seen, device))
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
-        """What is computed one after the other, by the name that `through` is told, with its parameters."""
+        """The regions that are computed one after the other, by the name that `through` gets, with their parameters."""
         parts: dict[str, list[nn.Module | None]] = {"embedding": [self.embedding, self.positions]}
         parts["embedding_norm"] = [self.embedding_norm if self.spec.norm_weight else None]
         parts |= {name: [layer] for name, layer in self.layers.items()}
@@ -170,10 +170,10 @@ class DecoderStage(nn.Module):
         return torch.empty(tokens, batch, self.spec.hidden, device=like.device, dtype=like.dtype)
 
     def forward_pass(self, microbatch: Microbatch | None = None, marked_BT: Tensor | None = None) -> ForwardPass:
-        """What the layers share in one pass; without a microbatch nothing is dropped out."""
+        """The values that the layers share in one pass; without a microbatch there is no dropout."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
         if marked_BT is None:
-            return ForwardPass(self.tables, microbatch, convoy)
+            return ForwardPass(self.tables, microbatch, convoy, streams=self.cut.cp.streams)
         marked_BS = marked_BT[:, :-1]
         tables, window, chunks = self.tables, self.spec.window, None
         documents = self._by_rank(document_numbers(marked_BS))
@@ -183,10 +183,9 @@ class DecoderStage(nn.Module):
             tables = tables.in_documents(self.spec, pick(positions_BS, seen).t())
         if window.size and window.chunked:
             chunks = self._by_rank(chunk_numbers(positions_BS, window.size))
-        # In a dry run no token has a value, and all are taken for real.
-        has_filling = not marked_BS.is_meta and self.spec.moe.experts > 0
-        real = RealTokens.of(marked_BT) if has_filling else None
-        return ForwardPass(tables, microbatch, convoy, documents, chunks, real)
+        streams = self.cut.cp.streams
+        real = RealTokens.of(marked_BT, streams=streams) if self.spec.moe.experts > 0 else None
+        return ForwardPass(tables, microbatch, convoy, documents, chunks, real, streams)
 
     def _by_rank(self, documents_BS: Tensor) -> Tensor:
         """The documents of the tokens of each rank whose keys attention meets by themselves, [P, B, s]."""
@@ -257,7 +256,7 @@ class DecoderStage(nn.Module):
         return with_positions
 
     def _normed_embedding(self, x_sBH: Tensor) -> Tensor:
-        """What enters the first layer, in a region of its own: its backward needs the norm's weight."""
+        """The input of the first layer, in a region of its own: its backward needs the norm's weight."""
         norm = self.embedding_norm
         if norm is None:
             return x_sBH

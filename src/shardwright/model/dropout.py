@@ -85,7 +85,7 @@ class _Drop(torch.autograd.Function):
 
 
 def kept_elements(rows_sB: Tensor, channels: int, key: int, num_dropped_levels: int) -> Tensor:
-    """Which elements stay, bool [s, B, channels]: all but about `num_dropped_levels` in 65,536.
+    """A mask of the elements that stay, bool [s, B, channels]: all but about `num_dropped_levels` in 65,536.
 
     Element (row, channel) takes 16 bits of word channel / 4 of the row, in the stream `key`.
     """

@@ -66,7 +66,8 @@ class LatentAttention(nn.Module):
         return torch.cat(column_products(x_sBH, parts, self.cut), dim=-1)
 
     def attend(self, projected: Tensor, run: ForwardPass) -> Tensor:
-        """What `project` gave to [S, B, N x E]: norms, the products that make heads, rotary positions and softmax."""
+        """From the result of `project` to [S, B, N x E]: norms, the products that make heads, rotary positions and
+        softmax."""
         q, kv, k_rope_SBP = self._heads(projected, run)
         S, B, _ = q.shape
         turned = run.tables.turned

@@ -1,5 +1,5 @@
-"""What becomes of logits before their softmax: they are scaled (Granite), and capped softly: cap x tanh(logit / cap)
-(Gemma 2, arXiv 2408.00118, section 2)."""
+"""Changes of logits before their softmax: a scale (Granite), and a soft cap: cap x tanh(logit / cap) (Gemma 2, arXiv
+2408.00118, section 2)."""
 
 from dataclasses import dataclass
 

@@ -36,8 +36,8 @@ _AS_THEY_ARE = LogitChange()
 
 @dataclass(frozen=True)
 class Targets:
-    """What should follow a microbatch's tokens, position by position: rows [T] of the vocabulary, counted from this
-    rank's first, and where not all of them have a loss, which have none. A chunk is so many `positions` of s. The loss
+    """The targets of a microbatch's tokens, position by position: rows [T] of the vocabulary, counted from this rank's
+    first, and the mask of tokens without a loss, if there are any. A chunk is so many `positions` of s. The loss
     `completes` the head's gradient if its backward is the last that adds to it."""
 
     rows_T: Tensor

@@ -110,7 +110,7 @@ class MixtureOfExperts(nn.Module):
         return y_sBH if shared_sBH is None else y_sBH + shared_sBH
 
     def _shared(self, x_sBH: Tensor, policy: Policy) -> Tensor | None:
-        """What shared experts make of every token, [s, B, H]."""
+        """The result of shared experts for every token, [s, B, H]."""
         if self.shared is None:
             return None
         shared_sBH = self.shared.after(Chain(x_sBH, policy))
@@ -133,7 +133,7 @@ class MixtureOfExperts(nn.Module):
         return x_TH, start_trip(routing, self.num_experts, self.cut.ep)
 
     def _routed(self, x_TH: Tensor, trip: Trip, policy: Policy) -> Tensor:
-        """What the experts make of the tokens that this rank sends them, of its own tokens."""
+        """The result of the routed experts for this rank's own tokens."""
         y_TH = through_experts(x_TH, trip, partial(self.experts, policy=policy), in_float8=self.cut.float8_dispatch)
         leaves = scatter_to if self.cut.shards_sequence and self.cut.expert_tp.size > 1 else reduce_from
         return leaves(y_TH, self.cut.expert_tp)

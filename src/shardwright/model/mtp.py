@@ -46,7 +46,7 @@ class FurtherToken(nn.Module):
         self.norm = Norm(spec, cut)
 
     def before_head(self) -> list[nn.Module]:
-        """What is computed before the head, in order."""
+        """The regions before the head, in order."""
         return [self.hidden_norm, self.embedding_norm, self.project, self.block]
 
     def forward(self, x_sBH: Tensor, targets_BS: Tensor, table: PlacedParameter, run: ForwardPass) -> Tensor:

@@ -1,5 +1,5 @@
-"""What layers look up by the position of a token, and by head: cosines and sines of rotary positions, what queries are
-multiplied with where they grow with their position, and slopes of ALiBi."""
+"""Tables that layers look up by the position of a token, and by head: cosines and sines of rotary positions, factors of
+queries that grow with their position, and slopes of ALiBi."""
 
 import math
 from dataclasses import dataclass, replace
@@ -68,7 +68,7 @@ class PositionTables:
 
 
 def temperatures_of(tuning: TemperatureSpec, positions: Tensor) -> Tensor:
-    """What the query at each position is multiplied with, float32."""
+    """The factor of the query at each position, float32."""
     return ((positions.float() + 1) / tuning.floor).floor().log1p() * tuning.scale + 1
 
 

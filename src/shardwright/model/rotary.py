@@ -35,7 +35,7 @@ def rotary_angles(
 
 
 def _slowed(frequencies: Tensor, base: float, scaling: RotaryScalingSpec, sequence: int) -> Tensor | float:
-    """What each frequency is multiplied with, from 1 to 1 / factor."""
+    """The factor of each frequency, from 1 to 1 / factor."""
     match scaling.kind:
         case "none":
             return 1.0

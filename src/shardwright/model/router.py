@@ -60,7 +60,7 @@ class Router(nn.Module):
         weights_TK = self.gate.weigh(logits_TE, scores_TE, final.experts_TK)
         # Of a pass that is made twice, the one that keeps a graph is counted.
         if run.microbatch is not None and torch.is_grad_enabled():
-            likelihood_TE = add_to_one(scores_TE) if self.spec.gate == "sigmoid" else scores_TE
+            likelihood_TE = scores_TE if self.spec.gate_facts.scores_add_up else add_to_one(scores_TE)
             losses = self._losses(logits_TE, likelihood_TE, asked, real_T, real=run.real, batch=B)
             self.state.observe(asked, final, likelihood_TE.detach(), losses.detach(), real_T)
             if losses.requires_grad:
@@ -75,7 +75,7 @@ class Router(nn.Module):
     def _decide(
         self, logits_TE: Tensor, scores_TE: Tensor, known: Known, positions_s: Tensor, run: ForwardPass
     ) -> tuple[Choice, Choice]:
-        """What this rank's tokens choose, and what of it there is room for."""
+        """The choices of this rank's tokens, and the mask of those for which there is room."""
         spec, splits, batch = self.spec, self._splits(), logits_TE.shape[0] // len(positions_s)
         if not self.gate.sees_all and spec.capacity(self.sequence * batch) is None:
             asked = self.gate.choose(scores_TE, known)
@@ -96,7 +96,7 @@ class Router(nn.Module):
         return _of_tokens(asked, mine_T), _of_tokens(final, mine_T)
 
     def _numbers_of(self, positions_S: Tensor, order_S: Tensor, batch: int, splits: list[Axis]) -> Tensor:
-        """Which of the tokens in order of position are this rank's."""
+        """The numbers of this rank's tokens among the tokens in order of position."""
         index = 0
         for axis in reversed(splits):
             index = index * axis.size + axis.index
@@ -107,7 +107,7 @@ class Router(nn.Module):
 
     def _known(self, positions_s: Tensor, real_T: Tensor | None, batch: int, run: ForwardPass) -> Known:
         draws_T = None
-        if self.spec.gate == "gshard" and run.microbatch is not None:
+        if self.spec.gate_facts.draws and run.microbatch is not None:
             first = run.microbatch.first_sample
             samples_B = torch.arange(first, first + batch, device=positions_s.device)
             rows_T = (positions_s[:, None] + samples_B * ROWS_OF_A_SAMPLE).flatten()
@@ -115,8 +115,8 @@ class Router(nn.Module):
             draws_T = uniform(rows_T, key)
         # The host waits for their number where room depends on it.
         has_room = self.spec.capacity(1) is not None
-        num_real = run.real.total.read()[0] if run.real is not None and has_room else 0
-        return Known(self.state.bias_E, self.state.together_EE, draws_T, real_T, num_real=num_real)
+        num_real = run.real.num_tokens() if run.real is not None and has_room else 0
+        return Known(self.state.bias_E, self.state.together_EE, draws_T, real_T, num_real=num_real, streams=run.streams)
 
     def _losses(
         self, logits_TE: Tensor, likelihood_TE: Tensor, asked: Choice, real_T: Tensor | None, real: RealTokens | None,

@@ -1,4 +1,4 @@
-"""What a router remembers from step to step, and what it saw in the one that runs.
+"""The state of a router from step to step, and its counts in the running one.
 
 Memory changes once a step, by what all ranks saw together (train/router_update.py). In between it is constant, so a
 microbatch is routed alike wherever and whenever it is computed, in a recomputation too.
@@ -20,10 +20,9 @@ from shardwright.sharding.router_totals import COUNTED, counts_pairs, size_of_to
 
 @dataclass(frozen=True)
 class Totals:
-    """What was seen of some tokens that are no filling, float64: how many there were, choices dropped for want of room,
-    tokens that no expert computed, sums over tokens of the entropy of their scores and over microbatches of the two
-    losses; how often each expert was chosen, and how often first; and together with which others, if that was
-    counted."""
+    """Counts over real tokens, float64: their number, choices dropped for want of room, tokens that no expert computed,
+    sums over tokens of the entropy of their scores and over microbatches of the two losses; how often each expert was
+    chosen, and how often first; and together with which others, if that was counted."""
 
     tokens: Tensor
     dropped: Tensor
@@ -59,7 +58,7 @@ class RouterState(nn.Module):
         E = spec.experts
         self.register_buffer("bias_E", torch.zeros(E))
         self.register_buffer("shares_E", torch.full((E,), 1.0 / E))
-        remembered = E if spec.gate == "correlation" else 0
+        remembered = E if spec.gate_facts.counts_pairs else 0
         self.register_buffer("together_EE", torch.zeros(remembered, remembered))
         self.register_buffer("seen", torch.zeros(size_of_totals(spec), dtype=torch.float64), persistent=False)
 
@@ -91,7 +90,7 @@ class RouterState(nn.Module):
             into.together_EE.add_((chosen_TE.t() @ chosen_TE).fill_diagonal_(0))
 
     def take_seen(self) -> Tensor:
-        """What was seen since the last time, and begin anew."""
+        """Return the counts since the last call, and begin anew."""
         seen = self.seen.clone()
         self.seen.zero_()
         return seen
@@ -111,6 +110,6 @@ class RouterState(nn.Module):
         # A step of filling alone teaches nothing.
         shares_E = (counts_E / (totals.tokens * num_choices)).to(self.shares_E.dtype)
         self.shares_E.copy_(torch.where(totals.tokens > 0, shares_E, self.shares_E))
-        if spec.gate == "correlation":
+        if spec.gate_facts.counts_pairs:
             assert totals.together_EE is not None
             self.together_EE.mul_(spec.co_activation_decay).add_(totals.together_EE)

@@ -62,7 +62,7 @@ class DeviceStreams(Protocol):
         """Begin to copy values of the host to the device, on the current stream. They may be let go."""
 
     def is_on_host(self, x: Tensor) -> bool:
-        """Whether `x` lies in host memory."""
+        """True if `x` lies in host memory."""
 
     def host_reads(self, x: Tensor) -> None:
         """The host is about to read numbers: of the device, for which it waits, or of its own memory."""

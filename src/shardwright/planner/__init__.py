@@ -1,1 +1,1 @@
-"""What to choose: the space of plans, the search through it, uneven stages, and why the best plan is the best."""
+"""The choice of a plan: the space of plans, the search through it, uneven stages, and the reasons."""

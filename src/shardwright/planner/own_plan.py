@@ -1,4 +1,4 @@
-"""What a job's own plan takes: seconds, memory, money, energy and time lost to failures, where its device is known."""
+"""The price of a job's own plan: seconds, memory, money, energy and time lost to failures, if its device is known."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from shardwright.planner.search.objectives import MANY_TOKENS
 from shardwright.sharding.optimizer_state import is_by_matrix, moment_bytes
 from shardwright.sharding.stage_parameters import model_parameters, num_parameters
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Estimate:
         return self.step.total / (float(self.goodput.training) if self.goodput else 1.0)
 
     def of_steps(self, count: float) -> Money:
-        """What so many steps take, with the time lost to failures."""
+        """The price of so many steps, with the time lost to failures."""
         return self.step_money.times(count * self.wall_s / self.step.total)
 
 
@@ -55,7 +55,7 @@ def estimate(job: JobSpec) -> Estimate:
     KeyError says which number of its device is not known, ValueError what contradicts itself.
     """
     run, cluster, precision = run_of(job), job.cluster, job.precision
-    step = played_step(job, shipped())
+    step = simulated_step(job, shipped())
     remembered = sum(
         place.num_elements
         * moment_bytes(job.optimizer, precision, is_by_matrix(job.optimizer, place.name, place.full_shape))

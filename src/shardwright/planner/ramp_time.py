@@ -1,4 +1,4 @@
-"""What a batch that grows costs: its first steps do less for what every step takes.
+"""The cost of a batch that grows: its first steps do less work but cost the same overhead.
 
 A step of a plan takes a time that grows evenly with its microbatches, for the pipeline's bubble, the reduction and the
 update take as long however many there are. So it is priced at the first size and at the last.
@@ -6,7 +6,7 @@ update take as long however many there are. So it is priced at the first size an
 
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import shipped
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 
 def ramp_extra_s(job: JobSpec, full_s: float, steps: int | None = None) -> float:
@@ -16,7 +16,7 @@ def ramp_extra_s(job: JobSpec, full_s: float, steps: int | None = None) -> float
     if not batch.grows:
         return 0.0
     first, full = batch.ramp.start, batch.global_batch_size
-    first_s = float(played_step(job.at_batch(first), shipped()).total)
+    first_s = float(simulated_step(job.at_batch(first), shipped()).total)
     by_size = batch.steps_by_size(batch.num_growing if steps is None else steps)
     return sum(
         number * (first_s + (full_s - first_s) * (size - first) / (full - first) - full_s * size / full)

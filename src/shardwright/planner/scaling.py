@@ -20,7 +20,7 @@ from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.critical_batch import BatchLimits
 from shardwright.planner.search.constraints import Constraints, whole_number
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 # Given a job on a cluster: the same with the best plan, or None if none fits.
 Choose = Callable[[JobSpec], JobSpec | None]
@@ -74,11 +74,11 @@ class Scaling:
 
     def rows(self) -> list[dict[str, Any]]:
         """For JSON, a row a size."""
-        found = []
+        table = []
         for point, tokens in zip(self.points, self.run_tokens, strict=True):
             days = [total / point.tokens_per_s / 86400 for total in tokens]
             usd = point.usd_per_billion_tokens
-            found.append(
+            table.append(
                 {
                     "devices": point.num_devices,
                     "global_batch_size": point.job.batch.global_batch_size,
@@ -97,7 +97,7 @@ class Scaling:
                     "run_usd": None if usd is None else [usd * total / 1e9 for total in tokens],
                 }
             )
-        return found
+        return table
 
 
 def scaling(
@@ -129,7 +129,7 @@ def scaling(
             points.append(_point(chosen, size, constants))
             tokens.append(limits.rebatched_tokens(chosen.tokens_per_step))
         of_kind.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
-    if not any(found.points for found in of_kind):
+    if not any(curve.points for curve in of_kind):
         fault = f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"
         raise PlanError(f"job {job.name} at other sizes", [fault])
     strong, weak = of_kind
@@ -138,7 +138,7 @@ def scaling(
 
 def sizes_of(text: str) -> list[int]:
     """Sizes from "8,16,48" or "64-1024", which is doubled from one end to the other. PlanError says what is wrong."""
-    found, faults = [], []
+    sizes, faults = [], []
     for part in text.split(","):
         ends = [whole_number(word.strip(), largest.RANKS) for word in part.split("-")]
         low, high = ends[0], ends[-1]
@@ -148,15 +148,15 @@ def sizes_of(text: str) -> list[int]:
                 f"64-1024; the largest cluster has {largest.RANKS:,}"
             )
             continue
-        found += [low << n for n in range((high // low).bit_length())]
-    if len(set(found)) > largest.CLUSTER_SIZES:
+        sizes += [low << n for n in range((high // low).bit_length())]
+    if len(set(sizes)) > largest.CLUSTER_SIZES:
         faults.append(
-            f"--devices has {len(set(found)):,} sizes, and plans are searched for each; give at most "
+            f"--devices has {len(set(sizes)):,} sizes, and plans are searched for each; give at most "
             f"{largest.CLUSTER_SIZES}"
         )
     if faults:
         raise PlanError("sizes of the cluster", faults)
-    return sorted(set(found))
+    return sorted(set(sizes))
 
 
 def devices_text(sizes: Sequence[int]) -> str:
@@ -168,14 +168,14 @@ def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:
     """The job under the fastest plan that fits, the first that `plan` has of it there; None if none does, or no plan is
     legal on its cluster."""
     try:
-        found = plans_of(job, constraints, shipped())
+        advice = plans_of(job, constraints, shipped())
     except PlanError:
         return None
-    return found.plans[0].job if found.plans else None
+    return advice.plans[0].job if advice.plans else None
 
 
 def size_faults(job: JobSpec, num_devices: int) -> list[str]:
-    """What keeps the job's kind of cluster from having so many devices."""
+    """Reasons why the job's kind of cluster can't have so many devices."""
     cluster, each = job.cluster, job.cluster.devices_per_node
     if cluster.parts:
         return ["cluster.parts has devices of several kinds, and sizes are of one; name one part as the cluster"]
@@ -207,6 +207,6 @@ def at_size(job: JobSpec, num_devices: int, global_batch_size: int) -> JobSpec:
 
 
 def _point(job: JobSpec, num_devices: int, constants: Constants) -> Point:
-    time, memory = played_step(job, constants), fullest(job, constants)
+    time, memory = simulated_step(job, constants), fullest(job, constants)
     money = step_money(job.cluster, time.total, num_devices)
     return Point(num_devices, job, time.total, time.mfu, peak_bytes=memory.process, money=money)

@@ -38,7 +38,7 @@ class AmaxHistory:
         self.now = amax if self.now is None else torch.maximum(self.now, amax)
 
     def forget_now(self) -> None:
-        """What was cast since the last step was no training."""
+        """Forget the casts since the last step: they were no training."""
         self.now = None
 
     def end_step(self, amax: float) -> None:
@@ -47,7 +47,7 @@ class AmaxHistory:
         self._set_largest(max(self._past))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs, taken between two steps. The same on all ranks that share the tensor."""
+        """The state for a checkpoint, taken between two steps. The same on all ranks that share the tensor."""
         return {"past": list(self._past), "largest": self._largest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

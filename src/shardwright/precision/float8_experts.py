@@ -39,7 +39,7 @@ def cast_rows_as_before(x_NK: Tensor, granularity: Granularity, ranges: Ranges, 
 
 
 class Float8Experts:
-    """What the experts of one weight of shape [e, O, K] remember for their fp8 products: what each of them does."""
+    """The state of fp8 products of the experts of one weight of shape [e, O, K]."""
 
     def __init__(self, experts: Sequence[Float8Linear]) -> None:
         self.experts = tuple(experts)
@@ -79,11 +79,11 @@ class Float8Experts:
 
     @property
     def weight_gradients(self) -> bool:
-        """Whether these are in fp8 too."""
+        """True if these are in fp8 too."""
         return self.experts[0].weight_gradients
 
     def memory(self) -> list[Tensor]:
-        """What the cast weights hold."""
+        """The memory of the cast weights."""
         return [tensor for state in self.experts for tensor in state.memory()]
 
     def drop_weight(self) -> None:

@@ -43,7 +43,7 @@ class CastWeight:
 
 
 class Float8Linear:
-    """What one linear layer remembers for its fp8 products. Made by `make_float8_state`."""
+    """The state of one linear layer's fp8 products. Made by `make_float8_state`."""
 
     def __init__(
         self, recipe: Float8Recipe, cut: CutDim, reduce_max: ReduceMax, history: int, margin: int,
@@ -87,7 +87,7 @@ class Float8Linear:
         return self._cast("dy", dy_TN, self.recipe.gradient_dtype, self.cut == "outputs")
 
     def memory(self) -> list[Tensor]:
-        """What the cast weight holds, if there is one."""
+        """The memory of the cast weight, if there is one."""
         casts = [] if self._weight is None else [self._weight.rows, self._weight.columns]
         return [tensor for cast in casts if cast is not None for tensor in (cast.values, cast.scales)]
 
@@ -100,12 +100,12 @@ class Float8Linear:
         self.weight_version += 1
 
     def forget_now(self) -> None:
-        """What was computed since the last step was an evaluation, and is no guide to the next training step."""
+        """Forget the values since the last step: an evaluation is no guide to the next training step."""
         for history in self.histories.values():
             history.forget_now()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the weights; empty where scales don't depend on the past."""
+        """The state for a checkpoint besides the weights; empty if scales don't depend on the past."""
         if not self.recipe.delayed:
             return {}
         return {name: history.state_dict() for name, history in self.histories.items()}
@@ -216,22 +216,20 @@ def product_with_rows_of(weight: CastWeight, dy: Quantised, out_dtype: torch.dty
     return product(dy, weight.columns, out_dtype)
 
 
-def end_step(states: Sequence[Float8Linear], reduce_max: ReduceMax = on_one_rank) -> None:
-    """The weights of these layers were updated: cast them anew at their next use, and advance the histories.
+def step_amaxes(states: Sequence[Float8Linear], reduce_max: ReduceMax, device: torch.device) -> Tensor | None:
+    """The largest values of this step that the histories of these layers wait for, float32 [3 x layers] on a `device`:
+    over all ranks that work on them, dp and tp, by one `reduce_max`. None where no recipe is delayed; then nothing is
+    reduced."""
+    now = [amax for state in states if state.recipe.delayed for amax in state.amaxes_now()]
+    if not now:
+        return None
+    zero = torch.zeros((), device=device)  # of a layer that saw nothing
+    return reduce_max(torch.stack([zero if amax is None else amax for amax in now]))
 
-    Once a step, not once a microbatch. `reduce_max` reduces over all ranks that work on these layers, dp and tp; it is
-    called once, with 3 float32 for each layer, if a recipe is delayed, and else not at all.
-    """
-    delayed = [state for state in states if state.recipe.delayed]
-    now = [amax for state in delayed for amax in state.amaxes_now()]
-    seen = [amax for amax in now if amax is not None]
-    if delayed:
-        zero = torch.zeros((), device=seen[0].device if seen else None)
-        largest = reduce_max(torch.stack([zero if amax is None else amax for amax in now]))
-        # In a dry run nothing has a value: 1 stands for all, so that there are scales from the second step on.
-        step = [1.0] * len(now) if largest.is_meta else largest.tolist()
-    for i, state in enumerate(delayed):
-        state.end_step(step[3 * i : 3 * i + 3])
+
+def end_step(states: Sequence[Float8Linear], amaxes: Sequence[float] = ()) -> None:
+    """The weights of these layers were updated: cast them anew at their next use, and advance the histories by the
+    numbers of `step_amaxes`. Once a step, not once a microbatch."""
+    left = iter(amaxes)
     for state in states:
-        if not state.recipe.delayed:
-            state.end_step([])
+        state.end_step([next(left) for _ in state.histories] if state.recipe.delayed else [])

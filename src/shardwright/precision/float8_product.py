@@ -51,7 +51,7 @@ def _inside(out_dtype: torch.dtype) -> torch.dtype:
 
 
 def dequantise(matrix: Quantised, dtype: torch.dtype) -> Tensor:
-    """What a matrix stands for, exactly, in float32 or bf16."""
+    """The exact values of a quantised matrix, in float32 or bf16."""
     wide = torch.empty_like(matrix.values, dtype=dtype)
     _dequantise(matrix.values, matrix.scales, matrix.granularity, wide)
     return wide

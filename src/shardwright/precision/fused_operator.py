@@ -41,7 +41,7 @@ def compute_at_once(at_once: Work, *args: Any) -> None:
 
 @cache
 def compiled(at_once: Work, backend: str | Callable[..., Any] = "inductor") -> Work:
-    """What the compiler makes of some work. Beyond so many layouts it is left as it is."""
+    """The compiled form of some work. Beyond so many layouts it is left as it is."""
     limit: dict[str, Any] = {}
     if "recompile_limit" in signature(torch.compile).parameters:
         limit = {"recompile_limit": _MOST_LAYOUTS}

@@ -37,7 +37,7 @@ class LossScale:
 
     @property
     def can_fall(self) -> bool:
-        """Whether an overflow may be the scale's fault: it is above the least one, and not constant."""
+        """True if an overflow may be the scale's fault: it is above the least one, and not constant."""
         return bool(self._growth_steps) and self.value > FLOOR
 
     def update(self, overflowed: bool) -> None:
@@ -56,7 +56,7 @@ class LossScale:
             self.value = max(self.value, min(2.0 * self.value, CEILING))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
+        """The state for a checkpoint."""
         return {
             "value": self.value,
             "num_good_in_a_row": self._num_good_in_a_row,

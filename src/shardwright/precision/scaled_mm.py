@@ -29,7 +29,7 @@ _LEAST_CAPABILITY = {"tensor": (8, 9), "row": (9, 0), "tile": (9, 0)}  # of the 
 
 
 def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether the device has this product for operands of these shapes, granularities and dtypes."""
+    """True if the device has this product for operands of these shapes, granularities and dtypes."""
     if a.values.device.type != "cuda" or torch.version.hip is not None:
         return False
     capability = torch.cuda.get_device_capability(a.values.device)
@@ -45,7 +45,7 @@ def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torc
 
 
 def has_right_sizes(a: Quantised, b: Quantised) -> bool:
-    """Whether scaled products admit operands of these shapes: whole tiles, if they have such, and no empty operand.
+    """True if scaled products admit operands of these shapes: whole tiles, if they have such, and no empty operand.
 
     torch 2.11 to 2.14, aten/src/ATen/native/cuda/ScaledBlas.cpp: the contracted dim of tiles, and both dims of blocks,
     are multiples of 128.
@@ -66,7 +66,7 @@ def scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor
 
 
 def has_scaled_grouped_product(a: Quantised, weights: Sequence[Quantised], out_dtype: torch.dtype) -> bool:
-    """Whether the device has one kernel for rows that each have one of several matrices [N, C].
+    """True if the device has one kernel for rows that each have one of several matrices [N, C].
 
     What torch 2.11 to 2.13 admit: e4m3 on both sides with a scale a row, in 16 bits on Hopper (of ours; elsewhere tiles
     of 32, which are not).

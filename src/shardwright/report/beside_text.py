@@ -10,7 +10,7 @@ from shardwright.config.units import memory_text, seconds_text
 from shardwright.cost.calibration import shipped
 from shardwright.cost.job_memories import fullest
 from shardwright.report.text_columns import aligned
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import simulated_step
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def beside(job: JobSpec) -> list[Beside]:
 
 def _with(job: JobSpec, name: str) -> Beside:
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": name})})
-    step, memory = played_step(job, shipped()), fullest(job, shipped())
+    step, memory = simulated_step(job, shipped()), fullest(job, shipped())
     return Beside(name, float(step.total), float(step.mfu), int(memory.process), lacks(software_of(name), job))
 
 

@@ -18,7 +18,7 @@ def write_device(path: Path, fields: Mapping[str, Any] | None) -> None:
 
 
 def calibrated_text(path: Path, fields: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> str:
-    """What was measured, and how to use it."""
+    """The measurements of a calibration, and how to use them."""
     beside = fields["constants"]
     return "\n".join(
         [

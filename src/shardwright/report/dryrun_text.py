@@ -1,4 +1,4 @@
-"""What the command `dryrun` prints: memory at the peak beside the account, over the actions, and the collectives."""
+"""Text of the command `dryrun`: memory at the peak beside the account, over the actions, and the collectives."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def dryrun_text(name: str, run: dict[str, Any]) -> str:
 
 
 def _collectives(run: dict[str, Any], account: dict[str, Any]) -> str:
-    """What was sent beside the account of it, which is told where it is another."""
+    """The collectives of the run, and the account of each that differs."""
     rows, none = [["collective", "axis", "calls", "bytes"]], {"count": 0, "bytes": 0}
     if run != account:
         rows[0] += ["account's calls", "bytes"]

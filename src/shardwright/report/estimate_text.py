@@ -1,4 +1,4 @@
-"""What the command `estimate` prints: the memory account of a job, by pipeline rank, and whether it fits.
+"""Text of the command `estimate`: the memory account of a job, by pipeline rank, and whether it fits.
 
 And, where the cluster's device is known, time, MFU, money, energy and time lost to failures (report/step_cost.py).
 """
@@ -25,7 +25,7 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "work
 
 
 def _priced(job: JobSpec) -> "Estimate | str":
-    """What the plan takes; or why that is not known, and what to set."""
+    """The price of the plan; or the reason why it is unknown, and the field to set."""
     if job.cluster.device == "unknown":
         return "Time, money and energy are not said: set cluster.device, and the bandwidths of the cluster's links."
     from shardwright.planner.own_plan import estimate  # it takes numpy, and the account of memory does not

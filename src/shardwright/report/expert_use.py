@@ -48,7 +48,7 @@ class LayerUse:
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """What metrics.jsonl says of experts. `sent_bytes` is the mean of a step, by who sent it and over which links;
+    """The use of experts in metrics.jsonl. `sent_bytes` is the mean of a step, by who sent it and over which links;
     empty where nodes are not known."""
 
     steps: list[int]
@@ -84,10 +84,10 @@ def read_use(folder: Path) -> ExpertUse:
 
 def _entry(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _layer_use(steps: Sequence[dict[str, Any]], place: int) -> LayerUse:
@@ -251,23 +251,23 @@ def _curves(use: ExpertUse, top: float) -> list[str]:
     ]
 
 
-def _colour(number: int, of: int) -> str:
+def _colour(number: int, count: int) -> str:
     """The colour of a layer: one of its own, or of many layers from blue, the first, to orange, the last."""
-    if of <= len(LINE_COLOURS):
+    if count <= len(LINE_COLOURS):
         return LINE_COLOURS[number]
-    mixed = (round(a + (b - a) * number / (of - 1)) for a, b in zip(rgb("#3b82f6"), rgb("#f59f00"), strict=True))
+    mixed = (round(a + (b - a) * number / (count - 1)) for a, b in zip(rgb("#3b82f6"), rgb("#f59f00"), strict=True))
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 def _lines(use: ExpertUse, figure: str) -> list[Line]:
     """A figure over the steps, a line for each layer."""
-    found = []
+    lines = []
     for number, layer in enumerate(use.layers):
         values = layer.figures[figure]
         spans = _spans(len(values), _MOST_COLUMNS)
         points = [(float(use.steps[span[-1]]), fmean(values[step] for step in span)) for span in spans]
-        found.append(Line(f"layer {layer.layer}", points, _colour(number, len(use.layers))))
-    return found
+        lines.append(Line(f"layer {layer.layer}", points, _colour(number, len(use.layers))))
+    return lines
 
 
 def _bytes(sent_bytes: dict[str, tuple[float, float]], top: float) -> list[str]:

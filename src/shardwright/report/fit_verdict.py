@@ -1,4 +1,4 @@
-"""Whether a plan fits its cluster's device and host: of this runtime by the account, of other software by what is
+"""True if a plan fits its cluster's device and host: of this runtime by the account, of other software by what is
 predicted of its processes, as `plan` judges it too."""
 
 import textwrap
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 
 def device_room_bytes(job: JobSpec) -> int | None:
-    """What a plan may fill of the memory of the cluster's device; None where the job does not say which it is."""
+    """The bytes of the cluster's device that a plan may fill; None if the job does not name the device."""
     if job.cluster.device == "unknown":
         return None
-    return int(device_entry(job).room_bytes)
+    from shardwright.cost.communicators import job_room_bytes
+
+    return int(job_room_bytes(job))
 
 
 def device_entry(job: JobSpec) -> DeviceSpec:
@@ -33,7 +35,7 @@ def device_entry(job: JobSpec) -> DeviceSpec:
 
 @dataclass(frozen=True)
 class _Need:
-    """What a pipeline rank needs of a device and of its host; of other software the process is in it."""
+    """The needs of a pipeline rank, on the device and on its host; for other software they include the process."""
 
     device_bytes: int
     host_bytes: int
@@ -41,7 +43,7 @@ class _Need:
 
 @dataclass(frozen=True)
 class Fit:
-    """What each pipeline rank needs beside what there is. `software` is other software, or empty."""
+    """The needs of each pipeline rank beside the room. `software` is other software, or empty."""
 
     needs: tuple[_Need, ...]
     room_bytes: int
@@ -50,8 +52,10 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank does."""
-        return all(of.device_bytes <= self.room_bytes and of.host_bytes <= self.host_room_bytes for of in self.needs)
+        """True if every rank does."""
+        return all(
+            need.device_bytes <= self.room_bytes and need.host_bytes <= self.host_room_bytes for need in self.needs
+        )
 
 
 def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> Fit | None:
@@ -61,20 +65,24 @@ def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> 
         return None
     software = software_of(job.cluster.software)
     if software.is_own or isinstance(priced, str):
-        return Fit(tuple(_Need(of.total_bytes, of.host_bytes) for of in memory), room, host_room, "")
+        return Fit(
+            tuple(_Need(rank_memory.total_bytes, rank_memory.host_bytes) for rank_memory in memory), room, host_room, ""
+        )
     from shardwright.cost.calibration import shipped
     from shardwright.cost.job_memories import job_memories
 
-    needs = tuple(_Need(int(of.process), int(of.host)) for of in job_memories(job, shipped()))
+    needs = tuple(
+        _Need(int(rank_memory.process), int(rank_memory.host)) for rank_memory in job_memories(job, shipped())
+    )
     return Fit(needs, int(device_entry(job).offered_bytes), host_room, software.name)
 
 
 def verdict_text(job: JobSpec, fit: Fit | None) -> str:
-    """Whether it fits, for reading."""
+    """True if it fits, for reading."""
     if fit is None:
         known = ", ".join(catalog.names("devices"))
         return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
-    rank, needed = max(enumerate(of.device_bytes for of in fit.needs), key=lambda pair: pair[1])
+    rank, needed = max(enumerate(need.device_bytes for need in fit.needs), key=lambda pair: pair[1])
     device, whole = device_entry(job), memory_text(int(device_entry(job).memory_bytes))
     if fit.software:
         shown = f"which shows {memory_text(fit.room_bytes)} of its {whole}"
@@ -90,16 +98,16 @@ def verdict_text(job: JobSpec, fit: Fit | None) -> str:
         where = f"pp rank {rank} needs {memory_text(needed)}"
     left = fit.room_bytes - needed
     if left < 0:
-        said = f"It does not fit {one}: {where}, which is {memory_text(-left)} too much."
+        verdict = f"It does not fit {one}: {where}, which is {memory_text(-left)} too much."
     else:
-        hosted = f" {_host_text(job, fit)}" if any(of.host_bytes for of in fit.needs) else ""
-        said = f"It fits {one}: {where}, which leaves {memory_text(left)}.{hosted}"
-    return textwrap.fill(said + after, 110)
+        hosted = f" {_host_text(job, fit)}" if any(need.host_bytes for need in fit.needs) else ""
+        verdict = f"It fits {one}: {where}, which leaves {memory_text(left)}.{hosted}"
+    return textwrap.fill(verdict + after, 110)
 
 
 def _host_text(job: JobSpec, fit: Fit) -> str:
-    """Whether what is offloaded fits in the host's memory."""
-    rank, most = max(enumerate(of.host_bytes for of in fit.needs), key=lambda pair: pair[1])
+    """True if what is offloaded fits in the host's memory."""
+    rank, most = max(enumerate(need.host_bytes for need in fit.needs), key=lambda pair: pair[1])
     where = f"pp rank {rank} offloads {memory_text(most)} a device"
     room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
     if room is None:

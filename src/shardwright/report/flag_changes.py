@@ -12,7 +12,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.exported import exported
 from shardwright.config.other_systems.systems import System
 from shardwright.config.units import memory_text, seconds_text
-from shardwright.planner.advice.advice import Advice, PricedPlan
+from shardwright.planner.advice.advice import Advice
+from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.report.step_cost import PARTS
 
 _SHOWN, _PARTS_SHOWN = 3, 4
@@ -53,8 +54,8 @@ def instead_of(
 ) -> tuple[str, ...]:
     """Settings of the files, as they say them, that mean what is changed and have other names than it is told by."""
     told = {change.name for change in changes}
-    found = (one for change in changes for one in sources.get(change.name, {}).items())
-    return tuple(dict.fromkeys(said for name, said in found if name not in before and name not in told))
+    instead = (one for change in changes for one in sources.get(change.name, {}).items())
+    return tuple(dict.fromkeys(other_name for name, other_name in instead if name not in before and name not in told))
 
 
 def faster_plans(
@@ -62,25 +63,25 @@ def faster_plans(
 ) -> list[BetterPlan]:
     """Plans of a search that the system has: those faster than the job's own, or all where the job does not fit. The
     recommended one comes first, then the others, fastest first. `sources` are those of `Imported`."""
-    found: list[BetterPlan] = []
+    better: list[BetterPlan] = []
     first = [advice.recommendation.plan] if advice.recommendation else []
     for plan in [*first, *(plan for plan in advice.plans if all(plan is not one for one in first))]:
         times = float(own.time.total / own.job.tokens_per_step * plan.job.tokens_per_step / plan.time.total)
-        if (own.fits and times < _TOLD) or len(found) == _SHOWN:
+        if (own.fits and times < _TOLD) or len(better) == _SHOWN:
             continue
         try:
             exported(system, plan.job)
         except PlanError:
             continue
         changes = changes_of(system, own.job, plan.job)
-        found.append(BetterPlan(plan, times, changes, instead_of(changes, system.settings(own.job), sources)))
-    return found
+        better.append(BetterPlan(plan, times, changes, instead_of(changes, system.settings(own.job), sources)))
+    return better
 
 
-def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: list[BetterPlan]) -> str:
+def changes_text(system: System, own: PricedPlan, names: frozenset[str], better: list[BetterPlan]) -> str:
     """Text on the job's cost and on better plans. `names` are the settings that the files have."""
     lines = [textwrap.fill(_as_it_stands(system, own), 110)]
-    if not found:
+    if not better:
         stays = f"No plan that {system.title} has and that was found is faster: nothing has to be changed."
         if not own.fits:
             stays = f"The job does not fit, and no plan that {system.title} has and that fits was found."
@@ -94,14 +95,14 @@ def changes_text(system: System, own: PricedPlan, names: frozenset[str], found: 
                 "has); flags have the names of today's Megatron-LM, which code of that age has others for.", 110,
             )
         )  # fmt: skip
-    for number, one in enumerate(found, 1):
+    for number, one in enumerate(better, 1):
         step, memory = seconds_text(float(one.priced.time.total)), memory_text(int(one.priced.memory.process))
         lines += ["", f"{number}. {_times(one.times, own.fits)}: {step} for a step at {memory}; change"]
         lines += [f"     {_line(system.prefix, change)}{_said(change, names)}" for change in one.changes]
         if one.instead:
-            said = f"Some of it is said there in other words, which have to go: {', '.join(one.instead)}."
+            note = f"Some of it is said there in other words, which have to go: {', '.join(one.instead)}."
             lines += textwrap.wrap(
-                said, 110, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False, break_long_words=False
+                note, 110, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False, break_long_words=False
             )
     return "\n".join(lines)
 
@@ -119,7 +120,7 @@ def _as_it_stands(system: System, own: PricedPlan) -> str:
     return f"{text}. Most of that: {', '.join(told)}."
 
 
-def changes_dict(own: PricedPlan, found: list[BetterPlan]) -> dict[str, Any]:
+def changes_dict(own: PricedPlan, better: list[BetterPlan]) -> dict[str, Any]:
     """For `--json`. Bytes and seconds; null is not there."""
     return {
         "step_s": float(own.time.total),
@@ -133,7 +134,7 @@ def changes_dict(own: PricedPlan, found: list[BetterPlan]) -> dict[str, Any]:
                 "changes": {change.name: [change.before, change.after] for change in one.changes},
                 "instead_of": list(one.instead),
             }
-            for one in found
+            for one in better
         ],
     }
 

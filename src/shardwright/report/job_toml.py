@@ -38,13 +38,13 @@ def _keep_named(fields: dict[str, Any], job: JobSpec) -> None:
 
 def _overlaid(entry: dict[str, Any], whole: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
     """The fields that are kept, and those of an entry as the job has them."""
-    found = dict(kept)
+    overlaid = dict(kept)
     for key, value in entry.items():
         if isinstance(value, dict) and isinstance(whole.get(key), dict):
-            found[key] = _overlaid(value, whole[key], kept.get(key, {}))
+            overlaid[key] = _overlaid(value, whole[key], kept.get(key, {}))
         elif key in whole:
-            found[key] = whole[key]
-    return found
+            overlaid[key] = whole[key]
+    return overlaid
 
 
 def _section(name: str, values: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the command `layout` prints: how many layers each stage holds, on which devices, and what that gains."""
+"""Text of the command `layout`: the number of layers of each stage, its devices, and the gain."""
 
 import textwrap
 from typing import Any
@@ -10,28 +10,28 @@ from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_placement
 
 
-def layout_dict(found: LaidOut) -> dict[str, Any]:
+def layout_dict(laid_out: LaidOut) -> dict[str, Any]:
     """For `--json`. Seconds of a step and of one microbatch by rank, bytes by rank."""
-    job = found.job
+    job = laid_out.job
     return {
         "plan": job.plan.model_dump(),
-        "layout": list(found.stages.layout),
+        "layout": list(laid_out.stages.layout),
         "parts": [part.model_dump() for part in job.cluster.parts],
-        "devices": list(found.devices),
-        "step_s": found.step_s,
-        "even_step_s": found.even_step_s,
-        "rank_s": list(found.stages.rank_s),
-        "rank_bytes": list(found.stages.rank_bytes),
-        "imbalance": found.stages.imbalance,
+        "devices": list(laid_out.devices),
+        "step_s": laid_out.step_s,
+        "even_step_s": laid_out.even_step_s,
+        "rank_s": list(laid_out.stages.rank_s),
+        "rank_bytes": list(laid_out.stages.rank_bytes),
+        "imbalance": laid_out.stages.imbalance,
     }
 
 
-def layout_text(found: LaidOut) -> str:
+def layout_text(laid_out: LaidOut) -> str:
     """A layout for reading."""
-    job, stages = found.job, found.stages
+    job, stages = laid_out.job, laid_out.stages
     placement = job_placement(job)
     rows = [["pp rank", "device", "layers", "a microbatch", "state and activations"]]
-    for rank, device in enumerate(found.devices):
+    for rank, device in enumerate(laid_out.devices):
         mine = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]
         rows.append(
             [str(rank), device, " + ".join(mine), f"{1e3 * stages.rank_s[rank]:.1f} ms",
@@ -39,19 +39,19 @@ def layout_text(found: LaidOut) -> str:
         )  # fmt: skip
     heading = (
         f"{job.name}: {counted(job.model.layers, 'layer')} on {counted(job.plan.num_stages, 'stage')}; "
-        f"{plan_words(job.plan)}. A step takes {found.step_s:.3g} s, and "
+        f"{plan_words(job.plan)}. A step takes {laid_out.step_s:.3g} s, and "
         f"the slowest pipeline rank {100 * stages.imbalance:.1f} % longer than the mean. "
     )
     order = [part.device for part in job.cluster.parts]
     told = [f"plan.layout = {list(stages.layout)}"]
     if order:
         told.append(f"Order of cluster.parts, and so of the nodes' ranks: {', then '.join(order)}.")
-    return "\n\n".join([textwrap.fill(heading + _gain(found), 110), aligned(rows), "\n".join(told)])
+    return "\n\n".join([textwrap.fill(heading + _gain(laid_out), 110), aligned(rows), "\n".join(told)])
 
 
-def _gain(found: LaidOut) -> str:
-    if found.even_step_s is None:
+def _gain(laid_out: LaidOut) -> str:
+    if laid_out.even_step_s is None:
         return "Layers spread evenly would not fit."
-    if found.even_step_s <= found.step_s * (1 + 1e-6):
+    if laid_out.even_step_s <= laid_out.step_s * (1 + 1e-6):
         return "Layers spread evenly would take as long."
-    return f"With layers spread evenly it would take {found.even_step_s:.3g} s."
+    return f"With layers spread evenly it would take {laid_out.even_step_s:.3g} s."

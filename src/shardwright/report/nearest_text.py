@@ -17,10 +17,10 @@ _SHOWN = 3
 def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str, Any]]:
     """For `--json`: at most three plans, fastest first; none for a plan that fits. Bytes are of the fullest process,
     and seconds of a step that is simulated in full."""
+    from shardwright.config.schedule_facts import searched
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.repair import nearest_that_fit
     from shardwright.planner.search.plan_price import room_bytes
-    from shardwright.planner.search.space import SCHEDULES
 
     if fits and priced.memory.process <= room_bytes(job):
         return []
@@ -30,7 +30,7 @@ def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str
             "process_bytes": float(near.price.memory.process),
             "step_s": float(near.price.time.total),
         }
-        for near in nearest_that_fit(job, SCHEDULES, shipped(), _SHOWN)
+        for near in nearest_that_fit(job, searched(), shipped(), _SHOWN)
     ]
 
 

@@ -61,7 +61,7 @@ def replace_output(path: Path, text: str, option: str, try_it: bool = False) -> 
 
 
 def _is_of_another_kind(path: Path, text: str) -> bool:
-    """Whether a file is there that does not begin as the text does. What can't be read is seen when it is written."""
+    """True if a file is there that does not begin as the text does. What can't be read is seen when it is written."""
     with suppress(OSError, ValueError):
         if path.is_file() and path.stat().st_size:
             with path.open("rb") as file:

@@ -17,9 +17,11 @@ from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.job_memories import room_words
 from shardwright.cost.money import Money, step_money
-from shardwright.planner.advice.advice import Advice, Own, PricedPlan
+from shardwright.planner.advice.advice import Advice, OwnPlan
 from shardwright.planner.advice.neighbours import recompute_words
+from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.ramp_time import ramp_extra_s
+from shardwright.report.no_plan_text import no_plan_text
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 
@@ -70,7 +72,7 @@ def _days(plan: PricedPlan, tokens: float) -> float:
 
 
 def _money(plan: PricedPlan, tokens: float) -> Money:
-    """What a run takes, without time lost to failures."""
+    """The price of a run, without time lost to failures."""
     return plan.money.times(_steps(plan, tokens))
 
 
@@ -100,7 +102,8 @@ def plan_words(plan: PlanSpec) -> str:
         name for name in ("sequence_parallel", "offload_parameters", "offload_activations") if getattr(plan, name)
     ]
     if plan.offload_optimizer:
-        words.append("offload_optimizer")
+        share = f" {plan.offload_optimizer:g}" if plan.offload_optimizer < 1 else ""
+        words.append(f"offload_optimizer{share}")
     if plan.cp > 1:
         words.append(plan.cp_method)
     if plan.dispatch != "direct":
@@ -138,10 +141,7 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
     )
     yield from (_filled(f"{sentence}.") for sentence in advice.left_out)
     if not advice.plans:
-        yield _filled(
-            "No plan fits. Use more devices (--devices, or cluster.nodes), a device with more memory, a shorter "
-            "model.sequence, or keep less."
-        )
+        yield _filled(no_plan_text(job))
     else:
         yield from _best(advice)
     if advice.own:
@@ -193,7 +193,7 @@ def _best(advice: Advice) -> Iterator[str]:
 def _closed_words(plans: list[PricedPlan]) -> str:
     """How far closed forms are off what was simulated."""
     off = [round(float(plan.closed.total / plan.time.total) - 1, 3) for plan in plans]
-    least, most = (f"{abs(of):.1%} {'more' if of > 0 else 'less'}" for of in (min(off), max(off)))
+    least, most = (f"{abs(share):.1%} {'more' if share > 0 else 'less'}" for share in (min(off), max(off)))
     if not any(off):
         return "the same"
     return (
@@ -225,7 +225,7 @@ def _runner_up(advice: Advice) -> str:
 
 
 def _caution(plans: list[PricedPlan]) -> str:
-    """What the pessimistic prices say of the order."""
+    """The order of the plans under pessimistic prices."""
     slowest = max(float(plan.cautious.total / plan.closed.total) for plan in plans)
     first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
     text = (
@@ -315,27 +315,27 @@ def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[str]:
             yield _filled(text, hang=6)
 
 
-def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
+def _own(own: OwnPlan, plans: list[PricedPlan]) -> Iterator[str]:
     """The job's own plan: how far off the best, where it stands, what keeps it from fitting."""
-    found, stands = own.priced, own.standing
-    text = f"The job's own plan ({job_words(found.job)}) takes {_step(found.time.total)}"
+    own_priced, stands = own.priced, own.standing
+    text = f"The job's own plan ({job_words(own_priced.job)}) takes {_step(own_priced.time.total)}"
     if plans:
         best = plans[0].time.total / plans[0].job.tokens_per_step
-        off = float(found.time.total / found.job.tokens_per_step / best) - 1
+        off = float(own_priced.time.total / own_priced.job.tokens_per_step / best) - 1
         if abs(off) < _TOLD:
             text += ", as long as the best"
         else:
             text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
-    text += f", at {found.memory.process / GIB:.1f} GiB. {_standing(stands)}"
+    text += f", at {own_priced.memory.process / GIB:.1f} GiB. {_standing(stands)}"
     if own.misfit is None and plans and stands.share_faster > 0.03:
-        changes = ", ".join(_changes(found.job.plan, plans[0].job.plan))
+        changes = ", ".join(_changes(own_priced.job.plan, plans[0].job.plan))
         text += (
             " What its authors knew and this model does not (software that lacks a schedule, limits of numerics or of "
             f"operations, a device that is shared) would have to be worth that much: the best plan has {changes}."
         )
     yield _filled(text)
     if own.misfit:
-        yield _misfit(own.misfit, found)
+        yield _misfit(own.misfit, own_priced)
 
 
 def _standing(stands: "Standing") -> str:
@@ -359,32 +359,33 @@ def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
         yield f"recompute {recompute_words(after)} for {recompute_words(before)}"
 
 
-def _misfit(found: "Misfit", own: PricedPlan) -> str:
+def _misfit(misfit: "Misfit", own: PricedPlan) -> str:
     kinds = ", ".join(
         f"{name} {float(value) / GIB:.1f}"
-        for name, value in found.memory.as_dict().items()
+        for name, value in misfit.memory.as_dict().items()
         if name != "total" and value
     )
     room = device_of(own.job.cluster.device).memory_gib
-    if found.excess_bytes > 0:
+    if misfit.excess_bytes > 0:
         what = (
-            f"pp rank {found.rank} needs {found.memory.process / GIB:.1f} GiB ({kinds}), and the device has {room:g}: "
-            f"{found.excess_bytes / GIB:.1f} too much"
+            f"pp rank {misfit.rank} needs {misfit.memory.process / GIB:.1f} GiB ({kinds}), and the device has "
+            f"{room:g}: "
+            f"{misfit.excess_bytes / GIB:.1f} too much"
         )
     else:
-        kept, word = float(found.memory.host), link_words(own.job.cluster).domain
+        kept, word = float(misfit.memory.host), link_words(own.job.cluster).domain
         what = (
-            f"pp rank {found.rank} offloads {kept / GIB:.1f} GiB, and its share of a {word}'s host memory is "
-            f"{(kept - found.host_excess_bytes) / GIB:.1f}: {found.host_excess_bytes / GIB:.1f} too much; offload "
+            f"pp rank {misfit.rank} offloads {kept / GIB:.1f} GiB, and its share of a {word}'s host memory is "
+            f"{(kept - misfit.host_excess_bytes) / GIB:.1f}: {misfit.host_excess_bytes / GIB:.1f} too much; offload "
             f"less, or set cluster.host_memory_gib if a {word} has more"
         )
     lines = [
         _filled(
-            f"It does not fit: {what}; {found.num_ranks} of {own.job.plan.pp} "
+            f"It does not fit: {what}; {misfit.num_ranks} of {own.job.plan.pp} "
             "pipeline ranks need too much. "
             + (
                 "The nearest plans that fit:"
-                if found.nearest
+                if misfit.nearest
                 else "No plan fits that takes at most four times as long."
             )
         )
@@ -394,6 +395,6 @@ def _misfit(found: "Misfit", own: PricedPlan) -> str:
             f"{', '.join(near.changes)}: {near.price.memory.process / GIB:.1f} GiB, {_step(near.price.time.total)}",
             hang=6,
         )
-        for near in found.nearest
+        for near in misfit.nearest
     ]
     return "\n".join(lines)

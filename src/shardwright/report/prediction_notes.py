@@ -1,4 +1,4 @@
-"""What whoever predicts a job should say beside the prediction: notes, not faults.
+"""Notes, not faults, that belong beside a prediction of a job.
 
 What is often told of a model or a cluster is held against the arithmetic: a story may give 100 layers with a hidden of
 12,288 and call them 100 billion parameters; they are 181 billion.

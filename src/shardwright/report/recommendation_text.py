@@ -7,8 +7,9 @@ from typing import Any
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 from shardwright.config.units import GIB
-from shardwright.planner.advice.advice import Advice, PricedPlan
-from shardwright.planner.advice.recommendation import TOLD_APART, Recommendation
+from shardwright.planner.advice.advice import Advice, Recommendation
+from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.planner.advice.recommendation import TOLD_APART
 from shardwright.planner.advice.simplicity import Simplicity, axes_in_use, extras, kept_on_host
 from shardwright.report.plans_text import job_words, plan_dict, sure_text
 
@@ -22,19 +23,19 @@ def plan_dicts(advice: Advice) -> list[dict[str, Any]]:
 
     `first_is_faster` is how sure it is that the first plan is faster, null of that one itself.
     """
-    of = advice.recommendation
+    advised = advice.recommendation
     plans = list(advice.plans)
-    if of and not any(plan is of.plan for plan in plans):
-        plans.append(of.plan)
+    if advised and not any(plan is advised.plan for plan in plans):
+        plans.append(advised.plan)
     plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
-    return [plan_dict(plan, advice.objective.run_tokens) | _told(plan, of) for plan in plans]
+    return [plan_dict(plan, advice.objective.run_tokens) | _told(plan, advised) for plan in plans]
 
 
-def _told(plan: PricedPlan, of: Recommendation | None) -> dict[str, Any]:
+def _told(plan: PricedPlan, recommendation: Recommendation | None) -> dict[str, Any]:
     sure = plan.first_is_faster
     return {
         "fastest": sure is None,
-        "recommended": of is not None and plan is of.plan,
+        "recommended": recommendation is not None and plan is recommendation.plan,
         "first_is_faster": sure,
         "told_apart": sure is not None and sure >= TOLD_APART,
     }
@@ -42,46 +43,49 @@ def _told(plan: PricedPlan, of: Recommendation | None) -> dict[str, Any]:
 
 def recommendation_text(advice: Advice) -> str:
     """The plan to take, and one sentence on why it is that one."""
-    of = advice.recommendation
-    if of is None:
+    advised = advice.recommendation
+    if advised is None:
         return ""
-    plan = of.plan
+    plan = advised.plan
     numbers = (
         f"{plan.time.total:.3f} s a step, {plan.tokens_per_s_per_device:,.0f} tokens/s/device, "
         f"MFU {plan.time.mfu:.1%}, {plan.memory.process / GIB:.1f} GiB"
     )
-    lines = [f"Recommended: {job_words(plan.job)}", f"  {numbers}", _filled(_why(of, advice.plans[0]))]
+    lines = [f"Recommended: {job_words(plan.job)}", f"  {numbers}", _filled(_why(advised, advice.plans[0]))]
     return "\n".join([*lines, *(_filled(line) for line in _alike(advice))])
 
 
-def _why(of: Recommendation, first: PricedPlan) -> str:
-    if of.is_fastest:
+def _why(recommendation: Recommendation, first: PricedPlan) -> str:
+    if recommendation.is_fastest:
         return "It is the fastest plan that was found, and of those that can't be told apart from it none is simpler."
-    plan = of.plan
+    plan = recommendation.plan
     slower = float(plan.time.total / plan.job.tokens_per_step) / float(first.time.total / first.job.tokens_per_step) - 1
-    simpler = "; ".join(_differences(of, first)) or "it is as simple"
+    simpler = "; ".join(_differences(recommendation, first)) or "it is as simple"
     if slower < _AS_LONG:
         return f"It takes as long as the fastest plan that was found, and is simpler: {simpler}."
     return (
         f"It is predicted to be {slower:.1%} slower than the fastest plan ({first.time.total:.3f} s), of which it is "
-        f"{sure_text(of.confidence)} sure that it is faster, less than the {TOLD_APART:.0%} from which plans are told "
+        f"{sure_text(recommendation.confidence)} sure that it is faster, less than the {TOLD_APART:.0%} from which "
+        "plans are told "
         f"apart; and it is the simplest of those that can't be: {simpler}."
     )
 
 
-def _differences(of: Recommendation, first: PricedPlan) -> Iterator[str]:
-    """What makes it simpler than the first plan, in the order in which it counts, and then what does not."""
-    mine, theirs = _parts(of.plan, first), _parts(first, of.plan)
+def _differences(recommendation: Recommendation, first: PricedPlan) -> Iterator[str]:
+    """The differences that make a plan simpler than the first one, the weightiest first, and then the others."""
+    plan_parts, first_parts = _parts(recommendation.plan, first), _parts(first, recommendation.plan)
     for is_less, before in ((True, ""), (False, "though ")):
         for name in Simplicity._fields:
-            ours, others = getattr(of.simplicity, name), getattr(of.of_fastest, name)
-            if ours != others and is_less == (ours < others):
-                both = f"{mine[name]} instead of {theirs[name]}"
-                yield before + (both if mine[name] and theirs[name] else mine[name] or f"no {theirs[name]}")
+            amount, others = getattr(recommendation.simplicity, name), getattr(recommendation.of_fastest, name)
+            if amount != others and is_less == (amount < others):
+                both = f"{plan_parts[name]} instead of {first_parts[name]}"
+                yield before + (
+                    both if plan_parts[name] and first_parts[name] else plan_parts[name] or f"no {first_parts[name]}"
+                )
 
 
 def _parts(plan: PricedPlan, other: PricedPlan) -> dict[str, str]:
-    """What a plan has of each part of simplicity, in words beside another; empty where that is nothing."""
+    """The words for each part of a plan's simplicity; empty for a part that it lacks."""
     spec, has_stages = plan.job.plan, plan.job.plan.pp > 1
     software = software_of(plan.job.cluster.software)
     missing = [name for name in lacks(software, plan.job) if name not in lacks(software, other.job)]
@@ -100,7 +104,7 @@ def _parts(plan: PricedPlan, other: PricedPlan) -> dict[str, str]:
 
 
 def _alike(advice: Advice) -> Iterator[str]:
-    """Which plans of the table can't be told apart from the first."""
+    """The plans of the table that can't be told apart from the first."""
     numbered = [(number, plan.first_is_faster) for number, plan in enumerate(advice.plans, 1)]
     alike = [str(number) for number, sure in numbered if sure is not None and sure < TOLD_APART]
     if alike:

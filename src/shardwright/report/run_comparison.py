@@ -13,7 +13,7 @@ from shardwright.account.rank_state import rank_state
 from shardwright.account.step_collectives import step_ledger
 from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import ASYNCHRONOUS
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import bytes_text, counted, seconds_text
 from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_program, steps_to_fill
@@ -44,7 +44,7 @@ class SeenBytes(Protocol):
 
 
 class Seen(Protocol):
-    """What a rank measured (train/steps_measured.py)."""
+    """The measurements of a rank (train/steps_measured.py)."""
 
     @property
     def num_steps(self) -> int: ...
@@ -95,17 +95,17 @@ def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
         step = estimate(job).step
     except (KeyError, ValueError) as error:
         return {}, str(error.args[0])
-    found = {cause: float(sum(getattr(step, part) for part in parts)) for cause, (_, parts) in _CAUSES.items()}
-    return {_COMPUTING: float(step.total) - sum(found.values())} | found, ""
+    seconds = {cause: float(sum(getattr(step, part) for part in parts)) for cause, (_, parts) in _CAUSES.items()}
+    return {_COMPUTING: float(step.total) - sum(seconds.values())} | seconds, ""
 
 
 def _measured_s(seen: Seen) -> dict[str, float]:
     """Seconds of a step by cause."""
     causes = {axis: cause for cause, (axes, _) in _CAUSES.items() for axis in axes}
-    found: Counter[str] = Counter()
+    by_cause: Counter[str] = Counter()
     for axis, seconds in seen.blocked_s.items():
-        found[causes.get(axis.split(" ")[0], "replicas")] += seconds  # type: ignore[assignment]
-    return {_COMPUTING: seen.step_s - sum(found.values())} | dict(found)
+        by_cause[causes.get(axis.split(" ")[0], "replicas")] += seconds  # type: ignore[assignment]
+    return {_COMPUTING: seen.step_s - sum(by_cause.values())} | dict(by_cause)
 
 
 def _memory(job: JobSpec, measured: RankMemory) -> dict[str, list[int]]:
@@ -115,19 +115,19 @@ def _memory(job: JobSpec, measured: RankMemory) -> dict[str, list[int]]:
     held = rank_state(job, program, 0)
     buffers_bytes = replay(job, program, 0, held).pool_bytes + kept_bytes(job, held)
     account = replace(rank_memory(job, program, 0), buffers_bytes=buffers_bytes)
-    both = {kind: [getattr(of, f"{kind}_bytes") for of in (account, measured)] for kind in _KINDS}
+    both = {kind: [getattr(memory, f"{kind}_bytes") for memory in (account, measured)] for kind in _KINDS}
     return {kind: values for kind, values in both.items() if any(values)}
 
 
 def _bytes(job: JobSpec, seen: SeenBytes) -> dict[str, list[float]]:
     """Bytes of a step's collectives by axis, as the ledger of a rank counts them: those of a span, by its steps. The
     span has the batch that it begins with; where the pipeline never drains, its steps are one stream."""
-    at_span, found = job.at_step(seen.first), Counter[str]()
-    is_stream = job.plan.schedule in ASYNCHRONOUS
+    at_span, num_bytes = job.at_step(seen.first), Counter[str]()
+    is_stream = not SCHEDULES[job.plan.schedule].drains
     program = job_program(at_span, seen.num_steps if is_stream else 1)
     for words, traffic in step_ledger(at_span, program, 0).items():
-        found[words.partition(" ")[2]] += traffic.payload_bytes * (1 if is_stream else seen.num_steps)
-    pairs = {axis: (found[axis], seen.axis_bytes.get(axis, 0)) for axis in sorted({*found, *seen.axis_bytes})}
+        num_bytes[words.partition(" ")[2]] += traffic.payload_bytes * (1 if is_stream else seen.num_steps)
+    pairs = {axis: (num_bytes[axis], seen.axis_bytes.get(axis, 0)) for axis in sorted({*num_bytes, *seen.axis_bytes})}
     return {axis: [_each(size, seen.num_steps) for size in both] for axis, both in pairs.items()}
 
 
@@ -136,20 +136,20 @@ def _each(size: int, num_steps: int) -> float:
     return size / num_steps if size % num_steps else size // num_steps
 
 
-def compared_text(found: dict[str, Any]) -> str:
+def compared_text(compared: dict[str, Any]) -> str:
     """A comparison for reading."""
     rows = [["of rank 0", "predicted", "measured", ""]]
-    rows.append(["a step", *_two(found["whole_step_s"], seconds_text), _apart(found["whole_step_s"])])
-    for cause, both in found["time"].items():
+    rows.append(["a step", *_two(compared["whole_step_s"], seconds_text), _apart(compared["whole_step_s"])])
+    for cause, both in compared["time"].items():
         rows.append([f"  {cause}" if cause == _COMPUTING else f"  waiting: {cause}", *_two(both, seconds_text), ""])
-    for kind, both in found["memory_bytes"].items():
+    for kind, both in compared["memory_bytes"].items():
         rows.append([f"{kind} in memory", *_two(both, bytes_text), _equal(both)])
-    for axis, both in found["axis_bytes"].items():
+    for axis, both in compared["axis_bytes"].items():
         rows.append([f"bytes of a step on {axis}", *_two(both, _whole_bytes_text), _equal(both)])
-    note = f"\n  time is not predicted: {found['time_not_predicted']}" if found["time_not_predicted"] else ""
-    if found["predicted_for"]:
-        note += f"\n  time is predicted for {found['predicted_for']} of the catalog, on which this ran"
-    heading = f"predicted beside measured, the median of {counted(found['num_steps'], 'step')}:"
+    note = f"\n  time is not predicted: {compared['time_not_predicted']}" if compared["time_not_predicted"] else ""
+    if compared["predicted_for"]:
+        note += f"\n  time is predicted for {compared['predicted_for']} of the catalog, on which this ran"
+    heading = f"predicted beside measured, the median of {counted(compared['num_steps'], 'step')}:"
     return heading + "\n" + aligned([[f"  {row[0]}", *row[1:]] for row in rows]) + note
 
 

@@ -18,8 +18,8 @@ _NAMES = {"strong": "strong: the same batch", "weak": "weak: the batch grows"}
 
 def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
     """The SVG document. A kind of scaling in which nothing fits is left out."""
-    drawn = [found for found in scalings if found.points]
-    sizes = sorted({point.num_devices for found in drawn for point in found.points})
+    drawn = [curve for curve in scalings if curve.points]
+    sizes = sorted({point.num_devices for curve in drawn for point in curve.points})
     label = f"{job.model.name} on {sizes[0]:,} to {sizes[-1]:,} {job.cluster.device}"
     wide = (_WIDTH - _LEFT - _GAP - 24) / 2
     boxes = [Box(_LEFT + n % 2 * (wide + _GAP), 112 + n // 2 * _ROW, wide, _HIGH) for n in range(4)]
@@ -28,13 +28,13 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
 
     def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
         return [
-            Line(_NAMES[found.kind], [(math.log2(p.num_devices), value(found, p)) for p in found.points], colour)
-            for found, colour in zip(drawn, LINE_COLOURS, strict=False)
+            Line(_NAMES[curve.kind], [(math.log2(p.num_devices), value(curve, p)) for p in curve.points], colour)
+            for curve, colour in zip(drawn, LINE_COLOURS, strict=False)
         ]
 
-    first = min(found.points[0].num_devices for found in drawn)
+    first = min(curve.points[0].num_devices for curve in drawn)
     ideal = Line("in proportion", [(math.log2(s), math.log2(s / first)) for s in sizes], "#98a2b3", is_dashed=True)
-    faster = [ideal, *lines(lambda found, p: max(0.0, math.log2(p.tokens_per_s / found.points[0].tokens_per_s)))]
+    faster = [ideal, *lines(lambda curve, p: max(0.0, math.log2(p.tokens_per_s / curve.points[0].tokens_per_s)))]
     efficiency, held = lines(Scaling.efficiency), lines(lambda _, p: p.peak_bytes / GIB)
     if drawn[0].points[0].usd_per_billion_tokens is None:
         price, prices = "device-hours of 1e9 tokens", lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)

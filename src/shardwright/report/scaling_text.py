@@ -1,4 +1,4 @@
-"""What the command `scale` prints: the best plan at each size, strong and weak scaling, and what the batch allows."""
+"""Text of the command `scale`: the best plan at each size, strong and weak scaling, and the limits of the batch."""
 
 import textwrap
 from dataclasses import asdict
@@ -24,8 +24,8 @@ def scaling_dict(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
         "job": job.name,
         "device": job.cluster.device,
         "batch": asdict(limits) | {"more_tokens": list(limits.more_tokens)},
-        **{found.kind: found.rows() for found in scalings},
-        **{f"{found.kind}_misfits": list(found.misfits) for found in scalings},
+        **{curve.kind: curve.rows() for curve in scalings},
+        **{f"{curve.kind}_misfits": list(curve.misfits) for curve in scalings},
     }
 
 
@@ -35,12 +35,12 @@ def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
         f"{job.name}: {job.model.name} on {job.cluster.device}, the best plan at each size of the cluster. Efficiency "
         f"is throughput of a device, and memory efficiency what all devices hold, beside the smallest size that fits."
     ]
-    for found in scalings:
-        blocks.append(_MEANING[found.kind])
-        if found.points:
-            blocks[-1] += f"\n{aligned(_rows(found))}\n\n{aligned(_plans(found))}"
-        if found.misfits:
-            blocks.append(f"No plan fits on {devices_text(found.misfits)}.")
+    for curve in scalings:
+        blocks.append(_MEANING[curve.kind])
+        if curve.points:
+            blocks[-1] += f"\n{aligned(_rows(curve))}\n\n{aligned(_plans(curve))}"
+        if curve.misfits:
+            blocks.append(f"No plan fits on {devices_text(curve.misfits)}.")
     blocks += batch_sentences(job, limits)
     weak = scalings[1]
     if weak.points:
@@ -52,7 +52,7 @@ def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
 
 
 def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
-    """What the job's batch costs in tokens, by both estimates of the critical one."""
+    """The cost of the job's batch in tokens, by both estimates of the critical one."""
     low, high = limits.critical.span
     fewest, most = limits.more_tokens
     by_loss, by_data = limits.critical.by_loss_tokens, limits.critical.by_data_tokens
@@ -77,7 +77,7 @@ def _more(fewest: float, most: float) -> str:
 
 
 def rate_sentences(job: JobSpec, times: float) -> list[str]:
-    """What a batch so many times as large asks of the optimizer; nothing for the same batch."""
+    """The learning rate for a batch so many times as large; nothing for an equal batch."""
     if abs(times - 1) < 1e-9:
         return []
     settings = rescaled(job, times)
@@ -97,31 +97,31 @@ def _betas(settings: Rescaled) -> str:
     return f" and {' and '.join(known)}" if known else ""
 
 
-def _rows(found: Scaling) -> list[list[str]]:
+def _rows(curve: Scaling) -> list[list[str]]:
     header = [
         "devices", "batch", "step", "tokens/s", "each", "MFU", "efficiency", "GiB", "memory eff.", "USD/1e9", "days"
     ]  # fmt: skip
     rows = [header]
-    for point, tokens in zip(found.points, found.run_tokens, strict=True):
+    for point, tokens in zip(curve.points, curve.run_tokens, strict=True):
         usd = point.usd_per_billion_tokens
         days = dict.fromkeys(_days(total / point.tokens_per_s / 86400) for total in sorted(tokens))
         rows.append(
             [
                 f"{point.num_devices:,}", f"{point.job.batch.global_batch_size:,}", f"{point.step_s:.3g} s",
                 f"{point.tokens_per_s:,.0f}", f"{point.tokens_per_s_per_device:,.0f}", _percent(point.mfu),
-                _percent(found.efficiency(point)), f"{point.peak_bytes / GIB:.1f}",
-                _percent(found.memory_efficiency(point)), "unknown" if usd is None else f"{usd:,.0f}",
+                _percent(curve.efficiency(point)), f"{point.peak_bytes / GIB:.1f}",
+                _percent(curve.memory_efficiency(point)), "unknown" if usd is None else f"{usd:,.0f}",
                 "-".join(days),
             ]
         )  # fmt: skip
     return rows
 
 
-def _plans(found: Scaling) -> list[list[str]]:
+def _plans(curve: Scaling) -> list[list[str]]:
     """The plan at each size. The second column is as wide as its widest, so that all begin at one place."""
-    words = [job_words(point.job) for point in found.points]
+    words = [job_words(point.job) for point in curve.points]
     width = max(map(len, words))
-    return [[f"{p.num_devices:,}:", said.ljust(width)] for p, said in zip(found.points, words, strict=True)]
+    return [[f"{p.num_devices:,}:", text.ljust(width)] for p, text in zip(curve.points, words, strict=True)]
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""What makes a job another one, as options that can be pasted behind a command."""
+"""The options that turn a job into another one, to be pasted behind a command."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""What a plan takes, in words and as JSON: where a step's time goes, money, energy, and time lost to failures."""
+"""The cost of a plan, in words and as JSON: the parts of a step's time, money, energy, and time lost to failures."""
 
 import textwrap
 from dataclasses import asdict
@@ -25,33 +25,33 @@ PARTS = {
 }
 
 
-def price_dict(job: JobSpec, found: Estimate) -> dict[str, Any]:
+def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
     """Fields of `estimate --json` and of a plan: seconds, shares, US dollars; null is unknown."""
-    step = found.step
-    many, run = found.num_steps_of_many, found.num_steps_of_run
+    step = estimate.step
+    many, run = estimate.num_steps_of_many, estimate.num_steps_of_run
     return {
         "step_s": step.total,
         "step_range_s": [step.low, step.high],
-        "tokens_per_s_per_device": found.tokens_per_s_per_device,
+        "tokens_per_s_per_device": estimate.tokens_per_s_per_device,
         "mfu": step.mfu,
         "hfu": step.hfu,
         "time": {part: getattr(step, part) for part in PARTS},
-        "cost_per_step": found.step_money.usd,
+        "cost_per_step": estimate.step_money.usd,
         "money": {
-            "step": asdict(found.step_money),
-            "1e12_tokens": asdict(found.of_steps(many)) | {"seconds": many * found.wall_s},
-            "run": asdict(found.of_steps(run)) | {"seconds": run * found.wall_s, "steps": job.optimizer.steps},
+            "step": asdict(estimate.step_money),
+            "1e12_tokens": asdict(estimate.of_steps(many)) | {"seconds": many * estimate.wall_s},
+            "run": asdict(estimate.of_steps(run)) | {"seconds": run * estimate.wall_s, "steps": job.optimizer.steps},
         },
-        "process_bytes": found.memory.process,
-        "goodput": asdict(found.goodput) if found.goodput else None,
-        "gaps": list(found.gaps),
+        "process_bytes": estimate.memory.process,
+        "goodput": asdict(estimate.goodput) if estimate.goodput else None,
+        "gaps": list(estimate.gaps),
     }
 
 
-def price_text(job: JobSpec, found: Estimate) -> str:
-    """What a step and a run cost, for reading."""
-    blocks = [_speed(job, found), _parts(found), _money(job, found), _failures(found)]
-    gaps = [_wrapped(f"{gap[0].upper()}{gap[1:]}.") for gap in found.gaps]
+def price_text(job: JobSpec, estimate: Estimate) -> str:
+    """The price of a step and of a run, for reading."""
+    blocks = [_speed(job, estimate), _parts(estimate), _money(job, estimate), _failures(estimate)]
+    gaps = [_wrapped(f"{gap[0].upper()}{gap[1:]}.") for gap in estimate.gaps]
     return "\n\n".join(block for block in [*blocks, *gaps] if block)
 
 
@@ -59,50 +59,54 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, 110)
 
 
-def _speed(job: JobSpec, found: Estimate) -> str:
-    step = found.step
+def _speed(job: JobSpec, estimate: Estimate) -> str:
+    step = estimate.step
     return _wrapped(
         f"A step of {job.tokens_per_step:,} tokens takes {seconds_text(step.total)}; four of five lie between "
-        f"{seconds_text(step.low)} and {seconds_text(step.high)}. That is {found.tokens_per_s_per_device:,.0f} "
+        f"{seconds_text(step.low)} and {seconds_text(step.high)}. That is {estimate.tokens_per_s_per_device:,.0f} "
         f"tokens a second and device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of "
-        f"{_rounded(found.peak_flops / 1e12)} TFLOP/s, the peak in {job.precision.product_number}."
+        f"{_rounded(estimate.peak_flops / 1e12)} TFLOP/s, the peak in {job.precision.product_number}."
     )
 
 
-def _parts(found: Estimate) -> str:
-    unit, name = (1.0, "seconds") if found.step.total >= 1.0 else (1e-3, "milliseconds")
+def _parts(estimate: Estimate) -> str:
+    unit, name = (1.0, "seconds") if estimate.step.total >= 1.0 else (1e-3, "milliseconds")
     rows = [["of a step", name, ""]]
     for part, words in PARTS.items():
-        seconds = getattr(found.step, part)
-        if seconds > 0.0005 * found.step.total:
-            rows.append([words, f"{seconds / unit:.3f}", f"{100 * seconds / found.step.total:.1f} %"])
+        seconds = getattr(estimate.step, part)
+        if seconds > 0.0005 * estimate.step.total:
+            rows.append([words, f"{seconds / unit:.3f}", f"{100 * seconds / estimate.step.total:.1f} %"])
     return aligned(rows)
 
 
-def _money(job: JobSpec, found: Estimate) -> str:
+def _money(job: JobSpec, estimate: Estimate) -> str:
     tokens = f"{job.tokens_of_run:.3g}".replace("e+0", "e").replace("e+", "e")
     columns = {
-        "a step": (found.step_money, found.step.total),
-        "1e12 tokens": (found.of_steps(found.num_steps_of_many), found.num_steps_of_many * found.wall_s),
-        f"the run, {tokens} tokens": (found.of_steps(found.num_steps_of_run), found.num_steps_of_run * found.wall_s),
+        "a step": (estimate.step_money, estimate.step.total),
+        "1e12 tokens": (estimate.of_steps(estimate.num_steps_of_many), estimate.num_steps_of_many * estimate.wall_s),
+        f"the run, {tokens} tokens": (
+            estimate.of_steps(estimate.num_steps_of_run),
+            estimate.num_steps_of_run * estimate.wall_s,
+        ),
     }
     rows = [["", *columns], ["time", *(seconds_text(seconds) for _, seconds in columns.values())]]
     rows.append(["device-hours", *(_rounded(float(money.device_hours)) for money, _ in columns.values())])
-    if found.step_money.usd is not None:
+    if estimate.step_money.usd is not None:
         rows.append(["money", *(_dollars(float(money.usd or 0)) for money, _ in columns.values())])
-    if found.step_money.kwh is not None:
+    if estimate.step_money.kwh is not None:
         rows.append(["energy", *(f"{_rounded(float(money.kwh or 0))} kWh" for money, _ in columns.values())])
     return aligned(rows)
 
 
-def _failures(found: Estimate) -> str:
-    reliability, goodput = found.reliability, found.goodput
+def _failures(estimate: Estimate) -> str:
+    reliability, goodput = estimate.reliability, estimate.goodput
     if reliability is None or goodput is None:
         return ""
-    steps = max(1, round(float(goodput.interval_s) / found.step.total))
+    steps = max(1, round(float(goodput.interval_s) / estimate.step.total))
     return _wrapped(
         f"A failure is expected every {seconds_text(float(reliability.between_failures_s))}. With a checkpoint of "
-        f"{found.checkpoint_bytes / 1e12:.3g} TB, which takes {seconds_text(float(reliability.checkpoint_s))}, after "
+        f"{estimate.checkpoint_bytes / 1e12:.3g} TB, which takes "
+        f"{seconds_text(float(reliability.checkpoint_s))}, after "
         f"every {seconds_text(float(goodput.interval_s))} ({counted(steps, 'step')}), which is best, "
         f"{100 * goodput.training:.1f} % of the time trains; checkpoints take {100 * goodput.checkpoints:.1f} %, lost "
         f"work {100 * goodput.lost_work:.1f} % and restarts {100 * goodput.restarts:.1f} %. 1e12 tokens and the run "

@@ -1,4 +1,4 @@
-"""What SVG pictures of runs share: the frame, colours that are legible in light and dark, text, and line charts."""
+"""Parts that SVG pictures of runs share: the frame, colours that are legible in light and dark, text, line charts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the command `validate` prints: scores of predicted against measured runs, as text and as a file of rows."""
+"""Output of the command `validate`: scores of predicted against measured runs, as text and as a file of rows."""
 
 import csv
 import io
@@ -10,48 +10,48 @@ from shardwright.report.output import write_output
 from shardwright.report.text_columns import aligned
 
 
-def validation_text(found: Mapping[str, Any]) -> str:
+def validation_text(result: Mapping[str, Any]) -> str:
     """The scores for reading."""
     header = ["", "rows", "median", "mean", "bias", "within 10 %", "within 15 %", "within 20 %"]
-    table = [header, _scores("all, tier A", found)]
-    table += [_scores(f"  {name}", of) for name, of in found["by_family"].items()]
-    table += [_scores(f"  on {name}", of) for name, of in found["by_device"].items()]
-    if crossed := found["cross_validated"]:
+    table = [header, _scores("all, tier A", result)]
+    table += [_scores(f"  {name}", group) for name, group in result["by_family"].items()]
+    table += [_scores(f"  on {name}", group) for name, group in result["by_device"].items()]
+    if crossed := result["cross_validated"]:
         table.append(_scores("each family left out of the fit", crossed))
-        table += [_scores(f"  {name}", of) for name, of in crossed["by_family"].items()]
-    if found["tier_b"].get("by_family"):
-        table.append(_scores("tier B", found["tier_b"]))
-    table.append(_scores("baseline: 50 % of the peak", found["baseline"]))
+        table += [_scores(f"  {name}", group) for name, group in crossed["by_family"].items()]
+    if result["tier_b"].get("by_family"):
+        table.append(_scores("tier B", result["tier_b"]))
+    table.append(_scores("baseline: 50 % of the peak", result["baseline"]))
     lines = [
-        f"{found['predicted']} of {found['rows']} rows predicted, {found['fitted_constants']} constants fitted. "
+        f"{result['predicted']} of {result['rows']} rows predicted, {result['fitted_constants']} constants fitted. "
         "Error of the step time:",
         aligned(table),
-        _memory(found),
-        _order(found["order"]),
+        _memory(result),
+        _order(result["order"]),
     ]
-    if missing := found["not_predicted"]:
+    if missing := result["not_predicted"]:
         lines.append("Not predicted:\n" + "\n".join(f"  {row}: {reason}" for row, reason in missing.items()))
     return "\n\n".join(line for line in lines if line)
 
 
-def _scores(name: str, of: Mapping[str, Any]) -> list[str]:
+def _scores(name: str, scores: Mapping[str, Any]) -> list[str]:
     def percent(key: str) -> str:
-        return f"{100 * of[key]:.1f} %" if key in of else ""
+        return f"{100 * scores[key]:.1f} %" if key in scores else ""
 
     keys = ("median_ape", "mape", "bias", "within_10_percent", "within_15_percent", "within_20_percent")
-    rows = str(of["rows"]) if "rows" in of and not name.startswith("all") else ""
+    rows = str(scores["rows"]) if "rows" in scores and not name.startswith("all") else ""
     return [name, rows, *(percent(key) for key in keys)]
 
 
-def _memory(found: Mapping[str, Any]) -> str:
-    fit, lines = found["fit"], []
+def _memory(result: Mapping[str, Any]) -> str:
+    fit, lines = result["fit"], []
     parts = [
-        f"{name} {100 * of['mape']:.1f} % ({of['mean_error_gb']:+.1f} GB)"
-        for name, of in found["memory_by_family"].items()
+        f"{name} {100 * group['mape']:.1f} % ({group['mean_error_gb']:+.1f} GB)"
+        for name, group in result["memory_by_family"].items()
     ]
     if parts:
         lines.append(
-            f"Memory, where the allocator's peak was measured: {100 * found['memory_mape']:.1f} %. "
+            f"Memory, where the allocator's peak was measured: {100 * result['memory_mape']:.1f} %. "
             f"By family, mean error: {'; '.join(parts)}."
         )
     if fit["ran"] or fit["ran_out"]:
@@ -65,8 +65,8 @@ def _memory(found: Mapping[str, Any]) -> str:
 
 def _order(order: Mapping[str, Mapping[str, float]]) -> str:
     parts = [
-        f"{name} {of['kendall_tau']:.2f} and {100 * of['regret']:.1f} % over {of['sweeps']} sweeps"
-        for name, of in order.items()
+        f"{name} {group['kendall_tau']:.2f} and {100 * group['regret']:.1f} % over {group['sweeps']} sweeps"
+        for name, group in order.items()
     ]
     return "Order of plans within a sweep, Kendall's tau and regret of the best: " + "; ".join(parts) if parts else ""
 

@@ -1,1 +1,1 @@
-"""In which order: a schedule is data, made without torch, and everything else reads it."""
+"""The order of work: a schedule is data, made without torch, and everything else reads it."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What an action does; the value is its letter in the text form."""
+    """The kind of an action; the value is its letter in the text form."""
 
     FORWARD = "F"
     BACKWARD = "B"

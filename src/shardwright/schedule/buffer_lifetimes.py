@@ -1,4 +1,4 @@
-"""What a rank keeps in memory, from which action to which: the life of every buffer that a schedule makes.
+"""The contents of a rank's memory over time: the life of every buffer that a schedule makes.
 
 The peak in a table, the curve under a timeline and the limit that a program is checked against all follow from the
 same rules, so they can't disagree.
@@ -16,7 +16,7 @@ from shardwright.schedule.schedule import Schedule
 
 
 class Buffer(StrEnum):
-    """What is kept.
+    """The kind of a buffer.
 
     ACTIVATIONS of a microbatch in a stage: from its F, or from its C where it is computed again, to the end of B, or
     of W where the backward is split. INPUT of a stage: from F until C begins. MESSAGE: from its receive until the
@@ -49,7 +49,7 @@ _FORWARD, _BACKWARD, _WEIGHT_GRAD, _RECOMPUTE = Kind.FORWARD, Kind.BACKWARD, Kin
 
 @dataclass(frozen=True)
 class LifetimeRule:
-    """Which actions begin the life of a buffer, about the same stage and microbatch as the one that ends it.
+    """The actions that begin the life of a buffer, about the stage and microbatch of the action that ends it.
 
     `of_recomputed` says of which microbatches a forward begins it: of those that are computed again, or of others.
     """

@@ -1,4 +1,4 @@
-"""What a computation waits for: the table that lowering, the checker, the clocks, the timeline and the solver read.
+"""Dependencies of a computation: the table that lowering, the checker, the clocks, the timeline and the solver read.
 
 Two products travel between stages, both of one microbatch: the output of a forward goes to the stage behind, and the
 gradient of a stage's input, which a backward makes, to the stage before. All else that a computation waits for was made
@@ -21,7 +21,7 @@ from shardwright.schedule.action import Kind
 
 
 class Product(IntEnum):
-    """What a computation makes for another one."""
+    """A result that one computation makes for another one."""
 
     OUTPUT = 0
     GRADIENT = 1

@@ -1,14 +1,17 @@
 """A job as a schedule: its program, what its stages cost relative to each other, and whether that is admitted."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.plan import ASYNCHRONOUS, Recompute, Reductions
+from shardwright.config.plan import Recompute, Reductions
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.lowering.zero3_gathers import reduce_often
 from shardwright.schedule.message_sizes import job_sizes
-from shardwright.schedule.registry import PipelineShape, shape_faults, shape_order, shape_placement, shape_program
+from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import AnySchedule, Program, Schedule
+from shardwright.schedule.shape_program import shape_faults, shape_order, shape_placement, shape_program
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.groups import zero_stage
 from shardwright.sharding.stage_placement import StagePlacement, placement_of
@@ -26,13 +29,17 @@ class Order:
 
     def program(self) -> Program:
         """One optimizer step, all communication written out; of an asynchronous schedule, several."""
-        program = shape_program(self.schedule, self.shape, self.recompute, self.gathers)
-        return _reduced(program, self.reduces)
+        return _program_of(self)
 
     def without_messages(self) -> Schedule:
         """The order of a job's work without messages, which is what the times of a step depend on."""
         order = shape_order(self.schedule, self.shape, self.recompute, self.gathers)
         return _reduced(order, self.reduces)
+
+
+@lru_cache(maxsize=8)  # plans that differ in sizes alone have the same program
+def _program_of(order: Order) -> Program:
+    return _reduced(shape_program(order.schedule, order.shape, order.recompute, order.gathers), order.reduces)
 
 
 def _reduced(program: AnySchedule, each: Reductions) -> AnySchedule:
@@ -61,7 +68,7 @@ def job_program(job: JobSpec, num_steps: int = 1, beside: Program | None = None)
 
 
 def job_placement(job: JobSpec) -> StagePlacement:
-    """Which rank of a pipeline holds which stage; of a bidirectional one, for two microbatches."""
+    """The placement of a job's stages on the ranks of a pipeline; of a bidirectional one for two microbatches."""
     plan = job.plan
     if plan.schedule == "auto" and plan.stages_per_rank > 1 and not plan_faults(job):  # it may choose a V
         return shape_placement("auto", _shape(job, 1))
@@ -69,7 +76,7 @@ def job_placement(job: JobSpec) -> StagePlacement:
 
 
 def _shape(job: JobSpec, num_steps: int) -> PipelineShape:
-    """What the schedule of a job is made for; one that is made to measure keeps as many microbatches as 1F1B does."""
+    """The shape for a job's schedule; one that is made to measure keeps as many microbatches as 1F1B does."""
     plan, is_auto = job.plan, job.plan.schedule == "auto"
     most_alive, costs = plan.most_alive or plan.pp * is_auto, relative_costs(job) if is_auto else None
     return PipelineShape(
@@ -95,7 +102,7 @@ def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
 
 def undrained_steps(job: JobSpec) -> int:
     """Steps in one stream of work: 1 if the pipeline drains after each, else those to a log line or an evaluation."""
-    if job.plan.schedule not in ASYNCHRONOUS:
+    if SCHEDULES[job.plan.schedule].drains:
         return 1
     return min(n for n in (job.optimizer.steps, job.run.log_every, job.run.eval_every) if n)
 
@@ -121,7 +128,7 @@ def plan_faults(job: JobSpec) -> list[str]:
 
 
 def _ramp_faults(job: JobSpec) -> list[str]:
-    """What is wrong with the schedule of a batch that has not grown yet, of the first size that something is."""
+    """Faults of the schedule for a batch that has not grown yet, of the first such size."""
     for size in job.batch.sizes()[:-1]:
         smaller = job.at_batch(size)
         if faults := shape_faults(job.plan.schedule, _shape(smaller, undrained_steps(job))):
@@ -134,9 +141,9 @@ def _ramp_faults(job: JobSpec) -> list[str]:
 
 
 def _asynchronous_faults(job: JobSpec) -> list[str]:
-    """What needs all stages to have the same number of updates at some moment."""
+    """Faults of fields that need the same number of updates on all stages at some moment."""
     schedule, faults = job.plan.schedule, []
-    if schedule not in ASYNCHRONOUS:
+    if SCHEDULES[schedule].drains:
         return []
     if job.optimizer.clip_grad_norm > 0:
         faults.append(

@@ -27,7 +27,7 @@ class Sizes:
     activations: tuple[int, ...] = ()
 
     def stage_input(self, stage: int) -> int:
-        """What a stage keeps of a microbatch that it will compute again. Token ids are there anyway."""
+        """The bytes that a stage keeps of a microbatch that it will compute again. Token ids are there anyway."""
         return self.message if stage else 0
 
     def transfer(self, bytes_per_time: float) -> tuple[float, ...]:
@@ -36,8 +36,8 @@ class Sizes:
 
 
 def message_bytes(job: JobSpec) -> int:
-    """What passes between two stages of a pipeline, either way: hidden states [s, B, H]. s is a cp-th of the sequence,
-    or a tp-th of that under sequence parallel."""
+    """Bytes of a message between two stages of a pipeline, either way: hidden states [s, B, H]. s is a cp-th of the
+    sequence, or a tp-th of that under sequence parallel."""
     return job.precision.compute_bytes * job.tokens_between * job.plan.microbatch_size * job.model.hidden
 
 

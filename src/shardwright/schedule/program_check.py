@@ -134,7 +134,7 @@ def _stages(program: Program, rank: int) -> str:
 
 
 def _needs(action: Action, program: Program) -> list[Action]:
-    """What must have happened on the same rank before."""
+    """The actions that must come before, on the same rank."""
     stage, i = action.stage, action.microbatch
 
     def made(need: Need) -> list[Action]:

@@ -56,7 +56,7 @@ class Schedule:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether there are backwards at all."""
+        """True if there are backwards at all."""
         return any(part.kind is not Kind.FORWARD for row in self.ranks for a in row for part in a.computes())
 
 
@@ -69,11 +69,11 @@ class Program(Schedule):
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether parameters are sharded, and gathered before they are used."""
+        """True if parameters are sharded, and gathered before they are used."""
         return any(action.kind is Kind.GATHER for row in self.ranks for action in row)
 
     def num_bytes(self, action: Action) -> int | None:
-        """What an action moves: the message of a send or receive, the full tensor of a reduction or gather."""
+        """The bytes that an action moves: a send's or receive's message, a reduction's or gather's full tensor."""
         if self.sizes is None:
             return None
         if action.kind in SEND or action.kind in RECV:

@@ -22,7 +22,7 @@ from shardwright.schedule.schedule import Program, Schedule
 
 @dataclass(frozen=True)
 class Costs:
-    """What actions take. Tuples are by stage.
+    """The costs of actions. Tuples are by stage.
 
     `transfer[s]` is how long a message over the border between stages s and s + 1 occupies its link; `latency` more
     passes until it is there, and holds up nobody but the receiver. An overlapped pair takes `pair` times the sum of
@@ -49,7 +49,7 @@ class Costs:
         return cls((forward,) * num_stages, (input_grad,) * num_stages, (weight_grad,) * num_stages, latency=latency)
 
     def compute(self, action: Action) -> float:
-        """What a compute action takes; an overlapped pair less than its parts, maybe."""
+        """The cost of a compute action; an overlapped pair may cost less than its parts."""
         kind, stage = action.kind, action.stage
         if kind is Kind.FORWARD or kind is Kind.RECOMPUTE:
             return self.forward[stage]
@@ -121,7 +121,7 @@ def play_on(
 
 
 def _are_exact(costs: Costs, most: float) -> bool:
-    """Whether sums of such costs up to `most` have no rounding errors: multiples of 2^-16, of at most 53 bits."""
+    """True if sums of such costs up to `most` have no rounding errors: multiples of 2^-16, of at most 53 bits."""
     of_stages = (costs.forward, costs.input_grad, costs.weight_grad, costs.transfer, costs.reduce, costs.gather)
     of_all = (cost for of in (*of_stages, (costs.latency, costs.step)) for cost in of)
     return most < 2**36 and costs.pair == 1 and all(float(cost * 2**16).is_integer() for cost in of_all)

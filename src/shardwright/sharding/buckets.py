@@ -1,4 +1,4 @@
-"""Which parameters lie in one flat buffer, and in which order: the layout that the runtime has and that is predicted.
+"""The parameters of each flat buffer and their order: the layout that the runtime has and the account predicts.
 
 The functions take anything that has a place, so that the runtime groups its tensors and a prediction groups places
 alone by the same lines.
@@ -44,8 +44,8 @@ def unit_groups(
 
     kinds = {p: kind_of(p) for held in regions.values() for p in held if p not in apart}
     groups: list[list[T]] = []
-    for of in sorted(set(kinds.values())):
-        kind = [[p for p in held if kinds.get(p) == of] for held in regions.values()]
+    for one in sorted(set(kinds.values())):
+        kind = [[p for p in held if kinds.get(p) == one] for held in regions.values()]
         held = [p for region in kind for p in region]
         if held and is_gathered(place_of(held[0])):
             groups += [region for region in kind if region]

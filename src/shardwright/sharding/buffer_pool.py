@@ -31,9 +31,9 @@ class BufferPool(Generic[Memory]):
     `held_bytes` is the memory of all buffers, lent and free, and `peak_bytes` the most that it ever was.
     """
 
-    def __init__(self, make: Callable[[int], Memory]) -> None:
-        """`make` makes memory of so many bytes."""
-        self._make = make
+    def __init__(self, make: Callable[[int], Memory], returned: Callable[[Memory], None] | None = None) -> None:
+        """`make` makes memory of so many bytes, and `returned` is told of what was lent and comes back."""
+        self._make, self._returned = make, returned
         self._free: list[Loan[Memory]] = []  # smallest first
         self._lock = threading.Lock()  # two passes side by side have a thread each
         self.held_bytes = 0
@@ -59,6 +59,8 @@ class BufferPool(Generic[Memory]):
 
     def give_back(self, buffer: Loan[Memory]) -> None:
         """Return what was lent. Nobody may look at it any more."""
+        if self._returned is not None:
+            self._returned(buffer.memory)
         with self._lock:
             self._free.append(buffer)
             self._free.sort(key=lambda free: free.num_bytes)

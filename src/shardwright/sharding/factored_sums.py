@@ -1,4 +1,4 @@
-"""What ranks sum for Adafactor, whose second moment of a matrix is a product of a mean by row and one by column
+"""The sums over ranks for Adafactor, whose second moment of a matrix is a product of a mean by row and one by column
 (Shazeer and Stern 2018, arXiv 1804.04235).
 
 Rows of a matrix lie on several ranks of ZeRO's, and tensor parallel cuts its rows or its columns. Sums of squares by
@@ -89,17 +89,17 @@ class FactoredSums:
     @cached_property
     def num_columns(self) -> int:
         """Columns of all matrices."""
-        return sum(of.matrix.columns for of in self.matrices) * self.has_factors
+        return sum(one.matrix.columns for one in self.matrices) * self.has_factors
 
     @cached_property
     def cut_ones(self) -> list[int]:
         """The numbers of the matrices that tensor parallel cuts."""
-        return [i for i, of in enumerate(self.matrices) if of.matrix.cut != "whole"] if self.num_cut > 1 else []
+        return [i for i, one in enumerate(self.matrices) if one.matrix.cut != "whole"] if self.num_cut > 1 else []
 
-    def held(self, shard: int, of: FactoredMatrix) -> list[Range]:
+    def held(self, shard: int, one: FactoredMatrix) -> list[Range]:
         """The ranges of a shard's elements that a matrix has there, counted from where the shard begins."""
-        start = shard * self.shard_size - of.offset
-        return elements_within(of.matrix, start, start + self.shard_size)
+        start = shard * self.shard_size - one.offset
+        return elements_within(one.matrix, start, start + self.shard_size)
 
     @property
     def scratch_bytes(self) -> int:
@@ -112,11 +112,10 @@ class FactoredSums:
         return _FLOAT32 * (self.num_rows + self.num_columns)
 
     def sent_bytes(self, shard: int, index: int) -> Iterator[tuple[str, int]]:
-        """What is summed along "shards" or "tp", bytes, the same on every rank of the line; the first time and the
-        second."""
+        """The bytes summed along "shards" or "tp", alike on every rank of the line; the first time and the second."""
         number, crossing = len(self.matrices), [self.matrices[i] for i in self.cut_ones]
-        of_rows = sum(of.matrix.rows for of in crossing if of.matrix.cut == "columns")
-        of_columns = sum(of.matrix.columns for of in crossing if of.matrix.cut == "rows")
+        of_rows = sum(one.matrix.rows for one in crossing if one.matrix.cut == "columns")
+        of_columns = sum(one.matrix.columns for one in crossing if one.matrix.cut == "rows")
         rounds = [(self.num_rows + self.num_columns + number, of_rows + of_columns + len(crossing))]
         rounds = [*rounds, (number, len(crossing))] if self.has_factors else [(2 * number, 2 * len(crossing))]
         for over_shards, over_cut in rounds:
@@ -139,7 +138,7 @@ class FactoredSums:
             )  # fmt: skip
             start_row += rows
             first = self.matrices[number].first_column
-            num_matrices = sum(1 for of in self.matrices[number:] if of.offset == self.matrices[number].offset)
+            num_matrices = sum(1 for one in self.matrices[number:] if one.offset == self.matrices[number].offset)
             number += num_matrices
             experts = place.box[:1] if place.is_expert else ()
             each = num_matrices // (place.shape[0] if place.is_expert else 1)

@@ -75,10 +75,10 @@ def _place(tensors: Sequence[Rows], shard_size: int) -> tuple[int, ...] | None:
     offsets, offset = [], 0
     for num_rows, row_size in tensors:
         size = num_rows * row_size
-        cut = -(-offset // shard_size) * shard_size  # the first one at or after the tensor's first element
-        if cut < offset + size:
-            offset += (cut - offset) % row_size
-            if cut + shard_size < offset + size and shard_size % row_size:
+        next_shard = -(-offset // shard_size) * shard_size  # the first one at or after the tensor's first element
+        if next_shard < offset + size:
+            offset += (next_shard - offset) % row_size
+            if next_shard + shard_size < offset + size and shard_size % row_size:
                 return None
         offsets.append(offset)
         offset += size

@@ -36,7 +36,7 @@ class GroupKind:
 
     @property
     def is_folded(self) -> bool:
-        """Whether it is of experts, which fold the ranks of a stage otherwise."""
+        """True if it is of experts, which fold the ranks of a stage otherwise."""
         return self.axes[0] not in AXES
 
 
@@ -130,9 +130,9 @@ def of_stage(plan: Degrees, num_ranks: int, mirrors: Count = 1) -> Count:
     """
     pitch = plan.block * plan.pp
     rest = num_ranks % pitch
-    found = num_ranks // pitch * plan.block + rest - (rest > plan.block) * (rest - plan.block)
-    found = found * (1 + (mirrors - 1) * (num_ranks >= pitch))
-    return found + (plan.block == plan.stage_ranks) * (num_ranks - found)
+    num_of_stage = num_ranks // pitch * plan.block + rest - (rest > plan.block) * (rest - plan.block)
+    num_of_stage = num_of_stage * (1 + (mirrors - 1) * (num_ranks >= pitch))
+    return num_of_stage + (plan.block == plan.stage_ranks) * (num_ranks - num_of_stage)
 
 
 def _num_sharing(plan: Degrees, num_replicas: Count) -> Count:
@@ -142,7 +142,7 @@ def _num_sharing(plan: Degrees, num_replicas: Count) -> Count:
 
 
 def is_hybrid(zero_ranks: Count, num_replicas: Count) -> Count:
-    """Whether ZeRO's shards over so many ranks, 0 for all, are there several times among so many replicas."""
+    """True if ZeRO's shards over so many ranks, 0 for all, are there several times among so many replicas."""
     is_part = (zero_ranks > 0) & (zero_ranks < num_replicas)
     return is_part & (num_replicas % (zero_ranks + (zero_ranks < 1)) == 0)
 
@@ -180,7 +180,7 @@ class AxisGroups:
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether a group joins two positions of the pipeline."""
+        """True if a group joins two positions of the pipeline."""
         return bool(self.layout.mirrors > 1)
 
     def lines(self) -> list[list[int]]:
@@ -258,5 +258,5 @@ def zero_stage(plan: PlanSpec, is_expert: bool = False) -> int:
 
 
 def loses_gradients(plan: PlanSpec) -> bool:
-    """Whether a step leaves out a part of the gradients: they are compressed, and summed over several ranks."""
+    """True if a step leaves out a part of the gradients: they are compressed, and summed over several ranks."""
     return plan.compress != "none" and any(num_replicas(plan, is_expert) > 1 for is_expert in (False, True))

@@ -11,6 +11,7 @@ of a tp line take the same ones, for they sum over the vocabulary for each.
 from functools import lru_cache
 from typing import Any
 
+from shardwright.config.array_math import least
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
@@ -25,7 +26,7 @@ _ENOUGH_TOKENS = 8192
 _UNKNOWN_GIB = 40  # of a GPU that the job does not name
 
 
-def loss_chunk_bytes(job: JobSpec) -> int:
+def loss_chunk_bytes(job: JobSpec) -> Any:
     """Most bytes of the float32 logits of a chunk, on one rank."""
     if job.plan.loss_chunk_mib:
         return round(job.plan.loss_chunk_mib * MIB)
@@ -33,17 +34,17 @@ def loss_chunk_bytes(job: JobSpec) -> int:
         return _ON_CPU_BYTES
     devices = [part.device for part in job.cluster.parts] or [job.cluster.device]
     enough = _ENOUGH_TOKENS * _token_bytes(job)
-    return min(enough, round(_SHARE_OF_DEVICE * min(map(_memory_bytes, devices))))
+    return least(enough, round(_SHARE_OF_DEVICE * min(map(_memory_bytes, devices))))
 
 
-def _token_bytes(job: JobSpec) -> int:
+def _token_bytes(job: JobSpec) -> Any:
     """Bytes of the float32 logits of a token, on one rank."""
     return _FLOAT32 * -(-job.model.vocab // job.plan.tp)
 
 
 def loss_positions(job: JobSpec) -> Any:
-    """Positions of a chunk, of those that a rank has between layers; the last chunk may have fewer. An array where the
-    microbatch size of the plan is one."""
+    """Positions of a chunk, of those that a rank has between layers; the last chunk may have fewer. An array where
+    numbers of the plan are."""
     plan = job.plan
     tokens = plan.microbatch_size * (plan.tp if plan.sequence_parallel else 1)
     fitting = loss_chunk_bytes(job) // (_token_bytes(job) * tokens)

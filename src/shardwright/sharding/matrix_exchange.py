@@ -74,25 +74,25 @@ class MatrixExchange:
     def of(cls, shape: ModelShape, units: Sequence[PlacedUnit], num_cut: int, itemsize: int) -> "MatrixExchange":
         """The exchange of units of these parameters, which lie in their buffers so."""
         num_shards = units[0][1].num_shards
-        found = [
+        exchanges = [
             (matrix, unit, offset)
             for unit, (places, layout) in enumerate(units)
             for place, offset in zip(places, layout.offsets, strict=True)
             for matrix in update_matrices(shape, place)
         ]
-        costs = [orthogonal_flops(matrix.full_rows, matrix.full_columns, 1) for matrix, _, _ in found]
+        costs = [orthogonal_flops(matrix.full_rows, matrix.full_columns, 1) for matrix, _, _ in exchanges]
         # The shard with least to do, and there the rank of the tp line.
         shards, work = [(0, shard) for shard in range(num_shards)], [[0] * num_cut for _ in range(num_shards)]
         owners: dict[int, tuple[int, int]] = {}
-        for number in sorted(range(len(found)), key=lambda number: -costs[number]):
+        for number in sorted(range(len(exchanges)), key=lambda number: -costs[number]):
             _, shard = heappop(shards)
             mine = work[shard]
-            index = EVERY if found[number][0].cut == "whole" else mine.index(min(mine))
+            index = EVERY if exchanges[number][0].cut == "whole" else mine.index(min(mine))
             owners[number] = shard, index
             for rank in range(num_cut):
                 mine[rank] += costs[number] * (index in (EVERY, rank))
             heappush(shards, (sum(mine), shard))
-        matrices = tuple(PlacedMatrix(*found[number], *owners[number]) for number in range(len(found)))
+        matrices = tuple(PlacedMatrix(*exchanges[number], *owners[number]) for number in range(len(exchanges)))
         return cls(matrices, tuple(layout.shard_size for _, layout in units), num_shards, num_cut, itemsize)
 
     # Along the shards.
@@ -109,10 +109,10 @@ class MatrixExchange:
 
     @cached_property
     def _by_owner(self) -> dict[int, list[PlacedMatrix]]:
-        found: dict[int, list[PlacedMatrix]] = {}
+        by_owner: dict[int, list[PlacedMatrix]] = {}
         for placed in self.matrices:
-            found.setdefault(placed.shard, []).append(placed)
-        return found
+            by_owner.setdefault(placed.shard, []).append(placed)
+        return by_owner
 
     def owned_parts(self, shard: int) -> list[PlacedMatrix]:
         """The matrices whose part is put together on a shard."""
@@ -130,13 +130,13 @@ class MatrixExchange:
 
     @cached_property
     def crosses(self) -> bool:
-        """Whether anything travels along the tp line."""
+        """True if anything travels along the tp line."""
         return any(placed.cut_index != EVERY for placed in self.matrices) and self.num_cut > 1
 
     # What it takes.
 
     def sent_bytes(self, shard: int, index: int) -> Iterator[tuple[str, int]]:
-        """What a rank sends to others, by its places: along "shards" or "tp", bytes; there and back."""
+        """The bytes that a rank sends to others, by its places along "shards" or "tp"; there and back."""
         there = sum(self.num_held(shard, placed) for placed in self.matrices if placed.shard != shard)
         back = sum(p.matrix.num_elements - self.num_held(shard, p) for p in self.owned_parts(shard))
         mine = sum(placed.matrix.num_elements for placed in self.parts_of(shard, index))
@@ -174,11 +174,11 @@ class MatrixExchange:
 
 
 def exchanged_together(num_matrices: Sequence[int], num_owners: int) -> list[list[int]]:
-    """Which units, of which each has so many matrices, are exchanged together: neighbours, about as many matrices as
-    are enough, and about as many each time."""
+    """Groups of units that are exchanged together, by the number of matrices of each unit: neighbours, about as many
+    matrices as are enough, and about as many each time."""
     total = sum(num_matrices)
     times = max(1, round(total / (MATRICES_EACH * num_owners)))
     ends = accumulate(num_matrices)
     # By where the middle of a unit lies.
     parts = [(2 * end - own) * times // (2 * total) for own, end in zip(num_matrices, ends, strict=True)]
-    return [list(of) for _, of in groupby(range(len(parts)), key=lambda unit: parts[unit])]
+    return [list(numbers) for _, numbers in groupby(range(len(parts)), key=lambda unit: parts[unit])]

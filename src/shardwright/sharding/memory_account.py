@@ -26,7 +26,7 @@ class RankMemory:
 
     @property
     def state_bytes(self) -> int:
-        """What is there from the first update to the last: parameters, gradients, optimizer."""
+        """The bytes that exist from the first update to the last: parameters, gradients, optimizer."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property

@@ -60,11 +60,11 @@ class MeshShape:
         blocks, place = divmod(rank, self.block)
         before, stage = divmod(blocks, self.sizes["pp"])
         place += before * self.block
-        found = {"pp": stage}
+        places = {"pp": stage}
         for axis in reversed(self.sizes):
             if axis != "pp":
-                place, found[axis] = divmod(place, self.sizes[axis])
-        return {axis: found[axis] for axis in self.sizes}
+                place, places[axis] = divmod(place, self.sizes[axis])
+        return {axis: places[axis] for axis in self.sizes}
 
     def describe(self, rank: int) -> str:
         """ "rank 3 (pp 0, dp 1, tp 1)"."""
@@ -75,17 +75,19 @@ class MeshShape:
         """The mapping of ranks to coordinates, a line for the ranks along the fastest axis."""
         lines = ["mesh " + " x ".join(f"{axis} {self.sizes[axis]}" for axis in self._shown())]
         outer = self._shown()[:-1]
-        found: dict[str, list[int]] = {}
+        ranks_of: dict[str, list[int]] = {}
         for rank in range(self.world):
             place = self.coordinates(rank)
-            found.setdefault(", ".join(f"{axis} {place[axis]}" for axis in outer), []).append(rank)
-        return "\n".join([*lines, *(f"  {where}: ranks {' '.join(map(str, ranks))}" for where, ranks in found.items())])
+            ranks_of.setdefault(", ".join(f"{axis} {place[axis]}" for axis in outer), []).append(rank)
+        return "\n".join(
+            [*lines, *(f"  {where}: ranks {' '.join(map(str, ranks))}" for where, ranks in ranks_of.items())]
+        )
 
     def ranges(self, ranks: range) -> dict[str, tuple[int, int]]:
         """The first and the last place that some ranks have on each axis with more than one."""
         places = [self.coordinates(rank) for rank in ranks]
         on_axes = {axis: [place[axis] for place in places] for axis, size in self.sizes.items() if size > 1}
-        return {axis: (min(found), max(found)) for axis, found in on_axes.items()}
+        return {axis: (min(numbers), max(numbers)) for axis, numbers in on_axes.items()}
 
     def _shown(self) -> list[str]:
         """The axes that are named to the user: few plans share sequences."""

@@ -1,4 +1,4 @@
-"""What an optimizer remembers of a parameter, by the names that torch's optimizers and checkpoints give it.
+"""The state that an optimizer keeps of a parameter, by the names that torch's optimizers and checkpoints give it.
 
     adamw, adam   exp_avg, exp_avg_sq                  means of gradients and of their squares, by element
     lion          exp_avg                              by element
@@ -16,50 +16,39 @@ import math
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.precision import PrecisionSpec
 
-_ADAM = ("exp_avg", "exp_avg_sq")
 FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")  # float32 always: there are few
-STATES = (*_ADAM, "momentum_buffer", *FACTORS)
+STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer", *FACTORS)
 
 Shape = tuple[int, ...]
 
 
 def is_matrix(name: str, full_shape: Shape) -> bool:
-    """Whether a parameter is one matrix or several: biases, norms of all heads and sinks are vectors, of which ranks
+    """True if a parameter is one matrix or several: biases, norms of all heads and sinks are vectors, of which ranks
     share the heads, whatever their shape."""
     *_, module, kind = ["", *name.split(".")]
     return len(full_shape) > 1 and not (kind.endswith("bias") or module.endswith("norm") or kind == "sinks")
 
 
 def is_by_matrix(optimizer: OptimizerSpec, name: str, full_shape: Shape) -> bool:
-    """Whether the update of a parameter looks at whole matrices, and not at each element alone.
+    """True if the update of a parameter looks at whole matrices, and not at each element alone.
 
     Muon leaves embeddings and the head to AdamW, where a step changes few rows, and what is no matrix: a single row.
     """
-    if not is_matrix(name, full_shape):
+    facts = optimizer.facts
+    if facts.matrix_update == "none" or not is_matrix(name, full_shape):
         return False
-    if optimizer.name == "muon":
-        return name.startswith(("layers.", "mtp.")) and math.prod(full_shape[:-1]) > 1
-    return optimizer.name == "adafactor"
+    return not facts.layers_alone or (name.startswith(("layers.", "mtp.")) and math.prod(full_shape[:-1]) > 1)
 
 
 def moments_of(optimizer: OptimizerSpec, by_matrix: bool) -> tuple[str, ...]:
     """The states that have a number for each element of a parameter."""
-    match optimizer.name:
-        case "adafactor":
-            return () if by_matrix else ("exp_avg_sq",)
-        case "muon":
-            return ("momentum_buffer",) if by_matrix else _ADAM
-        case "lion":
-            return ("exp_avg",)
-        case "sgd":
-            return ("momentum_buffer",) if optimizer.momentum > 0 else ()
-    return _ADAM
+    return optimizer.facts.matrix_moments if by_matrix else optimizer.facts.moments(optimizer)
 
 
 def states_of(optimizer: OptimizerSpec, name: str, full_shape: Shape) -> tuple[str, ...]:
     """All that is remembered of a parameter."""
     by_matrix = is_by_matrix(optimizer, name, full_shape)
-    is_factored = by_matrix and optimizer.name == "adafactor"
+    is_factored = by_matrix and optimizer.facts.matrix_update == "factored"
     return moments_of(optimizer, by_matrix) + (FACTORS if is_factored else ())
 
 

@@ -8,7 +8,7 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class ParameterShard:
-    """Which part of which tensor a parameter is.
+    """A rank's part of a tensor.
 
     `box` has a half-open range for each dim of `full_shape`. `sharded_over` names the axes that cut the tensor;
     over all others it is replicated. `summed_over` names axes whose ranks each compute only a part of the gradient
@@ -45,7 +45,7 @@ class ParameterShard:
 
     @property
     def is_put_off(self) -> bool:
-        """Whether a backward that is split leaves its gradient for W: those of layers, and of what stands before the
+        """True if a backward that is split leaves its gradient for W: those of layers, and of what stands before the
         head for further tokens. The embedding's is no product, and the head's is made with the loss."""
         return self.name.startswith(("layers.", "mtp."))
 

@@ -57,8 +57,10 @@ class TensorLayout:
     def gspmd(self, state: str) -> str:
         """ "[cp+tp, dp, -]", with " unreduced tp" behind it where there are partial sums over tp."""
         placements = [p for p in self.states[state] if p.size > 1]
-        cut = [[p.axis for p in placements if p.kind == "shard" and p.dim == dim] for dim in range(len(self.shape))]
-        text = "[" + ", ".join("+".join(axes) or "-" for axes in cut) + "]"
+        axes_of_dim = [
+            [p.axis for p in placements if p.kind == "shard" and p.dim == dim] for dim in range(len(self.shape))
+        ]
+        text = "[" + ", ".join("+".join(axes) or "-" for axes in axes_of_dim) + "]"
         buffers = [p.axis for p in placements if p.kind == "shard" and p.dim == BUFFER]
         sums = [p.axis for p in placements if p.kind == "partial"]
         return text + "".join(
@@ -66,13 +68,15 @@ class TensorLayout:
         )
 
 
-def placements(axes: Mapping[str, int], cut: Mapping[str, int] | None = None, sums: tuple[str, ...] = ()) -> Placements:
-    """On all of `axes`, by size: cut along the dims of `cut`, partial over `sums`, else replicated. An axis of one rank
-    replicates: there every placement is the same."""
-    found = []
+def placements(
+    axes: Mapping[str, int], dim_of: Mapping[str, int] | None = None, sums: tuple[str, ...] = ()
+) -> Placements:
+    """Placements on all of `axes`, by size: cut along the dims in `dim_of`, partial over `sums`, else replicated. An
+    axis of one rank replicates: there every placement is the same."""
+    by_axis = []
     for axis, size in axes.items():
-        if size > 1 and cut is not None and axis in cut:
-            found.append(TensorPlacement(axis, size, "shard", cut[axis]))
+        if size > 1 and dim_of is not None and axis in dim_of:
+            by_axis.append(TensorPlacement(axis, size, "shard", dim_of[axis]))
         else:
-            found.append(TensorPlacement(axis, size, "partial" if size > 1 and axis in sums else "replicate"))
-    return tuple(found)
+            by_axis.append(TensorPlacement(axis, size, "partial" if size > 1 and axis in sums else "replicate"))
+    return tuple(by_axis)

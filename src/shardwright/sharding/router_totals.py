@@ -1,4 +1,4 @@
-"""What routers count in a step and sum over all ranks at its end: which numbers, and how many of a layer."""
+"""The counts of routers that all ranks sum at the end of a step: their names, and how many there are of a layer."""
 
 from shardwright.config.moe import MoeSpec
 
@@ -7,8 +7,8 @@ MOST_PICTURED = 32  # experts up to which it is counted who was chosen together:
 
 
 def counts_pairs(spec: MoeSpec) -> bool:
-    """Whether a router counts which experts were chosen together: where its gate goes by it, or few enough to show."""
-    return spec.gate == "correlation" or spec.experts <= MOST_PICTURED
+    """True if a router counts which experts were chosen together: where its gate goes by it, or few enough to show."""
+    return spec.gate_facts.counts_pairs or spec.experts <= MOST_PICTURED
 
 
 def size_of_totals(spec: MoeSpec) -> int:

@@ -1,4 +1,4 @@
-"""Which boxes of a tensor some of its rows are.
+"""The boxes of a tensor that some of its rows make up.
 
 ZeRO's shards end between rows (sharding/flat_buffer.py), so what a rank holds of a parameter is a range of the rows of
 its part. Of a matrix that is a box; of the matrices of several experts it is up to three: the end of one, whole ones,
@@ -89,6 +89,6 @@ def cut_rows(part: Box, first: int, end: int, most_elements: int) -> Iterator[Ro
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """What two boxes of one tensor share; None if nothing."""
+    """The common part of two boxes of one tensor; None if there is none."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return shared if all(start < stop for start, stop in shared) else None

@@ -1,5 +1,5 @@
-"""Which scores attention computes where a query sees the keys of a window or of its chunk alone, or where scores are
-computed piece by piece: blocks of some queries with some keys, of which those out of reach are left out.
+"""Blocks of scores for attention if a query sees the keys of a window or of its chunk alone, or if scores are computed
+piece by piece: blocks of some queries with some keys, of which those out of reach are left out.
 
 Each block has one range of positions of queries and one of keys, whatever ranges a rank holds (sequence.py).
 """
@@ -29,7 +29,7 @@ class KeyReach:
         return position - position % self.window if self.is_chunked else max(0, position - self.window + 1)
 
     def limits(self, sequence: int) -> bool:
-        """Whether any query of a sequence sees less than all keys before it."""
+        """True if any query of a sequence sees less than all keys before it."""
         return 0 < self.window < sequence
 
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shardwright.config.plan import ContextMethod, chunks_per_rank
+from shardwright.config.plan import chunks_per_rank
 
 Ranges = tuple[range, ...]  # positions, in the order in which a rank holds them
 
 
-def held_ranges(sequence: int, size: int, index: int, method: ContextMethod) -> Ranges:
+def held_ranges(sequence: int, size: int, index: int, method: str) -> Ranges:
     """The positions of rank `index` of `size`, ascending. The sequence must divide (config/checks/check.py)."""
     if size == 1:
         return (range(sequence),)
@@ -33,8 +33,8 @@ def share_of(ranges: Ranges, parts: int, index: int) -> Ranges:
     assert rest == 0, f"{sum(map(len, ranges))} positions do not split into {parts} parts"
     first, end = each * index, each * (index + 1)
     starts = list(accumulate(map(len, ranges[:-1]), initial=0))
-    cut = (r[max(first - start, 0) : max(end - start, 0)] for r, start in zip(ranges, starts, strict=True))
-    return tuple(r for r in cut if r)
+    pieces = (r[max(first - start, 0) : max(end - start, 0)] for r, start in zip(ranges, starts, strict=True))
+    return tuple(r for r in pieces if r)
 
 
 def positions_of(ranges: Sequence[range]) -> list[int]:
@@ -59,7 +59,8 @@ class ScoreBlock:
 
 
 def block_of(index: int, source: int, num_held: int, is_causal: bool) -> ScoreBlock:
-    """What the queries of rank `index` see of the keys of rank `source`, where each holds `num_held` in zig-zag.
+    """The block of scores of the queries of rank `index` with the keys of rank `source`, if each holds `num_held` in
+    zig-zag.
 
     Under a causal mask, of an earlier rank's keys all queries see the first half and none the second; of a later
     rank's, the second half of the queries sees all and the first none.

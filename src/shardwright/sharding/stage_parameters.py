@@ -25,18 +25,18 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
     """
     counts = plan.stage_layers(model.layers)
     first = sum(counts[:stage])
-    cut = _Cut(model, shape_of(model), plan, tp_index, ep_index)
+    shards = _Cut(model, shape_of(model), plan, tp_index, ep_index)
     regions: Regions = {}
     if stage == 0:
-        regions["embedding"] = cut.embedding()
-        if norm := cut.embedding_norm():
+        regions["embedding"] = shards.embedding()
+        if norm := shards.embedding_norm():
             regions["embedding_norm"] = norm
     for layer in range(first, first + counts[stage]):
-        regions[str(layer)] = cut.layer(layer)
+        regions[str(layer)] = shards.layer(layer)
     if stage == len(counts) - 1:
         for number in range(model.layers, model.num_blocks):
-            regions[str(number)] = cut.further(number)
-        regions["head"] = cut.head()
+            regions[str(number)] = shards.further(number)
+        regions["head"] = shards.head()
     return regions
 
 
@@ -66,7 +66,7 @@ def num_active_parameters(model: ModelSpec) -> int:
 
 
 def block_name(model: ModelSpec, number: int) -> str:
-    """What parameters and random numbers of a block are called by: layers, and behind them those that predict further
+    """The name of a block in names of parameters and random numbers: layers, and behind them those that predict further
     tokens."""
     return f"layers.{number}" if number < model.layers else f"mtp.{number - model.layers}.block"
 
@@ -88,11 +88,11 @@ class _Cut:
 
     def embedding(self) -> list[ParameterShard]:
         model = self.model
-        found = [self._vocabulary("embedding.weight")]
+        parameters = [self._vocabulary("embedding.weight")]
         if model.positions == "learned":
             shape = (model.position_offset + model.sequence, model.hidden)
-            found.append(self._whole("positions.weight", shape, "normal", model.init_std))
-        return found
+            parameters.append(self._whole("positions.weight", shape, "normal", model.init_std))
+        return parameters
 
     def embedding_norm(self) -> list[ParameterShard]:
         """The norm of what enters the first layer."""
@@ -126,15 +126,15 @@ class _Cut:
         """Router, experts and shared experts of a layer."""
         router, *gate = self.shape.gate_matrices
         # A layer's own parameters are listed before those of its parts.
-        found = [self._weight(f"{name}.shared_gate", matrix) for matrix in gate]
-        found.append(self._weight(f"{name}.router.weight", router))
+        parameters = [self._weight(f"{name}.shared_gate", matrix) for matrix in gate]
+        parameters.append(self._weight(f"{name}.router.weight", router))
         if self.model.moe.router_bias:
-            found.append(self._whole(f"{name}.router.bias", router.outputs, "zeros"))
+            parameters.append(self._whole(f"{name}.router.bias", router.outputs, "zeros"))
         for matrix in self.shape.routed_matrices:
-            found += [self._bias_of_experts(f"{name}.experts", matrix)] if self.model.bias else []
-            found.append(self._of_experts(f"{name}.experts", matrix))
+            parameters += [self._bias_of_experts(f"{name}.experts", matrix)] if self.model.bias else []
+            parameters.append(self._of_experts(f"{name}.experts", matrix))
         shared = self.shape.shared_matrices
-        return found + (self._pair(f"{name}.shared", *shared) if self.shape.mixture.shared_ffn else [])
+        return parameters + (self._pair(f"{name}.shared", *shared) if self.shape.mixture.shared_ffn else [])
 
     def _of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
         """Matrices of experts, cut over ep by expert, and each over the ranks that share it."""
@@ -149,8 +149,8 @@ class _Cut:
     def _experts_parts(
         self, name: str, shape: tuple[int, ...], dim: int, init: str, std: float = 0.0
     ) -> ParameterShard:
-        """What experts have one behind the other, cut over ep, and in `dim`, if that is not 0, over the ranks that
-        share an expert."""
+        """The parts of weights that experts have one behind the other, cut over ep, and in `dim`, if that is not 0,
+        over the ranks that share an expert."""
         plan, box = self.plan, [(0, size) for size in shape]
         expert_tp = plan.expert_tp_size if dim else 1
         box[dim] = split_evenly(shape[dim], expert_tp, self.index % expert_tp)

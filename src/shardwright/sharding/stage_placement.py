@@ -1,7 +1,9 @@
-"""Which pipeline rank holds which stage of the model."""
+"""The placement of a model's stages on the ranks of a pipeline."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+
+from shardwright.config.schedule_facts import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,10 @@ class StagePlacement:
         return tuple(row[stage] for row in self.holders)
 
 
-_VEES = ("zb-v", "v-half", "v-min", "dualpipev")
-
-
 def placement_of(schedule: str, num_ranks: int, stages_per_rank: int) -> StagePlacement:
     """Where a schedule of plan.schedule lays its stages; of a bidirectional one, for two microbatches."""
-    if schedule in _VEES:
-        return vee(num_ranks)
-    return bidirectional(num_ranks, 2) if schedule == "dualpipe" else looped(num_ranks, stages_per_rank)
+    placement: StagePlacement = SCHEDULES[schedule].placement(num_ranks, stages_per_rank)
+    return placement
 
 
 def in_line(num_ranks: int) -> StagePlacement:

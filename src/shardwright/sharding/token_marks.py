@@ -1,4 +1,4 @@
-"""What a token says beside its id: data write it, the model reads it (parallel/context/document_mask.py).
+"""Marks that a token carries besides its id: data write them, the model reads them (parallel/context/document_mask.py).
 
 A token that begins a document is given as -1 - id, which is negative. One of which no loss is taken, such as what a
 user says in a chat, is given as id + UNCOUNTED: ids of vocabularies are far smaller.

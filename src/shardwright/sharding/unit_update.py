@@ -13,12 +13,12 @@ from shardwright.sharding.optimizer_state import is_by_matrix
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.update_matrices import update_matrices
 
-# The collectives of an update by optimizer, as the ledger names them.
-COLLECTIVES = {"muon": "all_to_all_v", "adafactor": "all_reduce"}
+# The collectives of an update of matrices, as the ledger names them.
+COLLECTIVES = {"orthogonal": "all_to_all_v", "factored": "all_reduce"}
 
 
 class UnitUpdate(Protocol):
-    """What ranks that share units do together in their update."""
+    """The common work of ranks that share units, in their update."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -46,7 +46,7 @@ class UpdateGroup:
 
     @property
     def state_bytes(self) -> int:
-        """What it remembers beside what each element does."""
+        """The bytes of its state besides the state of each element."""
         return self.update.state_bytes if isinstance(self.update, FactoredSums) else 0
 
 
@@ -57,17 +57,18 @@ class Updates:
     job: JobSpec
 
     def is_by_matrix(self, place: ParameterShard) -> bool:
-        """Whether the update of a parameter looks at whole matrices."""
+        """True if the update of a parameter looks at whole matrices."""
         return is_by_matrix(self.job.optimizer, place.name, place.full_shape)
 
     def groups(self, units: Sequence[PlacedUnit]) -> list[UpdateGroup]:
-        """Which units of a stage, given by their parameters and how these lie in a buffer, are updated together."""
-        if self.job.optimizer.name == "adafactor":
+        """Groups of a stage's units that are updated together; units are given by their parameters and how these lie in
+        a buffer."""
+        if self.job.optimizer.facts.matrix_update == "factored":
             return [UpdateGroup((number,), self._factored(unit)) for number, unit in enumerate(units)]
-        found = [group for is_expert in (False, True) for group in self._exchanged(units, is_expert)]
-        together = {number for group in found for number in group.units}
-        found += [UpdateGroup((number,)) for number in range(len(units)) if number not in together]
-        return sorted(found, key=lambda group: group.units)
+        update_groups = [group for is_expert in (False, True) for group in self._exchanged(units, is_expert)]
+        together = {number for group in update_groups for number in group.units}
+        update_groups += [UpdateGroup((number,)) for number in range(len(units)) if number not in together]
+        return sorted(update_groups, key=lambda group: group.units)
 
     def _exchanged(self, units: Sequence[PlacedUnit], is_expert: bool) -> Iterator[UpdateGroup]:
         """The groups of units of matrices, of experts or of all else."""
@@ -78,8 +79,8 @@ class Updates:
         num_shards = units[mine[0]][1].num_shards if mine else 1
         for group in exchanged_together(num_matrices, num_shards * num_cut):
             numbers = tuple(mine[i] for i in group)
-            of = [units[number] for number in numbers]
-            yield UpdateGroup(numbers, MatrixExchange.of(shape, of, num_cut, exchanged_bytes(self.job.precision)))
+            together = [units[number] for number in numbers]
+            yield UpdateGroup(numbers, MatrixExchange.of(shape, together, num_cut, exchanged_bytes(self.job.precision)))
 
     def _factored(self, unit: PlacedUnit) -> FactoredSums:
         places, layout = unit

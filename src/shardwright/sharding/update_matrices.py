@@ -1,4 +1,4 @@
-"""Which matrices a parameter is, for optimizers that look at whole ones, and where their rows lie.
+"""The matrices of a parameter, for optimizers that look at whole ones, and the places of their rows.
 
 A parameter of layers may be several matrices: queries, keys and values lie in one tensor, as gate and up do, and the
 experts one behind the other (config/model_shape.py). Each is a linear map of its own, and is updated as one; so is each
@@ -64,39 +64,39 @@ def elements_within(matrix: UpdateMatrix, start: int, stop: int) -> list[Range]:
 def update_matrices(shape: ModelShape, place: ParameterShard) -> tuple[UpdateMatrix, ...]:
     """The matrices of a parameter, one expert after the other."""
     full, local = place.full_shape, place.shape
-    cut: Literal["whole", "rows", "columns"]
+    kind_of_cut: Literal["whole", "rows", "columns"]
     lead = int(place.is_expert)
     if not is_matrix(place.name, full):
-        cut = "rows" if local[lead:] != full[lead:] else "whole"
+        kind_of_cut = "rows" if local[lead:] != full[lead:] else "whole"
         num, num_full = math.prod(local[lead:]), math.prod(full[lead:])
         num_vectors = local[0] if lead else 1
-        return tuple(UpdateMatrix(((n * num, (n + 1) * num),), 1, num_full, 1, cut) for n in range(num_vectors))
+        return tuple(UpdateMatrix(((n * num, (n + 1) * num),), 1, num_full, 1, kind_of_cut) for n in range(num_vectors))
     outputs, full_outputs = local[lead:-1], full[lead:-1]
     dim, widths = _side_by_side(shape, place.name)
     edges = list(accumulate(widths or outputs[:1], initial=0))
     assert edges[-1] == outputs[dim], "ranks share each matrix, and not which of them they have"
     # Of one expert: elements of the outputs, and from one index of those before `dim`, and of `dim`, to the next.
-    each, stride, block = (math.prod(of) for of in (outputs, outputs[dim:], outputs[dim + 1 :]))
-    cut = "columns" if local[-1] != full[-1] else "rows" if outputs != full_outputs else "whole"
-    found = []
+    each, stride, block = (math.prod(dims) for dims in (outputs, outputs[dim:], outputs[dim + 1 :]))
+    kind_of_cut = "columns" if local[-1] != full[-1] else "rows" if outputs != full_outputs else "whole"
+    matrices = []
     for expert in range(local[0] if lead else 1):
         firsts = range(expert * each, (expert + 1) * each, stride)
         for start, stop in pairwise(edges):
             ranges = _joined([(first + start * block, first + stop * block) for first in firsts])
             full_rows = math.prod(full_outputs) * (stop - start) // edges[-1] if widths else math.prod(full_outputs)
-            found.append(UpdateMatrix(ranges, local[-1], full_rows, full[-1], cut))
-    return tuple(found)
+            matrices.append(UpdateMatrix(ranges, local[-1], full_rows, full[-1], kind_of_cut))
+    return tuple(matrices)
 
 
 def _joined(ranges: list[Range]) -> tuple[Range, ...]:
     """Ranges in order, neighbours as one."""
-    found: list[Range] = []
+    joined: list[Range] = []
     for start, stop in ranges:
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
+        if joined and joined[-1][1] == start:
+            joined[-1] = joined[-1][0], stop
         else:
-            found.append((start, stop))
-    return tuple(found)
+            joined.append((start, stop))
+    return tuple(joined)
 
 
 def _side_by_side(shape: ModelShape, name: str) -> tuple[int, tuple[int, ...]]:
@@ -107,10 +107,10 @@ def _side_by_side(shape: ModelShape, name: str) -> tuple[int, tuple[int, ...]]:
 
 def _by_key(shape: ModelShape) -> dict[str, Matrix]:
     """Matrices that may be several, by the part of the name of a parameter that says which."""
-    found = {f"attention.{matrix.name}.": matrix for matrix in shape.attention_matrices}
-    found |= {f"mlp.{matrix.name}.": matrix for matrix in shape.mlp_matrices}
+    by_key = {f"attention.{matrix.name}.": matrix for matrix in shape.attention_matrices}
+    by_key |= {f"mlp.{matrix.name}.": matrix for matrix in shape.mlp_matrices}
     if shape.experts is not None:
-        found |= {f"experts.{matrix.name}": matrix for matrix in shape.routed_matrices}
+        by_key |= {f"experts.{matrix.name}": matrix for matrix in shape.routed_matrices}
     if shape.experts is not None and shape.experts.shared_ffn:
-        found |= {f"shared.{matrix.name}.": matrix for matrix in shape.shared_matrices}
-    return found
+        by_key |= {f"shared.{matrix.name}.": matrix for matrix in shape.shared_matrices}
+    return by_key

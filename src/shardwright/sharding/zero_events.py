@@ -58,7 +58,7 @@ class UnitSizes:
 
 
 class UnitEvents(ABC, Generic[Memory]):
-    """What of a unit is there, borrowed or on its way. An event happens only where the state asks for it."""
+    """The buffers of a unit: there, borrowed or on their way. An event happens only if this state asks for it."""
 
     def __init__(self, sizes: UnitSizes, pool: BufferPool[Memory]) -> None:
         self.sizes = sizes
@@ -243,7 +243,7 @@ class StageEvents(ABC, Generic[Unit]):
         """
         self.units = list(units)
         each = [([number], 0) for number in range(len(self.units))]
-        self._groups = [([self.units[number] for number in of], size) for of, size in groups or each]
+        self._groups = [([self.units[number] for number in numbers], size) for numbers, size in groups or each]
         self._late = [unit for unit in units if unit in late]
         self._prompt = [unit for unit in reversed(units) if unit not in late]
         self._due = self._prompt  # those of the next reduction
@@ -361,7 +361,7 @@ class StageEvents(ABC, Generic[Unit]):
         return list(dict.fromkeys(unit for units in self._units_in.values() for unit in units))
 
     def is_gathered(self, region: str) -> bool:
-        """Whether some of a region's values are gathered before they are used."""
+        """True if some of a region's values are gathered before they are used."""
         return any(unit.sizes.zero == 3 for unit in self._units_in[region])
 
     def begin_forward(self, region: str) -> None:

@@ -1,1 +1,1 @@
-"""What will happen: programs in time, without torch and without ranks."""
+"""Simulation: programs in time, without torch and without ranks."""

@@ -43,8 +43,8 @@ class Columns:
         """A mask that is true where the action is of one of some kinds."""
         wanted = np.zeros(len(_NUMBER), bool)
         wanted[[_NUMBER[kind] for kind in kinds]] = True
-        found: Array = wanted[self.kind]
-        return found
+        mask: Array = wanted[self.kind]
+        return mask
 
     def of_kinds(self, *kinds: Kind) -> "Columns":
         """The columns of the actions of some kinds alone."""

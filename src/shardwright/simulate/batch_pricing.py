@@ -12,7 +12,7 @@ from shardwright.workload.query import Run, stacked
 
 @dataclass(frozen=True)
 class Price:
-    """What one step of a run takes, in seconds and in bytes on the pipeline rank that needs most."""
+    """The price of one step of a run, in seconds, and in bytes on the pipeline rank that needs most."""
 
     time: StepTime
     memory: Memory
@@ -22,20 +22,20 @@ def batches(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
     """Runs with arrays, and which of `runs` are in each."""
     alike: dict[Hashable, list[int]] = {}
     for place, run in enumerate(runs):
-        alike.setdefault((run.setting, run.cut.words), []).append(place)
+        alike.setdefault((run.setting, run.grid.words), []).append(place)
     for places in alike.values():
-        yield replace(runs[places[0]], cut=stacked([runs[place].cut for place in places])), places
+        yield replace(runs[places[0]], grid=stacked([runs[place].grid for place in places])), places
 
 
 def prices(runs: Sequence[Run], constants: Constants) -> list[Price | str]:
     """The price of each run, or why it has none."""
-    found: dict[int, Price | str] = {}
+    answers: dict[int, Price | str] = {}
     for run, places in batches(runs):
         try:
             time, memory = step_time(run, constants), peak_memory(run, constants)
         except (KeyError, ValueError) as error:
-            found |= dict.fromkeys(places, str(error.args[0]))
+            answers |= dict.fromkeys(places, str(error.args[0]))
             continue
         for entry, place in enumerate(places):
-            found[place] = Price(only(picked(time, [entry])), only(picked(memory, [entry])))
-    return [found[place] for place in range(len(runs))]
+            answers[place] = Price(only(picked(time, [entry])), only(picked(memory, [entry])))
+    return [answers[place] for place in range(len(runs))]

@@ -97,20 +97,22 @@ class Rounds:
         action_s = self._table(costs)[self.rows]
         piece_s = np.add.reduceat(action_s, self.begins, axis=0)[self.order]
         made_s = action_s[self.begins][self.order]  # until what a piece makes leaves
-        sent_s = _by_stage([of.transfer for of in costs], self.num_stages)[self.borders]
-        queued_s = np.concatenate([_by_stage([getattr(of, name) for of in costs], self.num_stages) for name in _QUEUED])
-        latency_s = np.array([of.latency for of in costs])
+        sent_s = _by_stage([one.transfer for one in costs], self.num_stages)[self.borders]
+        queued_s = np.concatenate(
+            [_by_stage([getattr(one, name) for one in costs], self.num_stages) for name in _QUEUED]
+        )
+        latency_s = np.array([one.latency for one in costs])
         ended = np.zeros((num_pieces, num_costs))
         left = np.zeros((num_pieces + 1, 2, num_costs))  # from when a rank's links are free again
         left[-1] = -np.inf  # no message
         sent, (ahead, back) = left.reshape(-1, num_costs), self.messages.T
         queue, marks = np.zeros((len(self.ranks), num_costs)), np.zeros((self.num_marks, num_costs))
-        found = np.empty((num_steps, num_costs))
+        end_s = np.empty((num_steps, num_costs))
         for step in range(num_steps):
             for at in self.rounds:
-                for of in at.issued:
-                    begun = np.maximum(queue[of.rank], ended[of.behind])
-                    queue[of.rank] = marks[of.mark] = begun + queued_s[of.row]
+                for one in at.issued:
+                    begun = np.maximum(queue[one.rank], ended[one.behind])
+                    queue[one.rank] = marks[one.mark] = begun + queued_s[one.row]
                 here = slice(at.first, at.last)
                 before = self.before[here]
                 begun = np.maximum(sent.take(ahead[here], 0), sent.take(back[here], 0)) + latency_s
@@ -121,29 +123,31 @@ class Rounds:
                 begun += made_s[here]
                 np.maximum(left.take(before, 0), begun[:, None], out=left[here])
                 left[here] += sent_s[here]
-            found[step] = ended.max(axis=0)
-        return found
+            end_s[step] = ended.max(axis=0)
+        return end_s
 
     def busy(self, costs: Sequence[Costs]) -> Floats:
-        """What the rank that computes longest computes in a step, by costs."""
+        """The compute time of a step on the rank that computes longest, by costs."""
         by_rank: Floats = np.add.reduceat(self._table(costs)[self.rows], self.ranks, axis=0)
         return np.asarray(by_rank.max(axis=0))
 
     def queued(self, costs: Sequence[Costs]) -> Floats:
         """How long the collectives of the rank that has most of them take in a step, by costs."""
-        found = np.zeros((len(self.ranks), len(costs)))
-        seconds = np.concatenate([_by_stage([getattr(of, name) for of in costs], self.num_stages) for name in _QUEUED])
+        queue_s = np.zeros((len(self.ranks), len(costs)))
+        seconds = np.concatenate(
+            [_by_stage([getattr(one, name) for one in costs], self.num_stages) for name in _QUEUED]
+        )
         for at in self.rounds:
-            for of in at.issued:
-                found[of.rank] += seconds[of.row]
-        return np.asarray(found.max(axis=0))
+            for one in at.issued:
+                queue_s[one.rank] += seconds[one.row]
+        return np.asarray(queue_s.max(axis=0))
 
     def _table(self, costs: Sequence[Costs]) -> Floats:
         """Costs of work, (rows, costs)."""
         forward, input_grad, weight_grad = (
-            np.array([getattr(of, name) for of in costs]).T for name in ("forward", "input_grad", "weight_grad")
+            np.array([getattr(cost, name) for cost in costs]).T for name in ("forward", "input_grad", "weight_grad")
         )
-        step, pair = np.array([[of.step for of in costs], [of.pair for of in costs]])
+        step, pair = np.array([[cost.step for cost in costs], [cost.pair for cost in costs]])
         steps = np.broadcast_to(step, forward.shape)
         table = np.concatenate([forward, input_grad, weight_grad, input_grad + weight_grad, forward, steps])
         return np.concatenate([table, pair * (table[self.pairs[:, 0]] + table[self.pairs[:, 1]])])
@@ -151,10 +155,10 @@ class Rounds:
 
 def _by_stage(values: Sequence[tuple[float, ...]], num_stages: int) -> Floats:
     """(stages, costs); 0 where nothing is given."""
-    found = np.zeros((num_stages, len(values)))
-    for column, of in enumerate(values):
-        found[: len(of), column] = of
-    return found
+    table = np.zeros((num_stages, len(values)))
+    for column, seconds in enumerate(values):
+        table[: len(seconds), column] = seconds
+    return table
 
 
 def rounds_of(schedule: Schedule, has_collectives: bool) -> Rounds:
@@ -241,10 +245,10 @@ class _Layout:
         waits, makes, borders = (np.full((len(self.kind), 2), nothing) for nothing in (_THERE, _UNSEEN, num_stages - 1))
 
         def is_elsewhere(other: Ints) -> Bools:
-            """Whether another stage is there, and on another rank."""
+            """True if another stage is there, and on another rank."""
             inside = (other >= 0) & (other < num_stages)
-            found: Bools = inside & (holders[copy, np.clip(other, 0, num_stages - 1)] != rank)
-            return found
+            mask: Bools = inside & (holders[copy, np.clip(other, 0, num_stages - 1)] != rank)
+            return mask
 
         for product in Product:
             travels = TRAVELS[product]
@@ -259,22 +263,22 @@ class _Layout:
 
     def _is_of(self, kinds: Sequence[Kind]) -> Bools:
         """Mask of the parts of some kinds."""
-        found: Bools = np.isin(self.part, [_NUMBER[kind] for kind in kinds])
-        return found
+        mask: Bools = np.isin(self.part, [_NUMBER[kind] for kind in kinds])
+        return mask
 
     def _waits(self) -> Ints:
         """The marks that each action waits for: its parameters', or at a step its rank's reductions. Of no columns
         where there are no collectives."""
-        found = np.full((len(self.kind), 2 * self.is_collective.any()), _THERE)
-        if not found.size:
-            return found
+        marks = np.full((len(self.kind), 2 * self.is_collective.any()), _THERE)
+        if not marks.size:
+            return marks
         reads = np.isin(self.part, (_F, _I, _B, _C)) & (self.part == _GATHER).any()
         is_second = (np.diff(self.at, prepend=-1) == 0).astype(int)
         place = self.gathered + self.rank[self.at] * self.schedule.num_stages + self.stage
-        found[self.at[reads], is_second[reads]] = place[reads]
+        marks[self.at[reads], is_second[reads]] = place[reads]
         step = self.at[self.part == _STEP]
-        found[step, 0] = self.reduced + self.rank[step]
-        return found
+        marks[step, 0] = self.reduced + self.rank[step]
+        return marks
 
     def _collectives(self, piece: Ints, num_pieces: int) -> tuple[Collectives, Ints]:
         """All collectives, and by piece those that stand before it, in columns; -1 where there is none.
@@ -306,10 +310,10 @@ class _Layout:
 
 def _before(rank: Ints) -> Ints:
     """The piece before each on the same rank, of pieces in the order of ranks; before the first stands the last."""
-    found = np.arange(len(rank)) - 1
+    before = np.arange(len(rank)) - 1
     firsts = np.flatnonzero(np.diff(rank, prepend=-1))
-    found[firsts] = np.append(firsts[1:], len(rank)) - 1
-    return found
+    before[firsts] = np.append(firsts[1:], len(rank)) - 1
+    return before
 
 
 def _in_rounds(rank: Ints, needs: Ints, makes: Ints, is_missing: Bools) -> tuple[Ints, list[tuple[int, int]]]:
@@ -321,16 +325,16 @@ def _in_rounds(rank: Ints, needs: Ints, makes: Ints, is_missing: Bools) -> tuple
     needs = np.vstack([needs, np.full((1, needs.shape[1]), _NEVER)])
     ends = np.searchsorted(rank, np.arange(1, rank[-1] + 2))
     at = np.append(0, ends[:-1])
-    found: list[Ints] = [np.empty(0, np.int64)]
+    done: list[Ints] = [np.empty(0, np.int64)]
     ranges: list[tuple[int, int]] = []
     first = 0
     while True:
         next_one = np.where(at < ends, at, num_pieces)
         can = np.flatnonzero(~is_missing[needs[next_one]].any(axis=1))
         if not len(can):
-            return np.concatenate(found), ranges
+            return np.concatenate(done), ranges
         now = next_one[can]
-        found.append(now)
+        done.append(now)
         ranges.append((first, first + len(now)))
         first += len(now)
         is_missing[makes[now]] = False

@@ -24,7 +24,7 @@ STEADY_STEPS = 3  # steps after which each further one takes equally long
 
 @dataclass(frozen=True)
 class Work:
-    """What one microbatch costs on one rank, through all the layers it holds; so the same for any number of stages.
+    """The work of one microbatch on one rank, through all the layers it holds; so the same for any number of stages.
 
     `latency` is how much longer than its sending a message takes to be there; `pair` what an overlapped pair takes of
     the sum of its parts. `gather` is the time to gather all parameters of a rank, where they are sharded, and to
@@ -117,7 +117,7 @@ def measure_and_play(
     else:
         kept = stream(STEADY_STEPS)
         times, ends = play_on(program, costs, num_steps, num_steps)
-        (longer,), (shorter,) = (play_on(of, costs, 0, 1)[1] for of in (stream(STEADY_STEPS + 1), kept))
+        (longer,), (shorter,) = (play_on(schedule, costs, 0, 1)[1] for schedule in (stream(STEADY_STEPS + 1), kept))
         period = longer - shorter
     return _bubbles(program, costs, times, ends[0], period=period, kept=kept), times
 
@@ -148,9 +148,9 @@ def _busy(program: Program, costs: Costs) -> list[float]:
     busy = []
     for row in program.ranks:
         num_of = Counter(map(itemgetter(0, 1), row))
-        alone = sum(n * costs.compute(Action(*of)) for of, n in num_of.items() if of[0] in COMPUTE)
+        alone = sum(n * costs.compute(Action(*fields)) for fields, n in num_of.items() if fields[0] in COMPUTE)
         num_paired = Counter(part[:2] for action in row for part in action.parts) if _PAIR in num_of else Counter()
-        paired = sum(n * costs.compute(Action(*of)) for of, n in num_paired.items())
+        paired = sum(n * costs.compute(Action(*fields)) for fields, n in num_paired.items())
         busy.append(alone + costs.pair * paired)
     return busy
 

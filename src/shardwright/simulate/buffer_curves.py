@@ -44,14 +44,14 @@ class Kept:
 def kept_on_rank(
     columns: Columns, trains: bool, sizes: Sizes | None, starts: Array, ends: Array, num_steps: int
 ) -> dict[Buffer, Kept]:
-    """What a rank keeps over time, by kind of buffer. `columns` are of one step, starts and ends of all steps."""
+    """The memory of a rank over time, by kind of buffer. `columns` are of one step, starts and ends of all steps."""
     firsts = len(starts) // num_steps * np.arange(num_steps)
-    found = {}
+    curves = {}
     for buffer in Buffer:
         lives = [_lives(rule, columns, trains) for rule in RULES if rule.buffer is buffer]
         stage, born, dies, taken = (np.concatenate(parts) for parts in zip(*lives, strict=True))
         if not len(born):
-            found[buffer] = Kept(np.zeros(0), born, born)
+            curves[buffer] = Kept(np.zeros(0), born, born)
             continue
         # By life and step, in arrays of (lives, steps).
         born, dies = born[:, None] + firsts, dies[:, None] + firsts
@@ -61,12 +61,12 @@ def kept_on_rank(
         else:  # changes at one time are in the order of the program
             begin, began, ended = starts[born], 2 * born, 2 * dies + ~taken[:, None]
         is_there = begin < end if buffer is Buffer.MESSAGE else np.ones_like(born, bool)
-        order = np.lexsort([np.stack(of, -1)[is_there].ravel() for of in ((began, ended), (begin, end))])
+        order = np.lexsort([np.stack(pair, -1)[is_there].ravel() for pair in ((began, ended), (begin, end))])
         times = np.stack([begin, end], -1)[is_there].ravel()[order]
         more = np.tile([1, -1], len(order) // 2)[order]
         stages = np.stack([np.broadcast_to(stage[:, None], born.shape)] * 2, -1)[is_there].ravel()[order]
-        found[buffer] = Kept(times, np.cumsum(more), _bytes_over_time(buffer, stages, more, sizes))
-    return found
+        curves[buffer] = Kept(times, np.cumsum(more), _bytes_over_time(buffer, stages, more, sizes))
+    return curves
 
 
 def _bytes_over_time(buffer: Buffer, stages: Array, more: Array, sizes: Sizes | None) -> Array | None:
@@ -79,8 +79,8 @@ def _bytes_over_time(buffer: Buffer, stages: Array, more: Array, sizes: Sizes | 
     table = np.zeros(1 + max(of_stage, default=0), object if largest >= 2**63 else np.int64)
     for stage, size in of_stage.items():
         table[stage] = size
-    found: Array = np.cumsum(table[stages] * more)
-    return found
+    held_bytes: Array = np.cumsum(table[stages] * more)
+    return held_bytes
 
 
 def _lives(rule: LifetimeRule, columns: Columns, trains: bool) -> tuple[Array, Array, Array, Array]:
@@ -95,7 +95,7 @@ def _lives(rule: LifetimeRule, columns: Columns, trains: bool) -> tuple[Array, A
     is_again = np.isin(begins.pair, columns.of_kinds(Kind.RECOMPUTE).pair)
     begins = begins.where((is_again == rule.of_recomputed) & trains | ~begins.are_of(Kind.FORWARD))
     dies, taken = np.full(len(begins.at), columns.at.max(initial=0)), np.zeros(len(begins.at), bool)
-    as_born, as_died = (_numbered(of, len(columns.at)) for of in (begins, ends))
+    as_born, as_died = (_numbered(events, len(columns.at)) for events in (begins, ends))
     _, matched, by = np.intersect1d(as_born, as_died, assume_unique=True, return_indices=True)
     dies[matched], taken[matched] = ends.at[by], rule.taken
     return begins.stage, begins.at, dies, taken
@@ -105,6 +105,6 @@ def _numbered(columns: Columns, most: int) -> Array:
     """A number for each (stage and microbatch, how many with the same come before), of `most` at most."""
     order = np.argsort(columns.pair, kind="stable")
     pair = columns.pair[order]
-    found = np.empty_like(pair)
-    found[order] = pair * most + np.arange(len(pair)) - np.searchsorted(pair, pair)
-    return found
+    numbers = np.empty_like(pair)
+    numbers[order] = pair * most + np.arange(len(pair)) - np.searchsorted(pair, pair)
+    return numbers

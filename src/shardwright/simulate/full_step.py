@@ -2,7 +2,7 @@
 
 The closed forms of simulate/closed_form.py take stages for equal in the bubble of some schedules, and messages for
 never late. Here every stage has its own seconds, messages occupy links, and gradients are reduced and parameters
-gathered beside the computation where the software or the plan does so. All microbatches are played; where there are
+gathered beside the computation where the software or the plan does so. All microbatches are simulated; where there are
 very many, the last are taken to cost what those before them do.
 """
 
@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.collective_time import message_latency_s, message_s
@@ -27,46 +28,45 @@ from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, border_bytes, step_time
 from shardwright.workload.stage_contents import PipelineRanks, held_by_rank, layer_kinds
 
-_AMONG_OTHERS = ("zb-h2", "zb-v")  # schedules whose next step begins before all ranks have ended the one before
-_MOST = 2**14  # microbatches that are played, each once for each stage
+_MOST = 2**14  # microbatches that are simulated, each once for each stage
 
 
-def played_step(job: JobSpec, constants: Constants) -> StepTime:
+def simulated_step(job: JobSpec, constants: Constants) -> StepTime:
     """Seconds of a step of the job's plan. KeyError says what is not known, ValueError what contradicts itself.
 
     Without a pipeline, and for schedules that don't drain, it is what `step_time` says.
     """
-    return played_steps([job], [step_time(run_of(job), constants)], constants)[0]
+    return simulated_steps([job], [step_time(run_of(job), constants)], constants)[0]
 
 
-def played_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants) -> list[StepTime]:
-    """Full steps of several jobs, of which `closed` is what `step_time` says. Jobs in one order are played at once."""
-    stages = [_Stages.of(job, constants) if is_played(job) else None for job in jobs]
-    plays = [
-        play
-        for job, of in zip(jobs, stages, strict=True)
-        if of is not None
-        for order in played_orders(job)
-        for play in _plays(order, of)
+def simulated_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants) -> list[StepTime]:
+    """Full steps of several jobs; `closed` are their steps by `step_time`. Jobs in one order are simulated at once."""
+    stages = [_Stages.of(job, constants) if is_simulated(job) else None for job in jobs]
+    cases = [
+        case
+        for job, of_job in zip(jobs, stages, strict=True)
+        if of_job is not None
+        for order in simulated_orders(job)
+        for case in _cases(order, of_job)
     ]
-    found = _seconds(plays)
+    seconds = _seconds(cases)
     return [
-        whole if of is None else _replaced(whole, *_parts_s(job, of, found), sets_pace=bool(of.gather))
-        for job, whole, of in zip(jobs, closed, stages, strict=True)
+        whole if of_job is None else _replaced(whole, *_parts_s(job, of_job, seconds), sets_pace=bool(of_job.gather))
+        for job, whole, of_job in zip(jobs, closed, stages, strict=True)
     ]
 
 
 def step_on_parts_s(alone: Sequence[JobSpec], part_of_rank: Sequence[int], constants: Constants) -> float:
-    """Seconds of a step, played, on a cluster of several kinds of devices: `alone` is the job on each of its parts,
-    were that the cluster, and pipeline rank r lies on part `part_of_rank[r]`. The job's pipeline drains (`is_played`).
+    """Seconds of a step, simulated, on a cluster of several kinds of devices: `alone` is the job on each of its parts,
+    were that the cluster, and pipeline rank r lies on part `part_of_rank[r]`. The pipeline drains (`is_simulated`).
 
     What comes besides is that of the part where it takes longest. A stage that two ranks hold, in opposite directions,
     takes as long as on the slower one, for costs are by stage.
     """
     closed = [step_time(run_of(job), constants) for job in alone]
     job, stages = alone[0], _Stages.on_parts([_Stages.of(job, constants) for job in alone], alone[0], part_of_rank)
-    found = _seconds(play for order in played_orders(job) for play in _plays(order, stages))
-    busy_s, bubble_s, messages_s, data_s = _parts_s(job, stages, found)
+    seconds = _seconds(case for order in simulated_orders(job) for case in _cases(order, stages))
+    busy_s, bubble_s, messages_s, data_s = _parts_s(job, stages, seconds)
     plain = [time.total - time.slower for time in closed]
     besides_s = max(time.optimizer + time.host + time.other - time.slower for time in closed)
     data_s = max(time.data for time in closed) if data_s is None else max(0.0, data_s)
@@ -75,33 +75,33 @@ def step_on_parts_s(alone: Sequence[JobSpec], part_of_rank: Sequence[int], const
 
 
 def action_costs(job: JobSpec, constants: Constants) -> Costs:
-    """Seconds of the actions that are played: of stages, messages, and collectives beside them.
+    """Seconds of the actions that are simulated: of stages, messages, and collectives beside them.
 
     KeyError says what is not known, ValueError what contradicts itself.
     """
     return _Stages.of(job, constants).costs(has_messages=True, has_collectives=True)
 
 
-def played_bubble(job: JobSpec, costs: Costs) -> float:
+def simulated_bubble(job: JobSpec, costs: Costs) -> float:
     """Time in which the rank that computes longest waits for others, in a step in which messages and collectives take
-    none: the bubble of `played_step`, under any costs of the stages. None is lost without a pipeline that drains."""
-    if not is_played(job):
+    none: the bubble of `simulated_step`, under any costs of the stages. None is lost without a pipeline that drains."""
+    if not is_simulated(job):
         return 0.0
-    orders = played_orders(job)
+    orders = simulated_orders(job)
     alone = replace(costs, transfer=(), latency=0.0, reduce=(), gather=())
-    plays = [_Play(order, False, alone) for order in orders]
-    seconds = _seconds(plays)
-    (bubble,) = _of_all(job, orders, [[seconds[play].step_s - seconds[play].busy_s] for play in plays])
+    cases = [_Case(order, False, alone) for order in orders]
+    seconds = _seconds(cases)
+    (bubble,) = _of_all(job, orders, [[seconds[case].step_s - seconds[case].busy_s] for case in cases])
     return max(0.0, bubble)
 
 
-def is_played(job: JobSpec) -> bool:
-    """Whether a job has a pipeline that drains, of which closed forms may not say all."""
-    return job.plan.pp > 1 and not job.plan.schedule.startswith("pipedream")
+def is_simulated(job: JobSpec) -> bool:
+    """True if a job has a pipeline that drains, of which closed forms may not say all."""
+    return job.plan.pp > 1 and SCHEDULES[job.plan.schedule].drains
 
 
-def played_orders(job: JobSpec) -> tuple[Order, ...]:
-    """The orders of work that are played: the job's own, or two of fewer microbatches, as many apart as it has ranks.
+def simulated_orders(job: JobSpec) -> tuple[Order, ...]:
+    """The orders of work to simulate: the job's own, or two of fewer microbatches, as many apart as it has ranks.
 
     The last microbatches then cost what these do. That is not always so: an interleaved schedule whose messages are
     slow may become up to 1 % slower with many microbatches.
@@ -117,10 +117,10 @@ def played_orders(job: JobSpec) -> tuple[Order, ...]:
 def _replaced(
     whole: StepTime, busy_s: float, bubble_s: float, messages_s: float, data_s: float | None, sets_pace: bool
 ) -> StepTime:
-    """A step with the parts that were played, and what follows from them.
+    """A step with the parts that were simulated, and what follows from them.
 
     Closed forms tell the parts of the rank that takes longest, which under ZeRO 3 may be one that gathers much and
-    computes little. Played gathers are beside the work, and there the rank that computes longest `sets_pace`.
+    computes little. Simulated gathers are beside the work, and there the rank that computes longest `sets_pace`.
     """
     told = {name: getattr(whole, name) for name in ("compute", "again", "tensor", "context", "expert")}
     told_s = sum(told.values())
@@ -163,12 +163,12 @@ class _Stages:
     def of(cls, job: JobSpec, constants: Constants) -> "_Stages":
         """The seconds of one plan."""
         run, num_stages = run_of(job), job.plan.num_stages
-        cut = run.cut.as_arrays()
-        kinds = layer_kinds(run.shape, cut)
-        held = held_by_rank(kinds, "1f1b", num_stages, 1, layout=cut.layout, mtp=run.shape.mtp)
+        grid = run.grid.as_arrays()
+        kinds = layer_kinds(run.shape, grid)
+        held = held_by_rank(kinds, "1f1b", num_stages, 1, layout=grid.layout, mtp=run.shape.mtp)
         stages = PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))
-        # What a stage gathers and scatters is played, and so not part of its seconds.
-        costing = Costing.of(replace(run, cut=replace(cut, zero=0 * cut.zero)), constants)
+        # What a stage gathers and scatters is simulated, and so not part of its seconds.
+        costing = Costing.of(replace(run, grid=replace(grid, zero=0 * grid.zero)), constants)
         pieces = {kind: costing.piece(*kind) for kind in stages.kinds}
         embedding, head = costing.piece("embedding"), costing.piece("head")
         seconds = embedding.times(stages.embedding) + head.times(stages.head)
@@ -176,17 +176,17 @@ class _Stages:
             seconds += costing.piece("mtp").times(stages.head * run.shape.mtp)
         for kind, count in zip(stages.kinds, stages.layers, strict=True):
             seconds += pieces[kind].times(count)
-        if run.cut.recompute == "stage":  # an action of its own
+        if run.grid.recompute == "stage":  # an action of its own
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
-        rates, size = costing.rates, border_bytes(replace(run, cut=cut), costing.software)
-        groups = Groups(replace(run, cut=cut))
+        rates, size = costing.rates, border_bytes(replace(run, grid=grid), costing.software)
+        groups = Groups(replace(run, grid=grid))
         pipeline = groups.pp
         latency_s = message_latency_s(rates, pipeline)
-        ends = DataParallel.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
+        ends = DataParallel.of(replace(run, grid=grid), costing.software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
         placement = job_placement(job)
-        are_beside = costing.software.reduce_overlap or run.cut.zero >= 2
+        are_beside = costing.software.reduce_overlap or run.grid.zero >= 2
         return cls(
             forward=_by_stage(forward),
             input_grad=_by_stage(seconds.total - forward - seconds.weight_grad),
@@ -194,8 +194,8 @@ class _Stages:
             transfer_s=float(np.ravel(message_s(rates, pipeline, size))[0]) - latency_s,
             latency_s=latency_s,
             reduce=_by_stage(reduce_s) if are_beside else (),
-            gather=_by_stage(gather_s) if run.cut.zero == 3 else (),
-            updated_s=_updated_s(costing.software, ends, gather_s, placement) * (run.cut.zero < 3),
+            gather=_by_stage(gather_s) if run.grid.zero == 3 else (),
+            updated_s=_updated_s(costing.software, ends, gather_s, placement) * (run.grid.zero < 3),
             leak=rates.leak,
         )
 
@@ -208,18 +208,18 @@ class _Stages:
         ]
 
         def by_stage(name: str) -> tuple[float, ...]:
-            there = all(getattr(of, name) for of in of_parts)
-            return tuple(max(getattr(of, name)[n] for of in mine) for n, mine in enumerate(holders)) if there else ()
+            there = all(getattr(one, name) for one in of_parts)
+            return tuple(max(getattr(one, name)[n] for one in mine) for n, mine in enumerate(holders)) if there else ()
 
         return cls(
             forward=by_stage("forward"), input_grad=by_stage("input_grad"), weight_grad=by_stage("weight_grad"),
-            transfer_s=max(of.transfer_s for of in of_parts), latency_s=max(of.latency_s for of in of_parts),
+            transfer_s=max(one.transfer_s for one in of_parts), latency_s=max(one.latency_s for one in of_parts),
             reduce=by_stage("reduce"), gather=by_stage("gather"),
-            updated_s=max(of.updated_s for of in of_parts), leak=max(of.leak for of in of_parts),
+            updated_s=max(one.updated_s for one in of_parts), leak=max(one.leak for one in of_parts),
         )  # fmt: skip
 
     def costs(self, has_messages: bool, has_collectives: bool) -> Costs:
-        """What actions take, with or without those that are not computing."""
+        """The costs of actions, with or without those that are not computing."""
         num_borders = len(self.forward) - 1
         return Costs(
             self.forward,
@@ -233,7 +233,7 @@ class _Stages:
 
 
 def _updated_s(software: SoftwareSpec, ends: DataParallel, gather_s: np.ndarray, placement: StagePlacement) -> float:
-    """What gathering the updated parameters adds to a step, of the rank that takes longest."""
+    """The time that gathering the updated parameters adds to a step, on the rank that takes longest."""
     gather, update = _by_stage(gather_s), _by_stage(ends.updates_s())
     ranks = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
     gathers_s = [sum(gather[stage] for stage in stages) for stages in ranks]
@@ -248,7 +248,7 @@ def _by_stage(seconds: np.ndarray) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class _Play:
+class _Case:
     """An order of work under some costs."""
 
     order: Order
@@ -265,30 +265,30 @@ class _Seconds:
     queued_s: float
 
 
-def _plays(order: Order, stages: _Stages) -> list[_Play]:
+def _cases(order: Order, stages: _Stages) -> list[_Case]:
     """Computing alone, with messages, and with collectives too where these run beside it."""
     has_collectives = bool(stages.reduce or stages.gather)
-    played = [(False, False), (True, False), (True, True)][: 2 + has_collectives]
-    return [_Play(order, has_collectives, stages.costs(*which)) for which in played]
+    simulated = [(False, False), (True, False), (True, True)][: 2 + has_collectives]
+    return [_Case(order, has_collectives, stages.costs(*which)) for which in simulated]
 
 
-def _seconds(plays: Iterable[_Play]) -> dict[_Play, _Seconds]:
+def _seconds(cases: Iterable[_Case]) -> dict[_Case, _Seconds]:
     """All that are in one order at once."""
-    alike: dict[tuple[Order, bool], dict[_Play, None]] = {}
-    for play in plays:
-        alike.setdefault((play.order, play.has_collectives), {})[play] = None
-    found: dict[_Play, _Seconds] = {}
-    for (order, has_collectives), mine in alike.items():
+    alike: dict[tuple[Order, bool], dict[_Case, None]] = {}
+    for case in cases:
+        alike.setdefault((case.order, case.has_collectives), {})[case] = None
+    seconds: dict[_Case, _Seconds] = {}
+    for (order, has_collectives), group in alike.items():
         rounds = _rounds(order, has_collectives)
-        costs = [play.costs for play in mine]
-        if order.schedule in _AMONG_OTHERS:
+        costs = [case.costs for case in group]
+        if SCHEDULES[order.schedule].overlaps_steps:
             _, before, last = rounds.ends(costs, 3)
             step_s = last - before
         else:
             (step_s,) = rounds.ends(costs)
         times = zip(step_s.tolist(), rounds.busy(costs).tolist(), rounds.queued(costs).tolist(), strict=True)
-        found |= {play: _Seconds(*of) for play, of in zip(mine, times, strict=True)}
-    return found
+        seconds |= {case: _Seconds(*times_of_play) for case, times_of_play in zip(group, times, strict=True)}
+    return seconds
 
 
 @lru_cache(maxsize=32)
@@ -296,17 +296,17 @@ def _rounds(order: Order, has_collectives: bool) -> Rounds:
     return rounds_of(order.without_messages(), has_collectives)
 
 
-def _parts_s(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> tuple[float, float, float, float | None]:
+def _parts_s(job: JobSpec, stages: _Stages, seconds: dict[_Case, _Seconds]) -> tuple[float, float, float, float | None]:
     """Seconds that the rank that computes longest does so, and does not: (busy, bubble, messages, what replicas do).
 
     The last is None where nothing runs beside the step.
     """
-    orders = played_orders(job)
+    orders = simulated_orders(job)
     by_order = []
     for order in orders:
-        alone, sent, *seen = (seconds[play] for play in _plays(order, stages))
+        alone, sent, *seen = (seconds[case] for case in _cases(order, stages))
         exposed = [
-            of.step_s - sent.step_s + stages.leak * max(0.0, of.queued_s - of.step_s + sent.step_s) for of in seen
+            one.step_s - sent.step_s + stages.leak * max(0.0, one.queued_s - one.step_s + sent.step_s) for one in seen
         ]
         by_order.append([alone.busy_s, alone.step_s - alone.busy_s, sent.step_s - alone.step_s, *exposed])
     busy_s, bubble_s, messages_s, *exposed_s = _of_all(job, orders, by_order)
@@ -314,10 +314,10 @@ def _parts_s(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> t
 
 
 def _of_all(job: JobSpec, orders: Sequence[Order], by_order: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of all microbatches, from those of the orders that were played."""
+    """Seconds of all microbatches, from those of the orders that were simulated."""
     all_of = np.array(by_order[0])
     if len(orders) > 1:
         periods = (job.num_microbatches - orders[0].shape.num_microbatches) / job.plan.pp
         all_of += periods * (all_of - by_order[1])
-    found: list[float] = all_of.tolist()
-    return found
+    numbers: list[float] = all_of.tolist()
+    return numbers

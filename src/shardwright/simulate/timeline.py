@@ -1,4 +1,4 @@
-"""What each rank does and when, why it waits in between, and what it keeps in memory meanwhile.
+"""The actions of each rank over time, the causes of its waits, and the memory that it keeps meanwhile.
 
 A rank's time is cut without a gap into computing and waiting, and each wait has one cause:
 
@@ -28,7 +28,8 @@ from shardwright.simulate.buffer_curves import Kept, kept_on_rank
 
 
 class Resource(StrEnum):
-    """What an action occupies: resources of one rank work side by side. Arrivals and releases occupy nothing."""
+    """The resource that an action occupies: resources of one rank work side by side. Arrivals and releases occupy
+    nothing."""
 
     COMPUTE = "compute"
     FORWARD_LINK = "forward link"
@@ -100,7 +101,7 @@ class RankTimeline:
         length = len(self.actions) // self.num_steps
         resources = (_RESOURCES.get(action.kind, Resource.COMPUTE) for action in self.actions)
         timed = zip(self.actions, self.starts.tolist(), self.ends.tolist(), resources, strict=True)
-        return tuple(Span(*of, step=n // length) for n, of in enumerate(timed))
+        return tuple(Span(*fields, step=n // length) for n, fields in enumerate(timed))
 
     def work(self, scale: float) -> Iterator[tuple[Action, float, float]]:
         """Computations and updates that are seen with so many columns by unit of time, with their start and end."""
@@ -111,8 +112,8 @@ class RankTimeline:
 
     def lengths(self, which: Array) -> Array:
         """How long some actions take, given by index."""
-        found: Array = self.ends[which] - self.starts[which]
-        return found
+        seconds: Array = self.ends[which] - self.starts[which]
+        return seconds
 
     @cached_property
     def _worked(self) -> Array:
@@ -126,10 +127,10 @@ class RankTimeline:
 
     def idle_by_cause(self) -> dict[Cause, float]:
         """Time of every cause; with `busy` they add up to the makespan."""
-        found: dict[Cause, float] = dict.fromkeys(Cause, 0)
+        by_cause: dict[Cause, float] = dict.fromkeys(Cause, 0)
         for gap in self.idle:
-            found[gap.cause] += gap.end - gap.start
-        return found
+            by_cause[gap.cause] += gap.end - gap.start
+        return by_cause
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class _Context:
     def __init__(self, program: Program, times: Times, num_steps: int) -> None:
         self._program, self._times, self._m = program, times, program.num_microbatches
         self.columns = [Columns.of(row, self._m) for row in program.ranks]
-        self.starts, self.ends = ([np.array(of) for of in rows] for rows in (times.start, times.end))
+        self.starts, self.ends = ([np.array(moments) for moments in rows] for rows in (times.start, times.end))
         self._made, self._arrived = np.zeros((2, len(Product), num_steps, program.num_stages * self._m))
         self._complete = np.zeros((num_steps, program.num_stages))  # when the gradients of all copies of a stage are
         self._end_of_step = [0.0] * num_steps
@@ -180,8 +181,8 @@ class _Context:
             additions = columns.of_kinds(Kind.BACKWARD, Kind.WEIGHT_GRAD)
             for step, ends in enumerate(ended.reshape(num_steps, -1)):
                 self._end_of_step[step] = max(self._end_of_step[step], float(ends.max(initial=0.0)))
-                for table, of in filled:
-                    table[step, of.pair] = ends[of.at]
+                for table, moments in filled:
+                    table[step, moments.pair] = ends[moments.at]
                 np.maximum.at(self._complete[step], additions.stage, ends[additions.at])
 
     def waits(self, rank: int) -> list[Idle]:
@@ -202,7 +203,7 @@ class _Context:
         first, last = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
         work = np.unique(columns.of_kinds(*COMPUTE, Kind.STEP).at)
         reductions, num_steps = _reductions_by_update(columns), len(self._end_of_step)
-        began, ended = (of.reshape(num_steps, -1)[:, work].ravel() for of in (self.starts[rank], self.ends[rank]))
+        began, ended = (rows.reshape(num_steps, -1)[:, work].ravel() for rows in (self.starts[rank], self.ends[rank]))
         for place in np.flatnonzero(began > np.append(0.0, ended[:-1])).tolist():
             step, n = place // len(work), int(work[place % len(work)])
             free, start, action = float(ended[place - 1]) if place else 0.0, float(began[place]), row[n]
@@ -250,15 +251,15 @@ class _Context:
 
 def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:
     """The reductions of gradients that each optimizer step waits for, by its index: those since the step before."""
-    found: dict[int, list[int]] = {}
+    reductions: dict[int, list[int]] = {}
     since: list[int] = []
     marks = columns.of_kinds(Kind.REDUCE, Kind.STEP)
     for at, is_update in zip(marks.at.tolist(), marks.are_of(Kind.STEP).tolist(), strict=True):
         if is_update:
-            found[at], since = since, []
+            reductions[at], since = since, []
         else:
             since.append(at)
-    return found
+    return reductions
 
 
 def _cut(start: float, end: float, computed: float, arrived: float, otherwise: Cause) -> Iterator[Idle]:

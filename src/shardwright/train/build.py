@@ -38,8 +38,8 @@ from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.program_check import program_faults
-from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
+from shardwright.schedule.shape_program import forward_of
 from shardwright.sharding.groups import ends, zero_stage
 from shardwright.sharding.loss_chunks import loss_positions
 from shardwright.sharding.memory_account import RankMemory
@@ -53,8 +53,7 @@ NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class Float8Layers:
-    """What the linear layers of a rank with fp8 products remember for them, and the largest over all ranks that work on
-    the same layers."""
+    """The fp8 state of a rank's linear layers, and the largest values over all ranks that work on the same layers."""
 
     states: list[Float8Linear]
     reduce_max: ReduceMax
@@ -92,15 +91,15 @@ class Replica:
 
     @property
     def float8_states(self) -> list[Float8Linear]:
-        """What all linear layers with fp8 products remember."""
+        """The state of all linear layers with fp8 products."""
         return [state for layers in self.float8 for state in layers.states]
 
     def routers(self, stage: int) -> Mapping[int, RouterState]:
-        """What the routers of a stage remember, by layer."""
+        """The state of a stage's routers, by layer."""
         return self.stages[stage].routers()
 
     def memory(self) -> RankMemory:
-        """What this rank has allocated, by kind, after the first update; activations are not in it."""
+        """The allocated bytes of this rank, by kind, after the first update; activations are not in it."""
         return measured_memory(self.shards, self.weight_stashes, self.tied, self.pool)
 
     def compression_bytes_saved(self) -> float:
@@ -157,7 +156,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
     stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
-    pool, link = tensor_pool(mesh.device), HostLink(mesh.streams) if mesh.streams else None
+    pool, link = tensor_pool(mesh.device, mesh.streams), HostLink(mesh.streams) if mesh.streams else None
     shards, reductions = {}, Reductions()
     of_job = partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments])
     updates = Updates(job)

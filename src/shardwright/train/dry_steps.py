@@ -4,6 +4,8 @@ Tensors are on torch's device meta: operators say which shapes they give and com
 once (parallel/comm/transport.py).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,22 +42,26 @@ class DrySteps:
         self.replica = build(job, self.mesh, _no_values)
         for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
             unit.masters.set_num_steps(1)  # with what the optimizer remembers, as from the second step on
+        self.batch_of: Callable[[int], Tensor] = self._zeros
+        self._num_done = 0
 
-    def _batch(self, _: int) -> Tensor:
+    def _zeros(self, _: int) -> Tensor:
         job = self._job
         return torch.zeros(
             job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1, dtype=torch.long, device=META
         )
 
     def run(self) -> None:
-        """Run them, and count what they send."""
+        """Run them, and count what they send. Their batches are those behind the ones of the last time."""
         job, replica, mesh = self._job, self.replica, self.mesh
         mesh.ledger.clear()
         if self.program.weights == "current":
-            train_step(job, replica, mesh, 0, tokens_BS=self._batch(0))
+            train_step(job, replica, mesh, 0, tokens_BS=self.batch_of(self._num_done))
         else:
-            train_stream(job, replica, mesh, self.program, first_step=0, batch_of=self._batch)
+            first = self._num_done
+            train_stream(job, replica, mesh, self.program, first_step=0, batch_of=lambda n: self.batch_of(first + n))
+        self._num_done += self.num_steps
 
     def evaluate(self) -> None:
         """Compute the loss of a batch, without gradients."""
-        evaluate(self._job, self.replica, self.mesh, self._batch(0))
+        evaluate(self._job, self.replica, self.mesh, self._zeros(0))

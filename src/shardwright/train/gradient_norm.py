@@ -50,8 +50,9 @@ class GradientNorm:
     def with_sums(self, numbers: Sequence[float]) -> tuple[float, list[float]]:
         """The norm, and the sums over all ranks of some numbers, which go along."""
         norm, sums = self._summed(numbers)
-        first, *others = self._mesh.numbers(torch.cat((norm.double()[None], sums)))
-        return first, others
+        summed = torch.cat((norm.double()[None], sums))
+        first, *others = self._mesh.numbers_or_ones(summed)
+        return first, list(numbers) if summed.is_meta else others  # without values: as if no other rank had any
 
     def _summed(self, numbers: Sequence[float]) -> tuple[Tensor, Tensor]:
         squares = torch.zeros(self._num_slots + len(numbers), dtype=torch.float64, device=self._mesh.device)
@@ -114,11 +115,11 @@ def _neighbours(blocks: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _is_first(sharding: Sharding) -> bool:
-    """Whether this rank is the first of those that hold the same part of the state."""
+    """True if this rank is the first of those that hold the same part of the state."""
     return sharding.copies.index == 0 and (sharding.num_shards > 1 or sharding.shards.index == 0)
 
 
 def is_first_of_line(parameter: PlacedParameter, mesh: Mesh) -> bool:
-    """Whether this rank holds a part of its own of what tensor parallel cuts, or is the first that holds it whole."""
+    """True if this rank holds a part of its own of what tensor parallel cuts, or is the first that holds it whole."""
     tp = mesh.expert_tp if parameter.place.is_expert else mesh.tp
     return tp.index == 0 or tp.name in parameter.place.sharded_over

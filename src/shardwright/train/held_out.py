@@ -49,7 +49,7 @@ class HeldOutSets:
         return new
 
     def to_store(self, step: int) -> dict[str, MeasuredLoss]:
-        """What a checkpoint after so many steps says of the losses that are numbers."""
+        """The losses that are numbers, for a checkpoint after so many steps."""
         if step != self.step:
             return {}
         return {

@@ -1,8 +1,7 @@
-"""The learning rate of each step: a linear warm-up to the peak, and then what the schedule says."""
-
-import math
+"""The learning rate of each step: a linear warm-up to the peak, then the schedule (config/rate_schedules.py)."""
 
 from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.rate_schedules import BATCH_RULES, RATE_SCHEDULES
 
 
 def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left_out: int = 0) -> float:
@@ -14,28 +13,7 @@ def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left
     """
     if left_out:
         spec, step = spec.model_copy(update={"steps": spec.steps - left_out}), step - left_out
-    followed = {"none": 1.0, "sqrt": math.sqrt(batch_share), "linear": batch_share}[spec.batch_rule]
+    factor = BATCH_RULES[spec.batch_rule].factor(batch_share)
     if step < spec.warmup_steps:
-        return followed * spec.learning_rate * (step + 1) / spec.warmup_steps
-    return followed * spec.learning_rate * _share_of_peak(spec, step)
-
-
-def _share_of_peak(spec: OptimizerSpec, step: int) -> float:
-    """What is left of the peak after the warm-up, not less than the floor."""
-    floor = spec.min_learning_rate_ratio
-    if spec.schedule == "constant":
-        return 1.0
-    if spec.schedule == "inverse-sqrt":  # Vaswani et al. 2017 (arXiv 1706.03762, section 5.3)
-        return max(floor, math.sqrt(max(1, spec.warmup_steps) / (step + 1)))
-    first, shape = spec.warmup_steps, str(spec.schedule)
-    if shape == "wsd":  # Hu et al. 2024 (arXiv 2404.06395, section 4.2)
-        first, shape = max(first, spec.steps - spec.decay_steps), str(spec.decay_shape)
-    done = min(1.0, max(0.0, (step - first) / max(1, spec.steps - first)))
-    return floor + (1.0 - floor) * _left(shape, done)
-
-
-def _left(shape: str, done: float) -> float:
-    """How much of a decay is still to come, from 1 to 0."""
-    if shape == "cosine":  # Loshchilov and Hutter 2017 (arXiv 1608.03983)
-        return 0.5 * (1.0 + math.cos(math.pi * done))
-    return 1.0 - (math.sqrt(done) if shape == "sqrt" else done)  # sqrt: Hägele et al. 2024 (arXiv 2405.18392)
+        return factor * spec.learning_rate * (step + 1) / spec.warmup_steps
+    return factor * spec.learning_rate * RATE_SCHEDULES[spec.schedule].share(spec, step)

@@ -1,4 +1,4 @@
-"""What a run says while it goes: a JSONL file, TensorBoard, and a line with the time that is left.
+"""Output of a running job: a JSONL file, TensorBoard, and a line with the time that is left.
 
 Only rank 0 writes. Shares of the step are means over all ranks: computing, blocked in collectives (communication
 that nothing hid), and idle in the pipeline (waiting for another stage).
@@ -298,7 +298,7 @@ class MetricsLog:
 
 
 def held_out_of(name: str) -> str:
-    """What the loss on a set is called in a line."""
+    """The name of a set's loss in a line."""
     return "held-out loss" if name == HELD_OUT else f"held-out loss of {name}"
 
 
@@ -317,7 +317,7 @@ def _keep_until(path: Path, step: int, with_memory: bool = False) -> None:
 
 
 def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:
-    """Whether a line of a metrics file is of one of the first so many steps."""
+    """True if a line of a metrics file is of one of the first so many steps."""
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError):
@@ -344,8 +344,8 @@ def _loss_text(loss: float | None) -> str:
 
 
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
-    """What only some jobs have: losses of further tokens, the loss scale, whether the step was skipped, what
-    compression saved, what crossed between nodes, how experts were used."""
+    """The numbers that only some jobs have: losses of further tokens, the loss scale, whether the step was skipped, the
+    savings of compression, bytes between nodes, the use of experts."""
     parts = []
     if result.mtp_losses:
         parts.append("further " + " ".join("none" if loss is None else f"{loss:.3f}" for loss in result.mtp_losses))

@@ -1,4 +1,4 @@
-"""What a text that a model goes on with begins with, as tokens, and at which tokens it ends."""
+"""The beginning of a text that a model goes on with, as tokens, and the tokens at which it ends."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

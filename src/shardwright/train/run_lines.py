@@ -22,9 +22,9 @@ from shardwright.train.steps_measured import StepsMeasured
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run ended with. `steps` count from the job's first; losses are in nats a token, the first and the last of
-    this part of the run, None where nothing was left to do; those of sets that are evaluated are by
-    name, the last that were measured, and None where no token of a set has one.
+    """The result of a run. `steps` count from the job's first; losses are in nats a token, the first and the last of
+    this part of the run, None where nothing was left to do; those of sets that are evaluated are by name, the last that
+    were measured, and None where no token of a set has one.
 
     `preempted` where it was asked to leave: it has saved, and can go on. `measured` is what this rank saw of its steps,
     None where there were none.
@@ -81,7 +81,7 @@ def rate_note(manifest: Manifest, job: JobSpec, left_out: int) -> str:
 
 
 def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place: PlaceInData, log: MetricsLog) -> None:
-    """What is about to run, and where."""
+    """Lines about the run that begins, and its place."""
     model, plan = job.model, job.plan
     log.say(
         f"{job.name}: {model.name}, {counted(model.layers, 'layer')} x {model.hidden} hidden, "

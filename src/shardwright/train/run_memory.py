@@ -27,12 +27,12 @@ def measure_memory(mesh: Mesh, replica: Replica) -> list[RankMemory]:
 
 
 def predicted_lines(predicted: Sequence[RankMemory]) -> list[str]:
-    """What is said before the run."""
+    """Lines before the run."""
     return [f"pp rank {rank} will hold {memory}" for rank, memory in _shown(predicted)]
 
 
 def measured_lines(predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> list[str]:
-    """What is said after the first update: what is there for good, and where it differs from its prediction.
+    """Lines after the first update: the memory that stays, and its differences from the prediction.
 
     Of the buffers the pool's alone are measured; messages and the memory of collectives are not.
     """

@@ -53,8 +53,8 @@ def train_span(
 
 @dataclass(frozen=True)
 class SpanRun:
-    """What a span gave: its steps, seconds and shares of one of them, what this rank used in one, how the run goes on,
-    and what to say."""
+    """The result of a span: its steps, seconds and shares of one of them, the use of this rank in one, how the run goes
+    on, and lines to print."""
 
     results: list[StepResult]
     step_s: float

@@ -1,4 +1,4 @@
-"""What rank 0 saw of its own steps, for whoever predicted them: seconds, waiting, bytes by axis, memory."""
+"""Rank 0's measurements of its own steps, beside the prediction: seconds, waiting, bytes by axis, memory."""
 
 import statistics
 from collections import Counter, deque
@@ -46,7 +46,7 @@ class SpanUse:
 
 
 def span_use(ledger: Ledger, span_s: float, first: int, num_steps: int, *, is_whole: bool) -> SpanUse:
-    """What a ledger says of a span of so many steps, which is whole where none of them was left out."""
+    """The use in a ledger of a span of so many steps, which is whole if no step was left out."""
     found: Counter[str] = Counter()
     for (_, axis), tally in ledger.tallies.items():
         found[axis] += tally.num_bytes

@@ -13,7 +13,7 @@ from shardwright.train.text_generation import generate
 
 @dataclass(frozen=True)
 class AskedText:
-    """What is to be written: at most so many tokens. `weights_from` is a run, or nothing where the job names released
+    """The text to write: at most so many tokens. `weights_from` is a run, or nothing where the job names released
     weights. A temperature of 0 takes the likeliest token each time."""
 
     prompt: Prompt

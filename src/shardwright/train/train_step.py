@@ -13,7 +13,7 @@ from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import CountedShares, shares_that_count
 from shardwright.parallel.pipeline.microbatch import Microbatch
-from shardwright.precision.float8_linear import end_step
+from shardwright.precision.float8_linear import end_step, step_amaxes
 from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
@@ -24,9 +24,9 @@ from shardwright.train.router_update import LayerRouting, end_routing_step
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch that have one,
-    and `mtp_losses` are those of further tokens; None where none has one. A step without any is `skipped`, and nothing
-    is computed for it where the pipeline drains.
+    """The result of a step, the same on every rank. `loss` is the mean over all tokens of the global batch that have
+    one, and `mtp_losses` are those of further tokens; None where none has one. A step without any is `skipped`, and
+    nothing is computed for it where the pipeline drains.
 
     There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`: it leaves the
     weights as they are, because its gradients overflowed or its `decision` says so. `loss_scale` is None where the loss
@@ -63,7 +63,7 @@ def microbatches(tokens_BS: Tensor, microbatch_size: int) -> list[Tensor]:
 def numbered(
     job: JobSpec, mesh: Mesh, first_step: int, num_steps: int = 1, loss_factor: float = 1.0
 ) -> list[Microbatch]:
-    """Which samples the microbatches of this rank's replica are, over so many steps."""
+    """The samples of the microbatches of this rank's replica, over so many steps."""
     size, first = job.plan.microbatch_size, mesh.dp.index * (job.batch.global_batch_size // job.plan.dp)
     return [
         Microbatch(job.run.seed, step, first + i * size, loss_factor)
@@ -91,12 +91,14 @@ def train_step(
         nonlocal losses, norm, skipped, decision
         replica.finish_gradients()
         # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers. The
-        # host waits for norm and losses once.
+        # host waits once, for norm, losses and what scales of fp8 are made from.
         summed_norm = replica.gradient_norm.on_device()
         totals = loss_totals(replica.executor.losses, mesh, len(shares.targets))
-        norm, *numbers = mesh.numbers_or_ones(torch.cat((summed_norm.double()[None], totals)))
-        norm = norm / scale
-        losses = means_of(numbers, job, shares.targets)
+        amaxes = [step_amaxes(layers.states, layers.reduce_max, mesh.device) for layers in replica.float8]
+        seen = [summed_norm[None], totals, *(of for of in amaxes if of is not None)]
+        numbers = iter(mesh.numbers_or_ones(torch.cat([values.double() for values in seen])))
+        norm = next(numbers) / scale
+        losses = means_of([next(numbers) for _ in totals], job, shares.targets)
         assert losses[0] is not None, "it has targets"
         decision = judge(step, losses[0], norm)
         skipped = decision.course is not Course.GO_ON
@@ -109,9 +111,8 @@ def train_step(
             clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
             for shards in replica.shards.values():
                 shards.update(clipped / scale, rate)
-        # With delayed scaling this moves all-reduces of 3 numbers a layer over tp and dp, and so of experts.
-        for layers in replica.float8:
-            end_step(layers.states, layers.reduce_max)
+        for layers, of_layers in zip(replica.float8, amaxes, strict=True):
+            end_step(layers.states, [next(numbers) for _ in of_layers] if of_layers is not None else ())
 
     run_step(job, replica, mesh, step, tokens_BS, shares=shares, update=update)
     routing = end_routing_step(job, replica.stages, mesh, skipped)
@@ -122,7 +123,7 @@ def train_step(
 
 
 def without_target(job: JobSpec, rate: float, loss_scale: float | None = None) -> StepResult:
-    """What a step gives whose global batch has no target."""
+    """The result of a step whose global batch has no target."""
     further = (None,) * job.model.mtp_layers
     return StepResult(None, None, rate, loss_scale, skipped=True, decision=WITHOUT_TARGET, mtp_losses=further)
 
@@ -145,16 +146,16 @@ def run_step(
 
 
 def loss_factors(job: JobSpec, mean: float, shares: Sequence[float]) -> tuple[float, ...]:
-    """What gradients of a microbatch's losses are multiplied with: `mean` of those that count, and of further tokens
-    the share of model.mtp_weight that each has; 0 where none counts."""
+    """The factors of the gradients of a microbatch's losses: `mean` for those that count, and for further tokens the
+    share of model.mtp_weight that each has; 0 if none counts."""
     model = job.model
     weights = 1.0, *([model.mtp_weight / model.mtp_layers] * model.mtp_layers if model.mtp_layers else ())
     return tuple(weight * mean / share if share else 0.0 for weight, share in zip(weights, shares, strict=True))
 
 
 def counted_shares(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> CountedShares:
-    """Which shares of the positions of a global batch have a next token with a loss, and tokens further than that, from
-    this replica's part; and a token that is real, where a router has losses."""
+    """The shares of the positions of a global batch that have a next token with a loss, and further tokens, from this
+    replica's part; and a real token, if a router has losses."""
     model = job.model
     if job.data.separate_documents:
         return shares_that_count(tokens_BS, mesh.dp, model.mtp_layers, with_real=model.has_router_losses)

@@ -4,10 +4,11 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from shardwright.config.base import PassingError, RunError
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import ASYNCHRONOUS
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import barrier
 from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
@@ -23,6 +24,7 @@ from shardwright.train.data.place import PlaceInData, StoredPlace, taken_up
 from shardwright.train.data.prepare import prepare_tokens, prepare_validation, refuse_missing
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
+from shardwright.train.data.source_files import trained_on_notes
 from shardwright.train.data.tokenizer import load_tokenizer
 from shardwright.train.health.decision import Course, Decision
 from shardwright.train.health.run_health import RunHealth, was_computed
@@ -88,7 +90,7 @@ class TrainingRun:
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.place, self.log)
             self.tell([*predicted_lines(start.predicted), *begun.said, *of_place, self.health.opening])
-            self.tell(self.held_out.notes())
+            self.tell([*self.held_out.notes(), *trained_on_notes(job.data)])
             self.tell([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
             self.tell([] if is_on else [NOTHING_IS_KEPT])
             if self.done >= job.optimizer.steps:
@@ -121,10 +123,13 @@ class TrainingRun:
             self.trust.doubt()
         if span.decision.course in (Course.STOP, Course.REWIND):
             self.tell(span.lines)
-            self._go_back(span.decision, num_steps)
+            self._be_written()
+            if span.decision.course is Course.STOP:
+                self._stop(span.decision, num_steps)
+            self._rewind(span.decision, num_steps)
             return False
         self.done = first + num_steps
-        if was_computed(span.results, job.plan.schedule not in ASYNCHRONOUS):
+        if was_computed(span.results, SCHEDULES[job.plan.schedule].drains):
             self.recorder.add(span.use, span.shares.peak_memory_bytes)
         self.samples += samples_of(job, first, num_steps)
         self.left_out += sum(result.skipped for result in span.results)
@@ -227,16 +232,18 @@ class TrainingRun:
         if self.log is not None:
             self.log.checkpoint(saved.step, saved.blocking_s, saved.durable_s)
 
-    def _go_back(self, decision: Decision, num_steps: int) -> None:
+    def _stop(self, decision: Decision, num_steps: int) -> NoReturn:
+        """End the run, because of a span of so many steps. The batch behind it tells whether the weights were at
+        fault."""
+        if self.replica.program.weights == "current" and self.done + 1 < self.job.optimizer.steps:
+            next_BS = self.batches.batch(self.done + 1, self.samples + samples_of(self.job, self.done, num_steps))
+            if self.trust.is_ruined_by_next(self.replica, self.done + 1, next_BS):
+                self.trust.doubt()
+        raise RunError(f"{decision.sentence}; {self.trust.way_on()}")
+
+    def _rewind(self, decision: Decision, num_steps: int) -> None:
         """Go on from the last healthy checkpoint, with the data behind those of the span of so many steps that went
-        wrong. RunError without one, or where the run is to stop."""
-        self._be_written()
-        if decision.course is Course.STOP:
-            if self.replica.program.weights == "current" and self.done + 1 < self.job.optimizer.steps:
-                next_BS = self.batches.batch(self.done + 1, self.samples + samples_of(self.job, self.done, num_steps))
-                if self.trust.is_ruined_by_next(self.replica, self.done + 1, next_BS):
-                    self.trust.doubt()
-            raise RunError(f"{decision.sentence}; {self.trust.way_on()}")
+        wrong. RunError without one."""
         assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
         found, said = go_back(self.job, self.mesh, self.replica, self.folder)
         self.tell(said)
@@ -300,7 +307,7 @@ def _tokens_after_rank_0(
 
 
 def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
-    """What the model writes after run.sample_prompt. The first replica writes, the others have an empty string."""
+    """The text of the model after run.sample_prompt. The first replica writes, the others have an empty string."""
     if job.run.sample_tokens == 0:
         return ""
     with replica.gathered():  # all replicas have a part in this, and then one writes
@@ -311,4 +318,7 @@ def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
         written = generate(
             replica.stages, replica.evaluation, mesh, list(prompt), num_tokens=job.run.sample_tokens, seed=job.run.seed
         )
-        return tokenizer.decode(written[num_hidden:]) if mesh.dp.index == 0 else ""
+        try:
+            return tokenizer.decode(written[num_hidden:]) if mesh.dp.index == 0 else ""
+        except RunError as error:  # the run is done, and its weights are what was wanted
+            return f"(none: {error})"

@@ -1,1 +1,1 @@
-"""What is computed: shapes, FLOPs, bytes, and what is kept for the backward. Needs no torch."""
+"""The work of a step: shapes, FLOPs, bytes, and tensors that are kept for the backward. Needs no torch."""

@@ -34,16 +34,16 @@ def distinct(columns: Iterable[Array]) -> tuple[Array, Array]:
             num_codes = int(code.max()) + 1
         if span > 1:
             code, num_codes = code * span + (column - low), num_codes * span
-    _, found, which = np.unique(np.broadcast_to(code, column.shape), return_index=True, return_inverse=True)
-    return found, which
+    _, firsts, which = np.unique(np.broadcast_to(code, column.shape), return_index=True, return_inverse=True)
+    return firsts, which
 
 
 def stacked_rows(values: Sequence[Numbers], num_plans: int) -> Array:
     """Values, of one number each or one a plan, one below the other: (values, plans)."""
-    found = np.empty((len(values), num_plans))
-    for row, value in zip(found, values, strict=True):
+    table = np.empty((len(values), num_plans))
+    for row, value in zip(table, values, strict=True):
         row[...] = value
-    return found
+    return table
 
 
 Record = TypeVar("Record", bound="DataclassInstance")

@@ -1,4 +1,4 @@
-"""What attention costs: its products, rotation and core, and what ranks exchange that share its sequences.
+"""The cost of attention: its products, rotation and core, and the exchanges of ranks that share its sequences.
 
 Letters and units are those of operators.py.
 """
@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.layer_operators import LayerOperator
 from shardwright.workload.operators import (
@@ -24,14 +25,15 @@ from shardwright.workload.operators import (
 
 
 def project(c: Context, o: LayerOperator) -> Operator:
-    """What heads are made from: query, key and value themselves, or latents by each tp rank for its own rows.
+    """The product before the heads: it gives query, key and value themselves, or latents by each tp rank for its own
+    rows.
 
     Without low-rank queries the same gather brings the rows for the queries, and each rank makes the latents of all.
     """
     if c.shape.latent is None:
         return rise(c, o)
     m, (down, q_up, *_), rows = c.shape.latent, c.shape.attention_matrices, c.sizes.latent_tokens
-    of_queries = MatrixProduct.of(rows, q_up, c.cut.tp)
+    of_queries = MatrixProduct.of(rows, q_up, c.grid.tp)
     if m.query_rank:
         of_queries = MatrixProduct(rows, down.inner, m.query_rank)
     products = of_queries, MatrixProduct(rows, down.inner, down.columns - m.query_rank)
@@ -46,7 +48,7 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
     so does Megatron-core, whose down projections are duplicated).
     """
     s, m, rows = c.shape, c.shape.low_ranks, c.sizes.latent_tokens
-    products = tuple(MatrixProduct.of(c.tokens, of.matrix, c.cut.tp) for of in o.products)
+    products = tuple(MatrixProduct.of(c.tokens, product.matrix, c.grid.tp) for product in o.products)
     low = m.query_rank + m.key_rank
     traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
     moved = traffic, 2 * traffic
@@ -99,13 +101,13 @@ def attention(c: Context, o: LayerOperator) -> Operator:
 
     Under cp with "ulysses" a rank has a share of the heads for all tokens, else all of them for a share of the queries.
     """
-    s, cut, w, heads = c.shape, c.cut, c.software, c.sizes.heads
-    queries, given = s.sequence // cut.cp, c.bytes_of(o.gives)
+    s, grid, w, heads = c.shape, c.grid, c.software, c.sizes.heads
+    queries, given, method = s.sequence // grid.cp, c.bytes_of(o.gives), CONTEXT_METHODS[grid.cp_method]
     ahead, back = _keys_to_queries(c, heads, s.query_width)
     if w.attention in ("torch", "softmax"):
-        batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
-        if cut.cp_method == "ulysses":
-            batch, queries = np.maximum(1, batch // cut.cp), s.sequence
+        batch, n = heads * grid.microbatch, 1.0 * heads * grid.microbatch * queries * s.sequence
+        if method.trades_heads:
+            batch, queries = np.maximum(1, batch // grid.cp), s.sequence
         products = (
             MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
             MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
@@ -121,11 +123,11 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     seen = 0.5 if w.causal else 1.0
     keys = s.keys_seen(c.kind)
     pairs = seen * heads * c.tokens * keys
-    length = np.minimum(queries if cut.cp_method == "ring" else s.sequence, math.ceil(keys))
+    length = np.minimum(queries if method.exchange == "ring" else s.sequence, math.ceil(keys))
     scores = Scores(pairs, length, s.query_width + s.value_width)
     sums = FLOAT32 * c.sizes["log-sum-exp"]
     inside = sums * s.query_width  # the gradient of queries is added up in float32
-    visits = cut.cp * (cut.cp > 1) * (cut.cp_method != "ulysses")
+    visits = grid.cp * (grid.cp > 1) * (not method.trades_heads)
     if s.is_blockwise(c.kind):
         visits = np.maximum(1, visits)
     forward, backward = (c.sizes["attended"] * visits * of_element for of_element in w.ring)
@@ -138,7 +140,7 @@ def attention(c: Context, o: LayerOperator) -> Operator:
 
 
 def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
-    """What cp ranks exchange around attention, forward and backward.
+    """The exchange of cp ranks around attention, forward and backward.
 
     ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
     all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
@@ -146,17 +148,18 @@ def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
     2309.14509): tokens are traded for heads and back; fewer key/value heads than cp ranks are repeated. A latent's
     values travel as wide as its keys, `width` elements, for kernels have them padded.
     """
-    s, cut = c.shape, c.cut
-    kv_heads, is_cut = np.maximum(1, s.kv_heads // cut.tp), cut.cp > 1
-    kv = HALF * c.tokens * kv_heads * 2 * width * cut.cp * is_cut
+    s, grid = c.shape, c.grid
+    kv_heads, is_cut = np.maximum(1, s.kv_heads // grid.tp), grid.cp > 1
+    kv = HALF * c.tokens * kv_heads * 2 * width * grid.cp * is_cut
     of_gradient = c.software.key_gradient_bytes
-    gradients = kv * of_gradient / cut.element_bytes if of_gradient else kv
-    if cut.cp_method == "ring":
+    gradients = kv * of_gradient / grid.element_bytes if of_gradient else kv
+    exchange = CONTEXT_METHODS[grid.cp_method].exchange
+    if exchange == "ring":
         return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", kv + gradients, rounds=2),)
-    if cut.cp_method == "all-gather":
+    if exchange == "all_gather":
         gather = Exchange("all_gather", "cp", kv)
         return (gather,), (gather, Exchange("reduce_scatter", "cp", gradients))
-    per_token = (heads + 2 * np.maximum(kv_heads, cut.cp)) * width
+    per_token = (heads + 2 * np.maximum(kv_heads, grid.cp)) * width
     there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
     back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
     return (there, back), (back, there)

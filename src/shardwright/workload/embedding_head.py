@@ -1,4 +1,4 @@
-"""What stands before and after the layers: the embedding, the head and the loss, and what leads to further tokens.
+"""The operators before and after the layers: the embedding, the head and the loss, and the modules of further tokens.
 
 Letters and units are those of operators.py.
 """
@@ -21,19 +21,19 @@ def embed(c: Context, o: LayerOperator) -> Operator:
 def project(c: Context, o: LayerOperator) -> Operator:
     """An embedding and hidden states are put side by side, which is kept, and each rank of tp makes the product for the
     tokens that it has between the layers."""
-    (of,) = o.products
+    (product,) = o.products
     joined = c.bytes_of(o.takes)
     return Operator(
-        o, (MatrixProduct.of(c.sizes.tokens_here, of.matrix, c.cut.tp),), None, 2 * joined, joined, kept=joined,
+        o, (MatrixProduct.of(c.sizes.tokens_here, product.matrix, c.grid.tp),), None, 2 * joined, joined, kept=joined,
         given=c.bytes_of(o.gives), keeps_input=True,
     )  # fmt: skip
 
 
 def loss_bytes(c: Context) -> Numbers:
-    """What the loss and the backward of the head need at once: the logits in some forms, the product's input, whole
-    again under sequence parallel, and its gradient, and a placeholder of the weight's gradient."""
-    weight = padded_vocab(c.shape, c.cut.tp) // c.cut.tp * c.shape.hidden
-    products = (c.whole + c.gathered) * c.cut.element_bytes / HALF
+    """The bytes that the loss and the backward of the head need at once: the logits in some forms, the product's input,
+    whole again under sequence parallel, and its gradient, and a placeholder of the weight's gradient."""
+    weight = padded_vocab(c.shape, c.grid.tp) // c.grid.tp * c.shape.hidden
+    products = (c.whole + c.gathered) * c.grid.element_bytes / HALF
     return logits(c) * c.software.logit_peak + products + c.software.placeholder_bytes * weight
 
 
@@ -44,17 +44,17 @@ def padded_vocab(shape: ModelShape, tp: Numbers) -> Numbers:
 
 def logits(c: Context) -> Numbers:
     """Elements of the logits that a rank's loss is computed from."""
-    return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
+    return c.tokens * c.shape.vocab / (c.grid.tp if c.software.head_parallel else 1)
 
 
 def enter_head(c: Context, o: LayerOperator) -> Operator:
     """The sharded rows come together before the head; where the loss is computed in the backward, there alone, and
     under sequence parallel nothing hides that they do."""
-    found = enter(c, o)
+    entered = enter(c, o)
     if not c.software.loss_in_backward:
-        return found
+        return entered
     return replace(
-        found, forward=(), backward=tuple(replace(e, is_hidden=False, is_put_off=False) for e in found.backward)
+        entered, forward=(), backward=tuple(replace(e, is_hidden=False, is_put_off=False) for e in entered.backward)
     )
 
 
@@ -62,9 +62,9 @@ def head(c: Context, o: LayerOperator) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Where logits are scaled or
     capped, one pass more reads and writes them."""
     s, w = c.shape, c.software
-    columns = padded_vocab(s, c.cut.tp) // c.cut.tp
+    columns = padded_vocab(s, c.grid.tp) // c.grid.tp
     n, changed = logits(c), 2 * FLOAT32 * s.changes_logits
-    gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
+    gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.grid.tp > 1)),)
     return Operator(
         o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * (w.loss[0] + changed), n * w.loss[1], gathered,
         in_backward=w.loss_in_backward, kernel="loss", elements=n,

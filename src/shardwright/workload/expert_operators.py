@@ -1,4 +1,4 @@
-"""What stands in a layer where tokens are routed to experts, in place of an MLP.
+"""The operators of a layer whose tokens are routed to experts, in place of an MLP.
 
 Experts are whole on a rank, or cut over tp like an MLP (`Cut.expert_tp`). Whole, each of the tp ranks sends its own
 tokens. Cut, each sends all tokens of the tp line to its part of the experts: under sequence parallel they are gathered
@@ -54,7 +54,7 @@ def total(c: Context, o: LayerOperator) -> Operator:
 
 
 def _is_cut(c: Context) -> Numbers:
-    return np.asarray(c.cut.expert_tp) > 1
+    return np.asarray(c.grid.expert_tp) > 1
 
 
 def dispatch(c: Context, o: LayerOperator) -> Operator:
@@ -78,7 +78,7 @@ def weigh_rows(c: Context, o: LayerOperator) -> Operator:
 
 
 def combine(c: Context, o: LayerOperator) -> Operator:
-    """What experts gave, on its way back; it is kept where it meets the weights of the choices."""
+    """The results of experts on their way back; they are kept if they meet the weights of the choices."""
     n, there, back = _travel(c)
     forward, backward = _moved(c, n, c.software.combine, 1)
     given, kept = c.bytes_of(o.gives), c.software.returned_kept * n
@@ -90,7 +90,7 @@ def _moved(c: Context, n: Numbers, of_element: tuple[float, float] | None, to_ex
 
     A permutation is a copy, and rows that come from other ranks lie in two orders.
     """
-    is_sent = c.cut.ep > 1
+    is_sent = c.grid.ep > 1
     if of_element is None:
         moved = n * HALF * np.where(is_sent, 4, 2)
         return moved, moved
@@ -102,6 +102,6 @@ def _moved(c: Context, n: Numbers, of_element: tuple[float, float] | None, to_ex
 
 def _travel(c: Context) -> tuple[Numbers, Exchange, Exchange]:
     """Elements that a rank sends, and the exchanges to experts and back."""
-    is_sent, n = c.cut.ep > 1, c.sizes["rows to send"]
+    is_sent, n = c.grid.ep > 1, c.sizes["rows to send"]
     there, back = (Exchange("all_to_all", "ep", size * n * is_sent) for size in (c.software.dispatch_bytes, HALF))
     return n, there, back

@@ -158,8 +158,8 @@ def routed_operators(shape: ModelShape) -> Operators:
 @lru_cache(maxsize=64)
 def shared_operators(shape: ModelShape) -> Operators:
     """The experts that all tokens meet, if there are any: one MLP, whose input is the router's too, and its gate."""
-    of = shape.experts
-    if of is None or not of.shared_ffn:
+    mixture = shape.experts
+    if mixture is None or not mixture.shared_ffn:
         return ()
     takes = "mlp normal" if shape.norms_before else "middle"
     gate = tuple(

@@ -48,13 +48,13 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
 }
 
 
-def chains(shape: ModelShape, cut: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
+def chains(shape: ModelShape, grid: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
     """The operators of each kind of piece: layers, embedding, head, and what predicts a further token."""
     kinds = (*shape.kinds, "embedding", "head", *(("mtp",) if shape.mtp else ()))
-    found = {kind: _chain(Context(shape, cut, software, kind)) for kind in kinds}
-    if cut.element_bytes == HALF:
-        return found
-    return {kind: tuple(o.in_numbers_of(cut.element_bytes) for o in chain) for kind, chain in found.items()}
+    chain_of = {kind: _chain(Context(shape, grid, software, kind)) for kind in kinds}
+    if grid.element_bytes == HALF:
+        return chain_of
+    return {kind: tuple(o.in_numbers_of(grid.element_bytes) for o in chain) for kind, chain in chain_of.items()}
 
 
 def _chain(c: Context) -> Chain:
@@ -62,7 +62,7 @@ def _chain(c: Context) -> Chain:
 
 
 def kept_bytes(chain: Chain, policy: str) -> Numbers:
-    """What a chain keeps of one microbatch from forward to backward under a policy of recomputation.
+    """The bytes that a chain keeps of one microbatch from forward to backward under a policy of recomputation.
 
     Cut.recompute has the policies. full: the layer's input alone, which is what its first norm keeps in 16 bits. stage:
     nothing, for the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022,
@@ -104,18 +104,18 @@ def turn_bytes(chain: Chain, policy: str) -> Numbers:
 def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
     """Elements of one weight of each shape that products of these layers have."""
     shapes: list[tuple[Numbers, Numbers]] = []
-    found: Numbers = 0.0
+    total: Numbers = 0.0
     for p in (p for chain in layers for operator in chain for p in operator.products if p.weight):
         is_new: Numbers = 1.0
         for inner, columns in shapes:
             is_new = is_new * ((inner != p.inner) | (columns != p.columns))
         shapes.append((p.inner, p.columns))
-        found = found + is_new * p.inner * p.columns
-    return found
+        total = total + is_new * p.inner * p.columns
+    return total
 
 
 def share_run_again(operator: Operator, policy: str) -> float:
-    """What share of an operator's forward a policy computes again in the backward."""
+    """The share of an operator's forward that a policy computes again in the backward."""
     if operator.of.part in ALWAYS_AGAIN:
         return 1.0
     if policy in ("full", "stage"):

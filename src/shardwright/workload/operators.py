@@ -97,7 +97,7 @@ Exchanges = tuple[tuple[Exchange, ...], tuple[Exchange, ...]]  # in the forward,
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator costs. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is
+    """The costs of an operator. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is
     their own.
 
     `kept` is what it keeps for its backward, of the tensor that it gives or, if it `keeps_input`, takes; `kept_result`
@@ -160,30 +160,30 @@ class Operator:
 
 @dataclass(frozen=True)
 class Context:
-    """What every operator's function takes: the model, the plan and the software, which piece of the model it is of,
-    and sizes that follow from them."""
+    """The arguments of every operator's function: the model, the plan and the software, the piece of the model, and
+    sizes that follow from them."""
 
     shape: ModelShape
-    cut: PlanGrid
+    grid: PlanGrid
     software: SoftwareSpec
     kind: str = "dense"
 
     @cached_property
     def tokens(self) -> Numbers:
         """T."""
-        return self.shape.sequence / self.cut.cp * self.cut.microbatch
+        return self.shape.sequence / self.grid.cp * self.grid.microbatch
 
     @cached_property
     def sizes(self) -> TensorSizes:
         """Elements of tensors."""
-        shape, cut, here = self.shape, self.cut, np.where(self.cut.sequence_parallel, self.cut.tp, 1)
-        found = TensorSizes(shape, cut.tp, cut.expert_tp, self.tokens, self.tokens / here)
+        shape, grid, here = self.shape, self.grid, np.where(self.grid.sequence_parallel, self.grid.tp, 1)
+        of_tokens = TensorSizes(shape, grid.tp, grid.expert_tp, self.tokens, self.tokens / here)
         if shape.experts is None:
-            return found
+            return of_tokens
         # Where experts are whole tp ranks share the tokens, be the residual stream sharded or not.
-        routed = self.tokens / np.where(cut.expert_tp == 1, cut.tp, here)
+        routed = self.tokens / np.where(grid.expert_tp == 1, grid.tp, here)
         rows, held = self.expert_rows
-        return replace(found, routed=routed, sent=self.sent, arrived=rows * held)
+        return replace(of_tokens, routed=routed, sent=self.sent, arrived=rows * held)
 
     @property
     def norm(self) -> tuple[float, float]:
@@ -199,13 +199,13 @@ class Context:
     @cached_property
     def sent(self) -> Numbers:
         """Rows that a rank sends to experts."""
-        return self.tokens * self.cut.expert_tp / self.cut.tp * self.shape.mixture.topk
+        return self.tokens * self.grid.expert_tp / self.grid.tp * self.shape.mixture.topk
 
     @cached_property
     def expert_rows(self) -> tuple[Numbers, Numbers]:
         """(rows of each expert, how many a rank holds): all get as many."""
         num = self.shape.mixture.num
-        return self.sent * self.cut.ep / num, np.maximum(1, num // self.cut.ep)
+        return self.sent * self.grid.ep / num, np.maximum(1, num // self.grid.ep)
 
     def bytes_of(self, tensor: str) -> Numbers:
         """Bytes of a tensor of 16 bits an element."""
@@ -224,26 +224,26 @@ class Context:
     @cached_property
     def summed(self) -> Numbers:
         """Bytes of what tp ranks sum: the residual stream in full, where it is summed for all of them."""
-        return self._between * (1 - np.asarray(self.cut.sequence_parallel))
+        return self._between * (1 - np.asarray(self.grid.sequence_parallel))
 
     @cached_property
     def scattered(self) -> Numbers:
         """Bytes of the same where it is scattered among them and gathered again (sequence parallel)."""
-        return self._between * np.asarray(self.cut.sequence_parallel)
+        return self._between * np.asarray(self.grid.sequence_parallel)
 
     @cached_property
     def entering(self) -> Exchanges:
-        """What tp ranks exchange around a column-parallel product of the residual stream."""
+        """The exchange of tp ranks around a column-parallel product of the residual stream."""
         return entering(self, 1.0)
 
     @cached_property
     def leaving(self) -> Exchanges:
-        """What tp ranks exchange around a row-parallel product that gives the residual stream."""
+        """The exchange of tp ranks around a row-parallel product that gives the residual stream."""
         return leaving(self, 1.0)
 
     @cached_property
     def _between(self) -> Numbers:
-        return self.whole * (self.cut.tp > 1)
+        return self.whole * (self.grid.tp > 1)
 
 
 def norm(c: Context, o: LayerOperator) -> Operator:
@@ -270,7 +270,7 @@ def enter(c: Context, o: LayerOperator) -> Operator:
 
 
 def entering(c: Context, share: Numbers) -> Exchanges:
-    """What tp ranks exchange around column-parallel products, forward and backward, if the input has a `share` of the
+    """The exchange of tp ranks around column-parallel products, forward and backward, if the input has a `share` of the
     residual stream's width."""
     whole = Exchange("all_reduce", "tp", share * c.summed, beside_weights=True)
     parts = Exchange("reduce_scatter", "tp", share * c.scattered, beside_weights=True)
@@ -286,18 +286,18 @@ def leave(c: Context, o: LayerOperator) -> Operator:
 
 
 def leaving(c: Context, share: Numbers) -> Exchanges:
-    """What tp ranks exchange behind row-parallel products, forward and backward, if a `share` of it is a sum."""
+    """The exchange of tp ranks behind row-parallel products, forward and backward, if a `share` of it is a sum."""
     sums = Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
     return sums, (Exchange("all_gather", "tp", share * c.scattered),)
 
 
 def product(c: Context, o: LayerOperator) -> MatrixProduct:
     """The product of all tokens with a weight, or of the rows that come to experts with theirs."""
-    (of,) = o.products
-    if not of.matrix.experts:
-        return MatrixProduct.of(c.tokens, of.matrix, c.cut.tp)
+    (only,) = o.products
+    if not only.matrix.experts:
+        return MatrixProduct.of(c.tokens, only.matrix, c.grid.tp)
     rows, held = c.expert_rows
-    return MatrixProduct.of(rows, of.matrix, c.cut.expert_tp, held)
+    return MatrixProduct.of(rows, only.matrix, c.grid.expert_tp, held)
 
 
 def rise(c: Context, o: LayerOperator) -> Operator:

@@ -9,23 +9,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.optimizer import ADAMW, OptimizerSpec
-from shardwright.config.plan import STAGE_COPIES, ScheduleName, layer_policies
+from shardwright.config.plan import layer_policies
 from shardwright.config.rank_order import number_of, stage_block, stage_size
 from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
+from shardwright.config.schedule_facts import SCHEDULES, ScheduleFacts
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.groups import REPLICAS, WORLD, layout
 from shardwright.sharding.stage_placement import vee
 from shardwright.workload.arrays import Array, Numbers
-
-SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
-_COPIES = np.array([STAGE_COPIES.get(name, 1) for name in SCHEDULE_NAMES])
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class PlanGrid:
     rows to experts are in fp8 where software does so, or it is asked for here; `bucket_bytes` of the parameters whose
     gradients travel together, 0 all.
 
-    Where plans have several schedules, `schedule_number` has of each its place in SCHEDULE_NAMES; -1 is `schedule`.
+    Where plans have several schedules, `schedule_number` has of each its place in SCHEDULES; -1 is `schedule`.
     `is_vee` where stages lie in a V though the schedule's name does not say so, as `auto` may lay them.
     `order_number` is the place of its order of axes in ORDERS (config/rank_order.py).
 
@@ -134,32 +133,41 @@ class PlanGrid:
             return ((self.schedule, slice(None)),)
         present = np.flatnonzero(np.bincount(numbers)).tolist()
         if len(present) == 1:
-            return ((SCHEDULE_NAMES[present[0]], slice(None)),)
-        return tuple((SCHEDULE_NAMES[number], np.flatnonzero(numbers == number)) for number in present)
+            return ((SCHEDULES.names[present[0]], slice(None)),)
+        return tuple((SCHEDULES.names[number], np.flatnonzero(numbers == number)) for number in present)
 
-    def by_schedule(self, of: Callable[[str, Any], Numbers]) -> Numbers:
-        """What a function says of each plan's schedule: it is given a name, and the index of the plans that have it."""
-        parts = [(index, of(name, index)) for name, index in self.schedules]
+    def by_schedule(self, formula: Callable[[str, Any], Numbers]) -> Numbers:
+        """The results of a function of each plan's schedule: it gets a name, and the index of its plans."""
+        parts = [(index, formula(name, index)) for name, index in self.schedules]
         if len(parts) == 1:
             return parts[0][1]
         others = np.broadcast_shapes(*(part.shape[:-1] for _, part in parts))  # such as ranks
-        found = np.empty((*others, len(self.schedule_number)))
+        table = np.empty((*others, len(self.schedule_number)))
         for index, part in parts:
-            found[..., index] = part
-        return found
+            table[..., index] = part
+        return table
+
+    def of_schedules(self, fact: Callable[[ScheduleFacts], Any]) -> Numbers:
+        """A fact of each plan's schedule, a number: one where all have the same schedule."""
+        if len(self.schedules) == 1:
+            return fact(SCHEDULES[self.schedules[0][0]])
+        return schedule_column(self.schedule_number, fact)
 
     @cached_property
     def num_copies(self) -> Numbers:
         """How often a pipeline holds each stage."""
-        if len(self.schedules) == 1:
-            return STAGE_COPIES.get(self.schedules[0][0], 1)
-        return _COPIES[self.schedule_number]
+        return self.of_schedules(lambda facts: facts.num_copies)
+
+    @property
+    def trades_heads(self) -> bool:
+        """True where the ranks of cp, if there are several, trade tokens for heads."""
+        return CONTEXT_METHODS[self.cp_method].trades_heads
 
     @property
     def is_paired(self) -> bool:
-        """Whether another microbatch computes while tokens travel to experts and back. Plans of which some do so and
+        """True if another microbatch computes while tokens travel to experts and back. Plans of which some do so and
         some do not are no grid of a model with experts."""
-        are_paired = {name.startswith("dualpipe") for name, _ in self.schedules}
+        are_paired = {SCHEDULES[name].pairs for name, _ in self.schedules}
         assert len(are_paired) == 1, f"schedules with and without pairs are in one grid: {self.schedules}"
         return are_paired.pop()
 
@@ -170,7 +178,7 @@ class PlanGrid:
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one plan, whose numbers are plain."""
+        """True if it is one plan, whose numbers are plain."""
         return all(np.ndim(getattr(self, name)) == 0 for name in _NUMBERS)
 
     def as_arrays(self) -> "PlanGrid":
@@ -193,7 +201,7 @@ class PlanGrid:
 
     @property
     def words(self) -> tuple[Any, ...]:
-        """What of a plan is not a number."""
+        """The fields of a plan that are not numbers."""
         return _words(self)
 
     def having(self, values: dict[str, Any]) -> "PlanGrid":
@@ -206,15 +214,15 @@ _NUMBERS = tuple(f.name for f in fields(PlanGrid) if f.type is Numbers)
 _words = attrgetter(*(f.name for f in fields(PlanGrid) if f.type is not Numbers))
 
 
-def stacked(cuts: Sequence[PlanGrid]) -> PlanGrid:
+def stacked(grids: Sequence[PlanGrid]) -> PlanGrid:
     """Single plans that differ in numbers alone, as one of arrays."""
-    numbers: dict[str, Any] = {name: np.array([getattr(cut, name) for cut in cuts]) for name in _NUMBERS}
-    return replace(cuts[0], **numbers)
+    numbers: dict[str, Any] = {name: np.array([getattr(grid, name) for grid in grids]) for name in _NUMBERS}
+    return replace(grids[0], **numbers)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What joins nodes: levels of switches as (devices below one, share of bandwidth upward), or a torus's axes."""
+    """The links between nodes: levels of switches as (devices below, share of bandwidth upward), or a torus's axes."""
 
     levels: tuple[tuple[int, float], ...] = ()
     torus: tuple[int, ...] = ()
@@ -222,15 +230,15 @@ class Topology:
 
 @dataclass(frozen=True)
 class Run:
-    """What is predicted: a model under a plan on devices, with a generation of software.
+    """The question to the cost model: a model under a plan on devices, with a generation of software.
 
     Bandwidths are in bytes a second, of one device in one direction, as the maker states them; 0 is unknown. So are
     latencies, in seconds. `devices_per_node` devices share the links of a node, rack or torus. `job` is the job that it
-    came from, if one, whose plan's numbers may be others than those of `cut`.
+    came from, if one, whose plan's numbers may be others than those of `grid`.
     """
 
     shape: ModelShape
-    cut: PlanGrid
+    grid: PlanGrid
     device: str
     software: str
     devices_per_node: int
@@ -247,16 +255,22 @@ class Run:
         return _setting(self)
 
 
-_setting = attrgetter(*(f.name for f in fields(Run) if f.name not in ("cut", "job")))
+_setting = attrgetter(*(f.name for f in fields(Run) if f.name not in ("grid", "job")))
+
+
+def schedule_column(numbers: Numbers, fact: Callable[[ScheduleFacts], Any]) -> Array:
+    """A fact of the schedules with these numbers, which are their places in SCHEDULES."""
+    column: Array = np.array([fact(facts) for facts in SCHEDULES.values()])[numbers]
+    return column
 
 
 def policy_name(policy: Policy) -> str:
-    """What a cut calls a policy of a job."""
+    """The name of a job's policy in a PlanGrid."""
     return "full" if policy == WHOLE_LAYER else "+".join(sorted(policy)) or "none"
 
 
 def _policies(job: JobSpec) -> tuple[str, ...]:
-    """What each layer of a job recomputes."""
+    """The policy of each layer of a job."""
     if job.plan.recompute == "stage":
         return ("stage",) * job.model.layers
     policies = layer_policies(job.plan, job.model.layers)
@@ -264,7 +278,7 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
     return tuple(names[policy] for policy in policies)
 
 
-def cut_of(job: JobSpec) -> PlanGrid:
+def grid_of(job: JobSpec) -> PlanGrid:
     """The plan of a job. A budget for activations has been met before (account/budget.py)."""
     p, precision, policies = job.plan, job.precision, _policies(job)
     is_uniform = len(set(policies)) == 1

@@ -1,4 +1,4 @@
-"""What our runtime computes again under a policy, and what that costs: a layer's operators at a roofline's ratios.
+"""The recomputation of our runtime under a policy, and its cost: a layer's operators at a roofline's ratios.
 
 Which operators run again is what predictions count too (layers.py), but for a whole layer: its last product gives what
 is added to the residual stream, and an addition keeps nothing, so our runtime never computes it twice
@@ -13,7 +13,7 @@ from shardwright.config.recompute_policy import Policy
 from shardwright.config.software import software_of
 from shardwright.workload.layers import Chain, chains, share_run_again
 from shardwright.workload.operators import Operator
-from shardwright.workload.query import cut_of, policy_name
+from shardwright.workload.query import grid_of, policy_name
 
 # What a byte costs in FLOPs, read or written on the device and in a collective, of an H100: 989e12 FLOP/s over 3.35e12
 # bytes/s of memory, and over 4.5e11 of NVLink.
@@ -21,7 +21,8 @@ _FLOPS_OF_MOVED_BYTE, _FLOPS_OF_SENT_BYTE = 300.0, 2000.0
 
 
 def operators_again(chain: Chain, policy: str) -> list[tuple[Operator, float]]:
-    """What of a layer our runtime computes again under a policy, by its name in a cut, and what share of it."""
+    """The operators of a layer that our runtime computes again under a policy, by its name in a PlanGrid, and the share
+    of each."""
     names = [operator.name for operator in chain]
     # A layer that ends with a norm of what its MLP gives runs again to its end.
     ends_with_product = "down" in names and "mlp out norm" not in names
@@ -41,12 +42,12 @@ class Again:
     def of(cls, job: JobSpec, layer: int = 0) -> "Again":
         """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
         kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
-        shape, cut = shape_of(kept.model), cut_of(kept)
-        chain = chains(shape, cut, software_of(job.cluster.software))[shape.kind(layer)]
-        return cls(chain, cut.element_bytes)
+        shape, grid = shape_of(kept.model), grid_of(kept)
+        chain = chains(shape, grid, software_of(job.cluster.software))[shape.kind(layer)]
+        return cls(chain, grid.element_bytes)
 
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
-        """What is computed again, and what share of it."""
+        """The recomputed operators, and the share of each."""
         return operators_again(self.chain, policy_name(policy))
 
     def flops(self, policy: Policy) -> float:

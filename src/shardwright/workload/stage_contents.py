@@ -1,4 +1,4 @@
-"""What pipeline ranks hold: layers by kind, the embedding, the head.
+"""The contents of pipeline ranks: layers by kind, the embedding, the head.
 
 Of the ranks of a pipeline few differ: by a layer more or less, by embedding and head, by kinds of layers. So costs are
 computed for these few, for all plans at once, in arrays of shape (kinds of ranks, plans).
@@ -14,27 +14,28 @@ import numpy as np
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.plan import even_stages
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.sharding.stage_placement import StagePlacement, placement_of, vee
 from shardwright.workload.arrays import Array, distinct
-from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid
+from shardwright.workload.query import PlanGrid
 
 LayerKind = tuple[str, str]  # of the model (config/model_shape.py), and what it recomputes
 
 
-def layer_kinds(shape: ModelShape, cut: PlanGrid) -> tuple[LayerKind, ...]:
+def layer_kinds(shape: ModelShape, grid: PlanGrid) -> tuple[LayerKind, ...]:
     """The kind of each layer of the model."""
-    return _layer_kinds(shape, cut.recompute, cut.policies)
+    return _layer_kinds(shape, grid.recompute, grid.policies)
 
 
 @lru_cache(maxsize=256)
 def _layer_kinds(shape: ModelShape, recompute: str, policies: tuple[str, ...]) -> tuple[LayerKind, ...]:
     of_layers = policies or (recompute,) * shape.layers
-    return tuple((shape.kind(n), of) for n, of in enumerate(of_layers))
+    return tuple((shape.kind(n), policy) for n, policy in enumerate(of_layers))
 
 
-def layers_by_kind(shape: ModelShape, cut: PlanGrid) -> Mapping[LayerKind, int]:
+def layers_by_kind(shape: ModelShape, grid: PlanGrid) -> Mapping[LayerKind, int]:
     """How many layers of the model are of each kind, with the blocks of further tokens, which are like the last."""
-    return _layers_by_kind(layer_kinds(shape, cut), shape.mtp)
+    return _layers_by_kind(layer_kinds(shape, grid), shape.mtp)
 
 
 @lru_cache(maxsize=256)
@@ -44,8 +45,8 @@ def _layers_by_kind(kinds: tuple[LayerKind, ...], mtp: int) -> Mapping[LayerKind
 
 @dataclass(frozen=True)
 class StageContents:
-    """What one pipeline rank holds, through all its stages, of either direction: layers by kind, with those of further
-    tokens beside the head; tables."""
+    """The contents of one pipeline rank, through all its stages, of either direction: layers by kind, with those of
+    further tokens beside the head; tables."""
 
     rank: int
     layers: tuple[int, ...]
@@ -90,7 +91,7 @@ def _held(
 @lru_cache(maxsize=256)
 def _before(kinds: tuple[Hashable, ...]) -> Array:
     """How many layers of each kind there are before a layer of the model, and in all: (kinds, layers + 1)."""
-    return np.array([list(accumulate((of == kind for of in kinds), initial=0)) for kind in dict.fromkeys(kinds)])
+    return np.array([list(accumulate((other == kind for other in kinds), initial=0)) for kind in dict.fromkeys(kinds)])
 
 
 @lru_cache(maxsize=4096)
@@ -153,44 +154,46 @@ class PipelineRanks:
         tokens are predicted the last stage has the table of embeddings too."""
         both = self.embedding * self.head
         shared = both if shape.tied else (both - self.head) * int(shape.mtp > 0)
-        found: Array = self.embedding + self.head - shared
-        return found
+        num: Array = self.embedding + self.head - shared
+        return num
 
-    def parameters(self, shape: ModelShape, cut: PlanGrid) -> tuple[Array, Array]:
+    def parameters(self, shape: ModelShape, grid: PlanGrid) -> tuple[Array, Array]:
         """(elements that all tokens use, elements of routed experts) that each rank holds."""
         common = shape.table_elements * self.num_tables(shape)
         # Of further tokens the projection and the norms are whole on every rank of tp.
-        common = common + self.head * shape.mtp * shape.further_parameters * cut.tp
+        common = common + self.head * shape.mtp * shape.further_parameters * grid.tp
         routed = np.zeros_like(common)
         for (kind, _), count in zip(self.kinds, self.layers, strict=True):
-            mine, theirs = shape.kind_parameters(kind)
-            common, routed = common + count * mine, routed + count * theirs
-        return common / cut.tp, routed / (cut.ep * cut.expert_tp)
+            of_all, of_experts = shape.kind_parameters(kind)
+            common, routed = common + count * of_all, routed + count * of_experts
+        return common / grid.tp, routed / (grid.ep * grid.expert_tp)
 
 
-def different_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
-    """The ranks of each plan that differ. `cut` is of arrays."""
-    kinds = layer_kinds(shape, cut)
+def different_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
+    """The ranks of each plan that differ. `grid` is of arrays."""
+    kinds = layer_kinds(shape, grid)
     alike = _numbered(kinds)
-    columns = (cut.pp, cut.virtual, cut.schedule_number)
-    found, which = distinct(columns)
+    columns = (grid.pp, grid.virtual, grid.schedule_number)
+    firsts, which = distinct(columns)
     pipelines = [
         _first_of_each(
             alike,
-            SCHEDULE_NAMES[number] if number >= 0 else cut.schedule,
+            SCHEDULES.names[number] if number >= 0 else grid.schedule,
             pp,
             virtual,
-            cut.layout,
-            cut.is_vee,
+            grid.layout,
+            grid.is_vee,
             shape.mtp,
         )
-        for pp, virtual, number in zip(*(column[found].tolist() for column in columns), strict=True)
+        for pp, virtual, number in zip(*(column[firsts].tolist() for column in columns), strict=True)
     ]
     return PipelineRanks.of(kinds, pipelines, which)
 
 
-def all_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
-    """Every rank of one plan. `cut` is of arrays of one entry."""
-    kinds = layer_kinds(shape, cut)
-    held = held_by_rank(kinds, cut.schedule, int(cut.pp[0]), int(cut.virtual[0]), cut.layout, cut.is_vee, mtp=shape.mtp)
+def all_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
+    """Every rank of one plan. `grid` is of arrays of one entry."""
+    kinds = layer_kinds(shape, grid)
+    held = held_by_rank(
+        kinds, grid.schedule, int(grid.pp[0]), int(grid.virtual[0]), grid.layout, grid.is_vee, mtp=shape.mtp
+    )
     return PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))

@@ -26,7 +26,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def is_file(name: str) -> bool:
-    """Whether a name is the path of a file rather than the name of an entry."""
+    """True if a name is the path of a file rather than the name of an entry."""
     return name.endswith(".toml")
 
 

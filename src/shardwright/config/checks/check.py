@@ -17,10 +17,12 @@ from shardwright.config.checks.check_recompute import recompute_faults
 from shardwright.config.checks.check_size import rank_faults, size_faults
 from shardwright.config.checks.check_topology import topology_faults
 from shardwright.config.cluster import DeviceSpec
+from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.job import JobSpec
 from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.rank_order import EXAMPLE, ORDERS, inside_pipeline, number_of
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import counted
 from shardwright.config.usual_links import node_devices
@@ -87,9 +89,10 @@ def _compress_faults(job: JobSpec) -> list[str]:
     plan = job.plan
     return [
         f"plan.{field} is {getattr(plan, field)}, and plan.compress = {plan.compress!r} has no {what}; "
-        f'leave it out, or use plan.compress = "{method}"'
-        for field, what, method in (("compress_rank", "rank", "powersgd"), ("compress_share", "share", "topk"))
-        if getattr(plan, field) != PlanSpec.model_fields[field].default and plan.compress != method
+        f'leave it out, or use plan.compress = "{facts.name}"'
+        for facts in COMPRESSIONS.values()
+        for field, what in facts.reads.items()
+        if getattr(plan, field) != PlanSpec.model_fields[field].default and plan.compress != facts.name
     ]
 
 
@@ -155,9 +158,9 @@ def _zero_faults(job: JobSpec) -> list[str]:
     plan, faults = job.plan, []
     replicas = plan.replicas
     if plan.zero_ranks and replicas % plan.zero_ranks:
-        of = f"plan.dp {plan.dp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} = {replicas}"
+        product = f"plan.dp {plan.dp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} = {replicas}"
         faults.append(
-            f"plan.zero_ranks {plan.zero_ranks} does not divide {of} ({replicas} / {plan.zero_ranks} = "
+            f"plan.zero_ranks {plan.zero_ranks} does not divide {product} ({replicas} / {plan.zero_ranks} = "
             f"{replicas / plan.zero_ranks:.2f}); use {all_divisors(replicas)}"
         )
     if plan.zero_ranks and not plan.zero:
@@ -165,9 +168,9 @@ def _zero_faults(job: JobSpec) -> list[str]:
             f"plan.zero_ranks {plan.zero_ranks} says over how many ranks ZeRO shards, and plan.zero is 0; "
             f"set plan.zero to 1, 2 or 3, or plan.zero_ranks to 0"
         )
-    if 0 < plan.zero_ranks < replicas and plan.schedule == "dualpipe":
+    if 0 < plan.zero_ranks < replicas and plan.num_copies > 1:
         faults.append(
-            f"dualpipe holds each stage twice, so its replicas are 2 x {replicas} = {2 * replicas} ranks, which "
+            f"{plan.schedule} holds each stage twice, so its replicas are 2 x {replicas} = {2 * replicas} ranks, which "
             f"hybrid sharding over plan.zero_ranks {plan.zero_ranks} does not cut; set plan.zero_ranks to 0"
         )
     if plan.offload_parameters and plan.zero < 3:
@@ -175,12 +178,12 @@ def _zero_faults(job: JobSpec) -> list[str]:
             f"plan.offload_parameters keeps shards of the parameters in host memory until they are gathered, and "
             f"plan.zero {plan.zero} holds them whole; set plan.zero to 3, or plan.offload_parameters to false"
         )
-    if plan.offload_optimizer and plan.schedule in ("pipedream", "pipedream-2bw"):
+    if plan.offload_optimizer and not SCHEDULES[plan.schedule].drains:
         faults.append(
             f"schedule {plan.schedule!r} updates weights while the pipeline is full, and plan.offload_optimizer "
             f"{plan.offload_optimizer:g} would make each update wait for the host; set plan.offload_optimizer to 0"
         )
-    if plan.zero and plan.schedule in ("pipedream", "pipedream-2bw"):
+    if plan.zero and not SCHEDULES[plan.schedule].drains:
         faults.append(
             f"schedule {plan.schedule!r} keeps several versions of the whole weights, and plan.zero {plan.zero} shards "
             f"what an update works on; set plan.zero to 0, or use a schedule that drains, such as 1f1b"
@@ -297,14 +300,14 @@ def _world_faults(job: JobSpec) -> list[str]:
 
 
 def _fallback_faults(job: JobSpec) -> list[str]:
-    """What is wrong with plans for other numbers of ranks, beside what is wrong with the job under any plan."""
+    """Faults of plans for other numbers of ranks, besides the faults of the job under any plan."""
     plans = [job.plan, *(job.plan.fallback_plan(number) for number in range(len(job.plan.fallback)))]
     own, faults = set(faults_on_any_cluster(job)), list[str]()
     for number, plan in enumerate(plans[1:]):
         where = f"plan.fallback[{number}]"
         fallback = job.model_copy(update={"plan": plan})
-        found = rank_faults(fallback) or faults_on_any_cluster(fallback)
-        faults += [f"{where}: {fault}" for fault in found if fault not in own]
+        faults_of_it = rank_faults(fallback) or faults_on_any_cluster(fallback)
+        faults += [f"{where}: {fault}" for fault in faults_of_it if fault not in own]
         worlds = [other.world for other in plans[: number + 1]]
         if plan.world in worlds:
             first = worlds.index(plan.world)

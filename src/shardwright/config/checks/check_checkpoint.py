@@ -7,7 +7,7 @@ from shardwright.config.job import JobSpec
 
 
 def checkpoint_faults(job: JobSpec) -> list[str]:
-    """What `checkpoint` asks for and nobody can tell or do, with a way out."""
+    """Faults of `checkpoint`: requests that nobody can carry out, each with a way out."""
     return _place_faults(job) + _auto_faults(job) + _best_faults(job)
 
 

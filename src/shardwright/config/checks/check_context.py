@@ -2,16 +2,17 @@
 
 import math
 
+from shardwright.config.context_facts import sharing_tokens
 from shardwright.config.job import JobSpec
 from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import chunks_per_rank
 
 
 def context_faults(job: JobSpec) -> list[str]:
-    """What keeps the ranks of cp from sharing sequences, with its arithmetic and a way out."""
+    """Reasons why the ranks of cp can't share sequences, each with its arithmetic and a way out."""
     if job.plan.cp == 1:
         return []
-    return _sequence_faults(job) + (_head_faults(job) if job.plan.cp_method == "ulysses" else [])
+    return _sequence_faults(job) + (_head_faults(job) if job.plan.trades_heads else [])
 
 
 def _sequence_faults(job: JobSpec) -> list[str]:
@@ -22,10 +23,10 @@ def _sequence_faults(job: JobSpec) -> list[str]:
     unit = math.lcm(chunks, plan.cp * shared)
     such_as = f"use a sequence that is a multiple of {unit}, such as {sequence // unit * unit or unit}"
     if sequence % chunks:
-        cut = f"plan.cp {plan.cp}" + (f" x {per_rank} chunks a rank = {chunks}" if per_rank > 1 else "")
+        pieces = f"plan.cp {plan.cp}" + (f" x {per_rank} chunks a rank = {chunks}" if per_rank > 1 else "")
         by_degree = nearest_divisors(sequence // per_rank, plan.cp) if sequence % per_rank == 0 else "1"
         return [
-            f"{plan.cp_method} attention cuts {sequence} tokens into {cut} equal parts "
+            f"{plan.cp_method} attention cuts {sequence} tokens into {pieces} equal parts "
             f"({sequence} / {chunks} = {sequence / chunks:.2f}); {such_as}, or plan.cp = {by_degree}"
         ]
     if sequence // plan.cp % shared:
@@ -38,11 +39,11 @@ def _sequence_faults(job: JobSpec) -> list[str]:
 
 
 def _head_faults(job: JobSpec) -> list[str]:
-    plan, model = job.plan, job.model
+    plan, model, method = job.plan, job.model, job.plan.cp_method
     if model.is_latent:
         return [
-            "ulysses trades tokens for groups of heads with keys and values of their own, and latent attention makes "
-            'those of one latent for all heads; use plan.cp_method = "ring" or "all-gather"'
+            f"{method} trades tokens for groups of heads with keys and values of their own, and latent attention makes "
+            f"those of one latent for all heads; use plan.cp_method = {sharing_tokens()}"
         ]
     if model.heads % plan.tp or model.num_kv_heads % plan.tp:
         return []  # said elsewhere
@@ -51,15 +52,15 @@ def _head_faults(job: JobSpec) -> list[str]:
     faults = []
     if heads % plan.cp:
         faults.append(
-            f"ulysses gives each of plan.cp {plan.cp} ranks as many of {model.heads}{of_rank} heads ({heads} / "
+            f"{method} gives each of plan.cp {plan.cp} ranks as many of {model.heads}{of_rank} heads ({heads} / "
             f"{plan.cp} = {heads / plan.cp:.2f}); use plan.cp = {nearest_divisors(heads, plan.cp)}, or "
             'plan.cp_method = "ring"'
         )
     elif kv_heads % plan.cp and plan.cp % kv_heads:
         of_rank = "" if plan.tp == 1 else f" / tp {plan.tp} = {kv_heads}"
         faults.append(
-            f"ulysses gives each of plan.cp {plan.cp} ranks as many of {model.num_kv_heads}{of_rank} kv heads, or each "
-            f"kv head to as many ranks, and neither divides the other ({kv_heads} / {plan.cp} = "
+            f"{method} gives each of plan.cp {plan.cp} ranks as many of {model.num_kv_heads}{of_rank} kv heads, or "
+            f"each kv head to as many ranks, and neither divides the other ({kv_heads} / {plan.cp} = "
             f'{kv_heads / plan.cp:.2f}); use plan.cp = {all_divisors(kv_heads)}, or plan.cp_method = "ring"'
         )
     return faults

@@ -36,15 +36,15 @@ def data_faults(data: DataSpec) -> list[str]:
 
 
 def _mixture_faults(data: DataSpec) -> list[str]:
-    """What is said of one source beside several."""
+    """Faults of fields that belong to one source, beside several sources."""
     if not data.sources:
         return []
-    said = [name for name, field in ReadSpec.model_fields.items() if getattr(data, name) != field.default]
-    return [f"data.{name} is set beside data.sources; set it in those sources that it is meant for" for name in said]
+    changed = [name for name in ReadSpec.model_fields if getattr(data, name) != DataSpec.model_fields[name].default]
+    return [f"data.{name} is set beside data.sources; set it in those sources that it is meant for" for name in changed]
 
 
 def _validation_faults(data: DataSpec) -> list[str]:
-    """What is wrong with sets of the user's own."""
+    """Faults of validation sets of the user's own."""
     faults = []
     for number, one in enumerate(data.each_validation):
         faults += _source_faults(one, f"data.validation[{number}]")

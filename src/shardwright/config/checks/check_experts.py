@@ -2,10 +2,11 @@
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model import all_divisors, nearest_divisors
+from shardwright.config.schedule_facts import SCHEDULES
 
 
 def expert_faults(job: JobSpec) -> list[str]:
-    """What contradicts itself between experts and the rest of a job. That ranks can be folded is checked with them."""
+    """Contradictions between experts and the rest of a job. That ranks can be folded is checked with them."""
     return _without_experts(job) if not job.model.moe.experts else [*_cut_faults(job), *_unsupported(job)]
 
 
@@ -41,7 +42,7 @@ def _cut_faults(job: JobSpec) -> list[str]:
 
 def _unsupported(job: JobSpec) -> list[str]:
     plan, faults = job.plan, []
-    if plan.schedule in ("pipedream", "pipedream-2bw"):
+    if not SCHEDULES[plan.schedule].drains:
         faults.append(
             f"schedule {plan.schedule!r} updates weights while the pipeline is full, and the routers of experts learn "
             "from whole steps; use a schedule that drains, such as 1f1b"

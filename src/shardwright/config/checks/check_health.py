@@ -1,11 +1,11 @@
 """Can the run do what its health asks for?"""
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import ASYNCHRONOUS
+from shardwright.config.schedule_facts import SCHEDULES
 
 
 def health_faults(job: JobSpec) -> list[str]:
-    """What `health` asks for and the job can't do, with a way out."""
+    """Faults of `health`: requests that the job can't carry out, each with a way out."""
     health, faults = job.health, []
     asked = {"not_finite": health.not_finite, "spike": health.spike}
     for field, policy in asked.items():
@@ -14,12 +14,12 @@ def health_faults(job: JobSpec) -> list[str]:
                 f'health.{field} = "rewind" goes back to the last checkpoint, and the run writes none; set '
                 f'checkpoint.every_steps, or health.{field} to "stop"'
             )
-        if policy == "skip" and job.plan.schedule in ASYNCHRONOUS:
+        if policy == "skip" and not SCHEDULES[job.plan.schedule].drains:
             faults.append(
                 f'health.{field} = "skip" leaves the update of a step out, and schedule {job.plan.schedule!r} has made '
                 f'it before the loss of the step is known; use "stop" or "rewind", or a schedule that drains'
             )
-    if health.repeat_every and job.plan.schedule in ASYNCHRONOUS:
+    if health.repeat_every and not SCHEDULES[job.plan.schedule].drains:
         faults.append(
             f"health.repeat_every {health.repeat_every} computes a step twice from the same weights, and schedule "
             f"{job.plan.schedule!r} updates them while the pipeline is full; set it to 0, or use a schedule that drains"

@@ -12,21 +12,14 @@ MOST_BETA = 1 - 1 / 258
 _FOR_PEOPLE = 0.996  # below it, and with few digits
 
 
-# What each optimizer keeps moments with; Adafactor's decay goes to 1 as steps go by.
-_DECAYS = {
-    "adamw": ("beta1", "beta2"), "adam": ("beta1", "beta2"), "lion": ("beta2",), "sgd": ("momentum",),
-    "muon": ("beta1", "beta2", "momentum"), "adafactor": (),
-}  # fmt: skip
-
-
 def moment_faults(job: JobSpec) -> list[str]:
     """A fault for each decay that moments in bf16 can't follow."""
     optimizer = job.optimizer
     if job.precision.moments == "float32":
         return []
-    if optimizer.name == "adafactor":
+    if optimizer.facts.matrix_update == "factored":
         return [
-            "optimizer.name 'adafactor' takes t^-0.8 of its second moment off in step t, less and less, and "
+            f"optimizer.name {optimizer.name!r} takes t^-0.8 of its second moment off in step t, less and less, and "
             f"precision.moments 'bf16' rounds to 8 bits, which loses changes of less than 1/258 = {1 / 258:.2g} of "
             'some; its state is small already: use precision.moments = "float32"'
         ]
@@ -35,6 +28,6 @@ def moment_faults(job: JobSpec) -> list[str]:
         f"precision.moments 'bf16' rounds to 8 bits, which loses changes of less than 1/258 = {1 / 258:.2g} of some: "
         f"they would stand still for ever; use optimizer.{name} = {_FOR_PEOPLE} or smaller, or "
         'precision.moments = "float32"'
-        for name, beta in ((name, getattr(optimizer, name)) for name in _DECAYS[optimizer.name])
+        for name, beta in ((name, getattr(optimizer, name)) for name in optimizer.facts.decays)
         if beta > MOST_BETA
     ]

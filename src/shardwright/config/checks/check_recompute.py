@@ -5,7 +5,7 @@ from shardwright.config.recompute_policy import OPERATORS, policy_faults
 
 
 def recompute_faults(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[str]:
-    """What contradicts itself among the fields about recomputation."""
+    """Contradictions among the fields about recomputation."""
     faults = []
     chosen = plan.recompute_operators
     if plan.recompute == "selective":

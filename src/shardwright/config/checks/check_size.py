@@ -1,7 +1,7 @@
 """Is what follows from several fields of a size that can be computed? The limits themselves are in config/largest.py.
 
-How many actions a pipeline has is said with its schedule (schedule/registry.py), because a search takes plans that it
-does not play.
+How many actions a pipeline has is said with its schedule (schedule/shape_program.py), because a search takes plans that
+it does not play.
 """
 
 from shardwright.config import largest
@@ -11,12 +11,12 @@ from shardwright.config.model_shape import shape_of
 
 
 def size_faults(job: JobSpec) -> list[str]:
-    """What is larger than the limits, with its arithmetic and a way out."""
+    """Sizes above the limits, each with its arithmetic and a way out."""
     return [*_device_faults(job), *_parameter_faults(job.model), *_token_faults(job)]
 
 
 def rank_faults(job: JobSpec) -> list[str]:
-    """What makes a plan have more ranks than can be computed with."""
+    """Faults of a plan that has more ranks than can be computed with."""
     plan = job.plan
     if plan.world <= largest.RANKS:
         return []
@@ -41,14 +41,14 @@ def _parameter_faults(model: ModelSpec) -> list[str]:
     dense, sparse = (sum(m.num_elements for m in shape.matrices(kind)) for kind in ("dense", "experts"))
     num_sparse, table = shape.layers - shape.num_dense, shape.table_elements
     further = (dense if shape.is_dense(shape.layers) else sparse) + shape.further_matrix.num_elements
-    found = num_sparse * sparse + shape.num_dense * dense + shape.mtp * further + 2 * table
-    if found <= largest.PARAMETERS:
+    total = num_sparse * sparse + shape.num_dense * dense + shape.mtp * further + 2 * table
+    if total <= largest.PARAMETERS:
         return []
     of_layers = [f"{shape.num_dense:,} layers x {dense:,}"] if shape.num_dense else []
     of_layers += [f"{num_sparse:,} layers with experts x {sparse:,}"] if num_sparse else []
     of_layers += [f"{shape.mtp} further tokens x {further:,}"] if shape.mtp else []
     return [
-        f"{' + '.join(of_layers)} + 2 tables x {table:,} = {found:.3g} parameters, and a model may have at most "
+        f"{' + '.join(of_layers)} + 2 tables x {table:,} = {total:.3g} parameters, and a model may have at most "
         f"{largest.PARAMETERS:.3g}; use fewer layers or experts, or a smaller model.hidden, heads, ffn or vocab"
     ]
 

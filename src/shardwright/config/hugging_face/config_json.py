@@ -46,7 +46,7 @@ _LIKE = {"kimi_k2": "deepseek_v3", "granitemoeshared": "granitemoeshared"}  # wh
 
 
 def names_config(name: str) -> bool:
-    """Whether a model's name is the path of a config.json or of a folder that has one."""
+    """True if a model's name is the path of a config.json or of a folder that has one."""
     try:
         return name.endswith(".json") or (Path(name) / CONFIG).is_file()
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def path_of(name: str) -> Path:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder has an adapter (LoRA), which is no model by itself."""
+    """True if a folder has an adapter (LoRA), which is no model by itself."""
     return os.path.exists(os.path.join(folder, ADAPTER))
 
 
@@ -120,7 +120,7 @@ def text_keys(keys: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _defaults() -> dict[str, dict[str, Any]]:
-    """What each family has where a configuration says nothing."""
+    """The defaults of each family for keys that a configuration leaves out."""
     return tomllib.loads((resources.files(__package__) / "defaults.toml").read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""What configurations of most decoders have in common, as fields of [model].
+"""Keys that configurations of most decoders have in common, as fields of [model].
 
 Keys are those of Llama's configuration, which most later ones share. Each function takes some of them and gives the
 fields that follow.
@@ -70,7 +70,7 @@ def experts(
 
 
 def only_some_layers(r: Reading, layers: int) -> Fields:
-    """Which layers have experts, where each so many-th has, but for those of a list (Qwen)."""
+    """The layers with experts if each so many-th layer has them, but for those of a list (Qwen)."""
     dense = sorted(set(r.counts("mlp_only_layers") or []))
     if dense != list(range(len(dense))):
         r.fault(f"mlp_only_layers is {dense}, and only the first layers can be without experts; name 0 to n, or none")

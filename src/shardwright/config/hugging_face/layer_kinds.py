@@ -1,4 +1,4 @@
-"""Which layers attend within a window and which know no positions, from lists of layers to the rule behind them."""
+"""Layers that attend within a window and layers that know no positions: rules behind lists of layers."""
 
 from collections.abc import Callable, Sequence
 

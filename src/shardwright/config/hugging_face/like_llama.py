@@ -82,8 +82,8 @@ def gemma2(r: Reading, usual_pattern: int = 2) -> Fields:
         "norm_place": "around",
         "attention_scale": r.divisor("query_pre_attn_scalar", 256.0) ** -0.5,
     }
-    for theirs, ours in (("attn_logit_softcapping", "attention_softcap"), ("final_logit_softcapping", "logit_softcap")):
-        fields[ours] = r.optional_number(theirs)
+    for key, field in (("attn_logit_softcapping", "attention_softcap"), ("final_logit_softcapping", "logit_softcap")):
+        fields[field] = r.optional_number(key)
     layers = fields["layers"]
     every = max(1, r.count("sliding_window_pattern", usual_pattern))
     r.ignore("_sliding_window_pattern", "cache_implementation")

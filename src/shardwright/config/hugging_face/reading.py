@@ -52,12 +52,12 @@ class Reading:
     asked: set[str] = field(default_factory=set)
 
     def has(self, name: str) -> bool:
-        """Whether a key says something: null says nothing."""
+        """True if a key says something: null says nothing."""
         self.asked.add(name)
         return self.keys.get(name) is not None
 
     def named(self, *names: str) -> str:
-        """Which of several names of one key is there, or else has a default."""
+        """The one of several names of a key that is there, else the default."""
         there = [name for name in names if self.has(name)] or [name for name in names if name in self.defaults]
         return (there or list(names))[0]
 
@@ -137,8 +137,8 @@ class Reading:
 
     def numbers(self, name: str) -> list[float] | None:
         """A list of finite numbers, or None where it is missing."""
-        found = self._items(name, lambda one: type(one) in (int, float) and abs(one) <= _LARGEST, "numbers")
-        return None if found is None else [float(one) for one in found]
+        items = self._items(name, lambda one: type(one) in (int, float) and abs(one) <= _LARGEST, "numbers")
+        return None if items is None else [float(one) for one in items]
 
     def _items(self, name: str, fits: Callable[[Any], bool], wanted: str) -> list[Any] | None:
         value = self._value(name, None)
@@ -153,15 +153,15 @@ class Reading:
         """A fault where a key has another value than those that can be expressed."""
         value = self._value(name, self.defaults.get(name, default))
         if value not in allowed:
-            said = " or ".join(map(_shown, allowed))
-            self.faults.append(f"{name} is {_shown(value)}: {why}; use {said}, which alone can be expressed")
+            choices = " or ".join(map(_shown, allowed))
+            self.faults.append(f"{name} is {_shown(value)}: {why}; use {choices}, which alone can be expressed")
 
     def word_of(self, name: str, known: dict[str, str], default: str = "") -> str:
         """Our word for theirs."""
         value = self.text(name, default)
         if value not in known:
-            said = ", ".join(sorted(known))
-            self.faults.append(f"{name} is {_shown(value)}, which can't be expressed; use one of {said}")
+            choices = ", ".join(sorted(known))
+            self.faults.append(f"{name} is {_shown(value)}, which can't be expressed; use one of {choices}")
         return known.get(value, next(iter(known.values())))
 
     def ignore(self, *names: str) -> None:
@@ -173,7 +173,7 @@ class Reading:
         self.faults.append(text)
 
     def all_faults(self) -> list[str]:
-        """What was found, and the keys that say something which nobody read."""
+        """All faults, and the keys with a value that nobody read."""
         unread = sorted(name for name in self.keys if name not in self.asked | _NO_ARITHMETIC and self._says(name))
         return self.faults + [
             f"{shortened(name)} is {_shown(self.keys[name])}, and it is not known what that does; remove it if it "
@@ -182,7 +182,7 @@ class Reading:
         ]
 
     def _says(self, name: str) -> bool:
-        """Whether a key has a value that may mean something: null, false and nothing mean that it is absent."""
+        """True if a key has a value that may mean something: null, false and nothing mean that it is absent."""
         value = self.keys[name]
         return not (value is None or value is False or value in ({}, [], ""))
 

@@ -28,25 +28,25 @@ def rotary(
 
 def local_rotary(r: Reading, head: int) -> Fields:
     """Fields of layers that attend within a window, where these have positions of their own; else nothing."""
-    found = r.section("rope_parameters").get("sliding_attention")
-    return _fields(r, found, head, "rope_theta", "partial_rotary_factor") if isinstance(found, dict) else {}
+    local = r.section("rope_parameters").get("sliding_attention")
+    return _fields(r, local, head, "rope_theta", "partial_rotary_factor") if isinstance(local, dict) else {}
 
 
 def _parameters(r: Reading) -> dict[str, object]:
     """The section that says how positions turn, of layers that attend to all."""
     older = r.section("rope_scaling")
-    found = older if older and not r.has("rope_parameters") else r.section("rope_parameters")
-    of_kind = found.get("full_attention")
+    parameters = older if older and not r.has("rope_parameters") else r.section("rope_parameters")
+    of_kind = parameters.get("full_attention")
     if isinstance(of_kind, dict):
         return of_kind
     # What stands beside the section is what transformers takes, whatever stands within.
     beside = r.count("original_max_position_embeddings")
-    return found | ({"original_max_position_embeddings": beside} if beside and found else {})
+    return parameters | ({"original_max_position_embeddings": beside} if beside and parameters else {})
 
 
-def _fields(r: Reading, found: dict[str, object], head: int, theta: str, share: str) -> Fields:
+def _fields(r: Reading, parameters: dict[str, object], head: int, theta: str, share: str) -> Fields:
     inner = Reading(
-        found,
+        parameters,
         {
             "rope_theta": r.number(theta, 10000.0),
             "partial_rotary_factor": r.number(share, 1.0),

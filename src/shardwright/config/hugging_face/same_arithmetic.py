@@ -1,4 +1,4 @@
-"""Whether two descriptions are of one model: all fields that say what its layers compute."""
+"""True if two descriptions are of one model: all fields that say what its layers compute."""
 
 import math
 from typing import Any
@@ -46,24 +46,25 @@ def arithmetic(model: ModelSpec) -> dict[str, Any]:
 
 
 def is_same(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether two models compute the same, given the same weights."""
+    """True if two models compute the same, given the same weights."""
     return is_close(arithmetic(one), arithmetic(other))
 
 
 def differing_fields(fields: Fields, model: ModelSpec) -> list[str]:
     """Faults: fields of a released model that a job's model has otherwise."""
-    theirs = arithmetic(ModelSpec.model_validate(fields | {"sequence": model.sequence}))
-    ours = arithmetic(model)
+    weights_fields = arithmetic(ModelSpec.model_validate(fields | {"sequence": model.sequence}))
+    model_fields = arithmetic(model)
     return [
-        f"model.{name} is {shortened(str(ours.get(name)))}, and {shortened(str(theirs.get(name)))} with the weights; "
+        f"model.{name} is {shortened(str(model_fields.get(name)))}, and "
+        f"{shortened(str(weights_fields.get(name)))} with the weights; "
         "leave the field out, or name other weights"
-        for name in sorted({*theirs, *ours})
-        if not is_close(theirs.get(name), ours.get(name))
+        for name in sorted({*weights_fields, *model_fields})
+        if not is_close(weights_fields.get(name), model_fields.get(name))
     ]
 
 
 def is_close(one: Any, other: Any) -> bool:
-    """Whether two values are the same, numbers to rounding: factors are divided and roots are taken on the way."""
+    """True if two values are the same, numbers to rounding: factors are divided and roots are taken on the way."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
     if isinstance(one, float) and isinstance(other, (int, float)):

@@ -54,7 +54,7 @@ def written_config(model: ModelSpec) -> tuple[str, dict[str, Any]]:
 
 
 def _is_read_as(fields: Fields, model: ModelSpec) -> bool:
-    """Whether what was read is the model."""
+    """True if what was read is the model."""
     try:
         return is_same(ModelSpec.model_validate(fields | {"sequence": model.sequence}), model)
     except ValueError:
@@ -73,8 +73,8 @@ def _candidates(model: ModelSpec) -> Iterator[dict[str, Any]]:
 
 
 def _shape_keys(model: ModelSpec) -> dict[str, Any]:
-    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
-    activation = "silu" if model.activation == "clamped-silu" else theirs[model.activation]
+    settings = {fields: name for name, fields in reversed(ACTIVATIONS.items())}
+    activation = "silu" if model.activation == "clamped-silu" else settings[model.activation]
     if model.activation == "gelu-tanh":
         activation = "gelu_pytorch_tanh"
     keys: dict[str, Any] = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied_embeddings}

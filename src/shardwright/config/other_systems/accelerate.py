@@ -39,194 +39,200 @@ _SHARDED = {
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
 
 
-def _kind(theirs: Settings) -> str:
-    return theirs.text("distributed_type", "NO").upper()
+def _kind(settings: Settings) -> str:
+    return settings.text("distributed_type", "NO").upper()
 
 
-def _read_degrees(theirs: Settings, ours: Flat) -> None:
-    is_megatron = _kind(theirs) == "MEGATRON_LM"
-    ours["plan.tp"] = theirs.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1, largest.RANKS, 1)
-    ours["plan.pp"] = theirs.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
-    ours["plan.cp"] = theirs.count(_P + "cp_size", 1, largest.RANKS, 1)
-    ours["plan.cp_method"] = theirs.one_of(_P + "cp_comm_strategy", _CP, "allgather")
-    split = theirs.count(_P + "sp_size", 1)
+def _read_degrees(settings: Settings, fields: Flat) -> None:
+    is_megatron = _kind(settings) == "MEGATRON_LM"
+    fields["plan.tp"] = settings.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1, largest.RANKS, 1)
+    fields["plan.pp"] = settings.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
+    fields["plan.cp"] = settings.count(_P + "cp_size", 1, largest.RANKS, 1)
+    fields["plan.cp_method"] = settings.one_of(_P + "cp_comm_strategy", _CP, "allgather")
+    split = settings.count(_P + "sp_size", 1)
     if split > 1:
-        ours |= {"plan.cp": split, "plan.cp_method": "ulysses"}
-    ours["plan.schedule"] = "1f1b"
-    is_said = is_megatron and theirs.flag(_M + "sequence_parallelism")
-    ours["plan.sequence_parallel"] = is_said and ours["plan.tp"] > 1
-    if is_said and ours["plan.tp"] == 1:
-        theirs.note(
+        fields |= {"plan.cp": split, "plan.cp_method": "ulysses"}
+    fields["plan.schedule"] = "1f1b"
+    is_said = is_megatron and settings.flag(_M + "sequence_parallelism")
+    fields["plan.sequence_parallel"] = is_said and fields["plan.tp"] > 1
+    if is_said and fields["plan.tp"] == 1:
+        settings.note(
             f"{_M}sequence_parallelism is off, as Megatron-LM turns it off where no tensors are split (tensor 1)"
         )
 
 
-def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
     if _is_megatron(job):
-        theirs |= {_M + "tp_degree": plan.tp, _M + "pp_degree": plan.pp, _M + "num_micro_batches": job.num_microbatches}
-        theirs[_M + "sequence_parallelism"] = plan.sequence_parallel and plan.tp > 1
+        settings |= {
+            _M + "tp_degree": plan.tp,
+            _M + "pp_degree": plan.pp,
+            _M + "num_micro_batches": job.num_microbatches,
+        }
+        settings[_M + "sequence_parallelism"] = plan.sequence_parallel and plan.tp > 1
         return
     if plan.tp > 1:
-        theirs[_P + "tp_size"] = plan.tp
+        settings[_P + "tp_size"] = plan.tp
     if plan.cp > 1:
-        theirs |= {_P + "cp_size": plan.cp}
-        theirs[_P + "cp_comm_strategy"] = "alltoall" if plan.cp_method == "ring" else "allgather"
+        settings |= {_P + "cp_size": plan.cp}
+        settings[_P + "cp_comm_strategy"] = "alltoall" if plan.cp_method == "ring" else "allgather"
 
 
 def _is_megatron(job: JobSpec) -> bool:
     return job.plan.pp > 1 or (job.plan.sequence_parallel and job.plan.tp > 1)
 
 
-def _read_zero(theirs: Settings, ours: Flat) -> None:
-    kind = _kind(theirs)
-    ours["plan.zero"] = 0
+def _read_zero(settings: Settings, fields: Flat) -> None:
+    kind = _kind(settings)
+    fields["plan.zero"] = 0
     if kind == "DEEPSPEED":
-        renamed = Settings(_deepspeed_keys(theirs.given))
-        if not theirs.has(_D + "deepspeed_config_file", *deepspeed.STAGE):
+        renamed = Settings(_deepspeed_keys(settings.given))
+        if not settings.has(_D + "deepspeed_config_file", *deepspeed.STAGE):
             renamed.given.setdefault(deepspeed.STAGE[0], 2)  # Accelerate's own default
-        deepspeed.read_zero(renamed, ours)
-        theirs.lost += renamed.lost
-        theirs.faults += renamed.faults
+        deepspeed.read_zero(renamed, fields)
+        settings.lost += renamed.lost
+        settings.faults += renamed.faults
     elif kind == "MEGATRON_LM":
-        ours["plan.zero"] = int(theirs.flag(_M + "use_distributed_optimizer"))
+        fields["plan.zero"] = int(settings.flag(_M + "use_distributed_optimizer"))
     elif kind == "FSDP":
-        _read_fsdp(theirs, ours)
+        _read_fsdp(settings, fields)
     elif kind not in ("NO", "MULTI_GPU"):
-        theirs.faults.append(
+        settings.faults.append(
             f"distributed_type = {kind[:40]} can't be said here; use one of NO, MULTI_GPU, FSDP, DEEPSPEED, MEGATRON_LM"
         )
 
 
-def _strategy(theirs: Settings) -> tuple[int, bool, str]:
+def _strategy(settings: Settings) -> tuple[int, bool, str]:
     """The ZeRO stage, whether each machine has a whole copy, and the word for it. The newer key says the same."""
-    gathers = theirs.text(_F + "reshard_after_forward").upper()
-    word = theirs.text(_F + "sharding_strategy", "FULL_SHARD").upper()
-    if theirs.count(_F + "version", 1) == 2 or (
-        gathers in ("TRUE", "FALSE") and not theirs.has(_F + "sharding_strategy")
+    gathers = settings.text(_F + "reshard_after_forward").upper()
+    word = settings.text(_F + "sharding_strategy", "FULL_SHARD").upper()
+    if settings.count(_F + "version", 1) == 2 or (
+        gathers in ("TRUE", "FALSE") and not settings.has(_F + "sharding_strategy")
     ):
         return 2 if gathers == "FALSE" else 3, False, word
-    if gathers and not theirs.has(_F + "sharding_strategy"):
+    if gathers and not settings.has(_F + "sharding_strategy"):
         word = gathers
     number = whole(word)
     if number is not None and 0 < number <= len(_SHARDED):
         word = [*_SHARDED][number - 1]
     if word not in _SHARDED:
-        theirs.faults.append(
+        settings.faults.append(
             f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)} can't be said here; use one of "
             f"{', '.join(_SHARDED)}"
         )
     return *_SHARDED.get(word, (3, False)), word
 
 
-def _read_fsdp(theirs: Settings, ours: Flat) -> None:
-    zero, is_hybrid, strategy = _strategy(theirs)
-    copies = theirs.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
-    shards = theirs.count(_P + "dp_shard_size", 0)
-    replicas = ours["plan.dp"] * ours["plan.cp"]
-    ours["plan.zero"] = zero if replicas > 1 and shards * ours["plan.cp"] != 1 else 0
-    nodes = theirs.count(("--num_machines", "num_machines"), 1)
+def _read_fsdp(settings: Settings, fields: Flat) -> None:
+    zero, is_hybrid, strategy = _strategy(settings)
+    copies = settings.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
+    shards = settings.count(_P + "dp_shard_size", 0)
+    replicas = fields["plan.dp"] * fields["plan.cp"]
+    fields["plan.zero"] = zero if replicas > 1 and shards * fields["plan.cp"] != 1 else 0
+    nodes = settings.count(("--num_machines", "num_machines"), 1)
     if is_hybrid and nodes > 1:
         copies = nodes
-        theirs.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
-    ours["plan.zero_ranks"] = replicas // copies if ours["plan.zero"] and copies > 1 and replicas % copies == 0 else 0
-    if theirs.flag(_F + "offload_params") and ours["plan.zero"]:
-        ours |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": ours["plan.zero"] == 3}
-    if theirs.flag(_F + "activation_checkpointing"):
-        ours["plan.recompute"] = "full"
+        settings.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
+    fields["plan.zero_ranks"] = (
+        replicas // copies if fields["plan.zero"] and copies > 1 and replicas % copies == 0 else 0
+    )
+    if settings.flag(_F + "offload_params") and fields["plan.zero"]:
+        fields |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": fields["plan.zero"] == 3}
+    if settings.flag(_F + "activation_checkpointing"):
+        fields["plan.recompute"] = "full"
 
 
-def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
     if _is_megatron(job):
-        theirs["distributed_type"] = "MEGATRON_LM"
-        theirs[_M + "use_distributed_optimizer"] = plan.zero > 0 and plan.replicas > 1
+        settings["distributed_type"] = "MEGATRON_LM"
+        settings[_M + "use_distributed_optimizer"] = plan.zero > 0 and plan.replicas > 1
         return
     if plan.zero == 0 and plan.tp == plan.cp == 1:
-        theirs["distributed_type"] = "MULTI_GPU" if plan.dp > 1 else "NO"
+        settings["distributed_type"] = "MULTI_GPU" if plan.dp > 1 else "NO"
         return
-    theirs |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
-    theirs |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
+    settings |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
+    settings |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
     copies = plan.shard_copies
     copies = 1 if plan.dp // copies <= 1 else copies  # with tp or cp something has to be sharded
     if copies > 1 or plan.tp > 1 or plan.cp > 1:
-        theirs |= {_P + "dp_replicate_size": copies, _P + "dp_shard_size": max(1, plan.dp // copies)}
+        settings |= {_P + "dp_replicate_size": copies, _P + "dp_shard_size": max(1, plan.dp // copies)}
     if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):
-        theirs[_F + "offload_params"] = True
+        settings[_F + "offload_params"] = True
 
 
-def _read_batch(theirs: Settings, ours: Flat) -> None:
-    renamed = Settings(_deepspeed_keys(theirs.given), overrides=theirs.overrides, automatic=theirs.automatic)
-    deepspeed.read_batch(renamed, ours)
+def _read_batch(settings: Settings, fields: Flat) -> None:
+    renamed = Settings(_deepspeed_keys(settings.given), overrides=settings.overrides, automatic=settings.automatic)
+    deepspeed.read_batch(renamed, fields)
     for name in ("faults", "notes", "needed"):
-        getattr(theirs, name).extend(getattr(renamed, name))
+        getattr(settings, name).extend(getattr(renamed, name))
     times = "gradient_accumulation_steps"
-    theirs.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
-    theirs.ignore(times, f"--{times}", _D + times)
+    settings.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
+    settings.ignore(times, f"--{times}", _D + times)
 
 
 def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
     """Settings under the names that DeepSpeed has for them."""
-    found = dict(given)
+    keys = dict(given)
     names = {
         "zero_stage": "zero_optimization.stage",
         "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
         "offload_param_device": "zero_optimization.offload_param.device", "gradient_clipping": "gradient_clipping",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
     }  # fmt: skip
-    found |= {theirs: given[_D + ours] for ours, theirs in names.items() if _D + ours in given}
+    keys |= {settings: given[_D + fields] for fields, settings in names.items() if _D + fields in given}
     if "--gradient_accumulation_steps" in given:
-        found["gradient_accumulation_steps"] = given["--gradient_accumulation_steps"]
+        keys["gradient_accumulation_steps"] = given["--gradient_accumulation_steps"]
     elif _M + "num_micro_batches" in given:
-        found["gradient_accumulation_steps"] = given[_M + "num_micro_batches"]
-    return found
+        keys["gradient_accumulation_steps"] = given[_M + "num_micro_batches"]
+    return keys
 
 
-def _read_numbers(theirs: Settings, ours: Flat) -> None:
+def _read_numbers(settings: Settings, fields: Flat) -> None:
     numbers = {"no": "float32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
-    ours["precision.compute"] = theirs.one_of(("--mixed_precision", "mixed_precision"), numbers, "no")
+    fields["precision.compute"] = settings.one_of(("--mixed_precision", "mixed_precision"), numbers, "no")
     for name in ("fp16", "bf16"):  # of the program, which have the last word
-        if theirs.flag((f"--{name}", f"{name}.enabled")):
-            ours["precision.compute"] = name
-    if "fp8" in (theirs.given.get("mixed_precision"), theirs.given.get("--mixed_precision")):
-        ours["precision.float8"] = "delayed"
-        theirs.note(
+        if settings.flag((f"--{name}", f"{name}.enabled")):
+            fields["precision.compute"] = name
+    if "fp8" in (settings.given.get("mixed_precision"), settings.given.get("--mixed_precision")):
+        fields["precision.float8"] = "delayed"
+        settings.note(
             "mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)"
         )
-    ours["precision.gradients"] = "float32"
+    fields["precision.gradients"] = "float32"
 
 
-def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs["mixed_precision"] = {"float32": "no"}.get(job.precision.compute, job.precision.compute)
-    theirs |= {f"--{job.precision.compute}": True} if job.precision.compute != "float32" else {}
+def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["mixed_precision"] = {"float32": "no"}.get(job.precision.compute, job.precision.compute)
+    settings |= {f"--{job.precision.compute}": True} if job.precision.compute != "float32" else {}
 
 
-def _read_clip(theirs: Settings, ours: Flat) -> None:
+def _read_clip(settings: Settings, fields: Flat) -> None:
     names = ("--max_grad_norm", _M + "gradient_clipping", _D + "gradient_clipping", "gradient_clipping")
-    ours["optimizer.clip_grad_norm"] = theirs.number(names, 1.0)
+    fields["optimizer.clip_grad_norm"] = settings.number(names, 1.0)
 
 
-def _write_clip(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs["--max_grad_norm"] = job.optimizer.clip_grad_norm
-    theirs |= {_M + "gradient_clipping": job.optimizer.clip_grad_norm} if _is_megatron(job) else {}
+def _write_clip(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["--max_grad_norm"] = job.optimizer.clip_grad_norm
+    settings |= {_M + "gradient_clipping": job.optimizer.clip_grad_norm} if _is_megatron(job) else {}
 
 
-def _read_recompute(theirs: Settings, ours: Flat) -> None:
-    if theirs.flag(_M + "recompute_activations"):
-        ours["plan.recompute"] = "selective"
+def _read_recompute(settings: Settings, fields: Flat) -> None:
+    if settings.flag(_M + "recompute_activations"):
+        fields["plan.recompute"] = "selective"
 
 
-def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
     is_attention = (
         plan.recompute == "selective" and plan.recompute_operators == ["attention"] and plan.recompute_every == 1
     )
-    theirs |= {_M + "recompute_activations": True} if _is_megatron(job) and is_attention else {}
+    settings |= {_M + "recompute_activations": True} if _is_megatron(job) and is_attention else {}
 
 
-def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs["--per_device_train_batch_size"] = job.plan.microbatch_size
-    theirs["--gradient_accumulation_steps"] = job.num_microbatches
+def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["--per_device_train_batch_size"] = job.plan.microbatch_size
+    settings["--gradient_accumulation_steps"] = job.num_microbatches
 
 
 TABLE: Table = (
@@ -254,7 +260,7 @@ def _is_own(data: dict[str, Any]) -> bool:
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
-    """What a configuration says, with a launch script and a config.json. Raises ShellFault."""
+    """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
     parts = read_parts(texts, asked, _is_own)
     given, command = parts.given, parts.command
     settings = parts.settings(asked, asked.cluster.devices)
@@ -277,32 +283,32 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     return Told(fields, settings, "fsdp-2024", machines if told else 0, processes // machines if told else 0, without)
 
 
-def _fsdp_of_options(theirs: Settings) -> None:
+def _fsdp_of_options(settings: Settings) -> None:
     """The options --fsdp and --fsdp_config of the program, under Accelerate's names for them."""
-    words = [word.strip("'\"") for word in theirs.words("--fsdp")]
-    if not words and theirs.given.get("--fsdp") is not True:
+    words = [word.strip("'\"") for word in settings.words("--fsdp")]
+    if not words and settings.given.get("--fsdp") is not True:
         return
-    theirs.given["distributed_type"] = "FSDP"
-    found: dict[str, Any] = {}
+    settings.given["distributed_type"] = "FSDP"
+    options: dict[str, Any] = {}
     for word in words:
         if word.upper() in _SHARDED:
-            found["sharding_strategy"] = word
+            options["sharding_strategy"] = word
         elif word == "offload":
-            found["offload_params"] = True
+            options["offload_params"] = True
         elif word.lower() not in ("auto_wrap", "true"):
-            theirs.faults.append(
+            settings.faults.append(
                 f"--fsdp {shortened(word)} can't be said here; use one of {', '.join(_SHARDED).lower()}"
             )
-    text = theirs.text("--fsdp_config")
+    text = settings.text("--fsdp_config")
     try:
         more = json.loads(text) if text.lstrip().startswith("{") else {}
     except (ValueError, RecursionError):
-        theirs.faults.append(f"{theirs.said('--fsdp_config')}: it should be JSON, or the name of a file of it")
+        settings.faults.append(f"{settings.said('--fsdp_config')}: it should be JSON, or the name of a file of it")
         more = {}
-    more |= {name: theirs.given.pop(name) for name in _FSDP_FILE if name in theirs.given}
-    found |= {str(name).removeprefix("fsdp_"): value for name, value in more.items()}
+    more |= {name: settings.given.pop(name) for name in _FSDP_FILE if name in settings.given}
+    options |= {str(name).removeprefix("fsdp_"): value for name, value in more.items()}
     names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
-    theirs.given |= {_F + names.get(name, name): value for name, value in found.items()}
+    settings.given |= {_F + names.get(name, name): value for name, value in options.items()}
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class CarriedData:
 
 
 def carried_data(settings: Settings, folders: Sequence[Path], set_fields: Mapping[str, str]) -> CarriedData:
-    """What settings say of the data. Names are looked for in the folders, the first one first."""
+    """The fields about data in the settings. Names are looked for in the folders, the first one first."""
     if any(name.startswith(("data.path", "data.sources")) for name in set_fields):
         return CarriedData({})
     name = next((name for name in (*_PREFIXES, *_TEXTS) if settings.given.get(name) not in (None, [], "", True)), "")
@@ -40,14 +40,14 @@ def carried_data(settings: Settings, folders: Sequence[Path], set_fields: Mappin
     pairs = _sources(settings.given[name])
     if pairs is None:
         return CarriedData({}, (_not_carried(settings, name, "these are no pairs of a weight and a path"),))
-    found = [(weight, _there(text, folders, is_prefix=name in _PREFIXES)) for weight, text in pairs]
-    gone = [text for (_, text), (_, path) in zip(pairs, found, strict=True) if path is None]
+    weighted = [(weight, _there(text, folders, is_prefix=name in _PREFIXES)) for weight, text in pairs]
+    gone = [text for (_, text), (_, path) in zip(pairs, weighted, strict=True) if path is None]
     if gone:
         unknown = any(UNKNOWN.search(text) for text in gone)
         why = "nobody has set that" if unknown else f"{shortened(gone[0])} is not on this machine"
         return CarriedData({}, (_not_carried(settings, name, why),))
     settings.ignore(name)
-    sources = [{"path": str(path), "weight": weight} for weight, path in found]
+    sources = [{"path": str(path), "weight": weight} for weight, path in weighted]
     fields: Flat = {"path": sources[0]["path"]} if len(sources) == 1 else {"sources": sources}
     tokenizer = _tokenizer(settings, folders)
     return replace(tokenizer, fields=fields | tokenizer.fields)

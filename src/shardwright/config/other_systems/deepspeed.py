@@ -32,18 +32,18 @@ _OWN = frozenset((
 ))  # fmt: skip
 
 
-def read_batch(theirs: Settings, ours: Flat) -> None:
+def read_batch(settings: Settings, fields: Flat) -> None:
     """dp, the microbatch and the batch: of their three numbers two make the third."""
-    shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
-    world = theirs.count(WORLD, 0)
-    micro = theirs.overridden("plan.microbatch_size") or theirs.count(_MICRO, 0)
-    whole = theirs.count("train_batch_size", 0)
-    times = theirs.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
+    shared = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
+    world = settings.count(WORLD, 0)
+    micro = settings.overridden("plan.microbatch_size") or settings.count(_MICRO, 0)
+    whole = settings.count("train_batch_size", 0)
+    times = settings.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
     if not micro and whole and times and world:
         micro = whole // max(1, times * (world // shared))
     if not micro:
-        micro, whose = (8, ", the program's default,") if _MICRO[0] in theirs.automatic else (1, "")
-        theirs.note(
+        micro, whose = (8, ", the program's default,") if _MICRO[0] in settings.automatic else (1, "")
+        settings.note(
             f"nothing says how many sequences a device takes at once; {micro}{whose} is taken (--set "
             "plan.microbatch_size=N)"
         )
@@ -51,136 +51,140 @@ def read_batch(theirs: Settings, ours: Flat) -> None:
         dp = world // shared
     elif whole and times and whole % (micro * times) == 0:
         dp = whole // (micro * times)
-        theirs.note(f"{dp * shared} GPUs, for a batch of {whole} is {micro} x {times} x {dp} (--devices N for others)")
+        settings.note(
+            f"{dp * shared} GPUs, for a batch of {whole} is {micro} x {times} x {dp} (--devices N for others)"
+        )
     else:
         dp = 1
         ways = f"say how many with --devices, such as {filled_nodes(shared, world or USUAL_NODE)}"
-        theirs.faults.append(
+        settings.faults.append(
             f"{world} GPUs are not a multiple of {shared} that share a replica; {ways}"
             if world
             else f"nothing says how many GPUs there are; {ways}"
         )
-    ours |= {"plan.dp": dp, "plan.microbatch_size": micro}
-    ours["batch.global_batch_size"] = whole or micro * max(1, times) * dp
+    fields |= {"plan.dp": dp, "plan.microbatch_size": micro}
+    fields["batch.global_batch_size"] = whole or micro * max(1, times) * dp
 
 
-def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
     plan, size = job.plan, job.batch.global_batch_size
-    theirs |= {"train_batch_size": size, "train_micro_batch_size_per_gpu": plan.microbatch_size}
-    theirs["gradient_accumulation_steps"] = job.num_microbatches
+    settings |= {"train_batch_size": size, "train_micro_batch_size_per_gpu": plan.microbatch_size}
+    settings["gradient_accumulation_steps"] = job.num_microbatches
 
 
-def read_zero(theirs: Settings, ours: Flat) -> None:
+def read_zero(settings: Settings, fields: Flat) -> None:
     """The stage, what is offloaded, and over how many ranks is sharded."""
-    stage = theirs.count(_ZERO + "stage", 0)
+    stage = settings.count(_ZERO + "stage", 0)
     if stage > 3:
-        theirs.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
+        settings.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
         stage = 0
-    ours["plan.zero"] = stage
-    if (stage and theirs.text(_ZERO + "offload_optimizer.device", "none") != "none") or theirs.flag(
+    fields["plan.zero"] = stage
+    if (stage and settings.text(_ZERO + "offload_optimizer.device", "none") != "none") or settings.flag(
         _ZERO + "cpu_offload"
     ):
-        ours["plan.offload_optimizer"] = theirs.number(_ZERO + "offload_optimizer.ratio", 1.0)
-    if theirs.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
-        ours["plan.offload_parameters"] = True
+        fields["plan.offload_optimizer"] = settings.number(_ZERO + "offload_optimizer.ratio", 1.0)
+    if settings.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
+        fields["plan.offload_parameters"] = True
     if "nvme" in (
-        theirs.given.get(_ZERO + "offload_optimizer.device"),
-        theirs.given.get(_ZERO + "offload_param.device"),
+        settings.given.get(_ZERO + "offload_optimizer.device"),
+        settings.given.get(_ZERO + "offload_param.device"),
     ):
-        theirs.lost.append("what is offloaded to NVMe there is in host memory here")
-    if stage == 3 and theirs.has(_ZERO + "mics_shard_size"):  # which releases had until 2026
-        ours["plan.zero_ranks"] = theirs.count(_ZERO + "mics_shard_size", 0)
-    theirs.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
+        settings.lost.append("what is offloaded to NVMe there is in host memory here")
+    if stage == 3 and settings.has(_ZERO + "mics_shard_size"):  # which releases had until 2026
+        fields["plan.zero_ranks"] = settings.count(_ZERO + "mics_shard_size", 0)
+    settings.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
-        if theirs.flag(_ZERO + name):
-            theirs.lost.append(f"{theirs.said(_ZERO + name)}: what travels is not quantised here")
+        if settings.flag(_ZERO + name):
+            settings.lost.append(f"{settings.said(_ZERO + name)}: what travels is not quantised here")
 
 
-def _write_zero(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
-    theirs[_ZERO + "stage"] = plan.zero if plan.replicas > 1 else 0
+    settings[_ZERO + "stage"] = plan.zero if plan.replicas > 1 else 0
     if plan.pp > 1:
-        theirs[_ZERO + "stage"] = min(1, theirs[_ZERO + "stage"])
-    if plan.offload_optimizer and theirs[_ZERO + "stage"]:
-        theirs[_ZERO + "offload_optimizer.device"] = "cpu"
-        if plan.offload_optimizer != 1.0 and theirs[_ZERO + "stage"] == 3:  # a part alone: ZeRO-Offload++
-            theirs[_ZERO + "offload_optimizer.ratio"] = plan.offload_optimizer
+        settings[_ZERO + "stage"] = min(1, settings[_ZERO + "stage"])
+    if plan.offload_optimizer and settings[_ZERO + "stage"]:
+        settings[_ZERO + "offload_optimizer.device"] = "cpu"
+        if plan.offload_optimizer != 1.0 and settings[_ZERO + "stage"] == 3:  # a part alone: ZeRO-Offload++
+            settings[_ZERO + "offload_optimizer.ratio"] = plan.offload_optimizer
     if plan.offload_parameters and plan.zero == 3:
-        theirs[_ZERO + "offload_param.device"] = "cpu"
+        settings[_ZERO + "offload_param.device"] = "cpu"
 
 
-def read_numbers(theirs: Settings, ours: Flat) -> None:
+def read_numbers(settings: Settings, fields: Flat) -> None:
     """Number types of what is computed and of gradients."""
     names = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
-    left = [name for name in names if name in theirs.automatic]
-    if left and not theirs.has("--bf16", "--fp16"):
-        theirs.note(
+    left = [name for name in names if name in settings.automatic]
+    if left and not settings.has("--bf16", "--fp16"):
+        settings.note(
             f"{' and '.join(left)} is auto, and no option --bf16 or --fp16 of the program is there, so numbers are "
             "float32 (--set precision.compute=bf16)"
         )
-    bf16 = theirs.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
-    fp16 = theirs.flag(("fp16.enabled", "--fp16")) and not bf16
-    ours["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
+    bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
+    fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
+    fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
     numbers = {"fp32": "float32", "float32": "float32", "bf16": "compute", "bfloat16": "compute", "fp16": "compute"}
     default = "fp32" if not (bf16 or fp16) else "bf16"
-    ours["precision.gradients"] = theirs.one_of("data_types.grad_accum_dtype", numbers, default)
-    travels = theirs.text("communication_data_type", "")
-    if travels in ("fp32", "float32") and ours["precision.gradients"] == "compute":
-        ours["precision.reduce"] = "float32"
+    fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", numbers, default)
+    travels = settings.text("communication_data_type", "")
+    if travels in ("fp32", "float32") and fields["precision.gradients"] == "compute":
+        fields["precision.reduce"] = "float32"
     if fp16:
-        constant = theirs.number("fp16.loss_scale", 0.0)
-        ours["precision.loss_scale"] = constant or 2.0 ** min(63, theirs.count("fp16.initial_scale_power", 16))
-        ours["precision.loss_scale_growth_steps"] = 0 if constant else theirs.count("fp16.loss_scale_window", 1000)
+        constant = settings.number("fp16.loss_scale", 0.0)
+        fields["precision.loss_scale"] = constant or 2.0 ** min(63, settings.count("fp16.initial_scale_power", 16))
+        fields["precision.loss_scale_growth_steps"] = 0 if constant else settings.count("fp16.loss_scale_window", 1000)
 
 
-def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     precision = job.precision
     for name in ("bf16", "fp16"):
         if precision.compute == name:
-            theirs |= {f"{name}.enabled": True, f"--{name}": True}
+            settings |= {f"{name}.enabled": True, f"--{name}": True}
     if precision.compute != "float32":
-        theirs["data_types.grad_accum_dtype"] = "fp32" if precision.gradient_number == "float32" else precision.compute
+        settings["data_types.grad_accum_dtype"] = (
+            "fp32" if precision.gradient_number == "float32" else precision.compute
+        )
         if precision.reduce_number == "float32" and precision.gradient_number != "float32":
-            theirs["communication_data_type"] = "fp32"
+            settings["communication_data_type"] = "fp32"
     if precision.compute == "fp16" and precision.loss_scale:
         power = precision.loss_scale.hex()
         if precision.loss_scale_growth_steps and power.startswith("0x1.0000000000000p"):
-            theirs["fp16.initial_scale_power"] = int(power.partition("p")[2])
-            theirs["fp16.loss_scale_window"] = precision.loss_scale_growth_steps
+            settings["fp16.initial_scale_power"] = int(power.partition("p")[2])
+            settings["fp16.loss_scale_window"] = precision.loss_scale_growth_steps
         elif not precision.loss_scale_growth_steps:
-            theirs["fp16.loss_scale"] = precision.loss_scale
+            settings["fp16.loss_scale"] = precision.loss_scale
 
 
-def _read_degrees(theirs: Settings, ours: Flat) -> None:
+def _read_degrees(settings: Settings, fields: Flat) -> None:
     """Ulysses' sequence parallelism is context parallelism here."""
-    ours["plan.cp"] = theirs.count(("sequence_parallel_size", "--sequence_parallel_size"), 1, largest.RANKS, 1)
-    ours["plan.cp_method"] = "ulysses"
-    ours["plan.tp"] = theirs.count("tensor_parallel.autotp_size", 1, largest.RANKS) or 1  # 0 is none
-    ours["plan.pp"] = theirs.count("pipeline.stages", 1, largest.PIPELINE_RANKS) or 1
-    ours["plan.schedule"] = "1f1b"
+    fields["plan.cp"] = settings.count(("sequence_parallel_size", "--sequence_parallel_size"), 1, largest.RANKS, 1)
+    fields["plan.cp_method"] = "ulysses"
+    fields["plan.tp"] = settings.count("tensor_parallel.autotp_size", 1, largest.RANKS) or 1  # 0 is none
+    fields["plan.pp"] = settings.count("pipeline.stages", 1, largest.PIPELINE_RANKS) or 1
+    fields["plan.schedule"] = "1f1b"
 
 
-def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs |= {"sequence_parallel_size": job.plan.cp} if job.plan.cp > 1 else {}
-    theirs |= {"pipeline.stages": job.plan.pp} if job.plan.pp > 1 else {}
-    theirs |= {"tensor_parallel.autotp_size": job.plan.tp} if job.plan.tp > 1 else {}
+def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings |= {"sequence_parallel_size": job.plan.cp} if job.plan.cp > 1 else {}
+    settings |= {"pipeline.stages": job.plan.pp} if job.plan.pp > 1 else {}
+    settings |= {"tensor_parallel.autotp_size": job.plan.tp} if job.plan.tp > 1 else {}
 
 
-def _read_clip(theirs: Settings, ours: Flat) -> None:
-    if theirs.is_open("gradient_clipping", "--max_grad_norm"):
-        theirs.note(
+def _read_clip(settings: Settings, fields: Flat) -> None:
+    if settings.is_open("gradient_clipping", "--max_grad_norm"):
+        settings.note(
             "nothing says gradient_clipping; 1.0 is taken, as by releases since 0.19, and earlier ones do not clip "
             "(--set optimizer.clip_grad_norm=NORM)"
         )
-    ours["optimizer.clip_grad_norm"] = theirs.number(("gradient_clipping", "--max_grad_norm"), 1.0)
+    fields["optimizer.clip_grad_norm"] = settings.number(("gradient_clipping", "--max_grad_norm"), 1.0)
 
 
-def _write_clip(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs |= {"gradient_clipping": job.optimizer.clip_grad_norm, "--max_grad_norm": job.optimizer.clip_grad_norm}
+def _write_clip(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings |= {"gradient_clipping": job.optimizer.clip_grad_norm, "--max_grad_norm": job.optimizer.clip_grad_norm}
 
 
-def _write_options(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs |= {
+def _write_options(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings |= {
         "--per_device_train_batch_size": job.plan.microbatch_size,
         "--gradient_accumulation_steps": job.num_microbatches,
     }
@@ -198,12 +202,12 @@ TABLE: Table = (
 
 
 def is_own(data: dict[str, Any]) -> bool:
-    """Whether keys are of a configuration of DeepSpeed's."""
+    """True if keys are of a configuration of DeepSpeed's."""
     return bool(_OWN & data.keys())
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
-    """What a configuration says, with a launch script and a config.json. Raises ShellFault."""
+    """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
     parts = read_parts(texts, asked, is_own)
     given, command = parts.given, parts.command
     nodes, each = (command.nodes, command.each) if command and not asked.cluster.devices else (0, 0)

@@ -52,10 +52,10 @@ def exported(system: System, job: JobSpec) -> Exported:
         if (near := _nearest(system, job)) is None:
             raise Lacking(subject, [_no_such_job(system, fault) for fault in error.faults], None) from None
         raise Lacking(subject, [_lack(system, *one) for one in differences(job, near)], near) from None
-    found = differences(job, back)
-    if found:
+    differing = differences(job, back)
+    if differing:
         near = _nearest(system, job)
-        raise Lacking(subject, [_lack(system, *one) for one in (differences(job, near) if near else found)], near)
+        raise Lacking(subject, [_lack(system, *one) for one in (differences(job, near) if near else differing)], near)
     optimizer = job.optimizer
     unsaid = None if "learning_rate" in optimizer.model_fields_set else optimizer.learning_rate
     return Exported(files, tuple(_left_out(job)), unsaid, nodes_of(job)[0])
@@ -73,10 +73,10 @@ def _no_such_job(system: System, fault: str) -> str:
     return f"{system.title} has no such job: {fault.rpartition('; ')[0] or fault}; take another --to"
 
 
-def _lack(system: System, name: str, mine: Any, theirs: Any) -> str:
-    if theirs is None:
+def _lack(system: System, name: str, mine: Any, settings: Any) -> str:
+    if settings is None:
         return f"{name} = {_shown(mine)} can't be said to {system.title}"
-    return f"{name} = {_shown(mine)} can't be said to {system.title}; the nearest is {_shown(theirs)}"
+    return f"{name} = {_shown(mine)} can't be said to {system.title}; the nearest is {_shown(settings)}"
 
 
 def _shown(value: Any) -> str:
@@ -90,18 +90,20 @@ def _there_and_back(system: System, job: JobSpec, subject: str) -> tuple[dict[st
 
 def _nearest(system: System, job: JobSpec) -> JobSpec | None:
     """The job that the system has and that differs in the fewest fields."""
-    found = []
+    candidates = []
     for variant in variants(job):
         with suppress(PlanError):
             back = _there_and_back(system, variant, "a variant")[1]
             near = near_job(variant, back, differences(variant, back))
             if near is not None and not differences(near, _there_and_back(system, near, "a variant")[1]):
-                found.append(near)
-    return min(found, key=lambda near: (len(differences(job, near)), abs(near.plan.zero - job.plan.zero)), default=None)
+                candidates.append(near)
+    return min(
+        candidates, key=lambda near: (len(differences(job, near)), abs(near.plan.zero - job.plan.zero)), default=None
+    )
 
 
 def _left_out(job: JobSpec) -> list[str]:
     """Fields that are set and not written."""
     fields = job.model_dump(exclude_defaults=True)
-    found = [f"{section}.{name}" for section in _SECTIONS for name in fields.get(section, {})]
-    return found + [f"plan.{name}" for name in _HOW if name in fields.get("plan", {})]
+    names = [f"{section}.{name}" for section in _SECTIONS for name in fields.get(section, {})]
+    return names + [f"plan.{name}" for name in _HOW if name in fields.get("plan", {})]

@@ -20,7 +20,7 @@ from shardwright.config.usual_links import usual_divisor
 
 @dataclass(frozen=True)
 class Asked:
-    """What is said beside the files: variables of scripts, fields of the job (as --set has them), and the cluster."""
+    """The question beside the files: variables of scripts, fields of the job (as --set has them), and the cluster."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """What files of a system say: fields of ours, and their settings for what could not be read. `nodes` of `each`
+    """The answer of a system's files: fields of ours, and the settings that could not be read. `nodes` of `each`
     devices are those that the launcher starts; 0 is not said. `software` is the entry of the catalog that prices it."""
 
     fields: Flat
@@ -88,7 +88,7 @@ def imported(told: Told, asked: Asked, subject: str, name: str, folder: Path) ->
         job, tuple(map(readable, settings.notes)), (*map(readable, settings.lost), *uncounted), tuple(unknown),
         {about: tuple(names) for about, names in by_subject.items()},
         frozenset(settings.spelled.get(name, name) for name in settings.given),
-        {name: {one: readable(settings.said(one)) for one in found} for name, found in settings.sources.items()},
+        {name: {one: readable(settings.said(one)) for one in aliases} for name, aliases in settings.sources.items()},
         tuple(map(readable, data.remarks)),
     )  # fmt: skip
 
@@ -135,12 +135,12 @@ def _unknown_faults(settings: Settings) -> list[str]:
 
 def _cluster(told: Told, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]:
     """The cluster that the launcher says, or that is asked for."""
-    found: dict[str, Any] = {"name": "imported", "software": told.software}
+    cluster_fields: dict[str, Any] = {"name": "imported", "software": told.software}
     world = told.nodes * told.each
     if world:
-        found |= {"devices_per_node": told.each, "nodes": told.nodes}
+        cluster_fields |= {"devices_per_node": told.each, "nodes": told.nodes}
     if asked.cluster == NOTHING_ASKED:
-        return found
+        return cluster_fields
     plan = fields["plan"]
     ranks = 1
     for axis in ("dp", "tp", "pp", "cp"):
@@ -151,4 +151,4 @@ def _cluster(told: Told, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]
         each = usual_divisor(count)
         told.settings.note(f"nodes of {each} devices are taken (--devices-per-node N)")
     whole = AskedCluster(count, asked.cluster.device, each)
-    return {"software": told.software} | whole.over(found)
+    return {"software": told.software} | whole.over(cluster_fields)

@@ -1,4 +1,4 @@
-"""What is known of the settings of other systems that say nothing of a plan (known.toml)."""
+"""Known settings of other systems that have no effect on a plan (known.toml)."""
 
 import tomllib
 from functools import cache
@@ -19,28 +19,28 @@ def _beginnings(system: str) -> tuple[tuple[str, str], ...]:
 
 
 def subject_of(system: str, name: str) -> str:
-    """What a setting is about that says nothing of the plan; empty where it is not known."""
+    """The subject of a setting that has no effect on the plan; empty if it is unknown."""
     return next((subject for beginning, subject in _beginnings(system) if name.startswith(beginning)), "")
 
 
 def is_uncounted(subject: str) -> bool:
-    """Whether settings on a subject change something that counts, and that is not counted here."""
+    """True if settings on a subject change something that counts, and that is not counted here."""
     return subject in _known()["uncounted"]["subjects"]
 
 
 def is_usual(name: str, value: Any) -> bool:
-    """Whether a setting that could change something that is not counted has the value that is counted with."""
+    """True if a setting that could change something that is not counted has the value that is counted with."""
     return str(value) in _known()["usual"].get(name, ())
 
 
 def subjects(names: Any, *systems: str) -> dict[str, str]:
     """Names that say nothing of the plan in one of the systems, with what they are about."""
-    found = {name: next(filter(None, (subject_of(system, name) for system in systems)), "") for name in names}
-    return {name: subject for name, subject in found.items() if subject}
+    by_name = {name: next(filter(None, (subject_of(system, name) for system in systems)), "") for name in names}
+    return {name: subject for name, subject in by_name.items() if subject}
 
 
 def known_setting(list_name: str, system: str, name: str) -> bool:
-    """Whether a setting is in a list of a system that is there for another reason than its subject."""
+    """True if a setting is in a list of a system that is there for another reason than its subject."""
     return name.startswith(tuple(_known()[list_name].get(system, ())))
 
 

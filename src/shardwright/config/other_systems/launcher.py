@@ -49,15 +49,15 @@ def launched(
     files = {PurePath(name).name: texts[name] for name in others}
     script = Script(Variables(dict(variables), frozenset(variables)), files)
     script.follow(texts[first])
-    found = [command for command in script.commands if is_training(command.words)]
-    if not found:
+    starts = [command for command in script.commands if is_training(command.words)]
+    if not starts:
         near = "; ".join(script.notes[:3])
         raise ShellFault(
             "no command in it trains a model here"
             + (f" ({near})" if near else "")
             + "; name the script with the training command first, and those that it sources or starts behind it"
         )
-    return _of_command(found[-1], script)
+    return _of_command(starts[-1], script)
 
 
 def missing_ranks(command: Launched) -> list[str]:
@@ -106,14 +106,14 @@ _OF_MEETING = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 
 
 def _matters(name: str, value: str) -> bool:
-    """Whether a default could be a degree or a size."""
+    """True if a default could be a degree or a size."""
     return not any(part in name for part in _OF_MEETING) and whole(value.replace(".", "", 1)) is not None
 
 
 def _whole(given: dict[str, Any], names: list[str]) -> int:
     """The first of several options that is a number; of a range of nodes the upper end."""
     for name in names:
-        found = whole(str(given.get(name, "")).rpartition(":")[2])
-        if found is not None and found <= largest.RANKS:
-            return found
+        number = whole(str(given.get(name, "")).rpartition(":")[2])
+        if number is not None and number <= largest.RANKS:
+            return number
     return 0

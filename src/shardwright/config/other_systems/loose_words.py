@@ -23,7 +23,7 @@ class LooseWord:
 
 def loose_words(words: Sequence[str], is_made: Callable[[str], bool]) -> tuple[LooseWord, ...]:
     """Words of a command's arguments that are not known. `is_made` says what the script itself makes."""
-    found, behind, place = [], "", 0
+    loose, behind, place = [], "", 0
     for word in words:
         names = tuple(unknown_names(word))
         if word.startswith("--") and not UNKNOWN.search(word.partition("=")[0]):
@@ -31,9 +31,9 @@ def loose_words(words: Sequence[str], is_made: Callable[[str], bool]) -> tuple[L
             behind, place = behind.partition(" ")[0].replace("_", "-"), int(bool(equals))
             continue
         if names and not UNKNOWN.sub("", word).strip("- "):
-            found.append(LooseWord(behind, place, names, any(map(is_made, names))))
+            loose.append(LooseWord(behind, place, names, any(map(is_made, names))))
         place += 1
-    return tuple(found)
+    return tuple(loose)
 
 
 def loose_faults(words: Sequence[LooseWord], settings: Settings, *systems: str) -> list[str]:
@@ -56,7 +56,7 @@ def _bare(name: str) -> str:
 
 
 def _is_value(word: LooseWord, read: Collection[str], systems: Sequence[str]) -> bool:
-    """Whether a word belongs to the option before it."""
+    """True if a word belongs to the option before it."""
     if not word.behind or any(known_setting("takes_nothing", system, word.behind) for system in systems):
         return False
     if any(known_setting("takes_several", system, word.behind) for system in systems):

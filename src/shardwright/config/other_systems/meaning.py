@@ -1,4 +1,4 @@
-"""What a job asks for, field by field, whatever way it is said: two jobs of one meaning are the same plan.
+"""The meaning of a job, field by field, however it is written: two jobs of one meaning are the same plan.
 
 Defaults are filled in, and a field that nothing reads (the method of context parallelism of one rank, the memory of an
 optimizer that has none) counts as its default. Fields that change only how fast or how often something else is done
@@ -12,14 +12,13 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.optimizer_facts import OPTIMIZERS
 from shardwright.config.other_systems.settings import Flat
-from shardwright.config.plan import STAGES_PER_RANK, PlanSpec, layer_policies
+from shardwright.config.plan import PlanSpec, layer_policies
 from shardwright.config.rank_order import AXES, ORDERS, number_of
+from shardwright.config.rate_schedules import RATE_SCHEDULES
+from shardwright.config.schedule_facts import SCHEDULES
 
-_READ_BY = {  # fields of [optimizer] that not all of them read
-    "beta1": ("adamw", "adam", "lion", "muon"), "beta2": ("adamw", "adam", "lion", "muon", "adafactor"),
-    "epsilon": ("adamw", "adam", "muon"), "momentum": ("sgd", "muon"), "newton_schulz_steps": ("muon",),
-}  # fmt: skip
 _PLAN = ("dp", "tp", "pp", "cp", "microbatch_size", "offload_optimizer", "compress")
 _ROUTING = ("capacity_factor", "z_coefficient", "aux_loss", "bias_update")
 
@@ -37,10 +36,10 @@ def meaning(job: JobSpec) -> Flat:
 
 def differences(job: JobSpec, other: JobSpec) -> list[tuple[str, Any, Any]]:
     """Fields that two jobs have otherwise: the name, the value of the one and of the other."""
-    mine, theirs = meaning(job), meaning(other)
-    names = dict.fromkeys([*mine, *theirs])
+    mine, settings = meaning(job), meaning(other)
+    names = dict.fromkeys([*mine, *settings])
     return [
-        (name, mine.get(name), theirs.get(name)) for name in names if not is_close(mine.get(name), theirs.get(name))
+        (name, mine.get(name), settings.get(name)) for name in names if not is_close(mine.get(name), settings.get(name))
     ]
 
 
@@ -51,11 +50,11 @@ def _batch(job: JobSpec) -> Flat:
 
 
 def _plan(job: JobSpec) -> Flat:
-    plan, model = job.plan, job.model
+    plan, model, facts = job.plan, job.model, SCHEDULES[job.plan.schedule]
     replicas = plan.replicas
     zero = plan.zero if replicas > 1 else 0
-    found: Flat = {name: getattr(plan, name) for name in _PLAN}
-    found |= {
+    meant: Flat = {name: getattr(plan, name) for name in _PLAN}
+    meant |= {
         "schedule": "1f1b" if plan.pp == 1 and plan.schedule == "sequential" else plan.schedule,
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "order": _order(plan),
@@ -64,23 +63,23 @@ def _plan(job: JobSpec) -> Flat:
         "layout": plan.stage_layers(model.layers),
         "recompute": _recompute(plan, model),
     }
-    if STAGES_PER_RANK.get(plan.schedule) == 0:
-        found["virtual_stages"] = plan.virtual_stages
+    if facts.stages_per_rank == 0:
+        meant["virtual_stages"] = plan.virtual_stages
     if plan.cp > 1:
-        found["cp_method"] = plan.cp_method
+        meant["cp_method"] = plan.cp_method
     if model.moe.experts:
-        found |= {"ep": plan.ep, "expert_tp": plan.expert_tp_size}
-        found |= {"dispatch": plan.dispatch} if plan.ep > 1 else {}
+        meant |= {"ep": plan.ep, "expert_tp": plan.expert_tp_size}
+        meant |= {"dispatch": plan.dispatch} if plan.ep > 1 else {}
     if zero >= 2 and plan.reductions != plan.model_copy(update={"reduce_each": "auto"}).reductions:
-        found["reduce_each"] = plan.reductions
-    found |= {"offload_parameters": True} if zero == 3 and plan.offload_parameters else {}
-    found |= {"extra_warmup": plan.extra_warmup} if plan.schedule == "1f1b" and plan.extra_warmup else {}
-    found |= {"most_alive": plan.most_alive} if plan.schedule == "auto" else {}
-    found |= {"offload_activations": True} if plan.offload_activations and plan.recompute == "full" else {}
+        meant["reduce_each"] = plan.reductions
+    meant |= {"offload_parameters": True} if zero == 3 and plan.offload_parameters else {}
+    meant |= {"extra_warmup": plan.extra_warmup} if "extra_warmup" in facts.understands and plan.extra_warmup else {}
+    meant |= {"most_alive": plan.most_alive} if "most_alive" in facts.understands else {}
+    meant |= {"offload_activations": True} if plan.offload_activations and plan.recompute == "full" else {}
     by_method = {"powersgd": "compress_rank", "topk": "compress_share"}
     if plan.compress in by_method:
-        found[by_method[plan.compress]] = getattr(plan, by_method[plan.compress])
-    return found
+        meant[by_method[plan.compress]] = getattr(plan, by_method[plan.compress])
+    return meant
 
 
 def _order(plan: PlanSpec) -> str:
@@ -90,7 +89,7 @@ def _order(plan: PlanSpec) -> str:
 
 
 def _recompute(plan: PlanSpec, model: ModelSpec) -> Any:
-    """What each layer computes again, in words."""
+    """The recomputation of each layer, in words."""
     if plan.recompute == "budget":
         return f"budget {plan.memory_limit_gib:g} GiB"
     if plan.recompute == "stage" and set(plan.stage_layers(model.layers)) != {1}:
@@ -102,45 +101,45 @@ def _recompute(plan: PlanSpec, model: ModelSpec) -> Any:
 
 def _precision(job: JobSpec) -> Flat:
     precision = job.precision
-    found: Flat = {
+    meant: Flat = {
         "compute": precision.compute, "gradients": precision.gradient_number, "reduce": precision.reduce_number,
         "moments": precision.moments, "float8": precision.float8, "float8_dispatch": precision.float8_dispatch,
     }  # fmt: skip
     if precision.compute == "fp16":
-        found["loss_scale"] = precision.loss_scale
-        found |= {"loss_scale_growth_steps": precision.loss_scale_growth_steps} if precision.loss_scale else {}
+        meant["loss_scale"] = precision.loss_scale
+        meant |= {"loss_scale_growth_steps": precision.loss_scale_growth_steps} if precision.loss_scale else {}
     if precision.float8 != "none":
-        found["float8_weight_gradients"] = precision.float8_weight_gradients
+        meant["float8_weight_gradients"] = precision.float8_weight_gradients
     if precision.float8 == "delayed":
-        found["float8_history"] = precision.float8_history
-    return found
+        meant["float8_history"] = precision.float8_history
+    return meant
 
 
 def _optimizer(job: JobSpec) -> Flat:
     optimizer = job.optimizer
-    dropped = {name for name, readers in _READ_BY.items() if optimizer.name not in readers}
-    dropped |= {"decay_share", "decay_shape"} if optimizer.schedule != "wsd" else set()
-    dropped |= {"min_learning_rate_ratio"} if optimizer.schedule == "constant" else set()
+    dropped = {name for facts in OPTIMIZERS.values() for name in facts.reads} - optimizer.facts.reads
+    of_schedules = {name for facts in RATE_SCHEDULES.values() for name in facts.reads}
+    dropped |= of_schedules - RATE_SCHEDULES[optimizer.schedule].reads
     dropped |= set() if job.batch.grows else {"batch_rule"}
     return {name: getattr(optimizer, name) for name in OptimizerSpec.model_fields if name not in dropped}
 
 
 def _model(model: ModelSpec) -> Flat:
-    found = arithmetic(model)
-    found |= {"sequence": model.sequence, "dropout": model.dropout, "init_std": model.init_std}
+    meant = arithmetic(model)
+    meant |= {"sequence": model.sequence, "dropout": model.dropout, "init_std": model.init_std}
     if model.mtp_layers:
-        found["mtp_weight"] = model.mtp_weight
+        meant["mtp_weight"] = model.mtp_weight
     if model.positions == "rotary" and not model.is_latent:
-        found["rotary_dim"] = model.rotary_width
+        meant["rotary_dim"] = model.rotary_width
     if model.positions != "rotary":
-        del found["rotary_base"]
+        del meant["rotary_base"]
     if not model.is_latent:
-        del found["latent"]
-    found |= {f"{name}.{key}": value for name in ("latent", "window", "rotary_scaling") if name in found
-              for key, value in found.pop(name).items()}  # fmt: skip
-    experts = found.pop("moe")
+        del meant["latent"]
+    meant |= {f"{name}.{key}": value for name in ("latent", "window", "rotary_scaling") if name in meant
+              for key, value in meant.pop(name).items()}  # fmt: skip
+    experts = meant.pop("moe")
     if not model.moe.experts:
-        return found
+        return meant
     experts |= {name: getattr(model.moe, name) for name in _ROUTING}
     if model.moe.aux_loss != "none":
         experts |= {"aux_coefficient": model.moe.aux_coefficient, "aux_scope": model.moe.aux_scope}
@@ -152,4 +151,4 @@ def _model(model: ModelSpec) -> Flat:
         del experts[name]
     if model.moe.num_groups == 1:
         del experts["groups_kept"], experts["group_score"]
-    return found | {f"moe.{name}": value for name, value in experts.items() if name in MoeSpec.model_fields}
+    return meant | {f"moe.{name}": value for name, value in experts.items() if name in MoeSpec.model_fields}

@@ -29,12 +29,12 @@ _TELLING = {"--num-layers", "--hidden-size", "--num-attention-heads", "--tensor-
 
 
 def is_training(words: list[str]) -> bool:
-    """Whether a command trains with Megatron-LM."""
+    """True if a command trains with Megatron-LM."""
     return len(_TELLING & {word.partition("=")[0].replace("_", "-") for word in words}) >= 2
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
-    """What a launch script says; scripts that it sources or starts come behind it. Raises ShellFault."""
+    """Read a launch script; scripts that it sources or starts come behind it. Raises ShellFault."""
     command = launched(texts, asked.variables, is_training)
     given = dict(command.settings)
     world = asked.cluster.devices or command.nodes * command.each
@@ -75,11 +75,11 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     for name in REQUIRED:
         if not settings.has(name) and not (name == "num-layers" and settings.has("encoder-num-layers")):
             settings.faults.append(f"--{name} is not said, and a model needs it; add it")
-    ours: Flat = {}
+    fields: Flat = {}
     for row in SHAPE:
-        read_row(row, settings, ours)
+        read_row(row, settings, fields)
     if settings.faults or settings.needed:  # what follows would be of no model
-        return ours
+        return fields
     tables = [PLAN, MODEL]
     if settings.has("num-experts") and settings.count("num-experts", 0) > 1:
         tables.append(EXPERTS)
@@ -94,8 +94,8 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     for row in [row for table in (*tables, TRAINING) for row in table]:
         if "vocab-size" in getattr(row, "names", ()) and "model.vocab" in asked.fields:
             continue
-        read_row(row, settings, ours)
-    return ours
+        read_row(row, settings, fields)
+    return fields
 
 
 _GENERATIONS = ("megatron-2021", "megatron-2022", "megatron-core")  # the oldest first
@@ -109,26 +109,26 @@ def software_of_flags(settings: Settings, fields: Flat) -> str:
     )
     missing: tuple[str, ...] = ()
     if "deepspeed" in given or "zero-stage" in given:
-        found = "megatron-deepspeed"
+        generation = "megatron-deepspeed"
     elif "overlap-grad-reduce" in given:
-        found = "large-2024"
+        generation = "large-2024"
     elif not {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"} & given.keys():
-        found = _GENERATIONS[-1]
+        generation = _GENERATIONS[-1]
     else:
         lacking = {name: plan_lacks(software_of(name), plan) for name in _GENERATIONS}
-        found = next((name for name, lacked in lacking.items() if not lacked), _GENERATIONS[-1])
+        generation = next((name for name, lacked in lacking.items() if not lacked), _GENERATIONS[-1])
         missing = lacking[_GENERATIONS[0]]
     why = f"by its flags, with {', '.join(missing)}" if missing else "by its flags"
-    settings.note(f"priced as {found} software, {why} (--as NAME for another)")
-    return found
+    settings.note(f"priced as {generation} software, {why} (--as NAME for another)")
+    return generation
 
 
 def flags(job: JobSpec) -> dict[str, Any]:
     """Flags of a job."""
-    found: dict[str, Any] = {}
+    flags_of_job: dict[str, Any] = {}
     for _, table in _sections(job):
-        found |= write_table(table, job)
-    return found | ({"moe-grouped-gemm": True} if job.model.moe.experts else {})
+        flags_of_job |= write_table(table, job)
+    return flags_of_job | ({"moe-grouped-gemm": True} if job.model.moe.experts else {})
 
 
 def _sections(job: JobSpec) -> list[tuple[str, Any]]:

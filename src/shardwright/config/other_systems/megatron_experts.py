@@ -17,160 +17,160 @@ _DROPS = {"probs": "drop-probability", "position": "drop-position"}
 _TO_EXPERTS = {"alltoall": "direct", "allgather": "direct", "alltoall_seq": "direct", "flex": "node-aware"}
 
 
-def _read_layers(theirs: Settings, ours: Flat) -> None:
-    """Which layers have experts, as a rule of ours."""
-    text = theirs.text(("moe-layer-freq", "expert-interval"), "1").replace(" ", "")
-    layers = ours["model.layers"]
+def _read_layers(settings: Settings, fields: Flat) -> None:
+    """The layers with experts, as a rule of ours."""
+    text = settings.text(("moe-layer-freq", "expert-interval"), "1").replace(" ", "")
+    layers = fields["model.layers"]
     pattern = _pattern(text, layers)
     if pattern is None:
-        theirs.faults.append(f"--moe-layer-freq {text[:60]} is neither a number nor a list such as ([0]*3+[1]*58)")
+        settings.faults.append(f"--moe-layer-freq {text[:60]} is neither a number nor a list such as ([0]*3+[1]*58)")
         return
     if len(pattern) != layers:
-        theirs.faults.append(f"--moe-layer-freq {text[:60]} is for {len(pattern)} layers, and there are {layers}")
+        settings.faults.append(f"--moe-layer-freq {text[:60]} is for {len(pattern)} layers, and there are {layers}")
         return
     dense = pattern.index(True) if True in pattern else 0
     for every in range(1, layers + 1):
         for first in range(max(0, dense - every + 1), dense + 1):
             if all(is_routed(layer, first, every) == routed for layer, routed in enumerate(pattern)):
-                ours |= {"model.moe.first_dense": first, "model.moe.every": every}
+                fields |= {"model.moe.first_dense": first, "model.moe.every": every}
                 return
         if every > 64:
             break
-    theirs.faults.append(
+    settings.faults.append(
         f"--moe-layer-freq {text[:60]}: layers with experts follow no rule of ours (first_dense, every)"
     )
 
 
 def _pattern(text: str, layers: int) -> list[bool] | None:
-    if (said := whole(text)) is not None:
-        every = max(1, said)
+    if (period := whole(text)) is not None:
+        every = max(1, period)
         return [layer % every == 0 for layer in range(layers)]
-    found: list[bool] = []
+    pattern: list[bool] = []
     for part in text.strip("()").split("+"):
         piece = re.fullmatch(r"\(?\[([01](?:,[01])*)\]\)?(?:\*([0-9]{1,4}))?", part)
-        if not piece or len(found) > 1 << 16:
+        if not piece or len(pattern) > 1 << 16:
             return None
-        found += [digit == "1" for digit in piece[1].split(",")] * int(piece[2] or 1)
-    return found
+        pattern += [digit == "1" for digit in piece[1].split(",")] * int(piece[2] or 1)
+    return pattern
 
 
-def _write_layers(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_layers(job: JobSpec, settings: dict[str, Any]) -> None:
     routed = [job.model.moe.has_experts(layer) for layer in range(job.model.layers)]
     if all(routed):
         return
     runs: list[tuple[int, int]] = []
     for one in routed:
         runs = [*runs[:-1], (int(one), runs[-1][1] + 1)] if runs and runs[-1][0] == one else [*runs, (int(one), 1)]
-    theirs["moe-layer-freq"] = "+".join(f"[{one}]*{number}" for one, number in runs)
+    settings["moe-layer-freq"] = "+".join(f"[{one}]*{number}" for one, number in runs)
 
 
-def _read_router(theirs: Settings, ours: Flat) -> None:
-    score = theirs.one_of("moe-router-score-function", {"softmax": "softmax", "sigmoid": "sigmoid"}, "softmax")
-    top_k, before = ours["model.moe.top_k"], theirs.flag("moe-router-pre-softmax")
-    ours["model.moe.gate"] = score
+def _read_router(settings: Settings, fields: Flat) -> None:
+    score = settings.one_of("moe-router-score-function", {"softmax": "softmax", "sigmoid": "sigmoid"}, "softmax")
+    top_k, before = fields["model.moe.top_k"], settings.flag("moe-router-pre-softmax")
+    fields["model.moe.gate"] = score
     if score == "softmax":
-        ours |= {"model.moe.normalise": not before, "model.moe.softmax_over": "all" if before else "chosen"}
+        fields |= {"model.moe.normalise": not before, "model.moe.softmax_over": "all" if before else "chosen"}
     else:
-        ours["model.moe.normalise"] = top_k > 1
-        rate = theirs.number("moe-router-bias-update-rate", 1e-3)
-        ours["model.moe.bias_update"] = rate if theirs.flag("moe-router-enable-expert-bias") else 0.0
-    theirs.ignore("moe-router-bias-update-rate", "moe-router-enable-expert-bias")
-    ours["model.moe.weigh"] = "input" if theirs.flag("moe-apply-probs-on-input") else "output"
-    groups, kept = theirs.count("moe-router-num-groups", 1), theirs.count("moe-router-group-topk", 1)
+        fields["model.moe.normalise"] = top_k > 1
+        rate = settings.number("moe-router-bias-update-rate", 1e-3)
+        fields["model.moe.bias_update"] = rate if settings.flag("moe-router-enable-expert-bias") else 0.0
+    settings.ignore("moe-router-bias-update-rate", "moe-router-enable-expert-bias")
+    fields["model.moe.weigh"] = "input" if settings.flag("moe-apply-probs-on-input") else "output"
+    groups, kept = settings.count("moe-router-num-groups", 1), settings.count("moe-router-group-topk", 1)
     if groups > 1:
         each = top_k // max(1, kept)
-        ours |= {"model.moe.num_groups": groups, "model.moe.groups_kept": kept,
+        fields |= {"model.moe.num_groups": groups, "model.moe.groups_kept": kept,
                  "model.moe.group_score": "max" if each == 1 else "top2"}  # fmt: skip
         if each not in (1, 2):
-            theirs.lost.append(f"groups of experts are compared by their {each} best there, and by 2 here")
+            settings.lost.append(f"groups of experts are compared by their {each} best there, and by 2 here")
 
 
-def _write_router(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_router(job: JobSpec, settings: dict[str, Any]) -> None:
     moe = job.model.moe
     if moe.gate in ("sigmoid", "softmax"):
-        theirs |= {"moe-router-score-function": "sigmoid"} if moe.gate == "sigmoid" else {}
+        settings |= {"moe-router-score-function": "sigmoid"} if moe.gate == "sigmoid" else {}
     if moe.gate != "sigmoid" and (not moe.normalise or moe.num_chosen == 1):
-        theirs["moe-router-pre-softmax"] = True
+        settings["moe-router-pre-softmax"] = True
     if moe.gate == "sigmoid" and moe.bias_update:
-        theirs |= {"moe-router-enable-expert-bias": True, "moe-router-bias-update-rate": moe.bias_update}
-        theirs["moe-router-dtype"] = "fp32"
-    theirs |= {"moe-apply-probs-on-input": True} if moe.weigh == "input" else {}
+        settings |= {"moe-router-enable-expert-bias": True, "moe-router-bias-update-rate": moe.bias_update}
+        settings["moe-router-dtype"] = "fp32"
+    settings |= {"moe-apply-probs-on-input": True} if moe.weigh == "input" else {}
     if moe.num_groups > 1 and moe.gate in ("softmax", "sigmoid"):
-        theirs |= {"moe-router-num-groups": moe.num_groups, "moe-router-group-topk": moe.groups_kept}
+        settings |= {"moe-router-num-groups": moe.num_groups, "moe-router-group-topk": moe.groups_kept}
 
 
-def _read_balance(theirs: Settings, ours: Flat) -> None:
-    words = theirs.words("moe-router-load-balancing-type") or ["aux_loss"]
-    weights = theirs.words("moe-aux-loss-coeff") or ["0"]
+def _read_balance(settings: Settings, fields: Flat) -> None:
+    words = settings.words("moe-router-load-balancing-type") or ["aux_loss"]
+    weights = settings.words("moe-aux-loss-coeff") or ["0"]
     if len(words) > 1:
-        theirs.lost.append(f"{theirs.said('moe-router-load-balancing-type')}: one loss can be said here, the first")
+        settings.lost.append(f"{settings.said('moe-router-load-balancing-type')}: one loss can be said here, the first")
     if words[0] not in _AUX:
-        theirs.faults.append(
+        settings.faults.append(
             f"--moe-router-load-balancing-type {words[0][:60]} can't be said here; use one of {', '.join(_AUX)}"
         )
         return
     try:
         weight = float(weights[0])
     except ValueError:
-        theirs.faults.append(f"{theirs.said('moe-aux-loss-coeff')}: it should be a number")
+        settings.faults.append(f"{settings.said('moe-aux-loss-coeff')}: it should be a number")
         return
     if weight > 0 and _AUX[words[0]][0] != "none":
-        ours |= dict(zip(("model.moe.aux_loss", "model.moe.aux_scope"), _AUX[words[0]], strict=True))
-        ours["model.moe.aux_coefficient"] = weight
+        fields |= dict(zip(("model.moe.aux_loss", "model.moe.aux_scope"), _AUX[words[0]], strict=True))
+        fields["model.moe.aux_coefficient"] = weight
 
 
-def _write_balance(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_balance(job: JobSpec, settings: dict[str, Any]) -> None:
     moe = job.model.moe
-    found = next((name for name, pair in _AUX.items() if pair == (moe.aux_loss, moe.aux_scope)), None)
-    if found and moe.aux_loss != "none":
-        theirs |= {"moe-router-load-balancing-type": found, "moe-aux-loss-coeff": moe.aux_coefficient}
+    word = next((name for name, pair in _AUX.items() if pair == (moe.aux_loss, moe.aux_scope)), None)
+    if word and moe.aux_loss != "none":
+        settings |= {"moe-router-load-balancing-type": word, "moe-aux-loss-coeff": moe.aux_coefficient}
     elif moe.aux_loss == "none":
-        theirs["moe-router-load-balancing-type"] = "none"
+        settings["moe-router-load-balancing-type"] = "none"
 
 
-def _read_shared(theirs: Settings, ours: Flat) -> None:
-    width = theirs.count("moe-shared-expert-intermediate-size", 0)
+def _read_shared(settings: Settings, fields: Flat) -> None:
+    width = settings.count("moe-shared-expert-intermediate-size", 0)
     if width:
-        ours |= {"model.moe.shared_experts": 1, "model.moe.shared_ffn": width}
-        ours["model.moe.shared_gate"] = theirs.flag("moe-shared-expert-gate")
+        fields |= {"model.moe.shared_experts": 1, "model.moe.shared_ffn": width}
+        fields["model.moe.shared_gate"] = settings.flag("moe-shared-expert-gate")
 
 
-def _write_shared(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_shared(job: JobSpec, settings: dict[str, Any]) -> None:
     moe = job.model.moe
     if moe.shared_experts:
-        theirs["moe-shared-expert-intermediate-size"] = moe.shared_size(job.model.ffn_size)
-        theirs |= {"moe-shared-expert-gate": True} if moe.shared_gate else {}
+        settings["moe-shared-expert-intermediate-size"] = moe.shared_size(job.model.ffn_size)
+        settings |= {"moe-shared-expert-gate": True} if moe.shared_gate else {}
 
 
-def _read_room(theirs: Settings, ours: Flat) -> None:
-    factor = theirs.number("moe-expert-capacity-factor", 0.0)
-    policy = theirs.one_of("moe-token-drop-policy", _DROPS, "probs")
+def _read_room(settings: Settings, fields: Flat) -> None:
+    factor = settings.number("moe-expert-capacity-factor", 0.0)
+    policy = settings.one_of("moe-token-drop-policy", _DROPS, "probs")
     if factor > 0:
-        ours |= {"model.moe.capacity_factor": factor, "model.moe.overflow": policy}
+        fields |= {"model.moe.capacity_factor": factor, "model.moe.overflow": policy}
 
 
-def _write_room(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_room(job: JobSpec, settings: dict[str, Any]) -> None:
     moe = job.model.moe
     if moe.capacity_factor and moe.gate != "expert-choice":
-        theirs["moe-expert-capacity-factor"] = moe.capacity_factor
-        policy = next((word for word, ours in _DROPS.items() if ours == moe.overflow), "probs")
-        theirs["moe-token-drop-policy"] = policy
+        settings["moe-expert-capacity-factor"] = moe.capacity_factor
+        policy = next((word for word, fields in _DROPS.items() if fields == moe.overflow), "probs")
+        settings["moe-token-drop-policy"] = policy
 
 
-def _read_widths(theirs: Settings, ours: Flat) -> None:
-    width = theirs.count("moe-ffn-hidden-size", 0)
-    ours["model.moe.ffn"] = 0 if width == ours.get("model.ffn") else width
+def _read_widths(settings: Settings, fields: Flat) -> None:
+    width = settings.count("moe-ffn-hidden-size", 0)
+    fields["model.moe.ffn"] = 0 if width == fields.get("model.ffn") else width
 
 
-def _write_widths(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs["moe-ffn-hidden-size"] = job.model.moe.ffn_size(job.model.ffn_size)
+def _write_widths(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["moe-ffn-hidden-size"] = job.model.moe.ffn_size(job.model.ffn_size)
 
 
-def _tell_what_has_no_field(theirs: Settings, ours: Flat) -> None:
-    theirs.lose("moe-latent-size", "experts work on the whole width here")
-    theirs.lose("moe-input-jitter-eps", "inputs of the router are not jittered here")
-    if theirs.text("moe-token-dispatcher-type") == "allgather":
-        theirs.lost.append("--moe-token-dispatcher-type allgather: tokens travel all-to-all here")
+def _tell_what_has_no_field(settings: Settings, fields: Flat) -> None:
+    settings.lose("moe-latent-size", "experts work on the whole width here")
+    settings.lose("moe-input-jitter-eps", "inputs of the router are not jittered here")
+    if settings.text("moe-token-dispatcher-type") == "allgather":
+        settings.lost.append("--moe-token-dispatcher-type allgather: tokens travel all-to-all here")
 
 
 EXPERTS: Table = (

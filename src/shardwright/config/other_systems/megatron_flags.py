@@ -6,7 +6,7 @@ from typing import Any
 
 def settings_of(words: list[str]) -> dict[str, Any]:
     """The flags of a command with their values: one, several, or True for none. Later ones hold."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     name = ""
     for word in words:
         if word.startswith("--") and len(word) > 2:
@@ -14,10 +14,10 @@ def settings_of(words: list[str]) -> dict[str, Any]:
             # "--fp8-format hybrid" in one word, as quoted parts of arrays are
             name, blank, more = name.partition(" ")
             name = name if name == "DDP-impl" else name.replace("_", "-")
-            found[name] = ([value] if equals else []) + (more.split() if blank else [])
+            settings[name] = ([value] if equals else []) + (more.split() if blank else [])
         elif name:
-            found[name].append(word)
-    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in found.items()}
+            settings[name].append(word)
+    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in settings.items()}
 
 
 def flag_words(settings: dict[str, Any]) -> list[str]:

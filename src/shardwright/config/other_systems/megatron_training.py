@@ -23,34 +23,34 @@ _DECAYS = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon", "dist_muon": "muon"}
 
 
-def _read_batch(theirs: Settings, ours: Flat) -> None:
-    share = ours["plan.dp"] * ours["plan.microbatch_size"]
-    size = theirs.count("global-batch-size", share)
-    ramp = theirs.words("rampup-batch-size")
-    schedule = " ".join(theirs.words("step-batch-size-schedule"))
+def _read_batch(settings: Settings, fields: Flat) -> None:
+    share = fields["plan.dp"] * fields["plan.microbatch_size"]
+    size = settings.count("global-batch-size", share)
+    ramp = settings.words("rampup-batch-size")
+    schedule = " ".join(settings.words("step-batch-size-schedule"))
     if schedule:
-        ramp, size = _ramp_of(schedule, ours["model.sequence"], theirs, size)
-    ours["batch.global_batch_size"] = size
+        ramp, size = _ramp_of(schedule, fields["model.sequence"], settings, size)
+    fields["batch.global_batch_size"] = size
     if not ramp:
         return
-    found = [number for one in ramp if (number := whole(one.replace("_", ""))) is not None]
-    if len(found) != 3 or len(ramp) != 3:
-        theirs.faults.append(f"{theirs.said('rampup-batch-size')}: it should be three whole numbers")
+    numbers = [number for one in ramp if (number := whole(one.replace("_", ""))) is not None]
+    if len(numbers) != 3 or len(ramp) != 3:
+        settings.faults.append(f"{settings.said('rampup-batch-size')}: it should be three whole numbers")
         return
-    start, increment, samples = found
+    start, increment, samples = numbers
     if share and (start % share or increment % share) and size % share == 0:
-        theirs.lost.append(
-            f"the batch grows from {start} by {increment}, which {ours['plan.dp']} replicas x "
-            f"{ours['plan.microbatch_size']} can't share; all steps have the full one here"
+        settings.lost.append(
+            f"the batch grows from {start} by {increment}, which {fields['plan.dp']} replicas x "
+            f"{fields['plan.microbatch_size']} can't share; all steps have the full one here"
         )
         return
-    ours |= {"batch.ramp.start": start, "batch.ramp.increment": increment, "batch.ramp.samples": samples}
+    fields |= {"batch.ramp.start": start, "batch.ramp.increment": increment, "batch.ramp.samples": samples}
 
 
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
-def _ramp_of(text: str, sequence: int, theirs: Settings, size: int) -> tuple[list[str], int]:
+def _ramp_of(text: str, sequence: int, settings: Settings, size: int) -> tuple[list[str], int]:
     """Equal steps of "tokens:batch tokens:batch ..." as a ramp of ours, and the last batch."""
     pairs = []
     for one in text.split()[:1000]:
@@ -59,7 +59,7 @@ def _ramp_of(text: str, sequence: int, theirs: Settings, size: int) -> tuple[lis
         number = tokens[:-1] if scale > 1 else tokens
         size_then = whole(batch)
         if size_then is None or whole(number.replace(".", "", 1)) is None:
-            theirs.faults.append(
+            settings.faults.append(
                 f"--step-batch-size-schedule {text[:60]}: it should be TOKENS:BATCH with blanks between"
             )
             return [], size
@@ -68,7 +68,7 @@ def _ramp_of(text: str, sequence: int, theirs: Settings, size: int) -> tuple[lis
         return [], pairs[0][1] if pairs else size
     steps = {(round(b[0] - a[0], 3), b[1] - a[1]) for a, b in pairwise(pairs)}
     if len(steps) > 1 or pairs[0][0] or min(step[1] for step in steps) <= 0:
-        theirs.lost.append(
+        settings.lost.append(
             f"--step-batch-size-schedule {text[:60]}: its steps are not equal; all have the last batch here"
         )
         return [], pairs[-1][1]
@@ -76,70 +76,73 @@ def _ramp_of(text: str, sequence: int, theirs: Settings, size: int) -> tuple[lis
     return [str(pairs[0][1]), str(increment), str(round(pairs[-1][0] / sequence))], pairs[-1][1]
 
 
-def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs["global-batch-size"] = job.batch.global_batch_size
+def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["global-batch-size"] = job.batch.global_batch_size
     ramp = job.batch.ramp
     if job.batch.grows:
-        theirs["rampup-batch-size"] = [ramp.start, ramp.increment, ramp.samples]
+        settings["rampup-batch-size"] = [ramp.start, ramp.increment, ramp.samples]
 
 
-def _read_numbers(theirs: Settings, ours: Flat) -> None:
-    bf16, fp16 = theirs.flag("bf16"), theirs.flag("fp16")
+def _read_numbers(settings: Settings, fields: Flat) -> None:
+    bf16, fp16 = settings.flag("bf16"), settings.flag("fp16")
     compute = "bf16" if bf16 else "fp16" if fp16 else "float32"
-    in_16 = theirs.flag("grad-reduce-in-bf16") if bf16 else not theirs.flag("accumulate-allreduce-grads-in-fp32")
-    theirs.ignore("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16")
-    ours |= {"precision.compute": compute, "precision.gradients": "compute" if in_16 and (bf16 or fp16) else "float32"}
-    moments = {theirs.one_of(f"exp-avg{end}-dtype", _NUMBERS, "fp32") for end in ("", "-sq")}
-    ours["precision.moments"] = "bf16" if moments == {"bf16"} else "float32"
+    in_16 = settings.flag("grad-reduce-in-bf16") if bf16 else not settings.flag("accumulate-allreduce-grads-in-fp32")
+    settings.ignore("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16")
+    fields |= {
+        "precision.compute": compute,
+        "precision.gradients": "compute" if in_16 and (bf16 or fp16) else "float32",
+    }
+    moments = {settings.one_of(f"exp-avg{end}-dtype", _NUMBERS, "fp32") for end in ("", "-sq")}
+    fields["precision.moments"] = "bf16" if moments == {"bf16"} else "float32"
     if len(moments) > 1:
-        theirs.lost.append("--exp-avg-dtype and --exp-avg-sq-dtype differ, and moments are of one type here: float32")
+        settings.lost.append("--exp-avg-dtype and --exp-avg-sq-dtype differ, and moments are of one type here: float32")
     if fp16:
-        constant = theirs.number("loss-scale", 0.0)
-        ours["precision.loss_scale"] = constant or theirs.number("initial-loss-scale", 2.0**32)
-        ours["precision.loss_scale_growth_steps"] = 0 if constant else theirs.count("loss-scale-window", 1000)
-    theirs.ignore("loss-scale", "initial-loss-scale", "loss-scale-window")
+        constant = settings.number("loss-scale", 0.0)
+        fields["precision.loss_scale"] = constant or settings.number("initial-loss-scale", 2.0**32)
+        fields["precision.loss_scale_growth_steps"] = 0 if constant else settings.count("loss-scale-window", 1000)
+    settings.ignore("loss-scale", "initial-loss-scale", "loss-scale-window")
 
 
-def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     precision = job.precision
     if precision.compute != "float32":
-        theirs[precision.compute] = True
+        settings[precision.compute] = True
     if precision.compute == "bf16" and precision.gradient_number == "bf16":
-        theirs["grad-reduce-in-bf16"] = True
+        settings["grad-reduce-in-bf16"] = True
     if precision.compute == "fp16" and precision.gradient_number == "float32":
-        theirs["accumulate-allreduce-grads-in-fp32"] = True
+        settings["accumulate-allreduce-grads-in-fp32"] = True
     if precision.moments == "bf16" and shards_state(job):
-        theirs |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
+        settings |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
     if precision.compute == "fp16" and precision.loss_scale:
         if precision.loss_scale_growth_steps:
-            theirs |= {
+            settings |= {
                 "initial-loss-scale": precision.loss_scale,
                 "loss-scale-window": precision.loss_scale_growth_steps,
             }
         else:
-            theirs["loss-scale"] = precision.loss_scale
+            settings["loss-scale"] = precision.loss_scale
 
 
-def _read_float8(theirs: Settings, ours: Flat) -> None:
-    if not theirs.has("fp8-format", "fp8-hybrid", "fp8-e4m3"):
-        theirs.ignore("fp8-recipe", "fp8-amax-history-len", "no-fp8-wgrad", "disable-fp8-wgrad")
+def _read_float8(settings: Settings, fields: Flat) -> None:
+    if not settings.has("fp8-format", "fp8-hybrid", "fp8-e4m3"):
+        settings.ignore("fp8-recipe", "fp8-amax-history-len", "no-fp8-wgrad", "disable-fp8-wgrad")
         return
-    recipe = theirs.one_of("fp8-recipe", _FLOAT8, "delayed")
-    ours |= {
+    recipe = settings.one_of("fp8-recipe", _FLOAT8, "delayed")
+    fields |= {
         "precision.float8": recipe,
-        "precision.float8_weight_gradients": not theirs.flag(("no-fp8-wgrad", "disable-fp8-wgrad")),
+        "precision.float8_weight_gradients": not settings.flag(("no-fp8-wgrad", "disable-fp8-wgrad")),
     }
-    history = theirs.count("fp8-amax-history-len", 1)
+    history = settings.count("fp8-amax-history-len", 1)
     if recipe == "delayed":
-        ours["precision.float8_history"] = history
+        fields["precision.float8_history"] = history
 
 
-def _write_float8(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_float8(job: JobSpec, settings: dict[str, Any]) -> None:
     precision = job.precision
     if precision.float8 in _FLOAT8:
-        theirs |= {"fp8-format": "hybrid", "fp8-recipe": precision.float8}
-        theirs |= {} if precision.float8_weight_gradients else {"no-fp8-wgrad": True}
-        theirs |= {"fp8-amax-history-len": precision.float8_history} if precision.float8 == "delayed" else {}
+        settings |= {"fp8-format": "hybrid", "fp8-recipe": precision.float8}
+        settings |= {} if precision.float8_weight_gradients else {"no-fp8-wgrad": True}
+        settings |= {"fp8-amax-history-len": precision.float8_history} if precision.float8 == "delayed" else {}
 
 
 def steps_of(batch: BatchSpec, samples: int) -> int:
@@ -153,51 +156,53 @@ def steps_of(batch: BatchSpec, samples: int) -> int:
     return low
 
 
-def _batch_of(ours: Flat) -> BatchSpec:
+def _batch_of(fields: Flat) -> BatchSpec:
     """The batch; one that does not grow where what is said of growing is wrong, which the checks will say."""
     names = ("start", "increment", "samples")
-    ramp = {name: ours[f"batch.ramp.{name}"] for name in names if f"batch.ramp.{name}" in ours}
-    size = max(1, ours["batch.global_batch_size"])
+    ramp = {name: fields[f"batch.ramp.{name}"] for name in names if f"batch.ramp.{name}" in fields}
+    size = max(1, fields["batch.global_batch_size"])
     try:
-        found = BatchSpec(global_batch_size=size, ramp=ramp)  # type: ignore[arg-type]
+        batch = BatchSpec(global_batch_size=size, ramp=ramp)  # type: ignore[arg-type]
     except ValueError:
         return BatchSpec()
-    return BatchSpec(global_batch_size=size) if found.faults() else found
+    return BatchSpec(global_batch_size=size) if batch.faults() else batch
 
 
-def _read_length(theirs: Settings, ours: Flat) -> None:
+def _read_length(settings: Settings, fields: Flat) -> None:
     """Steps of the run, of its warm-up and of its decay."""
-    batch = _batch_of(ours)
+    batch = _batch_of(fields)
 
     def steps(name: str, default: int) -> int:
-        samples = theirs.count(f"{name}-samples", 0) or theirs.count(f"{name}-tokens", 0) // max(
-            1, ours["model.sequence"]
+        samples = settings.count(f"{name}-samples", 0) or settings.count(f"{name}-tokens", 0) // max(
+            1, fields["model.sequence"]
         )
-        iterations = theirs.count(f"{name}-iters", 0)
+        iterations = settings.count(f"{name}-iters", 0)
         if iterations and samples:
-            theirs.faults.append(
-                f"{theirs.said(f'{name}-iters')} and its samples or tokens are both there; leave one out"
+            settings.faults.append(
+                f"{settings.said(f'{name}-iters')} and its samples or tokens are both there; leave one out"
             )
         return iterations or steps_of(batch, min(samples, 1 << 50)) or default
 
     total = steps("train", 0)
     if not total:
         total = 1
-        theirs.note("nothing says how long the run is; one step is taken (--set optimizer.steps=N)")
+        settings.note("nothing says how long the run is; one step is taken (--set optimizer.steps=N)")
     decay = steps("lr-decay", total)
-    share = theirs.number("lr-warmup-fraction", -1.0)
+    share = settings.number("lr-warmup-fraction", -1.0)
     warmup = round(share * decay) if share >= 0 else steps("lr-warmup", 0)
-    ours |= {"optimizer.steps": total, "optimizer.warmup_steps": min(warmup, total)}
-    if decay != total and ours["optimizer.schedule"] not in ("constant", "wsd"):
-        theirs.lost.append(f"the learning rate falls until step {decay:,} there, and until the last of {total:,} here")
-    falling = theirs.count("lr-wsd-decay-iters", 0)
-    if samples := min(theirs.count("lr-wsd-decay-samples", 0), 1 << 50):
+    fields |= {"optimizer.steps": total, "optimizer.warmup_steps": min(warmup, total)}
+    if decay != total and fields["optimizer.schedule"] not in ("constant", "wsd"):
+        settings.lost.append(
+            f"the learning rate falls until step {decay:,} there, and until the last of {total:,} here"
+        )
+    falling = settings.count("lr-wsd-decay-iters", 0)
+    if samples := min(settings.count("lr-wsd-decay-samples", 0), 1 << 50):
         falling = total - steps_of(batch, max(0, batch.samples_before(total) - samples))
-    if ours["optimizer.schedule"] == "wsd" and falling:
-        ours["optimizer.decay_share"] = min(1.0, falling / total)
+    if fields["optimizer.schedule"] == "wsd" and falling:
+        fields["optimizer.decay_share"] = min(1.0, falling / total)
 
 
-def _write_length(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_length(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer, batch = job.optimizer, job.batch
     ends = {"train": optimizer.steps, "lr-decay": optimizer.steps, "lr-warmup": optimizer.warmup_steps}
     if optimizer.schedule == "wsd":
@@ -205,65 +210,71 @@ def _write_length(job: JobSpec, theirs: dict[str, Any]) -> None:
     for name, steps in ends.items():
         if batch.grows:
             before = optimizer.steps - steps if name == "lr-wsd-decay" else 0
-            theirs[f"{name}-samples"] = batch.samples_before(steps + before) - batch.samples_before(before)
+            settings[f"{name}-samples"] = batch.samples_before(steps + before) - batch.samples_before(before)
         else:
-            theirs[f"{name}-iters"] = steps
+            settings[f"{name}-iters"] = steps
 
 
-def _read_rate(theirs: Settings, ours: Flat) -> None:
-    rate, least = theirs.number("lr", 0.0), theirs.number("min-lr", 0.0)
-    style = theirs.one_of("lr-decay-style", _STYLES, "linear")
-    ours["optimizer.schedule"] = style
+def _read_rate(settings: Settings, fields: Flat) -> None:
+    rate, least = settings.number("lr", 0.0), settings.number("min-lr", 0.0)
+    style = settings.one_of("lr-decay-style", _STYLES, "linear")
+    fields["optimizer.schedule"] = style
     if not rate:
         rate = 1e-4
-        theirs.note("nothing says the learning rate; 1e-4 is taken (--set optimizer.learning_rate=RATE)")
-    ours |= {"optimizer.learning_rate": rate, "optimizer.min_learning_rate_ratio": min(1.0, least / rate)}
+        settings.note("nothing says the learning rate; 1e-4 is taken (--set optimizer.learning_rate=RATE)")
+    fields |= {"optimizer.learning_rate": rate, "optimizer.min_learning_rate_ratio": min(1.0, least / rate)}
     if style == "wsd":
-        shape = theirs.text("lr-wsd-decay-style", "exponential").lower()
-        ours["optimizer.decay_shape"] = _DECAYS.get(shape, "linear")
+        shape = settings.text("lr-wsd-decay-style", "exponential").lower()
+        fields["optimizer.decay_shape"] = _DECAYS.get(shape, "linear")
         if shape not in _DECAYS:
-            theirs.lost.append(f"--lr-wsd-decay-style {shape[:60]}: the rate falls linearly here")
-    theirs.lose("lr-warmup-init", "the warm-up begins at 0 here")
-    theirs.lose("decoupled-lr", "embedding and head have the learning rate of all here")
-    theirs.ignore("decoupled-min-lr")
+            settings.lost.append(f"--lr-wsd-decay-style {shape[:60]}: the rate falls linearly here")
+    settings.lose("lr-warmup-init", "the warm-up begins at 0 here")
+    settings.lose("decoupled-lr", "embedding and head have the learning rate of all here")
+    settings.ignore("decoupled-min-lr")
 
 
-def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
-    theirs["lr"] = optimizer.learning_rate
-    theirs["min-lr"] = optimizer.learning_rate * optimizer.min_learning_rate_ratio
-    theirs["lr-decay-style"] = next(word for word, ours in _STYLES.items() if ours == optimizer.schedule).replace(
+    settings["lr"] = optimizer.learning_rate
+    settings["min-lr"] = optimizer.learning_rate * optimizer.min_learning_rate_ratio
+    settings["lr-decay-style"] = next(word for word, fields in _STYLES.items() if fields == optimizer.schedule).replace(
         "wsd", "WSD"
     )
     if optimizer.schedule == "wsd":
-        theirs["lr-wsd-decay-style"] = next(word for word, ours in _DECAYS.items() if ours == optimizer.decay_shape)
+        settings["lr-wsd-decay-style"] = next(
+            word for word, fields in _DECAYS.items() if fields == optimizer.decay_shape
+        )
 
 
-def _read_optimizer(theirs: Settings, ours: Flat) -> None:
-    name = theirs.one_of("optimizer", _OPTIMIZERS, "adam")
-    ours["optimizer.name"] = name
-    first, second = theirs.number("adam-beta1", 0.9), theirs.number("adam-beta2", 0.999)
+def _read_optimizer(settings: Settings, fields: Flat) -> None:
+    name = settings.one_of("optimizer", _OPTIMIZERS, "adam")
+    fields["optimizer.name"] = name
+    first, second = settings.number("adam-beta1", 0.9), settings.number("adam-beta2", 0.999)
     if name == "lion":
-        first, second = theirs.number("lion-beta1", 0.95), theirs.number("lion-beta2", 0.98)
-    ours |= {"optimizer.beta1": first, "optimizer.beta2": second, "optimizer.epsilon": theirs.number("adam-eps", 1e-8)}
-    ours["optimizer.momentum"] = theirs.number("muon-momentum" if name == "muon" else "sgd-momentum", 0.9)
+        first, second = settings.number("lion-beta1", 0.95), settings.number("lion-beta2", 0.98)
+    fields |= {
+        "optimizer.beta1": first,
+        "optimizer.beta2": second,
+        "optimizer.epsilon": settings.number("adam-eps", 1e-8),
+    }
+    fields["optimizer.momentum"] = settings.number("muon-momentum" if name == "muon" else "sgd-momentum", 0.9)
     if name == "muon":
-        ours["optimizer.newton_schulz_steps"] = theirs.count("muon-num-ns-steps", 5)
+        fields["optimizer.newton_schulz_steps"] = settings.count("muon-num-ns-steps", 5)
 
 
-def _write_optimizer(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer, name = job.optimizer, job.optimizer.name
-    found = next((word for word, ours in _OPTIMIZERS.items() if ours == name), "adam")
-    theirs["optimizer"] = found
+    name_there = next((word for word, fields in _OPTIMIZERS.items() if fields == name), "adam")
+    settings["optimizer"] = name_there
     if name == "lion":
-        theirs |= {"lion-beta1": optimizer.beta1, "lion-beta2": optimizer.beta2}
+        settings |= {"lion-beta1": optimizer.beta1, "lion-beta2": optimizer.beta2}
     elif name == "sgd":
-        theirs["sgd-momentum"] = optimizer.momentum
+        settings["sgd-momentum"] = optimizer.momentum
     else:
-        theirs |= {"adam-beta1": optimizer.beta1, "adam-beta2": optimizer.beta2, "adam-eps": optimizer.epsilon}
+        settings |= {"adam-beta1": optimizer.beta1, "adam-beta2": optimizer.beta2, "adam-eps": optimizer.epsilon}
     if name == "muon":
-        theirs |= {"muon-momentum": optimizer.momentum, "muon-num-ns-steps": optimizer.newton_schulz_steps}
-        theirs["muon-nesterov"] = True
+        settings |= {"muon-momentum": optimizer.momentum, "muon-num-ns-steps": optimizer.newton_schulz_steps}
+        settings["muon-nesterov"] = True
 
 
 TRAINING: Table = (

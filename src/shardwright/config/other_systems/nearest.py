@@ -23,14 +23,14 @@ def variants(job: JobSpec) -> Iterator[JobSpec]:
         yield job.model_copy(update={"model": model})
 
 
-def near_job(job: JobSpec, back: JobSpec, found: list[tuple[str, Any, Any]]) -> JobSpec | None:
-    """The job with what a system made of it, which came `back` and `found` is what differs; None if that is none."""
+def near_job(job: JobSpec, back: JobSpec, differing: list[tuple[str, Any, Any]]) -> JobSpec | None:
+    """The job with the values that came `back` from a system, which are `differing`; None if that is no job."""
     plan = back.plan.model_copy(update={name: getattr(job.plan, name) for name in UNSEARCHED if name != "compress"})
     plan = plan.model_copy(update={"compress_rank": 4, "compress_share": 0.01})
     near = job.model_copy(
         update={"plan": plan, "batch": back.batch, "precision": back.precision, "optimizer": back.optimizer}
     )
-    of_model = {name: theirs for name, _, theirs in found if name.startswith("model.")}
+    of_model = {name: settings for name, _, settings in differing if name.startswith("model.")}
     if of_model:
         changed = None if None in of_model.values() else with_fields(near, of_model)
         if changed is None:
@@ -72,7 +72,7 @@ def with_fields(job: JobSpec, fields: Flat) -> JobSpec | None:
 
 
 def _fields_of(job: JobSpec) -> Flat:
-    found: Flat = {}
+    fields: Flat = {}
     for section in _SECTIONS:
-        found |= flat_keys(getattr(job, section).model_dump(mode="json"), f"{section}.")
-    return {name: value for name, value in found.items() if name != "plan.fallback"}
+        fields |= flat_keys(getattr(job, section).model_dump(mode="json"), f"{section}.")
+    return {name: value for name, value in fields.items() if name != "plan.fallback"}

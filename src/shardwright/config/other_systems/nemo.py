@@ -112,7 +112,7 @@ _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "opti
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
-    """What a configuration says. Raises ShellFault."""
+    """Read a configuration. Raises ShellFault."""
     flat: dict[str, Any] = {}
     for name, text in texts.items():
         flat |= flat_keys(read_data(name, text))
@@ -157,55 +157,55 @@ _READ = (
 def _named(text: str) -> str:
     """A text about flags in NeMo's names."""
     return re.sub(
-        r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)", lambda found: _THEIRS.get(found[1], found[0]), text
+        r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)", lambda match: _THEIRS.get(match[1], match[0]), text
     )
 
 
 def _flags_of(flat: dict[str, Any], nodes: int) -> dict[str, Any]:
     """Flags of Megatron-LM for NeMo's keys, on so many nodes."""
-    found = {flag: flat[key] for key, flag in _SAME.items() if flat.get(key) is not None and flat[key] is not False}
-    found = {flag: value for flag, value in found.items() if not (flag in _OPTIONAL and value == 1)}
+    flags = {flag: flat[key] for key, flag in _SAME.items() if flat.get(key) is not None and flat[key] is not False}
+    flags = {flag: value for flag, value in flags.items() if not (flag in _OPTIONAL and value == 1)}
     model = {key.removeprefix("model."): value for key, value in flat.items() if key.startswith("model.")}
-    found |= {
+    flags |= {
         "normalization": _NORMS.get(str(model.get("normalization", "layernorm")), str(model.get("normalization")))
     }
     for name in _ACTIVATIONS.get(str(model.get("activation", "gelu")), ()):
-        found[name] = True
+        flags[name] = True
     if model.get("bias") is False:
-        found["disable-bias-linear"] = True
+        flags["disable-bias-linear"] = True
     if model.get("share_embeddings_and_output_weights") is False:
-        found["untie-embeddings-and-output-weights"] = True
-    if found.get("num-query-groups") or model.get("num_query_groups"):
-        found |= {"group-query-attention": True, "num-query-groups": model.get("num_query_groups")}
+        flags["untie-embeddings-and-output-weights"] = True
+    if flags.get("num-query-groups") or model.get("num_query_groups"):
+        flags |= {"group-query-attention": True, "num-query-groups": model.get("num_query_groups")}
     if flat.get("model.tokenizer.library") in ("huggingface", "sentencepiece"):
-        found |= {"tokenizer-model": model.get("tokenizer.type") or "", "tokenizer-type": "huggingface"}
+        flags |= {"tokenizer-model": model.get("tokenizer.type") or "", "tokenizer-type": "huggingface"}
     if model.get("override_vocab_size"):
-        found["vocab-size"] = model["override_vocab_size"]
+        flags["vocab-size"] = model["override_vocab_size"]
     precision = str(flat.get("trainer.precision", "32-true"))
-    found |= {"bf16": True} if "bf16" in precision else {"fp16": True} if "16" in precision else {}
-    if "fp16" in found:
-        found["accumulate-allreduce-grads-in-fp32"] = True
+    flags |= {"bf16": True} if "bf16" in precision else {"fp16": True} if "16" in precision else {}
+    if "fp16" in flags:
+        flags["accumulate-allreduce-grads-in-fp32"] = True
     if model.get("fp8") is True:
-        found |= {"fp8-format": "e4m3" if model.get("fp8_e4m3") else "hybrid"}
-        found |= {"no-fp8-wgrad": True} if model.get("fp8_wgrad") is False else {}
+        flags |= {"fp8-format": "e4m3" if model.get("fp8_e4m3") else "hybrid"}
+        flags |= {"no-fp8-wgrad": True} if model.get("fp8_wgrad") is False else {}
     optimizer = str(model.get("optim.name", ""))
     if optimizer in ("distributed_fused_adam", "mcore_distributed_optim"):
-        found["use-distributed-optimizer"] = True
+        flags["use-distributed-optimizer"] = True
     if optimizer == "sgd":
-        found |= {"optimizer": "sgd", "sgd-momentum": model.get("optim.momentum", 0.9)}
+        flags |= {"optimizer": "sgd", "sgd-momentum": model.get("optim.momentum", 0.9)}
     if model.get("fsdp") is True:
         strategy = str(model.get("fsdp_sharding_strategy", "full"))
-        found |= {"num-distributed-optimizer-instances": nodes} if strategy == "hybrid" and nodes > 1 else {}
-        found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": _SHARDED.get(strategy, strategy)}
+        flags |= {"num-distributed-optimizer-instances": nodes} if strategy == "hybrid" and nodes > 1 else {}
+        flags |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": _SHARDED.get(strategy, strategy)}
     betas = model.get("optim.betas")
     if isinstance(betas, list) and len(betas) == 2:
-        found |= {"adam-beta1": betas[0], "adam-beta2": betas[1]}
+        flags |= {"adam-beta1": betas[0], "adam-beta2": betas[1]}
     schedule = str(model.get("optim.sched.name", "CosineAnnealing"))
-    found["lr-decay-style"] = _SCHEDULES.get(schedule, schedule)
+    flags["lr-decay-style"] = _SCHEDULES.get(schedule, schedule)
     steps, constant = flat.get("trainer.max_steps"), model.get("optim.sched.constant_steps")
     if isinstance(steps, int) and isinstance(constant, int) and 0 < constant < steps:
-        found["lr-decay-iters"] = steps - constant
-    return found
+        flags["lr-decay-iters"] = steps - constant
+    return flags
 
 
 _OPTIONAL = ("num-virtual-stages-per-pipeline-rank",)

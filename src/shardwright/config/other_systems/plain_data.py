@@ -17,17 +17,17 @@ def read_data(name: str, text: str) -> dict[str, Any]:
     """The keys of a configuration, by the ending of its name. Raises ShellFault."""
     kind = name.rpartition(".")[2].lower()
     try:
-        found = parse_toml(text) if kind == "toml" else json.loads(text) if kind == "json" else _yaml(text)
+        data = parse_toml(text) if kind == "toml" else json.loads(text) if kind == "json" else _yaml(text)
     except ShellFault:
         raise
     except TOML_ERRORS as error:
         first = (str(error).splitlines() or [""])[0]
         raise ShellFault(f"{name} is not valid {kind.upper()}: {shortened(first, 200)}; mend it") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise ShellFault(f"{name} has no keys with values, as a configuration has; check that it is the file")
-    if faults := value_faults(found):
+    if faults := value_faults(data):
         raise ShellFault(f"{name}: {faults[0]}")
-    return found
+    return data
 
 
 def _yaml(text: str) -> Any:
@@ -67,11 +67,12 @@ def _resolve(value: Any, name: str, flat: dict[str, Any], deep: int) -> Any:
     function, colon, rest = inner.partition(":")
     if not colon:
         return _referred(inner.strip(), name, flat, deep)
-    parts = [_number(_resolve(part.strip(), name, flat, deep + 1)) for part in _split(rest)]
-    numbers = [part for part in parts if part is not None]
-    if len(numbers) < len(parts) or len(numbers) != 2:
+    parts = _split(rest)
+    if len(parts) != 2:  # before any is looked at: references to references would multiply
         return mark(name)
-    a, b = numbers
+    a, b = (_number(_resolve(part.strip(), name, flat, deep + 1)) for part in parts)
+    if a is None or b is None:
+        return mark(name)
     known = {"multiply": a * b, "sum": a + b}
     if b and function in ("divide", "divide_floor", "divide_ceil"):
         known |= {"divide": a / b, "divide_floor": a // b, "divide_ceil": -(-a // b)}

@@ -36,7 +36,7 @@ class Scope:
 
 
 class Expressions:
-    """What expressions come to. Each counts as a step, and the steps are limited."""
+    """Values of expressions. Each counts as a step, and the steps are limited."""
 
     def __init__(self, reader: "Reader") -> None:
         self.reader, self.steps, self.deep = reader, 0, 0
@@ -98,7 +98,7 @@ class Expressions:
         return self.unread(node, scope)
 
     def truth(self, node: ast.expr, scope: Scope) -> bool | None:
-        """Whether a condition holds; None where that is not known."""
+        """True if a condition holds; None where that is not known."""
         if isinstance(node, ast.BoolOp):
             ends = isinstance(node.op, ast.Or)
             says = [self.truth(one, scope) for one in node.values]
@@ -112,11 +112,11 @@ class Expressions:
                 return compared(type(node.ops[0]), left, right)
             except ValueError:
                 return None
-        found = self.value(node, scope) if not isinstance(node, ast.Compare) else None
-        return bool(found) if is_plain(found) and not isinstance(node, ast.Compare) else None
+        value_of_node = self.value(node, scope) if not isinstance(node, ast.Compare) else None
+        return bool(value_of_node) if is_plain(value_of_node) and not isinstance(node, ast.Compare) else None
 
     def holder(self, node: ast.expr, scope: Scope) -> Any:
-        """What a field or an item is put into: a field that is not there is what its default is, with changes."""
+        """The object into which a field or an item is put: a missing field is its default, with changes."""
         if isinstance(node, ast.Attribute):
             outer = self.holder(node.value, scope)
             if isinstance(outer, Made):
@@ -144,19 +144,19 @@ class Expressions:
         return self.unread(node, scope)
 
     def _dict(self, node: ast.Dict, scope: Scope) -> Any:
-        found: dict[str, Any] = {}
+        items: dict[str, Any] = {}
         for key, one in zip(node.keys, node.values, strict=True):
             value = self.value(one, scope)
             if key is None:
                 if not isinstance(value, dict):
                     return self.unread(node, scope)
-                found |= value
+                items |= value
                 continue
             name = self.value(key, scope)
             if not isinstance(name, str):
                 return self.unread(node, scope)
-            found[name] = value
-        return found
+            items[name] = value
+        return items
 
     def _item(self, node: ast.Subscript, scope: Scope) -> Any:
         outer, key = self.value(node.value, scope), self.value(node.slice, scope)
@@ -171,9 +171,9 @@ class Expressions:
         if isinstance(node.op, ast.Not):
             says = self.truth(node, scope)
             return self.unread(node, scope) if says is None else says
-        found = self.value(node.operand, scope)
-        if isinstance(node.op, (ast.USub, ast.UAdd)) and is_number(found):
-            return -found if isinstance(node.op, ast.USub) else found
+        value_of_it = self.value(node.operand, scope)
+        if isinstance(node.op, (ast.USub, ast.UAdd)) and is_number(value_of_it):
+            return -value_of_it if isinstance(node.op, ast.USub) else value_of_it
         return self.unread(node, scope)
 
     def _call(self, node: ast.Call, scope: Scope) -> Any:

@@ -46,33 +46,33 @@ def source_of_text(name: str, text: str) -> Source:
         raise ShellFault(f"{short} is not valid Python: line {error.lineno}: {shortened(error.msg, 100)}") from None
     except (ValueError, RecursionError, MemoryError):
         raise ShellFault(f"{short} can't be read as Python: it is nested too deep, or has odd characters") from None
-    found = Source(name)
+    source = Source(name)
     for node in tree.body:
-        _take(node, found)
+        _take(node, source)
     folder = PurePath(name).parent.name
     if folder:  # of a package: what relative imports begin with
-        found.imports = {own: folder + whole if _is_beside(whole) else whole for own, whole in found.imports.items()}
-    return found
+        source.imports = {own: folder + whole if _is_beside(whole) else whole for own, whole in source.imports.items()}
+    return source
 
 
 def _is_beside(whole: str) -> bool:
-    """Whether an import is of the file's own folder."""
+    """True if an import is of the file's own folder."""
     return whole.startswith(".") and not whole.startswith("..")
 
 
-def _take(node: ast.stmt, found: Source) -> None:
+def _take(node: ast.stmt, source: Source) -> None:
     if isinstance(node, ast.FunctionDef):
-        found.functions[node.name] = node
+        source.functions[node.name] = node
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        found.imports |= imports_of(node)
+        source.imports |= imports_of(node)
     elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-        found.constants[node.targets[0].id] = node.value
+        source.constants[node.targets[0].id] = node.value
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-        found.constants[node.target.id] = node.value
+        source.constants[node.target.id] = node.value
     elif isinstance(node, ast.If):  # `if TYPE_CHECKING`, and others that import
         for one in (*node.body, *node.orelse):
             if isinstance(one, (ast.Import, ast.ImportFrom)):
-                _take(one, found)
+                _take(one, source)
 
 
 def imports_of(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
@@ -108,15 +108,15 @@ class Reader:
         return next(iter([*fits, *having]), None)
 
     def call(self, source: Source, name: str, placed: list[Any], named: dict[str, Any]) -> Any:
-        """What a function of a file returns."""
+        """The value that a function of a file returns."""
         function = source.functions[name]
         if self.deep >= _MOST_CALLS:
             raise ShellFault(f"{source.short}: functions that call each other, more than {_MOST_CALLS} deep")
         self.deep += 1
         scope = Scope(source, self._arguments(source, function, placed, named))
-        found = self._block(function.body, scope)
+        returned = self._block(function.body, scope)
         self.deep -= 1
-        return found[0] if found else None
+        return returned[0] if returned else None
 
     def note(self, source: Source, node: ast.AST, text: str) -> None:
         """Tell what is not followed, once."""
@@ -127,21 +127,21 @@ class Reader:
     def _arguments(
         self, source: Source, function: ast.FunctionDef, placed: list[Any], named: dict[str, Any]
     ) -> dict[str, Any]:
-        of = function.args
-        names = [one.arg for one in (*of.posonlyargs, *of.args)]
+        declared = function.args
+        names = [one.arg for one in (*declared.posonlyargs, *declared.args)]
         scope = Scope(source, {})
-        found: dict[str, Any] = {}
-        for one, default in zip(reversed(names), reversed(of.defaults), strict=False):
-            found[one] = self.expressions.value(default, scope)
-        for keyword, own in zip(of.kwonlyargs, of.kw_defaults, strict=True):
+        arguments: dict[str, Any] = {}
+        for one, default in zip(reversed(names), reversed(declared.defaults), strict=False):
+            arguments[one] = self.expressions.value(default, scope)
+        for keyword, own in zip(declared.kwonlyargs, declared.kw_defaults, strict=True):
             if own is not None:
-                found[keyword.arg] = self.expressions.value(own, scope)
-        found |= dict(zip(names, placed, strict=False))
-        known = {*names, *(one.arg for one in of.kwonlyargs)}
-        found |= {name: value for name, value in named.items() if name in known}
-        if of.kwarg:
-            found[of.kwarg.arg] = {name: value for name, value in named.items() if name not in known}
-        return found
+                arguments[keyword.arg] = self.expressions.value(own, scope)
+        arguments |= dict(zip(names, placed, strict=False))
+        known = {*names, *(one.arg for one in declared.kwonlyargs)}
+        arguments |= {name: value for name, value in named.items() if name in known}
+        if declared.kwarg:
+            arguments[declared.kwarg.arg] = {name: value for name, value in named.items() if name not in known}
+        return arguments
 
     def _block(self, body: list[ast.stmt], scope: Scope) -> list[Any]:
         """Statements in their order; what is returned, in a list, or none."""
@@ -150,8 +150,8 @@ class Reader:
             if isinstance(node, ast.Return):
                 return [self.expressions.value(node.value, scope) if node.value else None]
             if isinstance(node, ast.If):
-                if found := self._if(node, scope):
-                    return found
+                if returned := self._if(node, scope):
+                    return returned
             else:
                 self._statement(node, scope)
         return []
@@ -165,7 +165,7 @@ class Reader:
         return []
 
     def _forget(self, body: list[ast.stmt], scope: Scope) -> None:
-        """What statements that are not followed would set is not known from there on."""
+        """Mark the names that statements would set, if they are not followed, as unknown from there on."""
         for node in (one for statement in body for one in ast.walk(statement)):
             self.expressions.step()
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value:
@@ -175,24 +175,24 @@ class Reader:
     def _statement(self, node: ast.stmt, scope: Scope) -> None:
         value = self.expressions.value
         if isinstance(node, ast.Assign):
-            found = value(node.value, scope)
+            new_value = value(node.value, scope)
             for target in node.targets:
-                self._put(target, found, scope)
+                self._put(target, new_value, scope)
         elif isinstance(node, ast.AnnAssign) and node.value:
             self._put(node.target, value(node.value, scope), scope)
         elif isinstance(node, ast.AugAssign):
             try:
-                found = computed(type(node.op), value(node.target, scope), value(node.value, scope))
+                new_value = computed(type(node.op), value(node.target, scope), value(node.value, scope))
             except ValueError:
-                found = self.expressions.unread(node, scope)
-            self._put(node.target, found, scope)
+                new_value = self.expressions.unread(node, scope)
+            self._put(node.target, new_value, scope)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             scope.imports |= imports_of(node)
         elif isinstance(node, ast.FunctionDef):
             scope.values.pop(node.name, None)
         elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
-            found = value(node.value, scope)
-            if isinstance(found, (Made, Unread)):
+            new_value = value(node.value, scope)
+            if isinstance(new_value, (Made, Unread)):
                 self.note(scope.source, node, f"{source_of(node.value)} is not followed")
         elif not isinstance(node, (ast.Expr, ast.Pass, ast.Assert, ast.ClassDef, ast.AnnAssign)):
             kind = type(node).__name__.lower()

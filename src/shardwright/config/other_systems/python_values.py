@@ -1,4 +1,4 @@
-"""What expressions of a Python file come to, as far as that is known without running anything.
+"""Values of expressions of a Python file, as far as they are known without running anything.
 
 Constants, lists and dictionaries are themselves. What a call makes is a Made, a name that the files do not define a
 Named, and what can't be known an Unread, which says its line: so a value that nobody needs may stay unknown.
@@ -29,7 +29,8 @@ class Named:
 
 @dataclass
 class Made:
-    """What a call makes: what is called, and its arguments by name and by place. What is put in later is among them."""
+    """The result of a call: the called name, and its arguments by name and by place. What is put in later is among
+    them."""
 
     maker: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -37,13 +38,13 @@ class Made:
 
     @property
     def last(self) -> str:
-        """What is called, without the module: "FullAC.Config" of "ac.FullAC.Config"."""
+        """The called name without its module: "FullAC.Config" of "ac.FullAC.Config"."""
         parts = self.maker.split(".")
         return ".".join(parts[-2:] if parts[-1] == "Config" else parts[-1:])
 
     @property
     def is_of_class(self) -> bool:
-        """Whether a class is called, by its name."""
+        """True if a class is called, by its name."""
         return self.maker.rpartition(".")[2].lstrip("_")[:1].isupper()
 
 
@@ -72,7 +73,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a constant, or a list or dictionary of them, of which not too much is read."""
+    """True if a value is a constant, or a list or dictionary of them, of which not too much is read."""
     if isinstance(value, list):
         return len(value) <= _MOST_ITEMS and all(is_constant(one) for one in value)
     if isinstance(value, dict):
@@ -81,12 +82,12 @@ def is_plain(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value is a number, a word, true, false or nothing."""
+    """True if a value is a number, a word, true, false or nothing."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value counts something."""
+    """True if a value counts something."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -105,16 +106,16 @@ def computed(kind: type[ast.AST], left: Any, right: Any) -> Any:
     if kind is ast.Pow and (abs(right) > 64 or abs(left) > _MOST_NUMBER):
         raise ValueError("the power is too large")
     try:
-        found = _ARITHMETIC[kind](left, right)
+        result = _ARITHMETIC[kind](left, right)
     except (ArithmeticError, ValueError, TypeError) as error:
         raise ValueError(str(error)) from None
-    if isinstance(found, complex) or (isinstance(found, int) and abs(found) > _MOST_NUMBER):
+    if isinstance(result, complex) or (isinstance(result, int) and abs(result) > _MOST_NUMBER):
         raise ValueError("the number is too large")
-    return found
+    return result
 
 
 def compared(kind: type[ast.AST], left: Any, right: Any) -> bool:
-    """Whether a comparison holds. ValueError where that is not known."""
+    """True if a comparison holds. ValueError where that is not known."""
     sides = [isinstance(one, (Named, Made)) or is_plain(one) for one in (left, right)]
     if not all(sides) or (not (is_plain(left) and is_plain(right)) and left is not None and right is not None):
         raise ValueError("a side of it is not known")
@@ -125,18 +126,18 @@ def compared(kind: type[ast.AST], left: Any, right: Any) -> bool:
 
 
 def called_plainly(name: str, placed: list[Any], named: dict[str, Any]) -> Any:
-    """What one of Python's own functions gives for plain values. ValueError where that is not known."""
+    """The result of one of Python's own functions for plain values. ValueError where that is not known."""
     if name not in _PLAIN or not all(map(is_plain, (*placed, *named.values()))):
         raise ValueError(f"{name} is not followed")
     if named and name != "dict":
         raise ValueError(f"{name} has arguments by name")
     try:
-        found = _PLAIN[name](*placed, **named)
+        result = _PLAIN[name](*placed, **named)
     except (ArithmeticError, ValueError, TypeError) as error:
         raise ValueError(str(error)) from None
-    if isinstance(found, int) and abs(found) > _MOST_NUMBER:
+    if isinstance(result, int) and abs(result) > _MOST_NUMBER:
         raise ValueError("the number is too large")
-    return found
+    return result
 
 
 def source_of(node: ast.AST) -> str:

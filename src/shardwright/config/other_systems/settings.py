@@ -1,4 +1,4 @@
-"""What a launch script or a configuration of another system says, read setting by setting.
+"""The settings of a launch script or a configuration of another system, read one by one.
 
 A setting that is there and that nobody reads is never passed over: it is told at the end, with the reason where it is
 known to change nothing of the plan.
@@ -40,7 +40,7 @@ class Settings:
     automatic: frozenset[str] = frozenset()  # names whose values their files leave to another: "auto"
 
     def has(self, *names: str) -> bool:
-        """Whether one of the names is there and says something."""
+        """True if one of the names is there and says something."""
         self.asked.update(names)
         return any(self.given.get(name) is not None and self.given[name] is not False for name in names)
 
@@ -51,24 +51,24 @@ class Settings:
 
     def count(self, names: str | Sequence[str], default: int, most: int = 1 << 53, least: int = 0) -> int:
         """A whole number within limits, not negative."""
-        found = self._number(_names(names))
-        if found is None:
+        value = self._number(_names(names))
+        if value is None:
             return default
-        if not float(found).is_integer() or found < 0:
+        if not float(value).is_integer() or value < 0:
             self._wrong(_names(names), "a whole number, not negative")
             return default
-        if not least <= found <= most:
-            self._wrong(_names(names), f"at most {most:,}" if found > most else f"at least {least}")
+        if not least <= value <= most:
+            self._wrong(_names(names), f"at most {most:,}" if value > most else f"at least {least}")
             return default
-        return int(found)
+        return int(value)
 
     def number(self, names: str | Sequence[str], default: float) -> float:
         """A finite number."""
-        found = self._number(_names(names))
-        return default if found is None else float(found)
+        value = self._number(_names(names))
+        return default if value is None else float(value)
 
     def flag(self, names: str | Sequence[str], default: bool = False) -> bool:
-        """Whether an option is there, or true."""
+        """True if an option is there, or true."""
         value = self.raw(*_names(names))
         if value is None:
             return default
@@ -106,8 +106,8 @@ class Settings:
         known = {key.lower(): value for key, value in words.items()}
         if word.lower() in known:
             return known[word.lower()]
-        said = ", ".join(words)
-        self.faults.append(f"{self.shown(_names(names)[0])} {shortened(word)} can't be said here; use one of {said}")
+        choices = ", ".join(words)
+        self.faults.append(f"{self.shown(_names(names)[0])} {shortened(word)} can't be said here; use one of {choices}")
         return known[default.lower()]
 
     def ignore(self, *names: str) -> None:
@@ -124,7 +124,7 @@ class Settings:
         return whole(self.overrides.get(name, "")) or None
 
     def is_open(self, *names: str) -> bool:
-        """Whether nothing is said, and no file leaves it to another."""
+        """True if nothing is said, and no file leaves it to another."""
         return not any(name in self.automatic or self.given.get(name) is not None for name in names)
 
     def lose(self, name: str, why: str) -> None:
@@ -158,22 +158,22 @@ class Settings:
         if self._is_unknown(value, names):
             return None
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            found: float = value
+            read_value: float = value
         else:
             try:
                 text = str(value)
                 exact = signed(text)
-                found = float(text) if exact is None else exact
+                read_value = float(text) if exact is None else exact
             except ValueError:
                 self._wrong(names, "a number")
                 return None
-        if not abs(found) <= sys.float_info.max:
+        if not abs(read_value) <= sys.float_info.max:
             self._wrong(names, "a finite number")
             return None
-        return found
+        return read_value
 
     def _is_unknown(self, value: Any, names: tuple[str, ...]) -> bool:
-        """Whether a value that matters depends on what nobody has set, which is told then."""
+        """True if a value that matters depends on what nobody has set, which is told then."""
         if not isinstance(value, (str, list)) or not UNKNOWN.search(plain_text(value)):
             return False
         self.needed.append(next(name for name in names if self.given.get(name) is not None))
@@ -189,7 +189,7 @@ class Settings:
 
 
 def _says(value: Any) -> bool:
-    """Whether a value may mean something: null, false and nothing mean that it is absent."""
+    """True if a value may mean something: null, false and nothing mean that it is absent."""
     return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
 
 

@@ -1,4 +1,4 @@
-"""What the commands of a script do to its variables, files and batch options, as far as that is known."""
+"""The effects of a script's commands on its variables, files and batch options, as far as they are known."""
 
 import re
 from dataclasses import dataclass
@@ -68,14 +68,14 @@ class CommandEffects:
         return self._command(line, words, script) if words else True
 
     def _counted(self, text: str) -> bool | None:
-        """What (( ... )) says; what it sets is not followed."""
+        """The value of (( ... )); assignments in it are not followed."""
         variables = self.script.variables
         if changed := _CHANGED.findall(text):
             for name in changed:
                 variables.doubt(name, appends=False)
             return None
-        found = variables.arithmetic(text)
-        return None if unknown_names(found) else found != "0"
+        value = variables.arithmetic(text)
+        return None if unknown_names(value) else value != "0"
 
     def _assign(self, tokens: list[Token]) -> list[Token]:
         name, appends = assigned(tokens[0]) or ("", False)

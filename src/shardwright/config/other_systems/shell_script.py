@@ -29,7 +29,7 @@ _SHORT = {"-N": "nodes", "-n": "ntasks"}
 
 @dataclass
 class Script:
-    """What following a script found. `files` are other scripts by their names, without folders."""
+    """The result of following a script. `files` are other scripts by their names, without folders."""
 
     variables: Variables
     files: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Script:
             self.variables.values.setdefault("#", "0")
         else:
             self.variables.values.pop("#", None)
-        _Run(self, ShellReader(text).read(), deep).all()
+        _Followed(self, ShellReader(text).read(), deep).all()
 
     def doubt(self, part: SkippedPart) -> None:
         """From here on nothing is known of what a part would have set, nor the functions that it would have called."""
@@ -79,7 +79,7 @@ class Script:
                     self.variables.values.setdefault(variable, value)
 
 
-class _Run(CommandEffects):
+class _Followed(CommandEffects):
     """One text on its way: the place of the next token, and whether what is read there is followed."""
 
     def __init__(self, script: Script, tokens: list[Token], deep: int) -> None:
@@ -98,7 +98,7 @@ class _Run(CommandEffects):
             self.noted = outer
 
     def _is_doubtful(self, begin: int) -> bool:
-        """Whether words from there on hang on more than what nobody has set, which counts as empty."""
+        """True if words from there on hang on more than what nobody has set, which counts as empty."""
         variables = self.script.variables
         names = [name for token in self.tokens[begin : self.at] for name in unknown_names(variables.text_of(token))]
         return not names or any(map(variables.is_made, names))
@@ -130,8 +130,8 @@ class _Run(CommandEffects):
             if token.plain in ends or (token.operator in ends and token.operator):
                 return says
             skips = (connector == "&&" and says is False) or (connector == "||" and says is not False)
-            found = self._one(active and not skips, nested)
-            says, connector = (says if skips else found), ""
+            is_followed = self._one(active and not skips, nested)
+            says, connector = (says if skips else is_followed), ""
         return says
 
     def _one(self, active: bool, nested: int) -> bool | None:
@@ -221,7 +221,7 @@ class _Run(CommandEffects):
         return is_doubtful
 
     def _is_function(self) -> bool:
-        """Whether NAME() { begins here."""
+        """True if NAME() { begins here."""
         after = self.tokens[self.at + 1 : self.at + 10]
         rest = [token for token in after[2:] if token.operator != "\n"]
         is_called = [token.operator for token in after[:2]] == ["(", ")"] and not assigned(self.tokens[self.at])
@@ -259,7 +259,7 @@ class _Run(CommandEffects):
         return True
 
     def _is_empty(self, kind: str, header: list[Token], says: bool | None) -> bool:
-        """Whether a loop is known to do nothing."""
+        """True if a loop is known to do nothing."""
         if kind in ("while", "until"):
             return says is (kind == "until")
         words = [one for one in header[2:] if not one.operator]

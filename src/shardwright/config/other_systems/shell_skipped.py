@@ -1,4 +1,4 @@
-"""What a part of a script that is not followed would set: a loop, a function, a branch whose condition is not known.
+"""The names that an unfollowed part of a script would set: a loop, a function, a branch whose condition is unknown.
 
 A variable that it would set has no value that is known from there on.
 """
@@ -40,11 +40,11 @@ class SkippedPart:
             for name in names_of(rest[1:]):
                 self.put(name, False)
         for token in rest[1:] if first in DECLARING else rest:
-            found = assigned(token)
-            if found is None:
+            assignment = assigned(token)
+            if assignment is None:
                 self.calls.add(token.plain)
                 return
-            self.put(*found)
+            self.put(*assignment)
 
 
 def assigned(token: Token) -> tuple[str, bool] | None:

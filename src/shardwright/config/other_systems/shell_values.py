@@ -28,19 +28,19 @@ def mark(name: str) -> str:
 
 
 def unknown_names(text: str) -> list[str]:
-    """What a text depends on that is not known."""
+    """The unknown names on which a text depends."""
     return [name for name in dict.fromkeys(UNKNOWN.findall(text)) if name]
 
 
 def readable(text: str) -> str:
     """A text with its marks as a script has them: $NAME."""
-    return UNKNOWN.sub(lambda found: f"${found[1]}", text)
+    return UNKNOWN.sub(lambda match: f"${match[1]}", text)
 
 
 @dataclass
 class Variables:
-    """What a script has set. `fixed` were given from outside and stay. `defaulted` are those of ${NAME:-default} that
-    nobody set, with what was taken."""
+    """The variables that a script has set. `fixed` were given from outside and stay. `defaulted` are those of
+    ${NAME:-default} that nobody set, with what was taken."""
 
     values: dict[str, Value] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class Variables:
     expansions: set[str] = field(default_factory=set)  # names of marks that stand for no variable
 
     def is_made(self, name: str) -> bool:
-        """Whether what is not known is made by the script itself, and not left to its environment."""
+        """True if what is not known is made by the script itself, and not left to its environment."""
         return name in self.values or name in self.expansions
 
     def put(self, name: str, value: Value, appends: bool = False) -> None:
@@ -72,16 +72,16 @@ class Variables:
     def named(self, name: str, text: str) -> str:
         """A text that a variable gets. What a command prints has no name by which it could be given; the variable
         has."""
-        return UNKNOWN.sub(lambda found: mark(name) if found[1] in self.expansions else found[0], text)
+        return UNKNOWN.sub(lambda match: mark(name) if match[1] in self.expansions else match[0], text)
 
     def unfollowed(self, what: str) -> str:
-        """What is given for an expansion that is not followed, else its mark."""
-        found = mark(what)
-        given = self.values.get(found[1:-1])
+        """The value given for an expansion that is not followed, else its mark."""
+        marked = mark(what)
+        given = self.values.get(marked[1:-1])
         if isinstance(given, str):
             return given
-        self.expansions.add(found[1:-1])
-        return found
+        self.expansions.add(marked[1:-1])
+        return marked
 
     def words_of(self, token: Token, deep: int = 0) -> list[str]:
         """A word with its expansions: cut at blanks where they are not quoted. "$@" of nothing is no word."""
@@ -117,9 +117,9 @@ class Variables:
 
     def text_of(self, token: Token, deep: int = 0) -> str:
         """A word as one text, as in an assignment."""
-        found = "".join(" ".join(text for text, _ in self._values(piece, deep)) for piece in token.pieces)
-        _check(len(found))
-        return found
+        joined = "".join(" ".join(text for text, _ in self._values(piece, deep)) for piece in token.pieces)
+        _check(len(joined))
+        return joined
 
     def document_of(self, text: str) -> str:
         """A here-document with its expansions."""
@@ -139,14 +139,14 @@ class Variables:
         return [(text, not piece.quoted) for text in self._variable(piece.text, piece.quoted, deep)]
 
     def _command(self, text: str) -> str:
-        """What a command would print: known of pwd alone."""
+        """The output of a command: known for pwd alone."""
         return "." if text.strip() == "pwd" else self.unfollowed(f"({' '.join(text.split())})")
 
     def _variable(self, text: str, quoted: bool, deep: int) -> list[str]:
-        found = _NAME.match(text)
-        if not found or (text.startswith(("#", "!")) and len(text) > 1):
+        name_match = _NAME.match(text)
+        if not name_match or (text.startswith(("#", "!")) and len(text) > 1):
             return [self.unfollowed(f"{{{text}}}")]
-        name, rest = found[0], text[found.end() :]
+        name, rest = name_match[0], text[name_match.end() :]
         value = self.values.get(name)
         if name in ("@", "*") and value is None:  # nobody gives the script any words
             return [""] if name == "*" and quoted else []
@@ -236,18 +236,18 @@ class _Sum:
         self.variables, self.tokens, at = variables, list[str](), 0
         text = text.strip()
         while at < len(text):
-            found = _SUM.match(text, at)
-            if not found or len(self.tokens) > 500:
+            token_match = _SUM.match(text, at)
+            if not token_match or len(self.tokens) > 500:
                 raise ShellFault(f"$(( {text[:60]} )) can't be computed; give its value with --set")
-            self.tokens.append(found[1])
-            at = found.end()
+            self.tokens.append(token_match[1])
+            at = token_match.end()
         self.at, self.text = 0, text
 
     def value(self) -> int:
-        found = self._level(0)
+        total = self._level(0)
         if self.at < len(self.tokens):
             self._fail()
-        return found
+        return total
 
     def _fail(self) -> None:
         raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
@@ -261,25 +261,25 @@ class _Sum:
     def _level(self, level: int) -> int:
         if level == len(_BINDS):
             return self._atom()
-        found = self._level(level + 1)
+        total = self._level(level + 1)
         while self.at < len(self.tokens) and self.tokens[self.at] in _BINDS[level]:
             sign = self._take()
-            found = self._apply(sign, found, self._level(level + 1))
-        return found
+            total = self._apply(sign, total, self._level(level + 1))
+        return total
 
     def _atom(self) -> int:
         token = self._take()
         if token == "(":
-            found = self._level(0)
+            inner = self._level(0)
             if self._take() != ")":
                 self._fail()
-            return found
+            return inner
         if token in ("-", "+", "!"):
             value = self._atom()
             return {"-": -value, "+": value}.get(token, int(not value))
         if token.isdecimal():
-            said = whole(token)
-            return _LARGEST if said is None else said
+            literal = whole(token)
+            return _LARGEST if literal is None else literal
         text = self.variables.values.get(token, "")
         number = signed(text.strip()) if isinstance(text, str) else None
         if number is None:
@@ -291,17 +291,17 @@ class _Sum:
             raise ShellFault(f"$(( {self.text[:60]} )) divides by 0; give its value with --set")
         if sign == "**" and (b < 0 or b > 63):
             self._fail()
-        found = int(_APPLIED[sign](a, b))
-        if abs(found) > _LARGEST:
+        result = int(_APPLIED[sign](a, b))
+        if abs(result) > _LARGEST:
             self._fail()
-        return found
+        return result
 
 
 _COMPARED = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 
 
 def is_true(words: list[str], variables: Variables) -> bool | None:
-    """What `[ ... ]` says; None where that is not known. Files are there, and what nobody set is empty."""
+    """The truth of `[ ... ]`; None if it is unknown. Files are there, and what nobody set is empty."""
     if "||" in words or "-o" in words:
         at = next(n for n, word in enumerate(words) if word in ("||", "-o"))
         either = (is_true(words[:at], variables), is_true(words[at + 1 :], variables))
@@ -311,8 +311,8 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
         both = (is_true(words[:at], variables), is_true(words[at + 1 :], variables))
         return False if False in both else None if None in both else True
     if words[:1] == ["!"]:
-        found = is_true(words[1:], variables)
-        return None if found is None else not found
+        truth = is_true(words[1:], variables)
+        return None if truth is None else not truth
     bare = [UNKNOWN.sub("", word) for word in words]
     if len(words) <= 1:
         return bool(bare and bare[0])

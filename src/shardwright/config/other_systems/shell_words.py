@@ -16,7 +16,7 @@ _MOST_WORDS = 100_000
 
 
 class ShellFault(ValueError):  # noqa: N818 (a fault in the words of PlanError)
-    """What of a script can't be read, in one sentence with its line."""
+    """A part of a script that can't be read, in one sentence with its line."""
 
 
 @dataclass(frozen=True)
@@ -74,31 +74,31 @@ class ShellReader:
         elif char == "#":
             self.at = _end(self.text, self.at)
         else:
-            found = next((one for one in OPERATORS if self.text.startswith(one, self.at)), "")
-            if found:
-                self._operator(found)
+            operator = next((one for one in OPERATORS if self.text.startswith(one, self.at)), "")
+            if operator:
+                self._operator(operator)
             else:
                 self._word()
 
-    def _operator(self, found: str) -> None:
-        if found == "((" and not self._begins_command():
-            found = "("
-        if found[0] in "<>" and self._is_descriptor():
+    def _operator(self, sign: str) -> None:
+        if sign == "((" and not self._begins_command():
+            sign = "("
+        if sign[0] in "<>" and self._is_descriptor():
             self.tokens.pop()
-        self.at += len(found)
-        if found == "((":
+        self.at += len(sign)
+        if sign == "((":
             end = self.text.find("))", self.at)
             end = len(self.text) if end < 0 else end
             self.tokens.append(Token(self.line, pieces=(WordPiece("arithmetic", self.text[self.at : end], True),)))
             self.at = end + 2
             return
-        self.tokens.append(Token(self.line, operator=found))
-        if found == "\n":
+        self.tokens.append(Token(self.line, operator=sign))
+        if sign == "\n":
             self.line += 1
             self._read_documents()
 
     def _is_descriptor(self) -> bool:
-        """Whether digits stand directly before a redirection: the number of a file, and no word of the command."""
+        """True if digits stand directly before a redirection: the number of a file, and no word of the command."""
         if not self.tokens or self._word_end != self.at or whole(self.tokens[-1].plain) is None:
             return False
         return not self._documents or self._documents[-1][0] != len(self.tokens) - 1
@@ -145,10 +145,10 @@ class ShellReader:
         end = self.text.find(mark, self.at + 1)
         if end < 0:
             raise ShellFault(f"line {self.line}: a quote {mark} is not closed; check it")
-        found = self.text[self.at + 1 : end]
-        self.line += found.count("\n")
+        inside = self.text[self.at + 1 : end]
+        self.line += inside.count("\n")
         self.at = end + 1
-        return found
+        return inside
 
     def quoted(self) -> list[WordPiece]:
         """The pieces of a text in double quotes, which begins here. Raises ShellFault."""
@@ -190,7 +190,7 @@ class ShellReader:
         return WordPiece("variable", text[at + 1 : end], quoted) if end > at + 1 else WordPiece("text", "$", quoted)
 
     def _bracketed(self, opening: str, closing: str) -> str:
-        """What stands within brackets, which may have others of their kind in them."""
+        """The text within brackets, which may have others of their kind in them."""
         begin, depth = self.at + len(opening), 1
         first, last = opening[-1], closing[-1]
         self.at = begin

@@ -25,14 +25,14 @@ _MODULE = "job_config"
 
 
 def is_training(words: list[str]) -> bool:
-    """Whether a command trains with torchtitan."""
+    """True if a command trains with torchtitan."""
     flags = {word.partition("=")[0] for word in words}
     programs = (word.removesuffix(".py").replace("/", ".") for word in words)
     return any(one.endswith(program("torchtitan")) for one in programs) or {"--module", "--config"} <= flags
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
-    """What a launch script and the Python files behind it say. Raises ShellFault."""
+    """Read a launch script and the Python files behind it. Raises ShellFault."""
     scripts = {name: text for name, text in texts.items() if PurePath(name).suffix != ".py"}
     command = launched(scripts, asked.variables, is_training) if scripts else Launched({}, {}, 0, 0)
     arguments = [word for word in command.arguments if word not in _ARGUMENTS]

@@ -1,4 +1,4 @@
-"""What a configuration function of torchtitan 0.3 returns, a Trainer.Config, as settings under the release's names."""
+"""The result of a configuration function of torchtitan 0.3, a Trainer.Config, as settings under the release's names."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,20 +80,20 @@ def _word(value: Any) -> str:
     return value.last if isinstance(value, (Named, Made)) else "..."
 
 
-def config_of(found: Any, where: str, family: str) -> Config:
+def config_of(result: Any, where: str, family: str) -> Config:
     """The settings of what a function returns. `family` is the package that a model is of where no import says it.
     Raises ShellFault."""
-    if isinstance(found, Made) and found.maker and not found.is_of_class:
-        module, _, function = found.maker.rpartition(".")
+    if isinstance(result, Made) and result.maker and not result.is_of_class:
+        module, _, function = result.maker.rpartition(".")
         path = f"{module.strip('.').replace('.', '/')}.py" if module.strip(".") else f"the file with {function[:60]}"
         raise ShellFault(f"{where} begins with {function[:60]}, which is in no file here; name {path[:100]} too")
-    if not isinstance(found, Made):
-        what = found.text if isinstance(found, Unread) else "nothing that is known here"
+    if not isinstance(result, Made):
+        what = result.text if isinstance(result, Unread) else "nothing that is known here"
         raise ShellFault(f"{where} returns {what}, and not a Trainer.Config; check that it is the function")
     config = Config()
-    if found.last not in ("Trainer.Config", "Config", ""):
-        config.notes.append(f"{found.last[:60]} is taken for Trainer.Config, with its defaults")
-    for name, value in found.values.items():
+    if result.last not in ("Trainer.Config", "Config", ""):
+        config.notes.append(f"{result.last[:60]} is taken for Trainer.Config, with its defaults")
+    for name, value in result.values.items():
         if name == "model_spec":
             _put_model(value, config, family)
         elif name == "activation_checkpoint":
@@ -102,7 +102,7 @@ def config_of(found: Any, where: str, family: str) -> Config:
             _put_optimizer(value, config)
         else:
             config.put(name, value)
-    if "optimizer" not in found.values:
+    if "optimizer" not in result.values:
         config.faults.append("optimizer is not said, and has no default; add optimizer=default_adamw(lr=RATE)")
     return config
 

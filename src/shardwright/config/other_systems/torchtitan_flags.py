@@ -31,10 +31,10 @@ def command_line(words: list[str]) -> CommandLine:
             flags[_POLICY], name = [word.partition(":")[2]], ""
         elif name:
             flags[name].append(word)
-    found = CommandLine(" ".join(flags.pop("module", [])), " ".join(flags.pop("config", [])))
+    line = CommandLine(" ".join(flags.pop("module", [])), " ".join(flags.pop("config", [])))
     for name, values in flags.items():
-        _put(name, values, found.given)
-    return found
+        _put(name, values, line.given)
+    return line
 
 
 def _put(name: str, values: list[str], given: dict[str, Any]) -> None:

@@ -42,10 +42,10 @@ def model_fields(name: str, flavor: str) -> dict[str, Any] | None:
     """Fields of [model] of a flavor; None where it is not known."""
     kinds = ("", "_flex", "_varlen", "_flex_attn", "_varlen_attn")  # kernels of attention
     bare = next((flavor.removesuffix(kind) for kind in kinds[1:] if flavor.endswith(kind)), flavor)
-    found = FLAVORS.get((name, bare))
-    if found is None:
+    flavor_fields = FLAVORS.get((name, bare))
+    if flavor_fields is None:
         return None
-    entry, fields = found
+    entry, fields = flavor_fields
     return ({"name": entry} if entry else {"name": f"{name}-{bare}".lower()}) | fields
 
 
@@ -57,7 +57,7 @@ def flavor_of(model: ModelSpec, but: Container[str] = ()) -> tuple[str, str] | N
 @cache
 def _spec(name: str, flavor: str) -> ModelSpec:
     entry, fields = FLAVORS[name, flavor]
-    found = catalog.read("models", entry) if entry else {}
-    experts = found.get("moe", {}) | fields.get("moe", {})
-    merged = found | fields | ({"moe": experts} if experts else {})
+    entry_fields = catalog.read("models", entry) if entry else {}
+    experts = entry_fields.get("moe", {}) | fields.get("moe", {})
+    merged = entry_fields | fields | ({"moe": experts} if experts else {})
     return ModelSpec.model_validate(merged, strict=False)

@@ -30,12 +30,12 @@ _IMPORTS = {
 _SECTIONS = ("training", "parallelism", "lr_scheduler")
 
 
-def python_text(job: JobSpec, theirs: Mapping[str, Any]) -> str:
+def python_text(job: JobSpec, settings: Mapping[str, Any]) -> str:
     """A file of one function, from settings under the names of the table."""
-    optimizer = _of(theirs, "optimizer.")
-    fields = {name: value for name, value in theirs.items() if name not in IN_PYTHON.spelled}
+    optimizer = _of(settings, "optimizer.")
+    fields = {name: value for name, value in settings.items() if name not in IN_PYTHON.spelled}
     sections = {section: _of(fields, f"{section}.") for section in _SECTIONS}
-    lines = _model_lines(theirs) if "model.name" in theirs else []
+    lines = _model_lines(settings) if "model.name" in settings else []
     lines += ["return Trainer.Config(", *(["    model_spec=model_spec,"] if lines else [])]
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
     lines += [f"    loss=ChunkedLossWrapper.Config(loss_fn={loss}),"]
@@ -45,46 +45,46 @@ def python_text(job: JobSpec, theirs: Mapping[str, Any]) -> str:
     for section in _SECTIONS:
         if sections[section]:
             lines += [f"    {section}={CLASSES[section]}(", *_arguments(sections[section], 8), "    ),"]
-    policy = POLICIES.get(theirs.get("activation_checkpoint.mode", ""))
+    policy = POLICIES.get(settings.get("activation_checkpoint.mode", ""))
     lines += [f"    activation_checkpoint={policy}()," if policy else "    activation_checkpoint=None,"]
-    lines += ["    compile=CompileConfig(enable=True),"] if "model.converters" in theirs else []
+    lines += ["    compile=CompileConfig(enable=True),"] if "model.converters" in settings else []
     body = [f"def {FUNCTION}() -> Trainer.Config:", *(f"    {line}" for line in [*lines, ")"])]
     name = " ".join(job.name.split()).replace("\\", "/").replace('"', "'")
     heading = f'"""{name}, for torchtitan 0.3, written by shardwright. It takes {job.plan.world} GPUs."""'
-    return "\n".join([heading, "", *_import_lines("\n".join(body), theirs), "", "", *body]) + "\n"
+    return "\n".join([heading, "", *_import_lines("\n".join(body), settings), "", "", *body]) + "\n"
 
 
-def _of(theirs: Mapping[str, Any], before: str) -> dict[str, Any]:
-    return {name.removeprefix(before): value for name, value in theirs.items() if name.startswith(before)}
+def _of(settings: Mapping[str, Any], before: str) -> dict[str, Any]:
+    return {name.removeprefix(before): value for name, value in settings.items() if name.startswith(before)}
 
 
-def _import_lines(body: str, theirs: Mapping[str, Any]) -> list[str]:
+def _import_lines(body: str, settings: Mapping[str, Any]) -> list[str]:
     """Imports of what the body uses."""
     modules: dict[str, list[str]] = {}
     for name, module in _IMPORTS.items():
         if name in body:
             modules.setdefault(module, []).append(name)
-    if "model.name" in theirs:
-        modules[f"torchtitan.models.{theirs['model.name']}"] = ["model_registry"]
+    if "model.name" in settings:
+        modules[f"torchtitan.models.{settings['model.name']}"] = ["model_registry"]
     return [f"from {module} import {', '.join(sorted(modules[module]))}" for module in sorted(modules)]
 
 
-def _model_lines(theirs: Mapping[str, Any]) -> list[str]:
-    words = [_value(theirs.get("model.flavor", ""))]
-    backend = theirs.get("parallelism.expert_parallel_comm_backend")
+def _model_lines(settings: Mapping[str, Any]) -> list[str]:
+    words = [_value(settings.get("model.flavor", ""))]
+    backend = settings.get("parallelism.expert_parallel_comm_backend")
     words += [f"moe_comm_backend={_value(backend)}"] if backend else []
-    if "model.converters" in theirs:
-        recipe = theirs.get("quantize.linear.float8.recipe_name")
+    if "model.converters" in settings:
+        recipe = settings.get("quantize.linear.float8.recipe_name")
         inner = [f"recipe_name={_value(recipe)}"] if recipe else []
         words.append(f"converters=[Float8LinearConverter.Config({', '.join([*inner, 'model_compile_enabled=True'])})]")
     return [f"model_spec = model_registry({', '.join(words)})"]
 
 
-def _optimizer_lines(theirs: dict[str, Any]) -> list[str]:
+def _optimizer_lines(settings: dict[str, Any]) -> list[str]:
     """One group of all parameters. AdamW has a function for that."""
-    name, beta1, beta2 = theirs.pop("name", "AdamW"), theirs.pop("beta1", 0.9), theirs.pop("beta2", 0.95)
-    further = {"implementation": theirs.pop("implementation")} if "implementation" in theirs else {}
-    kwargs = {"lr": theirs.pop("lr"), "betas": (beta1, beta2), "eps": theirs.pop("eps", 1e-8)} | theirs
+    name, beta1, beta2 = settings.pop("name", "AdamW"), settings.pop("beta1", 0.9), settings.pop("beta2", 0.95)
+    further = {"implementation": settings.pop("implementation")} if "implementation" in settings else {}
+    kwargs = {"lr": settings.pop("lr"), "betas": (beta1, beta2), "eps": settings.pop("eps", 1e-8)} | settings
     if name == "AdamW" and not further:
         return ["optimizer=default_adamw(", *_arguments(kwargs, 4), "),"]
     inner = ", ".join(f"{_value(key)}: {_value(value)}" for key, value in kwargs.items())

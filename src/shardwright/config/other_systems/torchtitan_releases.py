@@ -1,4 +1,5 @@
-"""What torchtitan's releases call the settings of the one table (torchtitan_table.py), and which of them they lack."""
+"""Names of torchtitan's releases for the settings of the one table (torchtitan_table.py), and the settings that a
+release lacks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,14 +35,14 @@ class Release:
     without: frozenset[str] = frozenset()
     modules: Mapping[str, str] = field(default_factory=dict)
 
-    def plain(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
+    def plain(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of the release under the names of the table."""
-        back = {name: ours for ours, name in self.spelled.items()}
-        return {back.get(name, name): value for name, value in theirs.items()}
+        back = {name: fields for fields, name in self.spelled.items()}
+        return {back.get(name, name): value for name, value in settings.items()}
 
-    def faults(self, theirs: Mapping[str, Any]) -> list[str]:
+    def faults(self, settings: Mapping[str, Any]) -> list[str]:
         """Settings that other releases have, and this one refuses."""
-        refused = [name for name in theirs if name in self.lacks or name in self.spelled]
+        refused = [name for name in settings if name in self.lacks or name in self.spelled]
         ways = {name: f"say {self.spelled[name]}" if name in self.spelled else "take it out" for name in refused}
         return [f"{name} is no setting of torchtitan {self.number}; {way}" for name, way in ways.items()]
 
@@ -58,13 +59,13 @@ class Release:
             known = f"known here (known: {self.known})"
             fault = f"it names its models, and this one is none of those that are {known}; take another --to"
             raise PlanError(f"job {job.name}", [fault])
-        found: dict[str, Any] = {"model.name": named[0], "model.flavor": named[1]}
-        found |= write_table(TABLE, job)
-        parts = found.get(PARTS, [])
-        found |= {PARTS: [[self.modules.get(one, one) for one in part] for part in parts]} if parts else {}
+        settings: dict[str, Any] = {"model.name": named[0], "model.flavor": named[1]}
+        settings |= write_table(TABLE, job)
+        parts = settings.get(PARTS, [])
+        settings |= {PARTS: [[self.modules.get(one, one) for one in part] for part in parts]} if parts else {}
         return {
             name: value
-            for name, value in found.items()
+            for name, value in settings.items()
             if name not in self.lacks and f"{name}={value}" not in self.lacks
         }
 

@@ -10,7 +10,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.rows import Rule, Table, count, degree, number, word
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.whole_text import whole
-from shardwright.config.plan import STAGES_PER_RANK, even_stages
+from shardwright.config.plan import even_stages
+from shardwright.config.schedule_facts import SCHEDULES
 
 WORLD = "world"
 _SCHEDULES = {
@@ -26,68 +27,68 @@ def _old(name: str) -> str:
     return f"{_P}{name} training.{name} experimental.{name}"
 
 
-def _or_the_rest(text: str, name: str, theirs: Settings) -> int | None:
+def _or_the_rest(text: str, name: str, settings: Settings) -> int | None:
     """A number; None for -1, which takes what is left."""
-    found = whole(text)
-    if found is None and text != "-1":
-        theirs.faults.append(f"{name} = {shortened(text)}: it should be a whole number, or -1")
-    return found
+    number = whole(text)
+    if number is None and text != "-1":
+        settings.faults.append(f"{name} = {shortened(text)}: it should be a whole number, or -1")
+    return number
 
 
-def _read_degrees(theirs: Settings, ours: Flat) -> None:
+def _read_degrees(settings: Settings, fields: Flat) -> None:
     """dp is what shards times what replicates; with context parallelism tokens are sharded over too."""
-    shared = ours["plan.tp"] * ours["plan.pp"] * ours["plan.cp"]
-    copies = theirs.count(_old("data_parallel_replicate_degree").split(), 1)
-    text = theirs.text([*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
-    world = theirs.count(WORLD, 0)
-    if (said := _or_the_rest(text, _P + "data_parallel_shard_degree", theirs)) is not None:
-        shards = max(1, said)
+    shared = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
+    copies = settings.count(_old("data_parallel_replicate_degree").split(), 1)
+    text = settings.text([*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
+    world = settings.count(WORLD, 0)
+    if (degree := _or_the_rest(text, _P + "data_parallel_shard_degree", settings)) is not None:
+        shards = max(1, degree)
     elif world and world % max(1, shared * copies) == 0:
         shards = world // max(1, shared * copies)
     else:
         shards = 1
         what = f"{world} GPUs are not a multiple of {shared} x {copies}" if world else "how many there are is not said"
-        theirs.faults.append(
+        settings.faults.append(
             f"parallelism.data_parallel_shard_degree = {text[:20]} takes the GPUs that are left, and {what}; "
             f"say it with --devices, such as {shared * copies * 8}"
         )
-    ours["plan.dp"] = shards * copies
-    keeps = theirs.text(_P + "fsdp_reshard_after_forward", "default")
-    is_kept = keeps == "never" or (keeps == "default" and ours["plan.pp"] > 1)
-    sharing = shards * ours["plan.cp"]
-    ours["plan.zero"] = 0 if sharing == 1 else 2 if is_kept else 3
-    ours["plan.zero_ranks"] = sharing if sharing > 1 and copies > 1 else 0
+    fields["plan.dp"] = shards * copies
+    keeps = settings.text(_P + "fsdp_reshard_after_forward", "default")
+    is_kept = keeps == "never" or (keeps == "default" and fields["plan.pp"] > 1)
+    sharing = shards * fields["plan.cp"]
+    fields["plan.zero"] = 0 if sharing == 1 else 2 if is_kept else 3
+    fields["plan.zero_ranks"] = sharing if sharing > 1 and copies > 1 else 0
 
 
-def _write_degrees(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
     if plan.zero == 0 and plan.cp == 1 and (plan.dp == 1 or plan.tp == plan.pp == 1):  # its DDP stands alone
-        theirs |= {_P + "data_parallel_replicate_degree": plan.dp, _P + "data_parallel_shard_degree": 1}
+        settings |= {_P + "data_parallel_replicate_degree": plan.dp, _P + "data_parallel_shard_degree": 1}
         return
     shards = (plan.zero_ranks or plan.replicas) // plan.cp or 1
     if shards * plan.cp == 1 and plan.tp * plan.pp > 1:
         shards = plan.dp
-    theirs |= {_P + "data_parallel_replicate_degree": plan.dp // shards, _P + "data_parallel_shard_degree": shards}
-    theirs[_P + "fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
+    settings |= {_P + "data_parallel_replicate_degree": plan.dp // shards, _P + "data_parallel_shard_degree": shards}
+    settings[_P + "fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
 
 
 def generated(stages: int, layers: int, first: int, last: int) -> list[int]:
     """Layers of each stage as torchtitan spreads them, embedding and head counted as so many layers."""
     each, longer = divmod(layers + first + last, stages)
-    found = [each + (stage < longer) for stage in range(stages)]
-    found[0] -= first
-    found[-1] -= last
-    return found
+    layers_of = [each + (stage < longer) for stage in range(stages)]
+    layers_of[0] -= first
+    layers_of[-1] -= last
+    return layers_of
 
 
-def _read_pipeline(theirs: Settings, ours: Flat) -> None:
-    pp = ours["plan.pp"]
-    schedule = theirs.one_of(_old("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
-    layers, each = ours.get("layers", 0), theirs.count(_P + "pipeline_parallel_layers_per_stage", 0)
-    around = [theirs.count(f"{_P}pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
-    parts = theirs.raw(PARTS)
+def _read_pipeline(settings: Settings, fields: Flat) -> None:
+    pp = fields["plan.pp"]
+    schedule = settings.one_of(_old("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
+    layers, each = fields.get("layers", 0), settings.count(_P + "pipeline_parallel_layers_per_stage", 0)
+    around = [settings.count(f"{_P}pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
+    parts = settings.raw(PARTS)
     if pp == 1:
-        ours["plan.schedule"] = "1f1b"
+        fields["plan.schedule"] = "1f1b"
         return
     virtual = 1 if schedule in ("1f1b", "gpipe") else 2
     stages: list[int] = []
@@ -96,87 +97,89 @@ def _read_pipeline(theirs: Settings, ours: Flat) -> None:
         virtual = max(1, len(stages) // pp)
     elif each:
         virtual = max(1, -(-(layers + sum(around)) // each) // pp)
-    ours["plan.schedule"] = schedule
-    if STAGES_PER_RANK.get(schedule) == 0:
-        ours["plan.virtual_stages"] = virtual
+    fields["plan.schedule"] = schedule
+    if SCHEDULES[schedule].stages_per_rank == 0:
+        fields["plan.virtual_stages"] = virtual
     if not stages and pp * virtual <= layers + 2:
         stages = generated(pp * virtual, layers, *around)
     if stages and (stages != even_stages(layers, len(stages)) or 0 in stages):
-        ours["plan.layout"] = stages
+        fields["plan.layout"] = stages
 
 
-def _write_pipeline(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_pipeline(job: JobSpec, settings: dict[str, Any]) -> None:
     plan, layers = job.plan, job.model.layers
     if plan.pp == 1:
         return
-    name = next((theirs_ for theirs_, ours in _SCHEDULES.items() if ours == plan.schedule), None)
-    theirs |= {_P + "pipeline_parallel_schedule": name} if name else {}
+    name = next((theirs_ for theirs_, fields in _SCHEDULES.items() if fields == plan.schedule), None)
+    settings |= {_P + "pipeline_parallel_schedule": name} if name else {}
     stages = plan.stage_layers(layers)
     if len(stages) == plan.pp * (1 if plan.schedule in ("1f1b", "gpipe") else 2):
         for ends in (1, 0):
             if stages == generated(len(stages), layers, ends, ends):
                 for end in ("first", "last"):
-                    theirs[f"{_P}pipeline_parallel_{end}_stage_less_layers"] = ends
+                    settings[f"{_P}pipeline_parallel_{end}_stage_less_layers"] = ends
                 return
     numbers = iter(range(layers))
     parts = [[f"layers.{next(numbers)}" for _ in range(number)] for number in stages]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "output"]
-    theirs[PARTS] = parts
+    settings[PARTS] = parts
 
 
-def _read_batch(theirs: Settings, ours: Flat) -> None:
-    dp, pp = ours["plan.dp"], ours["plan.pp"]
-    local = theirs.count(("training.local_batch_size", "training.batch_size"), 8)
-    microbatches = theirs.count("experimental.pipeline_parallel_microbatches", 0)
-    each = theirs.count(_P + "pipeline_parallel_microbatch_size", 1)
+def _read_batch(settings: Settings, fields: Flat) -> None:
+    dp, pp = fields["plan.dp"], fields["plan.pp"]
+    local = settings.count(("training.local_batch_size", "training.batch_size"), 8)
+    microbatches = settings.count("experimental.pipeline_parallel_microbatches", 0)
+    each = settings.count(_P + "pipeline_parallel_microbatch_size", 1)
     if pp > 1 and microbatches:
         each = max(1, local // microbatches)
-    elif pp > 1 and not theirs.has(_P + "pipeline_parallel_microbatch_size"):
-        theirs.note(
+    elif pp > 1 and not settings.has(_P + "pipeline_parallel_microbatch_size"):
+        settings.note(
             "a microbatch has 1 sample, as since 2025; code of 2024 made as many microbatches as there are stages "
             "(--set plan.microbatch_size=N)"
         )
     if pp == 1:
-        local = theirs.overridden("plan.microbatch_size") or local
-    ours["plan.microbatch_size"] = each if pp > 1 else local
-    said = _or_the_rest(theirs.text("training.global_batch_size", "-1"), "training.global_batch_size", theirs)
-    size = local * dp if said is None else said
-    ours["batch.global_batch_size"] = size
+        local = settings.overridden("plan.microbatch_size") or local
+    fields["plan.microbatch_size"] = each if pp > 1 else local
+    accumulated = _or_the_rest(
+        settings.text("training.global_batch_size", "-1"), "training.global_batch_size", settings
+    )
+    size = local * dp if accumulated is None else accumulated
+    fields["batch.global_batch_size"] = size
     if pp > 1 and size > local * dp:
-        theirs.lost.append(f"the pipeline drains {size // max(1, local * dp)} times in a step there, and once here")
+        settings.lost.append(f"the pipeline drains {size // max(1, local * dp)} times in a step there, and once here")
 
 
-def _write_batch(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
     plan, size = job.plan, job.batch.global_batch_size
-    theirs["training.local_batch_size"] = size // plan.dp if plan.pp > 1 else plan.microbatch_size
-    theirs["training.global_batch_size"] = size
+    settings["training.local_batch_size"] = size // plan.dp if plan.pp > 1 else plan.microbatch_size
+    settings["training.global_batch_size"] = size
     if plan.pp > 1:
-        theirs[_P + "pipeline_parallel_microbatch_size"] = plan.microbatch_size
+        settings[_P + "pipeline_parallel_microbatch_size"] = plan.microbatch_size
 
 
-def _read_recompute(theirs: Settings, ours: Flat) -> None:
-    mode = theirs.text(("activation_checkpoint.mode", "training.activation_checkpoint"), "selective")
-    option = theirs.text("activation_checkpoint.selective_ac_option", "2")
-    if theirs.raw("activation_checkpoint.selective_ac_type"):
-        option = theirs.text("activation_checkpoint.selective_ac_type")
+def _read_recompute(settings: Settings, fields: Flat) -> None:
+    mode = settings.text(("activation_checkpoint.mode", "training.activation_checkpoint"), "selective")
+    option = settings.text("activation_checkpoint.selective_ac_option", "2")
+    if settings.raw("activation_checkpoint.selective_ac_type"):
+        option = settings.text("activation_checkpoint.selective_ac_type")
     if mode == "full":
-        ours["plan.recompute"] = "full"
+        fields["plan.recompute"] = "full"
     elif mode == "selective" and option == "op":
-        ours |= {"plan.recompute": "selective", "plan.recompute_operators": ["norm", "activation"]}
-        theirs.note(
+        fields |= {"plan.recompute": "selective", "plan.recompute_operators": ["norm", "activation"]}
+        settings.note(
             "selective recomputation by operator keeps what products and attention give; norms and activations are "
             "computed again"
         )
     elif mode == "selective" and 0 < (every := whole(option) or 0) <= 1000:
-        ours |= {"plan.recompute": "full", "plan.recompute_every": every}
+        fields |= {"plan.recompute": "full", "plan.recompute_every": every}
     elif mode != "none":
-        said = f"{mode[:30]} {option[:30]}" if mode == "selective" else mode[:30]
-        name = theirs.shown("activation_checkpoint.mode")
-        theirs.faults.append(f"{name} = {said} can't be said here; use none or full")
+        mode_shown = f"{mode[:30]} {option[:30]}" if mode == "selective" else mode[:30]
+        name = settings.shown("activation_checkpoint.mode")
+        settings.faults.append(f"{name} = {mode_shown} can't be said here; use none or full")
 
 
-def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
     plan, key = job.plan, "activation_checkpoint."
     mode, option = "none", ""
     if plan.recompute == "full":
@@ -187,85 +190,87 @@ def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
         and plan.recompute_every == 1
     ):
         mode, option = "selective", "op"
-    theirs[key + "mode"] = mode
-    theirs |= {key + "selective_ac_option": option} if option else {}
+    settings[key + "mode"] = mode
+    settings |= {key + "selective_ac_option": option} if option else {}
 
 
 def _is_float8(converter: str) -> bool:
-    """Whether a converter puts linear layers in float8."""
+    """True if a converter puts linear layers in float8."""
     return "float8" in converter.lower() and "grouped" not in converter.lower()
 
 
-def _read_numbers(theirs: Settings, ours: Flat) -> None:
+def _read_numbers(settings: Settings, fields: Flat) -> None:
     numbers = {"bfloat16": "bf16", "float32": "float32", "float16": "fp16"}
-    ours["precision.compute"] = theirs.one_of("training.mixed_precision_param", numbers, "bfloat16")
-    if theirs.text("training.dtype", "float32") == "bfloat16":
-        theirs.lost.append("training.dtype = bfloat16: weights that are updated are in float32 here")
-    converters = theirs.words("model.converters")
+    fields["precision.compute"] = settings.one_of("training.mixed_precision_param", numbers, "bfloat16")
+    if settings.text("training.dtype", "float32") == "bfloat16":
+        settings.lost.append("training.dtype = bfloat16: weights that are updated are in float32 here")
+    converters = settings.words("model.converters")
     others = [one for one in converters if not _is_float8(one)]
     if others:
-        theirs.lost.append(f"{theirs.shown('model.converters')} {' '.join(others)[:60]}: it can't be said here")
-    recipe = theirs.text(("quantize.linear.float8.recipe_name", "float8.recipe_name"), "tensorwise")
-    if len(others) < len(converters) or theirs.flag(("float8.enable_float8_linear", "training.enable_float8_linear")):
+        settings.lost.append(f"{settings.shown('model.converters')} {' '.join(others)[:60]}: it can't be said here")
+    recipe = settings.text(("quantize.linear.float8.recipe_name", "float8.recipe_name"), "tensorwise")
+    if len(others) < len(converters) or settings.flag(("float8.enable_float8_linear", "training.enable_float8_linear")):
         known = {
             "tensorwise": ("tensorwise", True),
             "rowwise": ("rowwise", True),
             "rowwise_with_gw_hp": ("rowwise", False),
         }
         kind, weights = known.get(recipe, ("tensorwise", True))
-        ours |= {"precision.float8": kind, "precision.float8_weight_gradients": weights}
-    theirs.ignore("float8.enable_float8_linear", "training.enable_float8_linear")
+        fields |= {"precision.float8": kind, "precision.float8_weight_gradients": weights}
+    settings.ignore("float8.enable_float8_linear", "training.enable_float8_linear")
 
 
-def _write_numbers(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     precision = job.precision
-    theirs["training.mixed_precision_param"] = "bfloat16" if precision.compute == "bf16" else "float32"
+    settings["training.mixed_precision_param"] = "bfloat16" if precision.compute == "bf16" else "float32"
     names = {("tensorwise", True): "tensorwise", ("rowwise", True): "rowwise", ("rowwise", False): "rowwise_with_gw_hp"}
     name = names.get((precision.float8, precision.float8_weight_gradients))
     if name:
-        theirs |= {"model.converters": ["quantize.linear.float8"], "quantize.linear.float8.recipe_name": name}
+        settings |= {"model.converters": ["quantize.linear.float8"], "quantize.linear.float8.recipe_name": name}
 
 
-def _read_offload(theirs: Settings, ours: Flat) -> None:
-    if theirs.flag("training.enable_cpu_offload") and ours["plan.zero"]:
-        ours |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": ours["plan.zero"] == 3}
+def _read_offload(settings: Settings, fields: Flat) -> None:
+    if settings.flag("training.enable_cpu_offload") and fields["plan.zero"]:
+        fields |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": fields["plan.zero"] == 3}
 
 
-def _write_offload(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_offload(job: JobSpec, settings: dict[str, Any]) -> None:
     if job.plan.offload_optimizer == 1.0 and job.plan.offload_parameters == (job.plan.zero == 3):
-        theirs["training.enable_cpu_offload"] = True
+        settings["training.enable_cpu_offload"] = True
 
 
-def _read_rate(theirs: Settings, ours: Flat) -> None:
+def _read_rate(settings: Settings, fields: Flat) -> None:
     key = "lr_scheduler."
-    steps = theirs.count("training.steps", 10000)
-    shape = theirs.text((key + "decay_type", key + "lr_decay_type"), "linear")
-    share = theirs.text((key + "decay_ratio", key + "lr_decay_ratio"), "")
-    ours["optimizer.steps"] = steps
-    if theirs.count(key + "total_steps", steps) != steps:
-        theirs.lose(key + "total_steps", f"the learning rate is that of a run of {steps:,} steps here")
-    ours["optimizer.warmup_steps"] = min(steps, theirs.count((key + "warmup_steps", "training.warmup_steps"), 200))
-    ours["optimizer.min_learning_rate_ratio"] = min(1.0, theirs.number((key + "min_lr_factor", key + "lr_min"), 0.0))
+    steps = settings.count("training.steps", 10000)
+    shape = settings.text((key + "decay_type", key + "lr_decay_type"), "linear")
+    share = settings.text((key + "decay_ratio", key + "lr_decay_ratio"), "")
+    fields["optimizer.steps"] = steps
+    if settings.count(key + "total_steps", steps) != steps:
+        settings.lose(key + "total_steps", f"the learning rate is that of a run of {steps:,} steps here")
+    fields["optimizer.warmup_steps"] = min(steps, settings.count((key + "warmup_steps", "training.warmup_steps"), 200))
+    fields["optimizer.min_learning_rate_ratio"] = min(
+        1.0, settings.number((key + "min_lr_factor", key + "lr_min"), 0.0)
+    )
     if shape not in ("linear", "cosine", "sqrt"):
-        theirs.faults.append(f"lr_scheduler.decay_type = {shape[:30]} can't be said here; use linear, cosine or sqrt")
+        settings.faults.append(f"lr_scheduler.decay_type = {shape[:30]} can't be said here; use linear, cosine or sqrt")
     elif not share and shape != "sqrt":
-        ours["optimizer.schedule"] = shape
+        fields["optimizer.schedule"] = shape
     else:
-        ratio = theirs.number((key + "decay_ratio", key + "lr_decay_ratio"), 1.0)
-        ours["optimizer.schedule"] = "wsd" if ratio > 0 else "constant"
-        ours |= {"optimizer.decay_share": min(1.0, ratio), "optimizer.decay_shape": shape} if ratio > 0 else {}
+        ratio = settings.number((key + "decay_ratio", key + "lr_decay_ratio"), 1.0)
+        fields["optimizer.schedule"] = "wsd" if ratio > 0 else "constant"
+        fields |= {"optimizer.decay_share": min(1.0, ratio), "optimizer.decay_shape": shape} if ratio > 0 else {}
 
 
-def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer, key = job.optimizer, "lr_scheduler."
-    theirs |= {"training.steps": optimizer.steps, key + "warmup_steps": optimizer.warmup_steps}
-    theirs[key + "min_lr_factor"] = optimizer.min_learning_rate_ratio
+    settings |= {"training.steps": optimizer.steps, key + "warmup_steps": optimizer.warmup_steps}
+    settings[key + "min_lr_factor"] = optimizer.min_learning_rate_ratio
     if optimizer.schedule in ("linear", "cosine"):
-        theirs[key + "decay_type"] = optimizer.schedule
+        settings[key + "decay_type"] = optimizer.schedule
     elif optimizer.schedule == "wsd":
-        theirs |= {key + "decay_type": optimizer.decay_shape, key + "decay_ratio": optimizer.decay_share}
+        settings |= {key + "decay_type": optimizer.decay_shape, key + "decay_ratio": optimizer.decay_share}
     elif optimizer.schedule == "constant":
-        theirs[key + "decay_ratio"] = 0.0
+        settings[key + "decay_ratio"] = 0.0
 
 
 _DISPATCH = {
@@ -273,64 +278,64 @@ _DISPATCH = {
 }  # fmt: skip
 
 
-def _read_experts(theirs: Settings, ours: Flat) -> None:
-    degree = theirs.count(_P + "expert_tensor_parallel_degree", 1)
-    ours["plan.ep"] = theirs.count(_P + "expert_parallel_degree", 1)
-    ours["plan.expert_tp"] = 0 if degree == ours["plan.tp"] or ours["plan.ep"] == 1 else degree
-    ours["plan.dispatch"] = theirs.one_of(_P + "expert_parallel_comm_backend", _DISPATCH, "standard")
+def _read_experts(settings: Settings, fields: Flat) -> None:
+    degree = settings.count(_P + "expert_tensor_parallel_degree", 1)
+    fields["plan.ep"] = settings.count(_P + "expert_parallel_degree", 1)
+    fields["plan.expert_tp"] = 0 if degree == fields["plan.tp"] or fields["plan.ep"] == 1 else degree
+    fields["plan.dispatch"] = settings.one_of(_P + "expert_parallel_comm_backend", _DISPATCH, "standard")
 
 
-def _write_experts(job: JobSpec, theirs: dict[str, Any]) -> None:
-    shards = math.prod((theirs[_P + "data_parallel_shard_degree"], job.plan.cp, job.plan.tp))
+def _write_experts(job: JobSpec, settings: dict[str, Any]) -> None:
+    shards = math.prod((settings[_P + "data_parallel_shard_degree"], job.plan.cp, job.plan.tp))
     if job.model.moe.experts and shards % (job.plan.ep * job.plan.expert_tp_size) == 0:  # within what is sharded
-        theirs |= {
+        settings |= {
             _P + "expert_parallel_degree": job.plan.ep,
             _P + "expert_tensor_parallel_degree": job.plan.expert_tp_size,
         }
         if job.plan.dispatch == "node-aware" and job.plan.ep > 1:
-            theirs[_P + "expert_parallel_comm_backend"] = "deepep"
+            settings[_P + "expert_parallel_comm_backend"] = "deepep"
 
 
-def _read_sequence(theirs: Settings, ours: Flat) -> None:
-    ours["plan.sequence_parallel"] = ours["plan.tp"] > 1 and theirs.flag(_P + "enable_sequence_parallel", True)
+def _read_sequence(settings: Settings, fields: Flat) -> None:
+    fields["plan.sequence_parallel"] = fields["plan.tp"] > 1 and settings.flag(_P + "enable_sequence_parallel", True)
 
 
-def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
     # Experts that are spread are whole there, and each rank of tp sends its own tokens to them.
     if job.plan.tp > 1 and not job.plan.sequence_parallel and not (job.model.moe.experts and job.plan.ep > 1):
-        theirs[_P + "enable_sequence_parallel"] = False
+        settings[_P + "enable_sequence_parallel"] = False
 
 
 _IN_BF16 = "fused_opt_states_bf16"
 
 
-def _read_moments(theirs: Settings, ours: Flat) -> None:
-    ours["precision.moments"] = "bf16" if theirs.text("optimizer.implementation") == _IN_BF16 else "float32"
+def _read_moments(settings: Settings, fields: Flat) -> None:
+    fields["precision.moments"] = "bf16" if settings.text("optimizer.implementation") == _IN_BF16 else "float32"
 
 
-def _write_moments(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_moments(job: JobSpec, settings: dict[str, Any]) -> None:
     if job.precision.moments == "bf16":
-        theirs["optimizer.implementation"] = _IN_BF16
+        settings["optimizer.implementation"] = _IN_BF16
 
 
-def _read_graphs(theirs: Settings, _: Flat) -> None:
-    theirs.ignore("training.disable_cuda_graphs")
+def _read_graphs(settings: Settings, _: Flat) -> None:
+    settings.ignore("training.disable_cuda_graphs")
 
 
-def _write_graphs(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_graphs(job: JobSpec, settings: dict[str, Any]) -> None:
     """CUDA graphs can't hold a pipeline, nor experts whose tokens the host counts, nor what comes from the host."""
     if job.plan.pp > 1 or (job.model.moe.experts and job.plan.ep > 1) or job.plan.offload_optimizer:
-        theirs["training.disable_cuda_graphs"] = True
+        settings["training.disable_cuda_graphs"] = True
 
 
-def _read_context(theirs: Settings, ours: Flat) -> None:
+def _read_context(settings: Settings, fields: Flat) -> None:
     names = _old("context_parallel_rotate_method").split()
-    ours["plan.cp_method"] = theirs.one_of(names, {"allgather": "all-gather", "alltoall": "ring"}, "allgather")
+    fields["plan.cp_method"] = settings.one_of(names, {"allgather": "all-gather", "alltoall": "ring"}, "allgather")
 
 
-def _write_context(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_context(job: JobSpec, settings: dict[str, Any]) -> None:
     if job.plan.cp > 1:
-        theirs[_P + "context_parallel_rotate_method"] = "alltoall" if job.plan.cp_method == "ring" else "allgather"
+        settings[_P + "context_parallel_rotate_method"] = "alltoall" if job.plan.cp_method == "ring" else "allgather"
 
 
 TABLE: Table = (

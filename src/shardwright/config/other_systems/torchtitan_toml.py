@@ -13,7 +13,7 @@ from shardwright.config.toml_text import value_text
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> Told:
-    """What a TOML file says. Raises ShellFault."""
+    """Read a TOML file. Raises ShellFault."""
     flat: dict[str, Any] = {}
     for name, text in texts.items():
         flat |= flat_keys(read_data(name, text))

@@ -1,5 +1,5 @@
-"""What DeepSpeed and Accelerate leave to the program that they start: the options of transformers' TrainingArguments,
-and the model in its config.json. Keys are as command lines have them: "--learning_rate"."""
+"""Settings that DeepSpeed and Accelerate leave to the program that they start: the options of transformers'
+TrainingArguments, and the model in its config.json. Keys are as command lines have them: "--learning_rate"."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -32,7 +32,7 @@ _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_le
 
 
 def is_training(words: list[str]) -> bool:
-    """Whether a command starts training with DeepSpeed, Accelerate, or options that transformers reads."""
+    """True if a command starts training with DeepSpeed, Accelerate, or options that transformers reads."""
     names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
     program = any(word.endswith(".py") for word in words)
     telling = {"deepspeed", "deepspeed_config", "per_device_train_batch_size", "config_file", "learning_rate"}
@@ -60,7 +60,7 @@ class FileParts:
 
 
 def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[str, Any]], bool]) -> FileParts:
-    """What all files say. `is_own` says whether keys are of the system's own configuration. Raises ShellFault."""
+    """Read all files. `is_own` says whether keys are of the system's own configuration. Raises ShellFault."""
     given: dict[str, Any] = {}
     model: dict[str, Any] | None = None
     has_own = False
@@ -113,7 +113,7 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
             yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
 
 
-def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, ours: Flat) -> None:
+def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, fields: Flat) -> None:
     """Fields of the model of a config.json, and its sequences."""
     if model is None:
         if not any(name in asked.fields for name in ("model.name", "model.weights", "model.layers")):
@@ -122,164 +122,170 @@ def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, o
                 "model.name=NAME of the catalog"
             )
         return
-    fields, faults = fields_of(model)
+    model_fields, faults = fields_of(model)
     settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
     coefficient = model.get("router_aux_loss_coef")
     if (
-        "moe" in fields
+        "moe" in model_fields
         and model.get("output_router_logits") is True
         and isinstance(coefficient, (int, float))
         and coefficient > 0
     ):
-        fields["moe"] |= {"aux_loss": "switch", "aux_coefficient": float(coefficient)}
-    ours |= {f"model.{name}": value for name, value in fields.items()}
+        model_fields["moe"] |= {"aux_loss": "switch", "aux_coefficient": float(coefficient)}
+    fields |= {f"model.{name}": value for name, value in model_fields.items()}
 
 
-def _read_sequence(theirs: Settings, ours: Flat) -> None:
-    tokens = theirs.count(_SEQUENCE, 0)
+def _read_sequence(settings: Settings, fields: Flat) -> None:
+    tokens = settings.count(_SEQUENCE, 0)
     if tokens:
-        ours["model.sequence"] = tokens
-    elif "model.sequence" in ours:
-        theirs.note(
-            f"nothing says how long samples are; {ours['model.sequence']:,} tokens are taken (--set model.sequence=N)"
+        fields["model.sequence"] = tokens
+    elif "model.sequence" in fields:
+        settings.note(
+            f"nothing says how long samples are; {fields['model.sequence']:,} tokens are taken (--set model.sequence=N)"
         )
 
 
-def _write_sequence(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs["--block_size"] = job.model.sequence
+def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["--block_size"] = job.model.sequence
 
 
-def _read_rate(theirs: Settings, ours: Flat) -> None:
-    steps = theirs.count(("--max_steps", "--max_train_steps", "scheduler.params.total_num_steps"), 0)
+def _read_rate(settings: Settings, fields: Flat) -> None:
+    steps = settings.count(("--max_steps", "--max_train_steps", "scheduler.params.total_num_steps"), 0)
     if not steps:
         steps = 1000
-        theirs.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
-    kind = theirs.one_of("--lr_scheduler_type", _SCHEDULES, "linear")
-    more = theirs.raw("--lr_scheduler_kwargs")
+        settings.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
+    kind = settings.one_of("--lr_scheduler_type", _SCHEDULES, "linear")
+    more = settings.raw("--lr_scheduler_kwargs")
     try:
         extra = more if isinstance(more, dict) else json.loads(str(more)) if more else {}
     except (ValueError, RecursionError):
         extra = {}
-        theirs.faults.append(f"{theirs.said('--lr_scheduler_kwargs')}: it should be JSON")
+        settings.faults.append(f"{settings.said('--lr_scheduler_kwargs')}: it should be JSON")
     extra = extra if isinstance(extra, dict) else {}
-    kind = _own_schedule(theirs, kind)
-    ratio = theirs.number("--warmup_ratio", 0.0)
-    warmup = theirs.count(
+    kind = _own_schedule(settings, kind)
+    ratio = settings.number("--warmup_ratio", 0.0)
+    warmup = settings.count(
         ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"),
-        1000 if _is_default(theirs, "scheduler.params.warmup_num_steps") else round(ratio * steps),
+        1000 if _is_default(settings, "scheduler.params.warmup_num_steps") else round(ratio * steps),
     )
-    ours |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
-    is_cosine = theirs.text("scheduler.type") == "WarmupCosineLR"
-    lowest = 0.0001 if is_cosine and theirs.is_open("scheduler.params.cos_min_ratio") else 0.0
-    least = extra.get("min_lr_rate", extra.get("min_lr_ratio", theirs.number("scheduler.params.cos_min_ratio", lowest)))
-    ours["optimizer.min_learning_rate_ratio"] = least if isinstance(least, (int, float)) else 0.0
+    fields |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
+    is_cosine = settings.text("scheduler.type") == "WarmupCosineLR"
+    lowest = 0.0001 if is_cosine and settings.is_open("scheduler.params.cos_min_ratio") else 0.0
+    least = extra.get(
+        "min_lr_rate", extra.get("min_lr_ratio", settings.number("scheduler.params.cos_min_ratio", lowest))
+    )
+    fields["optimizer.min_learning_rate_ratio"] = least if isinstance(least, (int, float)) else 0.0
     if kind == "wsd":
         falling = extra.get("num_decay_steps", max(1, steps // 10))
-        ours["optimizer.decay_share"] = min(1.0, falling / steps) if isinstance(falling, int) and falling > 0 else 0.1
+        fields["optimizer.decay_share"] = min(1.0, falling / steps) if isinstance(falling, int) and falling > 0 else 0.1
         shape = str(extra.get("decay_type", "cosine"))
-        ours["optimizer.decay_shape"] = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}.get(shape, "linear")
-    theirs.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
+        fields["optimizer.decay_shape"] = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}.get(
+            shape, "linear"
+        )
+    settings.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
 
 
 _OWN_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
-def _is_default(theirs: Settings, name: str) -> bool:
-    """Whether a schedule of DeepSpeed's own is there, and a parameter of it has DeepSpeed's default."""
-    return theirs.text("scheduler.type") in _OWN_SCHEDULES and theirs.is_open(name)
+def _is_default(settings: Settings, name: str) -> bool:
+    """True if a schedule of DeepSpeed's own is there, and a parameter of it has DeepSpeed's default."""
+    return settings.text("scheduler.type") in _OWN_SCHEDULES and settings.is_open(name)
 
 
-def _own_schedule(theirs: Settings, kind: str) -> str:
+def _own_schedule(settings: Settings, kind: str) -> str:
     """The schedule of DeepSpeed's configuration in place of the program's."""
-    own = theirs.text("scheduler.type")
+    own = settings.text("scheduler.type")
     if not own:
         return kind
-    if own not in _OWN_SCHEDULES and "optimizer.schedule" not in theirs.overrides:
-        theirs.faults.append(
+    if own not in _OWN_SCHEDULES and "optimizer.schedule" not in settings.overrides:
+        settings.faults.append(
             f"scheduler.type = {shortened(own)} can't be said here; use one of {', '.join(_OWN_SCHEDULES)}, or say "
             "what comes near it with --set optimizer.schedule=NAME, such as cosine"
         )
-    if own in _OWN_SCHEDULES and theirs.text("scheduler.params.warmup_type", "log") == "log":
-        theirs.lost.append("scheduler.params.warmup_type is log there, and the warm-up is linear here")
+    if own in _OWN_SCHEDULES and settings.text("scheduler.params.warmup_type", "log") == "log":
+        settings.lost.append("scheduler.params.warmup_type is log there, and the warm-up is linear here")
     return _OWN_SCHEDULES.get(own, kind)
 
 
-def _read_peak(theirs: Settings, ours: Flat) -> None:
+def _read_peak(settings: Settings, fields: Flat) -> None:
     """The learning rate: an optimizer or a schedule of DeepSpeed's own has DeepSpeed's default, 1e-3."""
     names = ("--learning_rate", "optimizer.params.lr", "scheduler.params.warmup_max_lr")
-    falls = theirs.text("scheduler.type") == "WarmupDecayLR" and theirs.is_open(names[2])
-    own = theirs.has("optimizer.type") and theirs.is_open(names[1])
+    falls = settings.text("scheduler.type") == "WarmupDecayLR" and settings.is_open(names[2])
+    own = settings.has("optimizer.type") and settings.is_open(names[1])
     default = 1e-3 if falls or own else 5e-5
-    if theirs.is_open(*names):
-        theirs.note(f"nothing says the learning rate; {default:g} is taken (--set optimizer.learning_rate=RATE)")
-    ours["optimizer.learning_rate"] = theirs.number(names, default)
+    if settings.is_open(*names):
+        settings.note(f"nothing says the learning rate; {default:g} is taken (--set optimizer.learning_rate=RATE)")
+    fields["optimizer.learning_rate"] = settings.number(names, default)
 
 
-def _write_peak(job: JobSpec, theirs: dict[str, Any]) -> None:
-    theirs["--learning_rate"] = job.optimizer.learning_rate
+def _write_peak(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["--learning_rate"] = job.optimizer.learning_rate
 
 
-def _write_rate(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
-    theirs |= {"--max_steps": optimizer.steps, "--warmup_steps": optimizer.warmup_steps}
+    settings |= {"--max_steps": optimizer.steps, "--warmup_steps": optimizer.warmup_steps}
     least = optimizer.min_learning_rate_ratio
     names = {"constant": "constant_with_warmup", "inverse-sqrt": "inverse_sqrt", "wsd": "warmup_stable_decay"}
     name = names.get(optimizer.schedule, optimizer.schedule)
     if name == "cosine" and least:
         name = "cosine_with_min_lr"
-        theirs["--lr_scheduler_kwargs"] = json.dumps({"min_lr_rate": least})
+        settings["--lr_scheduler_kwargs"] = json.dumps({"min_lr_rate": least})
     if name == "warmup_stable_decay":
         shape = {"sqrt": "1-sqrt"}.get(optimizer.decay_shape, optimizer.decay_shape)
         falling = max(1, round(optimizer.decay_share * optimizer.steps))
-        theirs["--lr_scheduler_kwargs"] = json.dumps(
+        settings["--lr_scheduler_kwargs"] = json.dumps(
             {"num_decay_steps": falling, "decay_type": shape, "min_lr_ratio": least}
         )
-    theirs["--lr_scheduler_type"] = name
+    settings["--lr_scheduler_type"] = name
 
 
-def _read_optimizer(theirs: Settings, ours: Flat) -> None:
-    own = theirs.text("optimizer.type").lower()
-    ours["optimizer.name"] = theirs.one_of("--optim", _OPTIMIZERS, "adamw_torch")
+def _read_optimizer(settings: Settings, fields: Flat) -> None:
+    own = settings.text("optimizer.type").lower()
+    fields["optimizer.name"] = settings.one_of("--optim", _OPTIMIZERS, "adamw_torch")
     if own:
         names = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
         if own not in names:
-            theirs.faults.append(f"optimizer.type = {own[:40]} can't be said here; use one of {', '.join(names)}")
-        ours["optimizer.name"] = names.get(own, "adamw")
-        if own == "adam" and theirs.flag("optimizer.params.adam_w_mode", True) is False:
-            ours["optimizer.name"] = "adam"
-    betas = theirs.raw("optimizer.params.betas")
+            settings.faults.append(f"optimizer.type = {own[:40]} can't be said here; use one of {', '.join(names)}")
+        fields["optimizer.name"] = names.get(own, "adamw")
+        if own == "adam" and settings.flag("optimizer.params.adam_w_mode", True) is False:
+            fields["optimizer.name"] = "adam"
+    betas = settings.raw("optimizer.params.betas")
     pair = (
         betas
         if isinstance(betas, list) and len(betas) == 2 and all(type(one) in (int, float) for one in betas)
         else (0.9, 0.999)
     )
-    ours |= {
-        "optimizer.beta1": theirs.number("--adam_beta1", float(pair[0])),
-        "optimizer.beta2": theirs.number("--adam_beta2", float(pair[1])),
+    fields |= {
+        "optimizer.beta1": settings.number("--adam_beta1", float(pair[0])),
+        "optimizer.beta2": settings.number("--adam_beta2", float(pair[1])),
     }
-    ours["optimizer.epsilon"] = theirs.number(("--adam_epsilon", "optimizer.params.eps"), 1e-8)
-    ours["optimizer.momentum"] = theirs.number("optimizer.params.momentum", 0.0)
+    fields["optimizer.epsilon"] = settings.number(("--adam_epsilon", "optimizer.params.eps"), 1e-8)
+    fields["optimizer.momentum"] = settings.number("optimizer.params.momentum", 0.0)
 
 
-def _write_optimizer(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
-    theirs["--optim"] = next((word for word, ours in _OPTIMIZERS.items() if ours == optimizer.name), "adamw_torch")
+    settings["--optim"] = next(
+        (word for word, fields in _OPTIMIZERS.items() if fields == optimizer.name), "adamw_torch"
+    )
     if optimizer.name not in ("sgd", "adafactor"):
-        theirs |= {
+        settings |= {
             "--adam_beta1": optimizer.beta1,
             "--adam_beta2": optimizer.beta2,
             "--adam_epsilon": optimizer.epsilon,
         }
 
 
-def _read_recompute(theirs: Settings, ours: Flat) -> None:
-    if theirs.flag("--gradient_checkpointing"):
-        ours["plan.recompute"] = "full"
+def _read_recompute(settings: Settings, fields: Flat) -> None:
+    if settings.flag("--gradient_checkpointing"):
+        fields["plan.recompute"] = "full"
 
 
-def _write_recompute(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
     if job.plan.recompute == "full" and job.plan.recompute_every == 1:
-        theirs["--gradient_checkpointing"] = True
+        settings["--gradient_checkpointing"] = True
 
 
 OPTIONS: Table = (

@@ -10,5 +10,5 @@ def whole(text: str) -> int | None:
 
 def signed(text: str) -> int | None:
     """The number that digits behind at most one minus say, or None."""
-    found = whole(text[1:] if text.startswith("-") else text)
-    return None if found is None else -found if text.startswith("-") else found
+    number = whole(text[1:] if text.startswith("-") else text)
+    return None if number is None else -number if text.startswith("-") else number

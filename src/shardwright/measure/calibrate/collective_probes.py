@@ -1,4 +1,4 @@
-"""What ranks send is timed: collectives as parallel/comm issues them, and what they cost beside computing."""
+"""Timing of collectives as parallel/comm issues them, alone and beside computing."""
 
 from collections.abc import Callable
 from functools import partial
@@ -113,7 +113,7 @@ _SIDE, _BESIDE_BYTES = 1024, 8 * 2**20
 
 
 def leak_call(place: Place, axis: Axis) -> Call:
-    """What share of an all-reduce's seconds is seen where products run beside it that take longer than it does."""
+    """A call that measures the exposed share of an all-reduce's seconds if longer products run beside it."""
     a, b, out = (place.random(_SIDE, _SIDE) for _ in range(3))
     travelling = place.random(_BESIDE_BYTES // place.dtype.itemsize)
 

@@ -44,7 +44,7 @@ _CARRIED = get_args(Carried)
 
 @dataclass(frozen=True)
 class RanksMeasured:
-    """What all ranks of one launch measured, and how many they were."""
+    """The measurements of all ranks of one launch, and the number of ranks."""
 
     ranks: int
     job: JobSpec
@@ -52,7 +52,7 @@ class RanksMeasured:
 
     @property
     def machine(self) -> Machine:
-        """What was measured: of the ranks' contexts the largest."""
+        """The machine that was measured: of the ranks' contexts the largest."""
         return max((report.machine for report in self.reports), key=lambda machine: machine.context_bytes)
 
     @property
@@ -65,7 +65,7 @@ class RanksMeasured:
         return found
 
     def seconds(self) -> dict[Probe, tuple[float, ...]]:
-        """What each rank took undisturbed, in the mean over ranks."""
+        """The undisturbed seconds of each rank, in the mean over ranks."""
         found = {}
         for point in self.reports[0].samples:
             of_ranks = [undisturbed(report.samples[point]) for report in self.reports]
@@ -93,7 +93,7 @@ def _leaks(seconds: Mapping[Probe, tuple[float, ...]]) -> bool:
 
 
 def _of_cpu(launches: Sequence[RanksMeasured], taken_s: float) -> dict[str, Any]:
-    """What the system says, and the rates that were reached, of which nothing is lost again."""
+    """The entry of a CPU: the facts of the system and the rates that were reached, of which nothing is lost again."""
     most = launches[-1]
     copied = _copied(launches)
     memory_gib = available_bytes() / GIB / most.ranks
@@ -111,8 +111,8 @@ def _of_cpu(launches: Sequence[RanksMeasured], taken_s: float) -> dict[str, Any]
 
 
 def _of_device(machine: Machine, launches: Sequence[RanksMeasured], taken_s: float) -> dict[str, Any]:
-    """What the catalog says of a device, and no peak, bandwidth or context below it: what was reached of them is a
-    share. What no single constant was measured for holds as for its generation."""
+    """The entry of a device: the facts of the catalog, and no peak, bandwidth or context below them; measured rates are
+    shares of these. What no single constant was measured for holds as for its generation."""
     known, copied = known_fields(machine.name), _copied(launches)
     rates = {
         "peak_tflops": _peaks(launches), "memory_gb_per_s": 2 * copied["copy"], "host_gb_per_s": copied["host copy"],

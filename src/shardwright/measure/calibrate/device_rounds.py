@@ -62,7 +62,7 @@ def clock_of(device: torch.device) -> DeviceClock | None:
 
 
 def rounds_call(clock: DeviceClock, passes: Sequence[Callable[[int], object]]) -> Callable[[], tuple[float, ...]]:
-    """What times a round: mean seconds of each pass, which is called with 0, 1, 2 and so on."""
+    """A function that times a round: mean seconds of each pass, which is called with 0, 1, 2 and so on."""
     host_s = 0.0  # of the last round, from its first launch to its last
 
     def call() -> tuple[float, ...]:

@@ -53,7 +53,7 @@ class Place:
         return module
 
     def product_between(self) -> Callable[[], None]:
-        """What stands between operators in a step: a product, which fills the caches with other things."""
+        """The work between operators in a step: a product, which fills the caches with other things."""
         x, weight = self.random(256, 1024), self.random(1024, 1024)
         out = torch.empty_like(x)
 

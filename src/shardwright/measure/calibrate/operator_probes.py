@@ -1,4 +1,4 @@
-"""What of one rank's computing is timed: this runtime's own operators, forward and backward, at some sizes.
+"""Timing of one rank's computing: this runtime's own operators, forward and backward, at some sizes.
 
 An operator runs as it does in a step: a product has just been computed, which leaves little in the caches; then the
 input was written; and what the operator writes, its weights and what it kept for the backward are not near. By itself,
@@ -150,12 +150,12 @@ def rotary_call(place: Place, elements: int) -> Call:
 
     def turned(x: Tensor) -> Tensor:
         q, k, v = split_and_rotate(x.view(tokens, 1, _HEADS, 3, _HEAD), *angles)
-        return _Joined.apply(x, q, k, v)
+        return _OneOfThree.apply(x, q, k, v)
 
     return operator_call(place, turned, tokens, 1, _HEADS, 3, _HEAD)
 
 
-class _Joined(torch.autograd.Function):
+class _OneOfThree(torch.autograd.Function):
     """One tensor of the size of three, which stands for them: it moves nothing but their gradients' views."""
 
     @staticmethod
@@ -205,7 +205,7 @@ def join_call(place: Place, elements: int) -> Call:
 
 
 class _Branch(torch.autograd.Function):
-    """What reads the stream: its backward gives a gradient in memory of its own, and moves nothing."""
+    """A reader of the stream: its backward gives a gradient in memory of its own, and moves nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -229,7 +229,8 @@ class _Branches(torch.autograd.Function):
 
 
 def merge_call(place: Place, elements: int) -> Call:
-    """What two ranks' keys gave to queries is merged; backward, gradients of queries are added up."""
+    """A call that merges the results of two ranks' keys for the same queries, and in the backward adds up gradients of
+    queries."""
     shape = (1, max(1, elements // (2 * _WIDTH)), _WIDTH // _HEAD, _HEAD)  # [B, S, N, D] in memory
     blocks = [place.random(*shape).transpose(1, 2) for _ in range(2)]
     sums = [torch.randn(blocks[0].shape[:3], device=place.device) for _ in range(2)]

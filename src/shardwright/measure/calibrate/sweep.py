@@ -1,4 +1,4 @@
-"""Which sizes are timed and how often, and the sweep over them that each rank makes, all ranks at the same time."""
+"""The sizes to time and their repeats, and the sweep over them that all ranks make at the same time."""
 
 import sys
 import time
@@ -78,7 +78,8 @@ def sweep_on(machine: "Machine", sweep: Sweep) -> Sweep:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is measured: a CPU, or a device with its name, its memory and what its driver's context took of it."""
+    """The machine that is measured: a CPU, or a device with its name, its memory and the bytes that its driver's
+    context took."""
 
     kind: str = "cpu"
     name: str = ""
@@ -88,7 +89,7 @@ class Machine:
 
 
 def machine_of(device: torch.device) -> Machine:
-    """What a device is. Its context is what of its memory is taken beside torch's allocator."""
+    """The description of a device. Its context is what of its memory is taken beside torch's allocator."""
     if device.type != "cuda":
         return Machine()
     properties = torch.cuda.get_device_properties(device)
@@ -99,7 +100,7 @@ def machine_of(device: torch.device) -> Machine:
 
 @dataclass(frozen=True)
 class Probe:
-    """What is timed: some work in a number type at some sizes."""
+    """A point to time: some work in a number type at some sizes."""
 
     work: Work | Extra
     number: str
@@ -111,7 +112,7 @@ Samples = dict[Probe, list[tuple[float, ...]]]
 
 @dataclass
 class RankReport:
-    """What one rank measured, in the order in which it did; of a device, what it is and what memory it has."""
+    """The measurements of one rank, in their order; for a device also its kind and its memory."""
 
     samples: Samples = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
@@ -140,7 +141,7 @@ def points(sweep: Sweep, numbers: list[str], ranks: int) -> Iterator[Probe]:
 
 
 def call_of(point: Probe, mesh: Mesh) -> Call:
-    """What is called to time a point. Ranks of an axis must ask for the same one."""
+    """The call that times a point. Ranks of an axis must ask for the same one."""
     axis = mesh.world
     place = Place.of(axis, mesh.device, point.number)
     if point.work in get_args(Carried):

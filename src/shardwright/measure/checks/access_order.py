@@ -34,7 +34,7 @@ class Worker:
         return count
 
     def comes_after(self, access: "Access") -> bool:
-        """Whether an access comes before all that this does from now on."""
+        """True if an access comes before all that this does from now on."""
         return self.clock.get(access.worker.number, 0) >= access.count
 
 
@@ -51,7 +51,7 @@ class Access:
     what: str
 
     def meets(self, low: int, high: int) -> bool:
-        """Whether some of these bytes are accessed."""
+        """True if some of these bytes are accessed."""
         return self.low < high and low < self.high
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class MemoryBlock:
     made: str
     stream: Worker | None
     is_safe: bool = False  # whether what hands it out sees to it that no copy is under way
-    lent: set[int] = field(default_factory=set)  # the workers that it was lent to
+    lent: dict[int, Worker] = field(default_factory=dict)  # those that it was lent to, by number
     accesses: list[Access] = field(default_factory=list)
 
     def access(self, access: Access) -> Iterator[str]:
@@ -85,11 +85,13 @@ class MemoryBlock:
         self.accesses = [*kept, access]
 
     def open_accesses(self) -> list[Access]:
-        """Accesses to which a stream may still come when the block is let go, for all that torch knows."""
+        """Accesses to which a stream may still come when the block is let go, for all that torch knows. It waits for
+        those that the block was lent to, and so for what these have waited for."""
         if self.is_safe:
             return []
         own = -1 if self.stream is None else self.stream.number
-        return [one for one in self.accesses if one.worker.number != own and one.worker.number not in self.lent]
+        mine = [one for one in self.accesses if one.worker.number != own]
+        return [one for one in mine if not any(one.worker is by or by.comes_after(one) for by in self.lent.values())]
 
 
 class FreedMemory:
@@ -97,17 +99,17 @@ class FreedMemory:
     those of the host to who asks for as many bytes."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, int], list[MemoryBlock]] = {}
+        self._free: dict[tuple[int, int], list[tuple[MemoryBlock, list[Access]]]] = {}
 
     def let_go(self, block: MemoryBlock) -> None:
         """Nobody holds a block any more."""
-        if block.open_accesses():
-            self._free.setdefault(self._place(block), []).append(block)
+        if left := block.open_accesses():
+            self._free.setdefault(self._place(block), []).append((block, left))
 
     def handed_out(self, block: MemoryBlock, worker: Worker) -> Iterator[str]:
         """A worker gets memory. Yields a fault for each access that may still be made to what it gets."""
-        for other in self._free.pop(self._place(block), []):
-            late = [access for access in other.open_accesses() if not worker.comes_after(access)]
+        for other, left in self._free.pop(self._place(block), []):
+            late = [access for access in left if not worker.comes_after(access)]
             if late:
                 yield (
                     f"memory made by {other.made} was let go, and {worker.name} is given it again ({block.made}), "

@@ -28,7 +28,7 @@ Arguments = Mapping[str, Any]  # by name in the schema
 
 @dataclass(frozen=True)
 class Demand:
-    """What a kernel demands of its arguments: faults of those that break it. `source` is where that stands."""
+    """The demands of a kernel on its arguments: faults of arguments that break them. `source` is where that stands."""
 
     operators: tuple[str, ...]
     source: str
@@ -90,7 +90,7 @@ def _attention_backward(given: Arguments) -> Iterator[str]:
 
 
 def _is_aligned(x: Tensor) -> bool:
-    """Whether one of the last two dims is contiguous, and the other a multiple of a load apart."""
+    """True if one of the last two dims is contiguous, and the other a multiple of a load apart."""
     (rows, columns), size = x.stride()[-2:], x.element_size()
     far = rows if columns == 1 else columns
     return 1 in (rows, columns) and far * size % _WIDE_BYTES == 0

@@ -39,7 +39,7 @@ _Carrier = tuple[Communicator, int, int]  # a communicator; of the two ranks of 
 
 
 def message_faults(records: Sequence[MessageRecord]) -> list[str]:
-    """What is wrong with the order of messages under any of the rules; empty if nothing is."""
+    """Faults of the order of messages under any of the rules; empty if there are none."""
     partners, faults = _partners(records)
     if faults:
         return faults
@@ -149,7 +149,7 @@ class _NcclPlay:
         return free - {rank}
 
     def _may_use(self, rank: int, carrier: _Carrier, free: set[int]) -> bool:
-        """Whether a communicator is there, or is made now that this rank has come."""
+        """True if a communicator is there, or is made now that this rank has come."""
         ranks = carrier[0].ranks if carrier[1] < 0 else carrier[1:]
         arrived = self._arrived[carrier]
         if rank not in arrived:

@@ -49,7 +49,7 @@ class IssueOrWait:
 
 @dataclass
 class MessageRecord:
-    """What one rank did, in its order."""
+    """The actions of one rank, in its order."""
 
     rank: int
     operations: list[Operation] = field(default_factory=list)
@@ -67,7 +67,7 @@ class MessageRecord:
         self.moments.append(IssueOrWait(operation, is_wait=True))
 
     def connecting(self, connect: Connect) -> Connect:
-        """What makes the communicators that `connect` makes, and notes what they are asked for."""
+        """A maker of the communicators that `connect` makes, which notes the requests to them."""
 
         def recorded(lines: list[list[int]]) -> Transport | None:
             self.num_communicators += 1
@@ -82,7 +82,7 @@ class MessageRecord:
 
 @dataclass(frozen=True)
 class _RecordedWork:
-    """What was asked for, whose wait is noted. Of several works of one operation the first notes it."""
+    """A requested collective, whose wait is noted. Of several works of one operation the first notes it."""
 
     work: Underway
     record: MessageRecord
@@ -142,7 +142,7 @@ class RecordedTransport:
 
 
 def recorded_steps(job: JobSpec, num_runs: int = 2) -> list[MessageRecord]:
-    """What each rank of a job asks for on CUDA in some steps, one behind the other: so many times as many as fill its
+    """The requests of each rank of a job on CUDA in some steps, one behind the other: so many times as many as fill its
     pipeline. Nothing is sent."""
     records = []
     for rank in range(job.plan.world):

@@ -13,7 +13,7 @@ from shardwright.measure.checks.host_waits import wait_faults
 from shardwright.measure.checks.kernel_demands import checked_step
 from shardwright.measure.checks.message_order import ALL_RULES, message_faults
 from shardwright.measure.checks.message_record import recorded_steps
-from shardwright.measure.checks.recorded_streams import RankAccesses, recorded_accesses
+from shardwright.measure.checks.recorded_runs import RankAccesses, recorded_accesses
 
 MOST_RANKS = 64  # each is run dry, in a second or so
 _MOST_FAULTS = 8
@@ -90,7 +90,7 @@ def _accesses(ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
 
 def _waits(job: JobSpec, ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
     faults = dict.fromkeys(
-        fault for rank in ranks for fault in wait_faults(job, rank.waits, rank.num_steps, rank.num_passes)
+        fault for rank in ranks for fault in wait_faults(job, rank.waits, rank.num_steps, rank.passes)
     )
     most = max(ranks, key=lambda rank: len(rank.waits))
     steps = counted(most.num_steps, "step")

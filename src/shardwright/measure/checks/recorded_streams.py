@@ -18,17 +18,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.config.job import JobSpec
-from shardwright.config.plan import layer_policies
-from shardwright.config.recompute_policy import KEEP_ALL
 from shardwright.measure.checks.access_order import Access, Clock, FreedMemory, MemoryBlock, Worker
-from shardwright.measure.checks.host_waits import expert_passes
 from shardwright.measure.memory_trace import line_of_ours
 from shardwright.parallel.comm.process_groups import Connect
-from shardwright.parallel.comm.transport import DryTransport, Transport, Underway
+from shardwright.parallel.comm.transport import Transport, Underway
 from shardwright.train.checkpoint.boxes import HeldBox
-from shardwright.train.checkpoint.replica_state import coming_boxes
-from shardwright.train.dry_steps import DrySteps
 
 # They make tensors like others, of which they read the shape alone.
 _SHAPES_ALONE = ("empty", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
@@ -99,7 +93,7 @@ class RecordedStreams:
             self._current = before
 
     def lend(self, x: Tensor, stream: RecordedStream) -> None:
-        self._block(x).lent.add(stream.worker.number)
+        self._block(x).lent[stream.worker.number] = stream.worker
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self._made_on_host(shape, dtype, is_safe=False)
@@ -110,7 +104,10 @@ class RecordedStreams:
         return copy, self._current.record_event()
 
     def brought(self, values: Tensor) -> Tensor:
-        return torch.empty_like(values)
+        """Torch pins what it is given; the device's tensor is the current stream's, which writes it."""
+        x = torch.empty(values.shape, dtype=values.dtype, device="meta")
+        self.access(self._launched(), "brought from the host", writes=[x])
+        return x
 
     def is_on_host(self, x: Tensor) -> bool:
         return x.device.type == "cpu" or self._block(x).stream is None
@@ -203,7 +200,7 @@ class RecordedStreams:
             self.host_waits(worker.clock)
 
     def connecting(self, connect: Connect) -> Connect:
-        """What makes the communicators that `connect` makes, each with a stream of its own."""
+        """A maker of the communicators that `connect` makes, each with a stream of its own."""
 
         def recorded(lines: list[list[int]]) -> Transport | None:
             if connect(lines) is None:
@@ -274,7 +271,8 @@ class StreamedTransport:
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """What an operator was given, reads, writes and makes; `blocks` says whether the host waits for its copies."""
+    """One call of an operator: the storages that it reads, writes and makes; `blocks` is true if the host waits for its
+    copies."""
 
     name: str
     given: list[Tensor]
@@ -334,44 +332,3 @@ def _bytes_of(x: Tensor) -> tuple[int, int]:
     last: int = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     first, size = int(x.storage_offset()), x.element_size()
     return first * size, (first + last + 1) * size
-
-
-@dataclass(frozen=True)
-class RankAccesses:
-    """What a rank did on CUDA: how many accesses to memory were noted, their faults, and the lines at which the host
-    waited in `num_steps` steps, with `num_passes` passes of layers that have experts."""
-
-    num_accesses: int
-    faults: tuple[str, ...]
-    waits: tuple[str, ...]
-    num_steps: int
-    num_passes: int
-
-
-def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
-    """What a rank of a job does to its memory on CUDA, in steps of twice what fills its pipeline; behind the first a
-    checkpoint is written, beside the second another, and an evaluation follows. `waits` are those of the second."""
-    streams = RecordedStreams()
-    with OperatorAccesses(streams):
-        connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
-        steps = DrySteps(job, rank, "cuda", connect, streams)
-        steps.run()
-        streams.host_writes_files(coming_boxes(steps.replica, steps.mesh).wait())
-        saved = coming_boxes(steps.replica, steps.mesh)
-        steps.replica.executor.reverses_pairs = True  # on a device neither part of a pair is first
-        streams.waits.clear()
-        steps.run()
-        waits, passes = tuple(streams.waits), _expert_passes(job, steps)
-        streams.host_writes_files(saved.wait())
-        steps.evaluate()
-    return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, steps.num_steps, num_passes=passes)
-
-
-def _expert_passes(job: JobSpec, steps: DrySteps) -> int:
-    policies = layer_policies(job.plan, job.model.layers, job.model.mtp_layers)
-    routers = {stage: list(module.routers()) for stage, module in steps.replica.stages.items()}
-    return expert_passes(
-        steps.replica.executor.row,
-        {stage: len(layers) for stage, layers in routers.items()},
-        {stage: sum(policies[layer] != KEEP_ALL for layer in layers) for stage, layers in routers.items()},
-    )

@@ -21,11 +21,11 @@ def stated_flops(convention: str, run: Run, parameters: float = 0.0) -> float:
     else:
         is_halved = _says(text, r"causal") and not _says(text, rf"\b{_NOT}[ -]?causal")
         flops = run.shape.flops_per_token(causal=is_halved)
-    return flops * (4 / 3 if _counts_again(text) and run.cut.recompute == "full" else 1.0)
+    return flops * (4 / 3 if _counts_again(text) and run.grid.recompute == "full" else 1.0)
 
 
 def _counts_again(text: str) -> bool:
-    """Whether FLOPs that are computed again are counted."""
+    """True if FLOPs that are computed again are counted."""
     if re.match(r"\s*(?:mfu|model)", text) or _says(text, rf"\b{_NOT}\W+(?:\w+ )?recomput"):
         return False
     return _says(text, r"recomput|hardware|hfu|factor 4|\b96 ?\*")

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.load import validate_fields
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.measure.measured_runs.row_facts import Row, schedule_of, value_faults
 from shardwright.schedule.job_program import plan_faults
 
@@ -137,7 +137,7 @@ def _plan_fields(row: Row) -> dict[str, Any]:
         # Where a row leaves it open it may be either.
         "sequence_parallel": tp > 1 and (row.get("sp") == "1" or (not row.get("sp") and with_experts)),
     }  # fmt: skip
-    stages = pp * (STAGES_PER_RANK.get(schedule, 1) or virtual)
+    stages = pp * (SCHEDULES[schedule].stages_per_rank or virtual)
     if layers < stages <= layers + 2:
         fields["layout"] = [0] * (stages - layers - 1) + [1] * layers + [0]
     return fields

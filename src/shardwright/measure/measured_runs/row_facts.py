@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from shardwright.config.catalog import did_you_mean
 from shardwright.config.recompute_policy import OPERATORS
-from shardwright.workload.query import SCHEDULE_NAMES
+from shardwright.config.schedule_facts import SCHEDULES
 
 Row = Mapping[str, str]
 
@@ -83,7 +83,7 @@ def precision_of(said: str) -> str:
 
 
 def value_faults(row: Row) -> list[str]:
-    """What is wrong with single columns of a row whose facts are filled in."""
+    """Faults of single columns of a row whose facts are filled in."""
     faults = [fault for name in WHOLE if row.get(name) and (fault := _whole_fault(name, row[name]))]
     faults += [fault for name in AMOUNTS if row.get(name) and (fault := _amount_fault(name, row[name]))]
     return faults + [fault for name in _WORDS if row.get(name) and (fault := _word_fault(name, row[name]))]
@@ -110,7 +110,7 @@ def _amount_fault(name: str, text: str) -> str:
 
 _WORDS = {
     "recompute": (*RECOMPUTE, *OPERATORS),
-    "schedule": (*_SCHEDULES, *SCHEDULE_NAMES),
+    "schedule": (*_SCHEDULES, *SCHEDULES.names),
     "precision": tuple(PRECISIONS),
     "tier": ("A", "B", "C"),
     "attention": tuple(ATTENTION),

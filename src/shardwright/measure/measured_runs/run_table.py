@@ -25,7 +25,7 @@ class TableLine:
     row: Row
 
     def where(self) -> str:
-        """What a message calls it."""
+        """The name of the place in messages."""
         name = self.row.get("id") or "without id"
         return f"line {self.number}, {name if len(name) <= 60 else name[:57] + '...'}"
 
@@ -110,7 +110,7 @@ def _length_fault(number: int, fields: list[str], header: list[str]) -> str:
 
 
 def _in_our_words(error: str) -> str:
-    """What the csv module says, with a way out."""
+    """The message of the csv module, with a way out."""
     if "field larger" in error:
         return (
             f"a field has more than {csv.field_size_limit():,} characters; shorten it, or close a quote that was left "

@@ -89,12 +89,12 @@ def _needed(row: Row, name: str) -> int:
 
 
 def run_of_row(row: Row) -> Run:
-    """What a row is about. ValueError or KeyError say what is missing."""
+    """The run that a row describes. ValueError or KeyError say what is missing."""
     device = row["gpu"]
     if device == "H100" and "HBM2e" in row.get("notes", ""):
         device = "H100-96G"
     spec = device_of(device)
-    shape, cut = shape_of_row(row), cut_of_row(row, spec)
+    shape, cut = shape_of_row(row), grid_of_row(row, spec)
     # Links of a rack or a pod reach beyond a host, and devices without links of their own share one.
     node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, cut.world))
     node = max(node, spec.link_domain) if spec.link_domain > 8 else node
@@ -146,7 +146,7 @@ def _virtual(row: Row, schedule: str, pp: int) -> int:
     return whole(row, "vp", 1) or 1
 
 
-def cut_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
+def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
     """The plan."""
     notes = row.get("notes", "")
     tp, pp, cp, ep = (whole(row, axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep"))
@@ -183,7 +183,7 @@ def _step_s(row: Row, run: Run | None) -> float:
         return float(row["step_time_s"])
     if run is None:
         return 0.0
-    tokens, gpus = float(run.cut.global_batch * run.shape.sequence), whole(row, "gpus") or int(run.cut.world)
+    tokens, gpus = float(run.grid.global_batch * run.shape.sequence), whole(row, "gpus") or int(run.grid.world)
     flops = tokens * stated_flops(row.get("flops_convention") or "", run, 1e9 * _float(row, "params_b"))
     if row.get("tokens_per_s_per_gpu"):
         return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)

@@ -1,4 +1,4 @@
-"""Which generation of software a published run used: what its source and notes name, else what was usual.
+"""The generation of software that a published run used: the one that its source and notes name, else the usual one.
 
 Usual means: for this kind of device, this kind of plan and that time. What a row says of attention holds beside it.
 """
@@ -82,7 +82,7 @@ def month_of(said: str, source: str, generation: str) -> int:
 
 
 def usual_software(generation: str, cut: PlanGrid, month: int) -> str:
-    """What most code had for such devices and such a plan at a time."""
+    """The software that most runs used with such devices and such a plan at a time."""
     if generation == "tpu":
         return "xla" if month >= FLASH_2 else "xla+softmax"
     if month >= FLASH_1 and cut.pp == 1 and (cut.zero == 3 or cut.tp == 1):

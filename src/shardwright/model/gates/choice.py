@@ -1,4 +1,4 @@
-"""What every gate answers, and how it is asked.
+"""The interface of every gate: its inputs and its answer.
 
 Scores, choices and weights are float32, whatever the model computes in: experts lie close together, and a choice that
 flips on a rounding is another function.
@@ -8,23 +8,24 @@ Shape suffixes: T tokens, K choices of a token, E experts.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shardwright.config.moe import MoeSpec
+from shardwright.parallel.device_streams import DeviceStreams
 
 _LEVELS = 2.0**12
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a gate may go by, besides the scores.
+    """The inputs of a gate besides the scores.
 
     `bias_E` is added to scores for the choice alone. `together_EE` counts how often two experts were chosen by one
     token. `draws_T` are random numbers in [0, 1), one a token; None where nothing is drawn, as in an evaluation.
     `real_T` are the tokens that do not only fill a sample up, `num_real` of them in all; None where all are.
+    `streams` are those of the device that the host may wait for.
     """
 
     bias_E: Tensor
@@ -32,11 +33,12 @@ class Known:
     draws_T: Tensor | None
     real_T: Tensor | None = None
     num_real: int = 0
+    streams: DeviceStreams | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which experts the tokens chose: [T, K], int64, the first choice first, and whether each choice holds, bool.
+    """The experts that the tokens chose: [T, K], int64, the first choice first, and whether each choice holds, bool.
 
     `preference_TE` is what choices went by, -inf where a token may not go: a token that finds no room looks there for
     its next choice.
@@ -51,12 +53,14 @@ class Choice:
 class Gate(ABC):
     """A rule by which tokens and experts find each other. Scores are probabilities, and weights are the scores, where a
     gate does not say otherwise.
-
-    `sees_all` says whether the choice for one token depends on the others of the microbatch.
     """
 
     spec: MoeSpec
-    sees_all: ClassVar[bool] = False
+
+    @property
+    def sees_all(self) -> bool:
+        """True where the choice for one token depends on the others of the microbatch."""
+        return self.spec.gate_facts.sees_all
 
     def score(self, logits_TE: Tensor) -> Tensor:
         """Scores of the logits of a product with x, both float32, [T, E]. Differentiable."""

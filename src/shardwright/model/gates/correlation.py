@@ -37,7 +37,7 @@ class Correlation(Gate):
 
 
 def partners(together_EE: Tensor, num_partners: int) -> Tensor:
-    """Which experts may come after each first one, and itself: bool [E, E]. Of a row without counts all may."""
+    """The experts that may come after each first one, and itself: bool [E, E]. Of a row without counts all may."""
     allowed_EE = torch.zeros_like(together_EE, dtype=torch.bool)
     allowed_EE.scatter_(-1, largest(together_EE.clone().fill_diagonal_(-math.inf), num_partners), True)
     return allowed_EE.fill_diagonal_(True) | (together_EE.clone().fill_diagonal_(0).sum(dim=-1, keepdim=True) == 0)

@@ -17,8 +17,6 @@ from shardwright.parallel.expert.counting import HostNumbers
 class ExpertChoice(Gate):
     """K is the most experts that one of the tokens got; a token with fewer has choices that do not hold."""
 
-    sees_all = True
-
     def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
         """For each expert the tokens with the largest scores; among equals the earlier. Filling is behind all."""
         asked_TE = scores_TE if known.real_T is None else scores_TE.masked_fill(~known.real_T[:, None], -1.0)
@@ -26,11 +24,10 @@ class ExpertChoice(Gate):
         assert capacity is not None, "experts that choose have a capacity"
         tokens_EC = order_of(asked_TE.t())[:, :capacity]
         taken_TE = torch.zeros_like(scores_TE, dtype=torch.bool).scatter_(0, tokens_EC.t(), True)
-        # In a dry run nobody knows who got most: every token gets as many.
-        is_even = taken_TE.is_meta
         # The host has to know the most, for what comes next is so wide. While it waits the experts are put in order.
-        most = None if is_even else HostNumbers(taken_TE.sum(dim=-1).max().reshape(1))
+        most = HostNumbers(taken_TE.sum(dim=-1).max().reshape(1), known.streams)
         order_TE = by_preference(taken_TE.float())
-        num_choices = self.spec.num_chosen if most is None else max(1, most.read()[0])
+        # In a dry run nobody knows who got most: every token gets as many.
+        num_choices = max(1, most.read([self.spec.num_chosen] if taken_TE.is_meta else None)[0])
         experts_TK = order_TE[:, :num_choices].contiguous()
         return Choice(experts_TK, taken_TE.gather(-1, experts_TK), scores_TE)

@@ -109,7 +109,7 @@ class Pending:
         self._finish = finish
 
     def is_over(self) -> bool:
-        """Whether nothing is left to wait for. Does not block."""
+        """True if nothing is left to wait for. Does not block."""
         return self._work is None or bool(self._work.is_completed())
 
     def wait(self, keeps_turn: bool = False) -> None:
@@ -156,12 +156,12 @@ def _start(
 
 
 def _around_ring(axis: Axis, num_bytes: int) -> dict[int, int]:
-    """What this rank sends, by rank, in a ring over which `num_bytes` pass it."""
+    """The bytes that this rank sends, by rank, in a ring over which `num_bytes` pass it."""
     return {axis.ranks[(axis.index + 1) % axis.size]: num_bytes}
 
 
 def _to_each(axis: Axis, num_bytes: int) -> dict[int, int]:
-    """What this rank sends, by rank, if it sends every other as many bytes."""
+    """The bytes that this rank sends, by rank, if it sends every other as many."""
     return {rank: num_bytes for i, rank in enumerate(axis.ranks) if i != axis.index}
 
 

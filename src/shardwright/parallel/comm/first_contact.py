@@ -51,11 +51,12 @@ def communicators(mesh: Mesh) -> Iterator[tuple[Axis, Transport]]:
 
 
 def axes(mesh: Mesh) -> Iterator[Axis]:
-    """Every axis of a mesh; some may come again."""
+    """Every axis of a mesh that has collectives; some may come again. Messages between stages have communicators of two
+    ranks, and one of the whole pipeline that no collective needs would take half a GiB."""
     yield from (mesh.world, mesh.pp, mesh.dp, mesh.cp, mesh.tp, mesh.dp_cp, mesh.ep)
     if mesh.ep.by_node is not None:
         yield from (mesh.ep.by_node.between, mesh.ep.by_node.inside)
-    yield from (mesh.expert_tp, mesh.forward, mesh.backward, mesh.ends)
+    yield from (mesh.expert_tp, mesh.ends)
     for replicas in (mesh.replicas, mesh.expert_replicas):
         yield from (*replicas.shards, replicas.copies)
 

@@ -113,7 +113,7 @@ class Watch:
         self._store.set(f"watch/{self._rank}", json.dumps(state))
 
     def who_left(self, ranks: Sequence[int]) -> str:
-        """Which of these ranks have told that they leave, the first one first, or have not been heard of lately, in
+        """The ranks among these that have left, by their own word or because they are silent, the first one first, in
         words. Waits some seconds for them to be known."""
         until_s = time.monotonic() + _LEAVING_S
         try:
@@ -222,12 +222,12 @@ class Watch:
         return "\n".join(lines)
 
     def _state(self, rank: int) -> dict[str, Any]:
-        """What a rank last published; empty if it never did."""
+        """The last state that a rank published; empty if there is none."""
         key = f"watch/{rank}"
         return json.loads(self._store.get(key)) if self._store.check([key]) else {}
 
     def at(self) -> str:
-        """What this rank is doing."""
+        """Note the present action of this rank."""
         return self._doing
 
     def _is_silent(self, rank: int) -> bool:
@@ -251,7 +251,7 @@ class Watch:
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Whether an error says that another rank went away: Gloo and NCCL raise plain RuntimeErrors then."""
+    """True if an error says that another rank went away: Gloo and NCCL raise plain RuntimeErrors then."""
     text = str(error)
     signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed", "NCCL", "Timed out")
     return isinstance(error, RuntimeError) and any(sign in text for sign in signs)

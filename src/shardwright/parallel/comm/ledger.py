@@ -25,7 +25,7 @@ class Tally:
 
 @dataclass
 class Ledger:
-    """What one rank has communicated since the last `clear`.
+    """The communication of one rank since the last `clear`.
 
     Bytes are those of the full tensor that a collective is about: the operand of an all-reduce, the result of an
     all-gather, the operand of a reduce-scatter or an all-to-all, the message of a send, a receive or an exchange with
@@ -130,7 +130,7 @@ class Ledger:
         return {f"{axis} {link}": num_bytes for (axis, link), num_bytes in sorted(self._link_bytes.items())}
 
     def sent_bytes(self, link: str, axis: str | None = None) -> int:
-        """What this rank has sent over one kind of link, on all axes or on one."""
+        """The bytes that this rank has sent over one kind of link, on all axes or on one."""
         return sum(n for (on, over), n in self._link_bytes.items() if over == link and axis in (None, on))
 
     def clear(self) -> None:

@@ -71,7 +71,7 @@ class Mesh:
 
     @property
     def is_first_replica(self) -> bool:
-        """Whether this rank's pipeline is the first of the replicas', and it the first of its cp and tp lines."""
+        """True if this rank's pipeline is the first of the replicas', and it the first of its cp and tp lines."""
         return self.dp.index == self.cp.index == self.tp.index == 0
 
     @property

@@ -18,10 +18,10 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 
 
 class Underway(Protocol):
-    """What was asked of a transport and may still be under way."""
+    """A request to a transport that may still be under way."""
 
     def is_completed(self) -> bool:
-        """Whether it is over. Does not block."""
+        """True if it is over. Does not block."""
         ...
 
     def wait(self) -> Any:
@@ -36,7 +36,7 @@ class Together:
         self._works = works
 
     def is_completed(self) -> bool:
-        """Whether all are over."""
+        """True if all are over."""
         return all(work.is_completed() for work in self._works)
 
     def wait(self) -> None:
@@ -50,7 +50,7 @@ class Transport(Protocol):
 
     @property
     def is_gloo(self) -> bool:
-        """Whether the backend is Gloo, whose own all-gather and reduce-scatter copy or send more than they need."""
+        """True if the backend is Gloo, whose own all-gather and reduce-scatter copy or send more than they need."""
         ...
 
     def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Pending
 from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.pack import pack, unpack
@@ -44,3 +45,13 @@ class Cast(Method):
         received_dC = torch.empty_like(cast_dC)
         yield wire.all_to_all(received_dC, cast_dC)
         out.copy_(received_dC.sum(0, dtype=torch.float32))
+
+
+def bf16(plan: PlanSpec) -> Cast:
+    """Gradients travel in bfloat16."""
+    return Cast(torch.bfloat16)
+
+
+def fp16(plan: PlanSpec) -> Cast:
+    """Gradients travel in float16."""
+    return Cast(torch.float16)

@@ -44,13 +44,13 @@ class Method(ABC):
         return []
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
-        """What it lost and adds to the next gradients, of a bucket of the tensors that it is given: views, zeros before
+        """The errors that the method adds to the next gradients, for a bucket of the given tensors: views, zeros before
         the first step. The sum over all ranks and kinds is what an element still lacks."""
         return iter(())
 
     def warm_starts(self) -> Sequence[Tensor | None]:
-        """What the next step starts from, by tensor, the same on every rank. None of what starts afresh; empty where
-        all does."""
+        """The start of the next step, by tensor, the same on every rank. None of what starts afresh; empty where all
+        does."""
         return []
 
     def start_from(self, found: list[Tensor | None]) -> None:
@@ -88,7 +88,7 @@ class Compressor:
         return Reduction(self._scatter(flat, tensors, axis, out))
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
-        """What the method lost of the tensors of a bucket, as views of its memory."""
+        """The errors of the method for the tensors of a bucket, as views of its memory."""
         if bucket.num_ranks > 1 and self.large:
             for span in self.method.errors(bucket.only(self.large), device):
                 yield replace(span, number=self.large[span.number])

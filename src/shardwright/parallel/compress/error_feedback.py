@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class ErrorFeedback:
-    """What one compression of one rank lost in the last step, float32. `lost` is None before the first step."""
+    """The error of one compression of one rank in the last step, float32. `lost` is None before the first step."""
 
     def __init__(self) -> None:
         self.lost: Tensor | None = None

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Pending
 from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan, error_spans
 from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
-from shardwright.sharding.compression import BLOCK, SCALE_BYTES, int8_bytes, whole_blocks
+from shardwright.sharding.compressions.int8 import BLOCK, SCALE_BYTES, int8_bytes, whole_blocks
 
 # Shapes: d ranks of the axis; C elements of a rank's share, whole blocks; M bytes of its message: C codes, then scales.
 
@@ -57,11 +58,11 @@ class Int8(Method):
         return [*self._sent.memory(), *self._served.memory()]
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """What was not sent; and where sums are quantised, what is lost of these."""
+        """The error of the gradients; and that of the sums, if these are quantised."""
         return ("lost",) if is_scattered else ("lost", "served")
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
-        """What quantising lost of gradients; and of the sums of this rank's share, where these are quantised too."""
+        """The errors of quantising gradients; and of the sums of this rank's share, if these are quantised too."""
         d = bucket.num_ranks
         if bucket.is_scattered:
             sent_dC = self._sent.kept((d, whole_blocks(bucket.share)), device)
@@ -71,6 +72,11 @@ class Int8(Method):
         share, packed = whole_blocks(-(-bucket.num_elements // d)), bucket.packed()
         yield from error_spans("lost", packed, 0, self._sent.kept((d, share), device).view(-1))
         yield from error_spans("served", packed, bucket.index * share, self._served.kept((1, share), device).view(-1))
+
+
+def of_plan(plan: PlanSpec) -> Int8:
+    """The method of a plan."""
+    return Int8()
 
 
 def _quantise_with_feedback(x_dC: Tensor, error: ErrorFeedback) -> Tensor:

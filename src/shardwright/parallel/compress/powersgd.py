@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Pending
 from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan, error_spans
 from shardwright.parallel.compress.compressor import Method
@@ -67,11 +68,11 @@ class PowerSGD(Method):
         return [*self._error.memory(), *self._queries]
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """What was not sent, alone."""
+        """The error of the gradients alone."""
         return ("lost",)
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
-        """What the low rank could not say."""
+        """The part of the gradients beyond the low rank."""
         lost = self._error.kept((bucket.num_elements,), device)
         yield from error_spans("lost", bucket.packed(), 0, lost)
 
@@ -91,3 +92,8 @@ class PowerSGD(Method):
             return found_MR
         generator = torch.Generator().manual_seed(index)
         return torch.randn(m_NM.shape[1], self._rank, generator=generator).to(m_NM.device)
+
+
+def of_plan(plan: PlanSpec) -> PowerSGD:
+    """The method of a plan."""
+    return PowerSGD(plan.compress_rank)

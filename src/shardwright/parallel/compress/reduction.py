@@ -18,7 +18,7 @@ class Reduction:
         self._pending = next(steps, None)
 
     def is_over(self) -> bool:
-        """Whether nothing is left to do or to wait for. Does not block."""
+        """True if nothing is left to do or to wait for. Does not block."""
         return self._pending is None
 
     def advance(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Pending
 from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan, error_spans
 from shardwright.parallel.compress.compressor import Method
@@ -52,10 +53,15 @@ class TopK(Method):
         return self._error.memory()
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """What was not sent, alone."""
+        """The error of the gradients alone."""
         return ("lost",)
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
         """All that was not sent yet."""
         lost = self._error.kept((bucket.num_elements,), device)
         yield from error_spans("lost", bucket.packed(), 0, lost)
+
+
+def of_plan(plan: PlanSpec) -> TopK:
+    """The method of a plan."""
+    return TopK(plan.compress_share)

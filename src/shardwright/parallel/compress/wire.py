@@ -5,8 +5,9 @@ Bytes on the wire are those that all ranks of the axis send together (sharding/c
 
 from torch import Tensor
 
+from shardwright.config.compression_facts import BucketCollective
 from shardwright.parallel.comm.collectives import Axis, Pending, start_all_gather, start_all_reduce, start_all_to_all
-from shardwright.sharding.compression import BucketCollective, wire_bytes
+from shardwright.sharding.compression import wire_bytes
 
 
 class Wire:
@@ -33,5 +34,5 @@ class Wire:
 
 
 def sent_bytes(kind: str, x: Tensor, axis: Axis) -> int:
-    """What all ranks together send in a collective about the full tensor `x`."""
+    """The bytes that all ranks together send in a collective about the full tensor `x`."""
     return int(wire_bytes((BucketCollective(kind, x.numel() * x.element_size()),), axis.size))

@@ -1,4 +1,4 @@
-"""What attention computes of a layer's queries, keys and values, wherever its blocks are computed.
+"""The function of a layer's queries, keys and values that attention computes, wherever its blocks are computed.
 
 Shape suffixes: S queries of this rank, B batch, N query heads, G key/value heads, Q query heads of each, D head width.
 """
@@ -52,15 +52,15 @@ class AttentionRule:
 
     @property
     def makes_scores(self) -> bool:
-        """Whether something of the size of scores is made for each head."""
+        """True if something of the size of scores is made for each head."""
         return self.softcap > 0 or self.slopes_N is not None
 
     def is_plain(self, sequence: int) -> bool:
-        """Whether torch's own attention says it all, where one rank has a sequence."""
+        """True if torch's own attention says it all, where one rank has a sequence."""
         return not self.goes_by_position(sequence) and self.sinks is None
 
     def goes_by_position(self, sequence: int) -> bool:
-        """Whether blocks are of one range of positions each, and not too large."""
+        """True if blocks are of one range of positions each, and not too large."""
         return self.reach.limits(sequence) or self.makes_scores
 
     def most_queries(self, q_SBND: Tensor) -> int:

@@ -32,7 +32,7 @@ def without_marks(tokens_BS: Tensor) -> Tensor:
 
 
 def is_real(tokens_BS: Tensor) -> Tensor:
-    """Whether each token belongs to a document, and does not only fill a sample up."""
+    """True if each token belongs to a document, and does not only fill a sample up."""
     return _unsigned(tokens_BS).bitwise_and_(FILLING) == 0
 
 
@@ -59,7 +59,7 @@ def chunk_numbers(positions_BS: Tensor, size: int) -> Tensor:
 
 
 def counts(tokens_BT: Tensor, distance: int) -> Tensor:
-    """Whether the token so much further counts, of each position that has one: it is in the same document, and not
+    """True if the token so much further counts, of each position that has one: it is in the same document, and not
     marked as one without a loss. [B, T - distance].
 
     The first token of a document has nothing before it that it could be told from.
@@ -69,7 +69,7 @@ def counts(tokens_BT: Tensor, distance: int) -> Tensor:
 
 
 def follows(tokens_BT: Tensor, distance: int) -> Tensor:
-    """Whether the token so much further is in the same document, of each position that has one, [B, T - distance]."""
+    """True if the token so much further is in the same document, of each position that has one, [B, T - distance]."""
     documents_BT = document_numbers(tokens_BT)
     return documents_BT[:, distance:] == documents_BT[:, :-distance]
 

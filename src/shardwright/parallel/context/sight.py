@@ -14,7 +14,7 @@ from shardwright.sharding.score_blocks import KeyReach
 
 @dataclass(frozen=True)
 class Sight:
-    """Which keys a query sees. `is_causal`: those not after it, where queries and keys are the same tokens.
+    """The keys that a query sees. `is_causal`: those not after it, where queries and keys are the same tokens.
 
     The numbers of the documents that queries [B, S] and keys [B, T] are in, if given, leave those of its own. A `reach`
     leaves those not after it and not too far before it, by positions that begin with `first_query` and `first_key`.
@@ -52,8 +52,8 @@ class Sight:
         return queries_S[:, None], torch.arange(self.first_key, self.first_key + num_keys, device=device)
 
     def bias(self, num_queries: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """What is added to scores, -inf where a query does not see a key, [B, 1 or N, S, T]; None where causality says
-        it all."""
+        """The bias of the scores, -inf where a query does not see a key, [B, 1 or N, S, T]; None if causality says it
+        all."""
         allowed_BST = self.allowed(num_queries, num_keys, device)
         if allowed_BST is None and self.slopes_N is None:
             return None

@@ -14,19 +14,20 @@ class HostNumbers:
         self._streams = streams = streams or streams_of(values_N.device)
         self._values_N = values_N
         self._there: Event | None = None
+        self._numbers: list[int] | None = None
         if streams is not None:
             self._values_N, self._there = streams.sent(values_N)
 
     def read(self, dry: list[int] | None = None) -> list[int]:
         """The numbers; those of a `dry` run, in which they have no values. Blocks until they are there, and no longer:
         what was launched since goes on."""
-        if self._there is not None:
-            self._there.synchronize()
-        if self._streams is not None:
-            self._streams.host_reads(self._values_N)
-        if dry is not None:
-            return dry
-        return [int(value) for value in self._values_N.tolist()]
+        if self._numbers is None:
+            if self._there is not None:
+                self._there.synchronize()
+            if self._streams is not None:
+                self._streams.host_reads(self._values_N)
+            self._numbers = [int(value) for value in self._values_N.tolist()] if dry is None else dry
+        return self._numbers
 
 
 def count_each(experts: Tensor, num_experts: int) -> Tensor:

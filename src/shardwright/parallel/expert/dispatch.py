@@ -51,7 +51,7 @@ Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Routing:
-    """What a gate decided: experts of each token, [T, K], int64, and their weights, [T, K], float32.
+    """The decision of a gate: experts of each token, [T, K], int64, and their weights, [T, K], float32.
 
     -1 is no expert: a choice that was dropped. Its weight is ignored and its gradient is 0. `varies` says that K may
     be another number on another rank, as where experts choose. In a dry run, where choices have no values, so many of

@@ -97,7 +97,7 @@ class Adafactor:
                 columns[slice(*of.columns)] += torch.linalg.vector_norm(block, dim=0).square_()
 
     def _rows_of(self, of: FactoredMatrix, start: int, stop: int) -> slice:
-        """Which rows of all parameters elements of the shard are."""
+        """The rows of all parameters to which elements of the shard belong."""
         before, columns = self._index * self.sums.shard_size - of.offset, of.matrix.columns
         return slice(of.first_row + (before + start) // columns, of.first_row + (before + stop) // columns)
 

@@ -13,6 +13,7 @@ for ever: decays like this are refused (config/checks/check_moments.py).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -48,12 +49,12 @@ class Elements:
 Rule = Callable[[OptimizerSpec, Elements], None]
 
 
-def _adamw(spec: OptimizerSpec, of: Elements) -> None:
+def adamw(spec: OptimizerSpec, of: Elements) -> None:
     """Loshchilov and Hutter 2019 (arXiv 1711.05101, algorithm 2)."""
     _fused_adam(torch._fused_adamw_, spec, of)
 
 
-def _adam(spec: OptimizerSpec, of: Elements) -> None:
+def adam(spec: OptimizerSpec, of: Elements) -> None:
     """Kingma and Ba 2015 (arXiv 1412.6980, algorithm 1); weight decay is added to the gradient."""
     _fused_adam(torch._fused_adam_, spec, of)
 
@@ -65,7 +66,7 @@ def _fused_adam(kernel: Callable[..., None], spec: OptimizerSpec, of: Elements) 
     )  # fmt: skip
 
 
-def _sgd(spec: OptimizerSpec, of: Elements) -> None:
+def sgd(spec: OptimizerSpec, of: Elements) -> None:
     """Sutskever et al. 2013 (PMLR 28(3), section 2), as torch has it; weight decay is added to the gradient."""
     torch._fused_sgd_(
         [of.weight], [of.gradient], of.moments, weight_decay=of.weight_decay, momentum=spec.momentum, lr=of.rate,
@@ -73,7 +74,7 @@ def _sgd(spec: OptimizerSpec, of: Elements) -> None:
     )  # fmt: skip
 
 
-def _lion(spec: OptimizerSpec, of: Elements) -> None:
+def lion(spec: OptimizerSpec, of: Elements) -> None:
     """Chen et al. 2023 (arXiv 2302.06675, algorithm 2)."""
     (moment,) = of.moments
     step = torch.mul(moment, spec.beta1).add_(of.gradient, alpha=1 - spec.beta1).sign_()
@@ -81,14 +82,14 @@ def _lion(spec: OptimizerSpec, of: Elements) -> None:
     moment.mul_(spec.beta2).add_(of.gradient, alpha=1 - spec.beta2)
 
 
-def _nesterov(spec: OptimizerSpec, of: Elements) -> None:
-    """What Muon makes orthogonal: the gradient, one step further along its mean."""
+def nesterov(spec: OptimizerSpec, of: Elements) -> None:
+    """The matrix that Muon makes orthogonal: the gradient, one step further along its mean."""
     (moment,) = of.moments
     moment.lerp_(of.gradient, 1 - spec.momentum)
     of.gradient.lerp_(moment, spec.momentum)
 
 
-def _over_its_root(spec: OptimizerSpec, of: Elements) -> None:
+def over_its_root(spec: OptimizerSpec, of: Elements) -> None:
     """Adafactor without factors: the gradient over the root of the mean of its squares."""
     (moment,) = of.moments
     newest = share_of_newest(of.number)
@@ -96,22 +97,13 @@ def _over_its_root(spec: OptimizerSpec, of: Elements) -> None:
     of.gradient.mul_(moment.rsqrt())
 
 
-def _nothing(spec: OptimizerSpec, of: Elements) -> None:
+def nothing(spec: OptimizerSpec, of: Elements) -> None:
     """Adafactor's factors are of whole matrices: before them there is nothing to do."""
 
 
 def share_of_newest(number: int) -> float:
     """How much of Adafactor's second moment step `number`, from 1, is."""
     return float(number**-_DECAY_POWER)
-
-
-# With which rules an optimizer begins, by whether it goes on with whole matrices; and those that need memory.
-_RULES: dict[tuple[str, bool], Rule] = {
-    ("adamw", False): _adamw, ("adam", False): _adam, ("sgd", False): _sgd, ("lion", False): _lion,
-    ("muon", False): _adamw, ("muon", True): _nesterov,
-    ("adafactor", False): _over_its_root, ("adafactor", True): _nothing,
-}  # fmt: skip
-_IN_BLOCKS = (_lion, _over_its_root)
 
 
 # Elements [start, stop) of a weight, and the steps that were done before they were trained.
@@ -133,7 +125,9 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         self.moments = moments
         self.num_steps = 0
         self._spans: dict[Tensor, list[_Span]] = {}  # of elements that were not trained from the first step on
-        self._spec, self._rule = spec, _RULES[spec.name, by_matrix]
+        facts = spec.facts
+        self._spec, self._in_blocks = spec, facts.in_blocks and not by_matrix
+        self._rule: Rule = resolve_name(facts.matrix_rule if by_matrix else facts.rule)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -145,7 +139,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                     self._update(weight, weight.grad, group)
 
     def moment(self, weight: Tensor, name: str) -> Tensor:
-        """What is remembered of a weight under a name; zeros, if nothing is yet."""
+        """The moment of a weight under a name; zeros if there is none yet."""
         state = self.state[weight]
         if name not in state:
             state[name] = torch.zeros_like(weight, dtype=self.moments, memory_format=torch.preserve_format)
@@ -214,7 +208,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             self._rule(self._spec, of)
 
         is_narrow = bool(moments) and self.moments != torch.float32
-        if not (is_narrow or self._rule in _IN_BLOCKS):
+        if not (is_narrow or self._in_blocks):
             apply(slice(None), moments)
             return
         size = min(BLOCKS[weight.device.type], max(1, weight.numel()))

@@ -36,7 +36,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _OwnedRows:
     """The part of a matrix that this rank's place on the tp line has: the pieces that its rows came in, one after the
     other, and, where it goes on along tp, where it lies then."""
 
@@ -82,7 +82,7 @@ class Muon:
             sizes.append(at - before)
         return rows, sizes
 
-    def _arriving(self) -> tuple[list[_Part], list[list[_Part]], list[int]]:
+    def _arriving(self) -> tuple[list[_OwnedRows], list[list[_OwnedRows]], list[int]]:
         """The parts that come here: of matrices that need no more, and of those that go on along tp, by their owner
         there; and elements from each shard."""
         exchange, at = self._exchange, 0
@@ -96,15 +96,15 @@ class Muon:
                     pieces.setdefault(number, []).append((at, at + held))
                 at += held
             sizes.append(at - before)
-        parts = [_Part(p, tuple(pieces[number])) for number, p in enumerate(exchange.owned_parts(self._index))]
+        parts = [_OwnedRows(p, tuple(pieces[number])) for number, p in enumerate(exchange.owned_parts(self._index))]
         if not exchange.crosses:
             return parts, [], sizes
-        crossing, at = list[list[_Part]](), 0
+        crossing, at = list[list[_OwnedRows]](), 0
         for index in range(exchange.num_cut):
             crossing.append([])
             for part in parts:
                 if part.placed.cut_index == index:
-                    crossing[-1].append(_Part(part.placed, part.pieces, at))
+                    crossing[-1].append(_OwnedRows(part.placed, part.pieces, at))
                     at += part.size
         return [part for part in parts if part.placed.cut_index == EVERY], crossing, sizes
 

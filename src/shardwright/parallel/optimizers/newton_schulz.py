@@ -14,8 +14,8 @@ _LEAST_NORM = 1e-7
 
 @torch.no_grad()
 def orthogonalise(rows: int, columns: int, fill: Callable[[Tensor], None], steps: int, work: Tensor) -> Tensor:
-    """What the matrix [rows, columns] that `fill` writes becomes. It lies in `work`: memory in its number type, of two
-    such matrices and two squares of the short side."""
+    """Make the matrix [rows, columns] that `fill` writes orthogonal. It lies in `work`: memory in its number type, of
+    two such matrices and two squares of the short side."""
     is_tall = rows > columns
     short, long = min(rows, columns), max(rows, columns)
     x, y = (work[i * short * long :][: short * long].view(short, long) for i in range(2))

@@ -1,4 +1,4 @@
-"""Which steps of whole matrices units have, as their optimizer and the ranks that share them say."""
+"""Steps of whole matrices in a unit, by the optimizer and the ranks that share the unit."""
 
 import torch
 

@@ -37,7 +37,7 @@ Key = tuple[int, int]  # (stage, microbatch)
 
 
 class Stage(Protocol):
-    """What the executor needs of a stage of the model."""
+    """The interface of a stage of the model that the executor needs."""
 
     @property
     def deferred(self) -> DeferredGradients:
@@ -64,7 +64,7 @@ class MicrobatchTokens(Protocol):
 
 @dataclass
 class _Run:
-    """What one run of a program holds; gone when it ends."""
+    """The state of one run of a program; gone when it ends."""
 
     program: Program
     tokens: MicrobatchTokens
@@ -124,7 +124,7 @@ class PipelineExecutor:
 
     @property
     def performed(self) -> list[Performed]:
-        """What was done in the run, and when. On CUDA the host waits for the device."""
+        """The actions of the run, with their times. On CUDA the host waits for the device."""
         return self._times.performed()
 
     def run(

@@ -1,4 +1,4 @@
-"""Which samples a forward pass is about: all that randomness in it may depend on, besides the place in the model."""
+"""The samples of a forward pass: all on which its randomness may depend, besides the place in the model."""
 
 from dataclasses import dataclass
 

@@ -21,13 +21,13 @@ class StageStreams(Protocol):
     """Where the stages of a rank compute."""
 
     def fork(self, stages: Sequence[int]) -> None:
-        """What is issued for these stages from now on comes after all that was issued before."""
+        """Order all work issued for these stages from now on behind all that was issued before."""
 
     def computing(self, stage: int) -> AbstractContextManager[None]:
         """While it lasts, this thread issues for a stage."""
 
     def join(self, stages: Iterable[int]) -> None:
-        """What is issued from now on comes after what was issued for these stages."""
+        """Order all work issued from now on behind the work of these stages."""
 
     def handed_on(self, x: Tensor, stage: int) -> None:
         """Let this stage use, and be the last to use, what another stage made."""

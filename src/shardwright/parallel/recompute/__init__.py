@@ -1,1 +1,1 @@
-"""What is not kept from the forward to the backward: made again, or sent to the host meanwhile."""
+"""Tensors that are not kept from the forward to the backward: recomputed, or sent to the host meanwhile."""

@@ -130,13 +130,13 @@ class Chain:
 
     def __init__(self, x: Tensor, recomputed: frozenset[str]) -> None:
         self._x, self._recomputed = x, recomputed
-        self._region: list[_Step] = []  # what is to be forgotten, and was not run yet
+        self._region: list[_ChainOperator] = []  # what is to be forgotten, and was not run yet
         self._beside: list[Tensor] = []  # what its operators take besides
 
     def then(self, name: str, operator: Callable[..., Tensor], *beside: Tensor) -> "Chain":
         """Take an operator that is no matrix product. Returns itself."""
         if name in self._recomputed:
-            self._region.append(_Step(operator, len(beside)))
+            self._region.append(_ChainOperator(operator, len(beside)))
             self._beside += beside
         else:
             assert not self._region, f"a region ends before a matrix product, not before {name!r}"
@@ -146,7 +146,7 @@ class Chain:
     def product(self, name: str, operator: Callable[[ProductInput], Tensor]) -> "Chain":
         """Take a matrix product. Returns itself."""
         if name in self._recomputed:
-            self._region.append(_Step(operator, 0))
+            self._region.append(_ChainOperator(operator, 0))
         else:
             self._x = self.into(operator)
         return self
@@ -160,14 +160,14 @@ class Chain:
         return operator(x)
 
 
-class _Step(NamedTuple):
+class _ChainOperator(NamedTuple):
     """An operator of a chain, and how many tensors it takes besides."""
 
     operator: Callable[..., Tensor]
     num_beside: int
 
 
-def _one_after_the_other(steps: Sequence[_Step], x: Tensor, *beside: Tensor) -> Results:
+def _one_after_the_other(steps: Sequence[_ChainOperator], x: Tensor, *beside: Tensor) -> Results:
     others = iter(beside)
     for step in steps:
         x = step.operator(x, *islice(others, step.num_beside))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.config.plan import ContextMethod
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.parallel.comm.collectives import (
     Axis,
     Pending,
@@ -57,7 +57,7 @@ class LayerSharding:
     expert_tp: Axis
     sequence_parallel: bool = False
     deferred: DeferredGradients = field(default_factory=DeferredGradients)
-    cp_method: ContextMethod = "ring"
+    cp_method: str = "ring"
     float8_dispatch: bool = False
 
     @classmethod
@@ -67,13 +67,13 @@ class LayerSharding:
 
     @property
     def shards_sequence(self) -> bool:
-        """Whether a rank holds only its part of the sequence between layers."""
+        """True if a rank holds only its part of the sequence between layers."""
         return self.sequence_parallel and self.tp.size > 1
 
     @property
     def trades_heads(self) -> bool:
-        """Whether attention sees the whole sequence of some heads."""
-        return self.cp.size > 1 and self.cp_method == "ulysses"
+        """True if attention sees the whole sequence of some heads."""
+        return self.cp.size > 1 and CONTEXT_METHODS[self.cp_method].trades_heads
 
     def held(self, sequence: int) -> Ranges:
         """The positions of this rank's tokens within the layers."""
@@ -302,7 +302,7 @@ def add_weight_gradient(
 
 
 class _LocalProduct(torch.autograd.Function):
-    """What a rank computes of a product by itself; of a row-parallel one that is a part, and the caller sums the parts.
+    """The product that a rank computes by itself; of a row-parallel one that is a part, and the caller sums the parts.
 
     Forward and backward move nothing."""
 

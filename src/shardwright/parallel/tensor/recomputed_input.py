@@ -14,7 +14,7 @@ class InputRecipe(Protocol):
     """Makes a product's input again."""
 
     def keep(self) -> tuple[Tensor, ...]:
-        """What the product's autograd node must keep until then. Called once, in the forward."""
+        """The tensors that the product's autograd node must keep until then. Called once, in the forward."""
 
     def make(self, kept: tuple[Tensor, ...]) -> Tensor:
         """The input, with the same bits as in the forward. Called once, in the backward."""
@@ -42,7 +42,7 @@ def keep_input(ctx: Any, x: Tensor, recipe: InputRecipe | None) -> None:
 
 
 def kept_input(ctx: Any) -> Tensor:
-    """What `keep_input` remembered, in the backward of that function."""
+    """The input that `keep_input` remembered, in the backward of that function."""
     kept: tuple[Tensor, ...] = ctx.saved_tensors
     recipe: InputRecipe | None = ctx.recipe
     return kept[0] if recipe is None else recipe.make(kept)

@@ -352,7 +352,7 @@ class FlatUnit(UnitEvents[Tensor]):
 
     @property
     def compressor(self) -> Compressor | None:
-        """What makes this unit's gradients fewer bytes, if something does."""
+        """The compressor of this unit's gradients, if there is one."""
         return self._compressor
 
     def bucket(self) -> Bucket:

@@ -1,4 +1,4 @@
-"""What a rank truly holds, by kind: the storages of its tensors, each once."""
+"""The memory that a rank truly holds, by kind: the storages of its tensors, each once."""
 
 from collections.abc import Iterable, Mapping
 

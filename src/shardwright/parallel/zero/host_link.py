@@ -27,7 +27,7 @@ class HostLink:
         return self._streams.pinned(shape, dtype)
 
     def is_on_host(self, x: Tensor) -> bool:
-        """Whether `x` lies in host memory."""
+        """True if `x` lies in host memory."""
         return self._streams.is_on_host(x)
 
     def send(self, into: Tensor, values: Tensor) -> Event:

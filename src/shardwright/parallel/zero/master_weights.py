@@ -35,13 +35,13 @@ class MakeOptimizer(Protocol):
 
 
 class MatrixSteps(Protocol):
-    """What makes steps of whole matrices: of the gradients that shards have turned, in place, what is taken off their
-    weights, but for the learning rate."""
+    """A maker of steps of whole matrices: from the gradients that shards have turned, in place, to the difference of
+    their weights, but for the learning rate."""
 
     def __call__(self, shards: Sequence["Masters"], scratch: Tensor) -> None: ...
 
     def memory(self) -> list[Tensor]:
-        """What it remembers, on the device."""
+        """The state on the device."""
         ...
 
     def go_on_after(self, number: int, device: torch.device) -> None:

@@ -38,7 +38,7 @@ class ModuleUnit(FlatUnit):
 
     @property
     def are_values_here(self) -> bool:
-        """Whether the parameters show their values."""
+        """True if the parameters show their values."""
         return self._shown is not None
 
     def _show(self) -> None:

@@ -1,4 +1,4 @@
-"""Which submodules of a module are units, and the places of its parameters.
+"""The submodules of a module that are units, and the places of its parameters.
 
 Units are the children of repeated containers: of each ModuleList, and of each Sequential whose children with
 parameters are all of one class. Where such a child is such a container itself, its children are. So the blocks of a
@@ -87,7 +87,7 @@ def _is_repeated(module: nn.Module) -> bool:
 
 
 def unit_faults(module: nn.Module, named: Sequence[str] | None) -> list[str]:
-    """What is wrong with the names of units."""
+    """Faults in the names of units."""
     are_names = isinstance(named, Sequence) and all(isinstance(name, str) for name in named)
     if named is not None and (isinstance(named, str) or not are_names):
         return [f"units is {shortened(repr(named))}; give a list of names of submodules, such as ['layers.0']"]
@@ -102,14 +102,14 @@ def unit_faults(module: nn.Module, named: Sequence[str] | None) -> list[str]:
 
 
 def kind_faults(module: object) -> list[str]:
-    """What is wrong with what is no module at all."""
+    """The fault of an argument that is no module at all."""
     if isinstance(module, nn.Module):
         return []
     return [f"a {type(module).__name__} is given, and an nn.Module is wanted; give the module itself"]
 
 
 def parameter_faults(module: nn.Module, may_be_meta: bool = False) -> list[str]:
-    """What a module may not have. Without values it can be counted, and not sharded."""
+    """Faults of parameters that a module may not have. Without values it can be counted, and not sharded."""
     faults, devices = [], set()
     for name, parameter in module.named_parameters():
         devices.add(str(parameter.device))
@@ -138,7 +138,8 @@ def parameter_faults(module: nn.Module, may_be_meta: bool = False) -> list[str]:
 
 
 def compiled_faults(units: ModuleUnits, module: nn.Module) -> list[str]:
-    """What can't be gathered around: units that are compiled, or lie in what is. A compiled program has no hooks."""
+    """Faults of units around which nothing can be gathered: they are compiled, or lie in compiled modules. A compiled
+    program has no hooks."""
     return [
         f"{name or 'the module'} is compiled, and the values of {', '.join(around[:3])} are gathered around calls that "
         "Python makes; compile what lies inside of units, or use plan.zero = 2"

@@ -90,7 +90,7 @@ class ShardedStage(StageEvents[FlatUnit]):
         return self._unit_of[parameter]
 
     def holds(self, parameter: PlacedParameter) -> bool:
-        """Whether a parameter has a place of its own here."""
+        """True if a parameter has a place of its own here."""
         return parameter in self._unit_of
 
     def open(self, parameter: PlacedParameter) -> None:

@@ -3,14 +3,21 @@
 import torch
 from torch import Tensor
 
+from shardwright.parallel.device_streams import DeviceStreams
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 
 TensorPool = BufferPool[Tensor]
 
 
-def tensor_pool(device: torch.device) -> TensorPool:
-    """A pool whose memory is tensors of bytes."""
-    return BufferPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device))
+def tensor_pool(device: torch.device, streams: DeviceStreams | None = None) -> TensorPool:
+    """A pool whose memory is tensors of bytes. A buffer may be made on one of the `streams` of the device and returned
+    on another: where the pool then lets it go, its memory is not used again before the last of them is done with it."""
+
+    def returned(memory: Tensor) -> None:
+        if streams is not None:
+            streams.lend(memory, streams.current())
+
+    return BufferPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device), returned)
 
 
 def lent(buffer: Loan[Tensor], size: int, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ from shardwright.parallel.zero.flat_unit import FlatUnit
 
 @dataclass(frozen=True)
 class TiedEmbedding:
-    """What this rank holds of the table: its use on the first stage, that on the last, both or neither."""
+    """The uses of the table on this rank: on the first stage, on the last, both or neither."""
 
     table: PlacedParameter | None
     last: PlacedParameter | None
@@ -25,7 +25,7 @@ class TiedEmbedding:
 
     @property
     def are_both_here(self) -> bool:
-        """Whether one memory serves both uses."""
+        """True if one memory serves both uses."""
         return self.table is not None and self.last is not None
 
     def share_memory(self, unit: FlatUnit) -> None:

@@ -37,7 +37,7 @@ class WeightStash:
         return [values for version in self._versions.values() for values in version]
 
     def expect(self, versions: list[int]) -> None:
-        """Which version each microbatch of the coming run sees, counted from the newest one at its begin."""
+        """Set the version that each microbatch of the coming run sees, counted from the newest one at its begin."""
         self._versions = {0: self._versions[self.newest]}
         self.newest = 0
         self._to_come = Counter(versions)

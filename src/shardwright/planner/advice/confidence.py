@@ -75,23 +75,23 @@ class RatioSpread:
 @lru_cache(maxsize=1)
 def fitted_spread() -> RatioSpread:
     """The spread that the catalog has."""
-    found = catalog.read_confidence()
-    return RatioSpread(found["freedom"], found["spread"], max(found["spread"].values()))
+    confidence = catalog.read_confidence()
+    return RatioSpread(confidence["freedom"], confidence["spread"], max(confidence["spread"].values()))
 
 
 def differing(first: PlanGrid, second: PlanGrid) -> frozenset[str]:
     """The kinds of difference between two plans; their dp follows from the others."""
-    mine, theirs = (_fields(plan) for plan in (first, second))
-    return frozenset(kind for kind, names in DIFFERENCES.items() if any(mine[name] != theirs[name] for name in names))
+    one, other = (_fields(plan) for plan in (first, second))
+    return frozenset(kind for kind, names in DIFFERENCES.items() if any(one[name] != other[name] for name in names))
 
 
 def _fields(plan: PlanGrid) -> dict[str, Any]:
-    """What a plan says, where it says something."""
+    """The fields of a plan that have an effect."""
     unused = [fields for axis, fields in _WITHOUT.items() if getattr(plan, axis) == 1]
-    found = {name: getattr(plan, name) for names in DIFFERENCES.values() for name in names}
+    said_fields = {name: getattr(plan, name) for names in DIFFERENCES.values() for name in names}
     for fields in unused:
-        found |= fields
-    return found
+        said_fields |= fields
+    return said_fields
 
 
 def student_cdf(x: float, freedom: int) -> float:

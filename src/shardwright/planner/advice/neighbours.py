@@ -6,13 +6,14 @@ from typing import Any
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
+from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE, order_words
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import device_of
-from shardwright.planner.search.beside import same_stages
+from shardwright.planner.search.adjacent_plans import same_stages
 from shardwright.planner.search.space import lies_otherwise
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import REPLICAS, layout, of_stage
@@ -35,7 +36,7 @@ def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
 
     Where stages lie as before, each keeps its layers.
     """
-    found, seen = [], {job.plan.model_dump_json()}
+    neighbours_of, seen = [], {job.plan.model_dump_json()}
     software = software_of(job.cluster.software)
     mine = set(lacks(software, job))
     for field, value, changes in _moves(job, schedules):
@@ -49,8 +50,8 @@ def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
         if text in seen or not set(lacks(software, near)) <= mine or job_faults(near) or plan_faults(near):
             continue
         seen.add(text)
-        found.append(Neighbour(field, value, near))
-    return found
+        neighbours_of.append(Neighbour(field, value, near))
+    return neighbours_of
 
 
 def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
@@ -73,11 +74,11 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         if lies_otherwise(job, plan, moved):
             yield "order", order_words(moved), {"order": order}
     for schedule in schedules if plan.pp > 1 else ():
-        chosen = STAGES_PER_RANK.get(schedule, 1) == 0
+        chosen = SCHEDULES[schedule].stages_per_rank == 0
         for virtual in sorted({2, max(2, layers // plan.pp)}) if chosen else (1,):
             name = f"{schedule} with virtual_stages {virtual}" if chosen else schedule
             yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
-    if plan.pp > 1 and STAGES_PER_RANK.get(plan.schedule, 1) == 0:
+    if plan.pp > 1 and SCHEDULES[plan.schedule].stages_per_rank == 0:
         for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
             yield "virtual_stages", virtual, {"virtual_stages": virtual}
     for policy in _POLICIES:
@@ -95,7 +96,7 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
 
 
 def recompute_words(plan: PlanSpec) -> str:
-    """What a plan computes again: "none", "selective norm+activation", "full every 2"."""
+    """The recomputation of a plan: "none", "selective norm+activation", "full every 2"."""
     operators = f" {'+'.join(plan.recompute_operators)}" if plan.recompute == "selective" else ""
     every = f" every {plan.recompute_every}" if plan.recompute_every > 1 else ""
     return f"{plan.recompute}{operators}{every}"
@@ -108,16 +109,16 @@ def _traded(job: JobSpec, axis: str, times_two: bool) -> Iterator[tuple[str, obj
     if value == 0 or (not times_two and getattr(plan, axis) % 2):
         return
     for other in ("dp", *({"pp", "tp"} - {axis})):
-        theirs = getattr(plan, other)
-        if times_two and theirs % 2:
+        degree = getattr(plan, other)
+        if times_two and degree % 2:
             continue
-        changes: dict[str, Any] = {axis: value, other: theirs // 2 if times_two else theirs * 2}
+        changes: dict[str, Any] = {axis: value, other: degree // 2 if times_two else degree * 2}
         if changes.get("tp", plan.tp) == 1:
             changes |= {"sequence_parallel": False, "expert_tp": 0}
         pp = changes.get("pp", plan.pp)
         if pp == 1:
             changes |= {"schedule": "1f1b", "virtual_stages": 1}
-        elif STAGES_PER_RANK.get(plan.schedule, 1) == 0:
+        elif SCHEDULES[plan.schedule].stages_per_rank == 0:
             changes["virtual_stages"] = max(2, min(plan.virtual_stages, job.model.layers // pp))
         if other != "dp":  # it says so, for two degrees change
             yield axis, f"{value} and {other} {changes[other]}", changes

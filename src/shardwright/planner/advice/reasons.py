@@ -1,4 +1,4 @@
-"""Why a plan is best, as inequalities: the plans beside it are priced, and the terms that decide are named.
+"""Why a plan is best, as inequalities: its adjacent plans are priced, and the terms that decide are named.
 
 A term is a part of the step time (simulate/step.StepTime). A neighbour loses by terms that grow more than others
 shrink; one that does not fit loses by bytes.
@@ -27,7 +27,7 @@ from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import played_steps
+from shardwright.simulate.full_step import simulated_steps
 
 # Parts of a step, as they are told.
 PARTS = {
@@ -65,13 +65,13 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     Steps are simulated in full, each plan's in its own order of work.
     """
     near = neighbours(job, schedules)
-    if job.plan.layout:  # beside one with its best stages, theirs are too
+    if job.plan.layout:  # adjacent to a plan with its best stages, others have theirs too
         near = [_laid_out(one, constants) for one in near]
-    found = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
+    priced = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
     jobs = [job, *(neighbour.job for neighbour in near)]
-    known = [(place, price) for place, price in enumerate(found) if isinstance(price, Price)]
+    known = [(place, price) for place, price in enumerate(priced) if isinstance(price, Price)]
     assert known[0][0] == 0, "the plan itself has been priced before"
-    mine, *times = played_steps([jobs[place] for place, _ in known], [price.time for _, price in known], constants)
+    mine, *times = simulated_steps([jobs[place] for place, _ in known], [price.time for _, price in known], constants)
     beside = [
         _reason(job, mine, near[place - 1], _counted(replace(price, time=time), near[place - 1], mine, constants))
         for (place, price), time in zip(known[1:], times, strict=True)
@@ -81,8 +81,8 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     return sorted(told, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
 
 
-def faster_beside(why: Sequence[Reason], constraints: Constraints) -> JobSpec | None:
-    """The fastest plan beside one that is faster, fits, and is one that a search may find; None where there is none.
+def faster_adjacent(why: Sequence[Reason], constraints: Constraints) -> JobSpec | None:
+    """The fastest adjacent plan that is faster, fits, and is in the search space; None if there is none.
 
     `why` is what `reasons` says of the one.
     """
@@ -149,17 +149,17 @@ def _other(near: Neighbour) -> object:
 
 def _most(memory: Memory) -> str:
     kinds = ("parameters", "gradients", "optimizer", "activations", "working")
-    num_bytes, kind = max(((float(getattr(memory, kind)), kind) for kind in kinds), key=lambda of: of[0])
+    num_bytes, kind = max(((float(getattr(memory, kind)), kind) for kind in kinds), key=lambda part: part[0])
     return f"of which {num_bytes / GIB:.1f} are {kind}"
 
 
-def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) -> str:
+def _inequality(job: JobSpec, other: JobSpec, own_time: StepTime, other_time: StepTime) -> str:
     """ "0.30 s more tensor-parallel communication (...) > 0.10 s less bubble"."""
-    differences = {name: float(getattr(theirs, name) - getattr(mine, name)) for name in PARTS}
-    least = _TERM * abs(float(theirs.total - mine.total))
+    differences = {name: float(getattr(other_time, name) - getattr(own_time, name)) for name in PARTS}
+    least = _TERM * abs(float(other_time.total - own_time.total))
     more = [n for n in sorted(differences, key=lambda n: -differences[n]) if differences[n] > least][:3]
     less = [n for n in sorted(differences, key=lambda n: differences[n]) if differences[n] < -least][:3]
-    is_slower = theirs.total >= mine.total
+    is_slower = other_time.total >= own_time.total
     first, second = (more, less) if is_slower else (less, more)
     word = {True: "more", False: "less"}
     left = " + ".join(f"{seconds_text(abs(differences[n]))} {word[is_slower]} {PARTS[n]}" for n in first)
@@ -170,14 +170,14 @@ def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) 
 
 
 def _moved(job: JobSpec, other: JobSpec, axis: str) -> str:
-    """What the axis carries under the other plan and under this one, if that is not alike."""
-    before, after = (_traffic(of, axis) for of in (job, other))
+    """The traffic of the axis under the other plan and under this one, if they differ."""
+    before, after = (_traffic(either, axis) for either in (job, other))
     return "" if before == after else f" ({axis}: {after}; before, {before})"
 
 
 def _traffic(job: JobSpec, axis: str) -> str:
-    """What travels over "tp", "cp", "ep" or "dp" in a step, on a rank in the middle of the pipeline: what it sends for
-    its layers, in both passes, and the bandwidth that is stated of the slowest link.
+    """The bytes that a rank in the middle of the pipeline sends over "tp", "cp", "ep" or "dp" in a step for its layers,
+    in both passes, and the stated bandwidth of the slowest link.
 
     Replicas (dp) exchange at the ends of a step, and send nothing for layers.
     """
@@ -196,7 +196,7 @@ def _traffic(job: JobSpec, axis: str) -> str:
     passes = piece_passes(job, run, software_under(run), None, kinds=pieces)
     counts = {piece: _counts(job, number) for piece, number in pieces.items()}
     moved = layer_crossings(job, counts, pieces, passes, sizes)
-    sent_bytes = sum(of.sent.total for of in moved if of.axis == axis)
+    sent_bytes = sum(crossing.sent.total for crossing in moved if crossing.axis == axis)
     if not sent_bytes:
         return f"{int(group.size)} ranks {links}"
     return f"{number_text(sent_bytes / 1e9)} GB a device and step {links}"
@@ -208,11 +208,12 @@ def _counts(job: JobSpec, num_pieces: int) -> PassCounts:
     return PassCounts(passes, passes if job.plan.recompute == "stage" else 0, passes)
 
 
-def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> str:
-    """What limits a plan, in words: memory, if something faster does not fit; or the largest part but computing."""
+def binding(time: StepTime, memory: Memory, job: JobSpec, why: list[Reason]) -> str:
+    """The limit of a plan, in words: memory, if something faster does not fit; or the largest part of the step besides
+    computing."""
     shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
     room = room_bytes(job)
-    faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s <= -_TOLD * time.total]
+    faster = [reason for reason in why if reason.excess_bytes > 0 and reason.slower_s <= -_TOLD * time.total]
     waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
     loss = f"{PARTS[waste]}, {shares[waste]:.1%}"
     parts = [f"computing is {shares['compute']:.0%} of the step; the largest loss is {loss}"]

@@ -18,10 +18,10 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import fullest, job_memories
 from shardwright.cost.memory import Memory
 from shardwright.planner.advice.neighbours import recompute_words
-from shardwright.planner.search.beside import numbers_of_plan, words_of_plan
+from shardwright.planner.search.adjacent_plans import numbers_of_plan, variant_of_plan
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import fits, room_bytes
-from shardwright.planner.search.results import PlayedPlan
+from shardwright.planner.search.results import SimulatedPlan
 from shardwright.planner.search.search import search
 from shardwright.simulate.batch_pricing import Price
 from shardwright.simulate.closed_form import step_time
@@ -74,7 +74,7 @@ class Misfit:
 
 
 def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Misfit | None:
-    """What exceeds, and plans that fit; None if the plan itself does."""
+    """The excess of a plan, and plans that fit; None if the plan itself does."""
     room = room_bytes(job)
     ranks = job_memories(job, constants)
     most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].process))
@@ -94,17 +94,18 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
     """Plans that fit with as few changes as it takes, fastest first. What is much slower than the job's own plan is no
     way out."""
     most_s = _SLOWEST * float(step_time(run_of(job), constants).total)
+    most_token_s = most_s / job.tokens_per_step
     memo, kept = Memo(), _kept(job)
 
-    def fastest(names: Iterable[str], most: int) -> list[PlayedPlan]:
+    def fastest(names: Iterable[str], most: int) -> list[SimulatedPlan]:
         free = {field for name in names for field in _CHANGES[name]}
         among = {field: value for field, value in kept.items() if field not in free}
-        plans = _fastest(job, Constraints(among, among={"schedule": schedules}), constants, memo, most)
+        plans = _fastest(job, Constraints(among, among={"schedule": schedules}), constants, memo, most, most_token_s)
         return [plan for plan in plans if float(plan.time.total) <= most_s]
 
-    def with_changes(number: int) -> list[PlayedPlan]:
-        found = [plan for names in combinations(_CHANGES, number) for plan in fastest(names, 1)]
-        return list({plan.job.plan.model_dump_json(): plan for plan in found}.values())
+    def with_changes(number: int) -> list[SimulatedPlan]:
+        fitting = [plan for names in combinations(_CHANGES, number) for plan in fastest(names, 1)]
+        return list({plan.job.plan.model_dump_json(): plan for plan in fitting}.values())
 
     plans = with_changes(1)
     if not plans:
@@ -115,18 +116,20 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
 
 def _kept(job: JobSpec) -> dict[str, object]:
     """The fields of a job's plan that a search may keep."""
-    words = words_of_plan(job).fields()
-    return {name: value for name, value in (numbers_of_plan(job) | words).items() if name != "global_batch_size"} | {
+    variant = variant_of_plan(job).fields()
+    return {name: value for name, value in (numbers_of_plan(job) | variant).items() if name != "global_batch_size"} | {
         "order": job.plan.order,
         "zero_ranks": job.plan.zero_ranks,
     }
 
 
 def _fastest(
-    job: JobSpec, constraints: Constraints, constants: Constants, memo: Memo, num_shown: int
-) -> list[PlayedPlan]:
+    job: JobSpec, constraints: Constraints, constants: Constants, memo: Memo, num_shown: int, most_token_s: float
+) -> list[SimulatedPlan]:
     try:
-        plans = search(_on_a_cluster(job), constraints, constants, num_shown, memo=memo).candidates
+        plans = search(
+            _on_a_cluster(job), constraints, constants, num_shown, memo=memo, most_token_s=most_token_s
+        ).candidates
     except PlanError:  # none is legal
         return []
     return [replace(plan, job=plan.job.model_copy(update={"cluster": job.cluster})) for plan in plans]
@@ -141,7 +144,7 @@ def _on_a_cluster(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"cluster": job.cluster.model_copy(update=size)})
 
 
-def _told(job: JobSpec, plans: Sequence[PlayedPlan], constants: Constants) -> Iterator[Near]:
+def _told(job: JobSpec, plans: Sequence[SimulatedPlan], constants: Constants) -> Iterator[Near]:
     """Plans with what was changed and their prices, those with the fewest changes first where they take as long."""
     for plan in plans:
         changes = _changes(job, plan.job)
@@ -151,11 +154,11 @@ def _told(job: JobSpec, plans: Sequence[PlayedPlan], constants: Constants) -> It
 
 def _changes(job: JobSpec, other: JobSpec) -> tuple[str, ...]:
     """The fields in which two plans differ, with the values of the other; without what follows from these."""
-    mine, theirs = (
-        numbers_of_plan(job) | words_of_plan(job).fields(),
-        numbers_of_plan(other) | words_of_plan(other).fields(),
+    own, others = (
+        numbers_of_plan(job) | variant_of_plan(job).fields(),
+        numbers_of_plan(other) | variant_of_plan(other).fields(),
     )
-    changed = [name for name, value in theirs.items() if value != mine[name] and name != "global_batch_size"]
+    changed = [name for name, value in others.items() if value != own[name] and name != "global_batch_size"]
     told = [name for name in changed if name not in _FOLLOWING] or changed
     again = {name for name in changed if name in _CHANGES["recompute"]}
     if again and "recompute" not in told:

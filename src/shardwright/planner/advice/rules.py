@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.model_shape import shape_of
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import GIB, memory_text, number_text
 from shardwright.cost.calibration import device_of
 from shardwright.cost.from_job import run_of
@@ -17,8 +18,8 @@ from shardwright.cost.group_links import Groups
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """What one rule says of a job: its name, its recommendation with the job's numbers, its source, and whether the
-    job's plan agrees."""
+    """The verdict of one rule: its name, its recommendation with the job's numbers, its source, and whether the job's
+    plan agrees."""
 
     name: str
     says: str
@@ -87,13 +88,13 @@ def enough_microbatches(job: JobSpec) -> RuleOfThumb | None:
     plan = job.plan
     if plan.pp == 1:
         return None
-    m, v = job.num_microbatches, plan.stages_per_rank
+    m, v, facts = job.num_microbatches, plan.stages_per_rank, SCHEDULES[plan.schedule]
     return RuleOfThumb(
         "four microbatches a stage, or stages interleaved",
         f"m >= 4 x pp = {4 * plan.pp}, or more stages a rank: m is {m} and v is {v}, so 1F1B's bubble is "
         f"{plan.pp - 1} / ({m} x {v}) = {(plan.pp - 1) / (m * v):.0%}",
         "Huang et al. 2019 (GPipe, arXiv 1811.06965), section 2.3; Narayanan et al. 2021, section 2.2",
-        m >= 4 * plan.pp or v > 1 or plan.schedule.startswith(("zb", "dualpipe", "v-")),
+        m >= 4 * plan.pp or v > 1 or facts.splits_weights or facts.pairs,
     )
 
 
@@ -183,5 +184,5 @@ RULES: tuple[Callable[[JobSpec], RuleOfThumb | None], ...] = (
 
 
 def rules_for(job: JobSpec) -> list[RuleOfThumb]:
-    """What the rules say of a job and its plan, those that concern it."""
-    return [found for rule in RULES if (found := rule(job))]
+    """The verdicts of all rules that concern a job and its plan."""
+    return [verdict for rule in RULES if (verdict := rule(job))]

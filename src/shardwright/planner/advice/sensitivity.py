@@ -1,4 +1,4 @@
-"""What would have to change for a runner-up to win: one number of the input at a time, found by bisection.
+"""Changes that would make a runner-up win: one number of the input at a time, by bisection.
 
 Numbers are those that a user can change or doubts: bandwidth of the network and of a node's links, the devices' rate
 and memory bandwidth, and the batch.
@@ -35,7 +35,7 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     runs = run_of(best), run_of(other)
     device = device_of(best.cluster.device)
     generation = device.generation
-    cluster, number = best.cluster, runs[0].cut.precision
+    cluster, number = best.cluster, runs[0].grid.precision
 
     def network(run: Run, factor: float) -> tuple[Run, Constants]:
         return replace(run, network_bytes_per_s=factor * network_gb_per_s(cluster) * 1e9), constants
@@ -44,13 +44,15 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
         return replace(run, node_bytes_per_s=factor * node_gb_per_s(cluster) * 1e9), constants
 
     def scaled(*names: str) -> Callable[[Run, float], tuple[Run, Constants]]:
-        keys = [next(f"{of}.{name}" for of in (generation, "common") if f"{of}.{name}" in constants) for name in names]
+        keys = [
+            next(f"{part}.{name}" for part in (generation, "common") if f"{part}.{name}" in constants) for name in names
+        ]
         return lambda run, factor: (run, {**constants, **{key: factor * constants[key] for key in keys}})
 
     def batch(run: Run, factor: float) -> tuple[Run, Constants]:
         """A whole number of times the batch, for which both plans stay legal."""
         times = max(1, round(factor))
-        return replace(run, cut=replace(run.cut, global_batch=times * best.batch.global_batch_size)), constants
+        return replace(run, grid=replace(run.grid, global_batch=times * best.batch.global_batch_size)), constants
 
     best_s, other_s = (float(step_time(run, constants).total) for run in runs)
     if other_s <= best_s:
@@ -68,14 +70,14 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
         ("memory bandwidth", scaled("memory"), device.memory_gb_per_s, "GB/s", False),
         ("batch", batch, float(best.batch.global_batch_size), "sequences", True),
     )
-    found = []
+    changes = []
     for name, change, value, unit, only_more in cases:
         factor = _crossing(runs, change, only_more)
         if factor is not None:
             shown = f"{max(1, round(factor)) * value:,.0f}" if only_more else number_text(factor * value)
             times = f"{max(1, round(factor))}" if only_more else f"{factor:.2g}"
-            found.append(Flip(name, factor, f"{name} x {times} ({number_text(value)} to {shown} {unit})"))
-    return sorted(found, key=lambda flip: abs(math.log(flip.factor)))
+            changes.append(Flip(name, factor, f"{name} x {times} ({number_text(value)} to {shown} {unit})"))
+    return sorted(changes, key=lambda flip: abs(math.log(flip.factor)))
 
 
 def _crossing(
@@ -88,11 +90,11 @@ def _crossing(
         return other - best
 
     ends = [end for end in (_MOST, 1.0 / _MOST) if (end > 1.0 or not only_more) and behind(end) < 0.0]
-    found = []
+    flips_found = []
     for end in ends:
         low, high = 0.0, math.log(end)
         for _ in range(_STEPS):
             middle = (low + high) / 2
             low, high = (middle, high) if behind(math.exp(middle)) > 0.0 else (low, middle)
-        found.append(math.exp(high))
-    return min(found, key=lambda factor: abs(math.log(factor)), default=None)
+        flips_found.append(math.exp(high))
+    return min(flips_found, key=lambda factor: abs(math.log(factor)), default=None)

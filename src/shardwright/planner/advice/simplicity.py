@@ -1,4 +1,4 @@
-"""Which of two plans is the simpler one: what a person who sets it up and finds its faults has to deal with.
+"""The simplicity of a plan: the number of things that a person who sets it up and mends it has to deal with.
 
 First what the software lacks, for somebody would have to write it. Then what is kept in host memory, whose links and
 room are not the plan's alone. Then models that are held twice; axes in use, for each has groups, failures and settings
@@ -11,14 +11,11 @@ from typing import NamedTuple
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import EXAMPLE, order_words
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
-# One after the other, or one forward and one backward in turn; stages that alternate. All others compute input and
-# weight gradients apart.
-_ORDERS = {"sequential": 0, "gpipe": 0, "1f1b": 0, "interleaved-1f1b": 1, "looped-bfs": 1}
-_SPLIT = 2
 
 
 class Simplicity(NamedTuple):
@@ -44,7 +41,7 @@ def simplicity(job: JobSpec) -> Simplicity:
         num_hosted=len(kept_on_host(plan)),
         num_copies=plan.num_copies if has_stages else 1,
         num_axes=len(axes_in_use(plan)),
-        order=_ORDERS.get(plan.schedule, _SPLIT) if has_stages else 0,
+        order=SCHEDULES[plan.schedule].complexity if has_stages else 0,
         num_extras=len(extras(job)),
         ranks_of_model=plan.tp * plan.pp * plan.cp * plan.ep,
         zero=plan.zero,
@@ -58,9 +55,9 @@ def axes_in_use(plan: PlanSpec) -> list[str]:
 
 
 def extras(job: JobSpec) -> list[str]:
-    """What a plan does beside training to save memory, bytes or time, on the device, in words."""
+    """The strategies of a plan that save memory, bytes or time on the device, in words."""
     plan = job.plan
-    found = {
+    uses = {
         f"recomputation ({plan.recompute})": plan.recompute != "none",
         f"gradients compressed ({plan.compress})": plan.compress != "none",
         "shards of a node beside copies of them": plan.zero_ranks > 0,
@@ -69,14 +66,14 @@ def extras(job: JobSpec) -> list[str]:
         f"{plan.dispatch} dispatch": plan.ep > 1 and plan.dispatch != "direct",
         f"fp8 ({job.precision.float8})": job.precision.float8 != "none",
     }
-    return [name for name, has in found.items() if has]
+    return [name for name, has in uses.items() if has]
 
 
 def kept_on_host(plan: PlanSpec) -> list[str]:
-    """What a plan keeps in host memory, in words."""
-    found = {
+    """The state that a plan keeps in host memory, in words."""
+    kept = {
         "optimizer state": plan.offload_optimizer > 0,
         "parameters": plan.offload_parameters,
         "activations": plan.offload_activations,
     }
-    return [f"{name} in host memory" for name, has in found.items() if has]
+    return [f"{name} in host memory" for name, has in kept.items() if has]

@@ -21,23 +21,15 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.stage_time import PieceTime
-from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, Words, standing_ranks, taken
+from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, PlanVariant, rank_grid, select
 from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time
 from shardwright.workload.memo import Memo
-from shardwright.workload.query import SCHEDULE_NAMES
-
-# Schedules that hide tokens' way to experts behind another microbatch.
-_PAIRED = ("dualpipe", "dualpipev")
-# A step is at least m + (p - 1) / v times what the mean rank takes for a microbatch.
-_DRAINED = ("1f1b", "gpipe", "sequential", "interleaved-1f1b", "looped-bfs")
-# No rank keeps fewer microbatches than under 1F1B.
-_KEEPS_MORE = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "dualpipe", "dualpipev")
 
 
 def plain(rows: Columns) -> Columns:
@@ -46,12 +38,14 @@ def plain(rows: Columns) -> Columns:
     return rows | dict.fromkeys(SHARING, zeros) | {"virtual_stages": zeros + 1}
 
 
-def microbatch_s(job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo) -> tuple[Column, Column]:
+def microbatch_s(
+    job: JobSpec, rows: Columns, variant: PlanVariant, constants: Constants, memo: Memo
+) -> tuple[Column, Column]:
     """Seconds that all pipeline ranks together compute and communicate for a microbatch, under any schedule.
 
     The second is for schedules that hide tokens' way to experts. Both follow from `layer_columns`.
     """
-    time = _microbatch(job, plain(rows), words, constants, memo=memo)
+    time = _microbatch(job, plain(rows), variant, constants, memo=memo)
     paired = time.forward + time.input_grad + time.weight_grad + time.again + time.tensor + time.context
     return paired + time.expert, paired
 
@@ -62,30 +56,31 @@ def mean_rank_token_s(job: JobSpec, rows: Columns, microbatch_s: Column) -> Colu
 
 
 def zero3_token_s(
-    job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants, memo: Memo
+    job: JobSpec, rows: Columns, variant: PlanVariant, hybrid: Column, constants: Constants, memo: Memo
 ) -> Column:
     """A lower bound on seconds by token under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those
     of a node; or over those of both copies of a stage, which may be nearer to each other where stages lie between."""
-    least_s, ranks = np.full(len(hybrid), np.inf), standing_ranks(rows)
+    least_s, ranks = np.full(len(hybrid), np.inf), rank_grid(rows)
     all_rows, no_hybrid = np.arange(len(hybrid)), np.zeros_like(hybrid)
     mirrored = np.flatnonzero((ranks.block < ranks.stage_ranks) & (rows["pp"] % 2 == 0))
     # Of all schedules a rank with one stage gathers least often, and after each stretch gradients are scattered least.
     job = job.model_copy(update={"plan": job.plan.model_copy(update={"reduce_each": "run"})})
-    ways = ("1f1b", no_hybrid, all_rows), ("1f1b", hybrid, all_rows), ("dualpipe", no_hybrid, mirrored)
+    ways = [("1f1b", no_hybrid, all_rows), ("1f1b", hybrid, all_rows)]
+    ways += [(name, no_hybrid, mirrored) for name in searched() if SCHEDULES[name].num_copies > 1]
     for schedule, over, places in ways:
         if not len(places):
             continue
-        number = np.full_like(hybrid, SCHEDULE_NAMES.index(schedule))
+        number = np.full_like(hybrid, SCHEDULES.names.index(schedule))
         columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over, "schedule": number}
-        time = _microbatch(job, taken(columns, places), words, constants, memo=memo)
+        time = _microbatch(job, select(columns, places), variant, constants, memo=memo)
         compute_s = time.forward + time.input_grad + time.weight_grad + time.again
         seconds = compute_s + time.tensor + time.context + time.shard
         least_s[places] = np.minimum(least_s[places], seconds)
     return mean_rank_token_s(job, rows, least_s)
 
 
-def _microbatch(job: JobSpec, columns: Columns, words: Words, constants: Constants, memo: Memo) -> PieceTime:
-    return microbatch_time(PlanBlock(replace(words, schedule="1f1b"), columns).run(job, memo), constants, memo)
+def _microbatch(job: JobSpec, columns: Columns, variant: PlanVariant, constants: Constants, memo: Memo) -> PieceTime:
+    return microbatch_time(PlanBlock(replace(variant, schedule="1f1b"), columns).run(job, memo), constants, memo)
 
 
 def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Constants, memo: Memo) -> Column:
@@ -98,7 +93,7 @@ def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Con
     ones = np.ones_like(rows["dp"])
     for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
         columns = plain(rows) | {"zero": zero, "zero_ranks": over}
-        least = np.minimum(least, step_time(PlanBlock(Words(), columns).run(job, memo), constants, memo).data)
+        least = np.minimum(least, step_time(PlanBlock(PlanVariant(), columns).run(job, memo), constants, memo).data)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
     if software.reduce_overlap or software.gather_overlap or software.update_overlap:
         share = share * rates_of(run_of(job), constants).leak
@@ -107,13 +102,13 @@ def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Con
 
 def turn_token_s(job: JobSpec, rows: Columns, rates: Rates) -> Column:
     """Seconds by token of the messages of each stage that a rank has, where it has several."""
-    seconds = message_and_turn_s(PlanBlock(Words(), plain(rows)).run(job, Memo()), rates)[1]
+    seconds = message_and_turn_s(PlanBlock(PlanVariant(), plain(rows)).run(job, Memo()), rates)[1]
     return np.where(rows["pp"] > 1, seconds / (rows["global_batch_size"] * job.model.sequence), 0.0)
 
 
 def messages_token_s(rows: Columns, schedule: str, virtual: Column | int) -> Column:
     """Least seconds by token of a schedule's messages; rows have `turn_s`."""
-    return rows["turn_s"] * virtual if schedule in STAGES_PER_RANK else 0.0 * rows["turn_s"]
+    return rows["turn_s"] * virtual if SCHEDULES[schedule].stages_per_rank != 1 else 0.0 * rows["turn_s"]
 
 
 def step_token_s(
@@ -131,25 +126,25 @@ def step_token_s(
 
 
 def is_paired(schedule: str) -> bool:
-    """Whether the second bound of `mean_rank_token_s` holds for a schedule."""
-    return schedule in _PAIRED
+    """True if the second bound of `mean_rank_token_s` holds for a schedule."""
+    return SCHEDULES[schedule].pairs
 
 
 def bubble_factor(columns: Columns, schedule: str, virtual: Column | int) -> Column:
     """Least time of a step with its schedule's bubble, over the mean rank's; each has at most `virtual` stages."""
-    if schedule not in _DRAINED:
+    if not SCHEDULES[schedule].fills_and_drains:
         return np.ones(len(columns["dp"]))
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
     return np.asarray(1.0 + (columns["pp"] - 1) / (virtual * num_microbatches))
 
 
-def activation_bytes(job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo) -> Column:
+def activation_bytes(job: JobSpec, rows: Columns, variant: PlanVariant, constants: Constants, memo: Memo) -> Column:
     """Least bytes of a process under a schedule that keeps as much as 1F1B, however state is sharded.
 
     Where layers do not divide evenly, other stages a rank may leave it one layer less.
     """
     pp, layers = rows["pp"], job.model.layers
-    memory = peak_memory(PlanBlock(replace(words, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
+    memory = peak_memory(PlanBlock(replace(variant, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
     return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
 
 
@@ -178,10 +173,10 @@ def state_bytes(columns: Columns) -> tuple[Column, Column]:
     return least, least + columns["optimizer_bytes"] * (zero < 1)
 
 
-def keeps_as_much(job: JobSpec, words: Words) -> bool:
-    """Whether `activation_bytes` holds for words. Layers must be alike, and what is computed again at once no less."""
-    has_smaller_stages = words.recompute == "stage" and words.schedule in STAGES_PER_RANK
-    return words.schedule in _KEEPS_MORE and not job.model.moe.experts and not has_smaller_stages
+def keeps_as_much(job: JobSpec, variant: PlanVariant) -> bool:
+    """True if `activation_bytes` holds for a variant. Layers must be alike, and no less be recomputed at once."""
+    has_smaller_stages = variant.recompute == "stage" and SCHEDULES[variant.schedule].stages_per_rank != 1
+    return SCHEDULES[variant.schedule].keeps_as_1f1b and not job.model.moe.experts and not has_smaller_stages
 
 
 def unsharded_token_s(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo) -> Column:

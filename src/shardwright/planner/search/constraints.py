@@ -1,4 +1,4 @@
-"""What the user fixes of a search: fields of the plan that stay, ranges of others, the batches to try."""
+"""Constraints that a user puts on a search: fixed fields of the plan, ranges of others, the batches to try."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,10 +11,10 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.config.software_support import had_by
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml
 from shardwright.config.validation_messages import field_faults
-from shardwright.planner.search.plan_block import NUMBERS, Words
+from shardwright.planner.search.plan_block import NUMBERS, PlanVariant
 
 _SEARCHED = tuple(
-    name for name in (*NUMBERS, *Words.__dataclass_fields__) if name not in ("global_batch_size", "float8")
+    name for name in (*NUMBERS, *PlanVariant.__dataclass_fields__) if name not in ("global_batch_size", "float8")
 )
 _RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
 
@@ -48,7 +48,7 @@ class Constraints:
             raise PlanError("what the search may choose", faults)
 
     def allows(self, name: str, value: object) -> bool:
-        """Whether a field may have a value."""
+        """True if a field may have a value."""
         if name in self.keep and self.keep[name] != value:
             return False
         if name in self.among and value not in self.among[name]:

@@ -1,8 +1,8 @@
-"""What a search learns of memory: where its arrays said less than the account of a plan that they let through.
+"""Corrections of a search's memory: its closed forms predicted less than the account of a plan that they admitted.
 
-The arrays (cost/memory.py) have closed forms of what a schedule keeps; the account plays it. Where that is more than
-was said, plans of the same schedule, ZeRO stage and recomputation are taken to need as many times more, and the search
-begins anew. That is seldom, and a few times are enough.
+The arrays (cost/memory.py) have closed forms for the memory of a schedule, and the account replays the schedule. If the
+account is larger, plans of the same schedule, ZeRO stage and recomputation count as larger by the same factor, and the
+search begins anew. That is rare, and a few times are enough.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import fullest
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.search.plan_block import PlanBlock
-from shardwright.workload.query import SCHEDULE_NAMES
 
 _MARGIN = 1.001  # so that a plan which was refuted is not found again for a rounding
 
@@ -32,24 +32,26 @@ class Corrections:
         self._factors: dict[_Alike, float] = {}
 
     def learned(self, job: JobSpec, refuted: Sequence[JobSpec], constants: Constants, room: float) -> bool:
-        """Whether there was anything to learn from plans that the account does not find to fit in `room` bytes."""
+        """True if there was anything to learn from plans that the account does not find to fit in `room` bytes."""
         if not software_of(job.cluster.software).is_own:
             return False
         for plan in refuted:
-            exact, said = fullest(plan, constants), peak_memory(run_of(plan), constants)
+            exact, quick = fullest(plan, constants), peak_memory(run_of(plan), constants)
             key = _alike(plan)
-            factor = _MARGIN * max(1.0, float(exact.total - _state(said)) / max(1.0, float(said.total - _state(said))))
+            factor = _MARGIN * max(
+                1.0, float(exact.total - _state(quick)) / max(1.0, float(quick.total - _state(quick)))
+            )
             self._factors[key] = max(factor, self._factors.get(key, 1.0))
         return bool(refuted)
 
     def applied(self, block: PlanBlock, memory: Memory) -> Memory:
         """The memory of a block's plans with what was learned."""
-        words = block.words
-        again = words.recompute, words.recompute_operators, words.recompute_every, words.offload_activations
+        variant = block.variant
+        again = variant.recompute, variant.recompute_operators, variant.recompute_every, variant.offload_activations
         factors = np.ones(len(block))
         for (schedule, zero, *rest), factor in self._factors.items():
             if tuple(rest) == again:
-                is_alike = (block.schedule == SCHEDULE_NAMES.index(schedule)) & (block.columns["zero"] == zero)
+                is_alike = (block.schedule == SCHEDULES.names.index(schedule)) & (block.columns["zero"] == zero)
                 factors = np.where(is_alike, factor, factors)
         if np.all(factors == 1.0):
             return memory

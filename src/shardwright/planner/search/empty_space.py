@@ -5,28 +5,32 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
+from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import Recompute, ScheduleName
+from shardwright.config.plan import Recompute
+from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import Columns, taken
+from shardwright.planner.search.plan_block import Columns, select
 
 # Values that a plan may have and no search tries, with the reason.
 _UNSEARCHED = {
-    "schedule": {
-        "pipedream": "it computes other numbers than one rank does",
-        "pipedream-2bw": "it computes other numbers than one rank does",
-        "auto": "a solver makes it for one plan",
-    },
     "recompute": {
         "budget": "it is solved for one plan",
         "layers": "its layers are chosen for one plan",
     },
 }
 _SEARCHED = {
-    "schedule": space.SCHEDULES,
-    "recompute": tuple(dict.fromkeys(words.recompute for words in space.RECOMPUTE)),
+    "recompute": tuple(dict.fromkeys(variant.recompute for variant in space.RECOMPUTE)),
 }
+
+
+def _unsearched_schedules() -> dict[str, str]:
+    return {facts.name: facts.not_searched for facts in SCHEDULES.values() if facts.not_searched}
+
+
+def _searched_values(field: str) -> tuple[str, ...]:
+    return searched() if field == "schedule" else _SEARCHED[field]
 
 
 def empty_space_faults(job: JobSpec, constraints: Constraints, rows: Columns) -> list[str]:
@@ -52,16 +56,17 @@ def empty_space_faults(job: JobSpec, constraints: Constraints, rows: Columns) ->
 
 
 def _has_plans(job: JobSpec, constraints: Constraints, rows: Columns) -> bool:
-    return bool(len(rows["dp"])) and any(space.count_by_words(job, constraints, rows).values())
+    return bool(len(rows["dp"])) and any(space.count_by_variant(job, constraints, rows).values())
 
 
 def _unsearched_values(constraints: Constraints) -> Iterator[str]:
-    for field, reasons in _UNSEARCHED.items():
+    for field, reasons in {"schedule": _unsearched_schedules(), **_UNSEARCHED}.items():
         value = constraints.keep.get(field)
         if value in reasons:
+            others = ", ".join(_searched_values(field))
             yield (
                 f"plan.{field}={value} is kept, and no search tries it, for {reasons[value]}; keep one of "
-                f"{', '.join(_SEARCHED[field])}, or write it into the job's own plan and ask `shardwright estimate`"
+                f"{others}, or write it into the job's own plan and ask `shardwright estimate`"
             )
 
 
@@ -103,16 +108,34 @@ def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
     values: list[Any]
     if name in rows:
         each = sorted({value.item() for value in rows[name]})
-        values = [value for value in each if _has_plans(job, freer, taken(rows, rows[name] == value))]
+        values = [value for value in each if _has_plans(job, freer, select(rows, rows[name] == value))]
     else:
-        counts = space.count_by_words(job, freer, rows)
-        has_plans = [words for words, count in counts.items() if count]
-        values = list(dict.fromkeys(getattr(words, name) for words in has_plans if hasattr(words, name)))
+        counts = space.count_by_variant(job, freer, rows)
+        has_plans = [variant for variant, count in counts.items() if count]
+        values = list(dict.fromkeys(getattr(variant, name) for variant in has_plans if hasattr(variant, name)))
     if not values or name == "order":
         return f"do not keep plan.{name}"
     shown = ", ".join(map(_as_typed, values[:12])) + (", ..." if len(values) > 12 else "")
     return f"use one of {shown}, or do not keep plan.{name}"
 
 
-assert set(_UNSEARCHED["schedule"]) | set(space.SCHEDULES) == set(get_args(ScheduleName))
 assert set(_UNSEARCHED["recompute"]) | set(_SEARCHED["recompute"]) == set(get_args(Recompute))
+
+
+def refuse_no_cluster(job: JobSpec) -> None:
+    """PlanError where nothing is known of the devices that a search is for."""
+    faults = []
+    if job.cluster.parts:
+        faults.append(
+            "cluster.parts has devices of several kinds, and this search is of one; `shardwright layout JOB --search` "
+            "finds a plan for parts"
+        )
+    elif job.cluster.device == "unknown":
+        faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
+    if job.cluster.num_devices == 0:
+        faults.append(
+            "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and cluster.nodes, "
+            "or say --devices N"
+        )
+    if faults:
+        raise PlanError(f"job {job.name}", faults)

@@ -1,5 +1,5 @@
-"""What a search leaves out: what the job's software does not have, and what needs a number that is not known. The rest
-is searched all the same. What the user keeps is never left out; then it is marked, or the number is asked for."""
+"""Strategies that a search leaves out: those that the job's software lacks, and those that need an unknown number. The
+rest is searched all the same. What the user keeps is never left out; then it is marked, or the number is asked for."""
 
 from dataclasses import replace
 

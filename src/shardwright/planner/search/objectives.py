@@ -1,4 +1,5 @@
-"""What best means: the fastest step, the fewest dollars by token, the fewest devices for a deadline, the most room.
+"""Objectives of a search: the fastest step, the fewest dollars a token, the fewest devices for a deadline, the most
+room.
 
 On one cluster the cheapest plan is the fastest, so cost and devices are searched over how many of its nodes are used:
 2^i and 3 x 2^i of them, and all.
@@ -15,7 +16,7 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes
-from shardwright.planner.search.results import Found, TriedSize
+from shardwright.planner.search.results import SearchResult, TriedSize
 from shardwright.planner.search.search import search
 
 Name = Literal["time", "cost", "devices", "memory"]
@@ -53,13 +54,13 @@ class Objective:
         return self.tokens or MANY_TOKENS
 
     def in_time(self, token_s: float) -> bool:
-        """Whether a plan with so many seconds by token meets the deadline."""
+        """True if a plan with so many seconds by token meets the deadline."""
         return self.days == 0 or token_s * self.tokens <= self.days * _DAY_S
 
 
 def best(
     job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
-) -> tuple[JobSpec, Found]:
+) -> tuple[JobSpec, SearchResult]:
     """The job on as many nodes as the objective takes, and what was found there; `check_in_time` says whether that
     meets a deadline.
 
@@ -67,12 +68,12 @@ def best(
     """
     tried: dict[int, float] = {}
 
-    def found_on(nodes: int, shown: int = 1) -> Found:
+    def result_of(nodes: int, shown: int = 1) -> SearchResult:
         return search(on_nodes(job, nodes), constraints, constants, shown)
 
     def token_s_on(nodes: int) -> float:
         if nodes not in tried:
-            tried[nodes] = _token_s(found_on, nodes)
+            tried[nodes] = _token_s(result_of, nodes)
         return tried[nodes]
 
     if objective.name == "memory":
@@ -82,10 +83,10 @@ def best(
         nodes = _cheapest(job, objective, token_s_on)
     elif objective.name == "devices":
         nodes = _fewest(job, objective, token_s_on)
-    found = found_on(nodes, num_shown)
+    result = result_of(nodes, num_shown)
     each = job.cluster.devices_per_node
     sizes = tuple(TriedSize(nodes * each, tried[nodes]) for nodes in sorted(tried))
-    return on_nodes(job, nodes), replace(found, tried=sizes)
+    return on_nodes(job, nodes), replace(result, tried=sizes)
 
 
 def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
@@ -105,10 +106,10 @@ def node_counts(most: int) -> list[int]:
     return sorted({count for count in powers if count <= most} | {most})
 
 
-def _token_s(found_on: Callable[[int], Found], nodes: int) -> float:
+def _token_s(result_of: Callable[[int], SearchResult], nodes: int) -> float:
     """Seconds by token of the fastest plan; endless where none is legal or fits."""
     try:
-        candidates = found_on(nodes).candidates
+        candidates = result_of(nodes).candidates
     except PlanError:
         return float("inf")
     if not candidates:
@@ -152,8 +153,8 @@ def _whole_nodes(job: JobSpec, devices: float) -> int:
     return math.ceil(devices / each) * each
 
 
-def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int) -> Found:
-    """What is found in the least memory in which a plan is at most a twentieth slower than the fastest."""
+def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int) -> SearchResult:
+    """The plans in the least memory in which one is at most a twentieth slower than the fastest."""
     room = room_bytes(job)
     fastest = search(job, constraints, constants, 1)
     if not fastest.candidates:
@@ -162,7 +163,7 @@ def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_
     low, high = 0.0, room
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        found = search(job, constraints, constants, 1, room=middle)
-        is_enough = bool(found.candidates) and found.candidates[0].token_s <= most_s
+        result = search(job, constraints, constants, 1, room=middle)
+        is_enough = bool(result.candidates) and result.candidates[0].token_s <= most_s
         low, high = (low, middle) if is_enough else (middle, high)
     return search(job, constraints, constants, num_shown, room=high)

@@ -1,7 +1,7 @@
-"""Many plans at once: what they share in words, and a column of numbers for each of their degrees.
+"""Many plans at once: the variant that they share, and a column of numbers for each of their degrees.
 
-A block is what the cost model prices in one call. Its words choose formulas (a schedule, a policy of recomputation) and
-its columns go into them.
+The cost model prices a block in one call. The variant chooses formulas (a schedule, a policy of recomputation), and the
+columns are the numbers in them.
 """
 
 from dataclasses import dataclass, replace
@@ -11,37 +11,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK, UNSEARCHED, PlanSpec
+from shardwright.config.plan import UNSEARCHED, PlanSpec
 from shardwright.config.rank_order import ORDERS
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.from_job import run_of
 from shardwright.workload.memo import Memo
-from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid, Run
+from shardwright.workload.query import PlanGrid, Run, schedule_column
 
 Column = NDArray[Any]
 Columns = dict[str, Column]  # by name of a field of PlanSpec, and global_batch_size; all of one length
 
-# Numbers of a plan that say how its ranks stand and what each computes, and those that say who holds what. An order of
-# axes is its place in ORDERS.
+# Numbers of a plan: DEGREES place its ranks and divide the work, SHARING divides the state. An order of axes is its
+# place in ORDERS.
 DEGREES = (
     "global_batch_size", "tp", "pp", "cp", "dp", "ep", "expert_tp", "order", "microbatch_size", "sequence_parallel",
 )  # fmt: skip
 SHARING = ("zero", "zero_ranks", "offload_optimizer", "offload_parameters")
 NUMBERS = (*DEGREES, "virtual_stages", *SHARING)
 
-# Names of these numbers in the cut of a run; virtual stages depend on the schedule too.
-_OF_CUT = {name: name for name in (*DEGREES, *SHARING)} | {
+# Names of these numbers in a PlanGrid. Virtual stages are not among them: they depend on the schedule too.
+_GRID_FIELDS = {name: name for name in (*DEGREES, *SHARING)} | {
     "global_batch_size": "global_batch",
     "microbatch_size": "microbatch",
     "order": "order_number",
 }
 
-# Stages a rank by schedule, in the order of SCHEDULE_NAMES; 0 is for the plan to say.
-_PIECES = np.array([STAGES_PER_RANK.get(name, 1) for name in SCHEDULE_NAMES])
-
 
 @dataclass(frozen=True)
-class Words:
-    """What of a plan is not a number, or chooses a formula. Fields are those of PlanSpec; `float8` is of precision."""
+class PlanVariant:
+    """The fields of a plan that choose a formula: plans with equal ones are priced in one call. Fields are those of
+    PlanSpec; `float8` is a field of the precision."""
 
     schedule: str = "1f1b"
     recompute: str = "none"
@@ -53,35 +52,40 @@ class Words:
     float8: str = "none"
 
     def fields(self) -> dict[str, Any]:
-        """The words as fields of PlanSpec."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "float8"}
-        return found | {"recompute_operators": list(self.recompute_operators)}
+        """The variant as fields of PlanSpec."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "float8"}
+        return fields | {"recompute_operators": list(self.recompute_operators)}
 
 
 @dataclass(frozen=True)
 class PlanBlock:
-    """Plans with the same words, but for their schedules where there is a column `schedule`: of each plan its place in
-    SCHEDULE_NAMES. The other columns are those of NUMBERS; all are of one length."""
+    """Plans of one variant. Columns are those of NUMBERS, all of one length. If there is a column `schedule` too,
+    plans differ in their schedules, and it has the place of each in SCHEDULES.names."""
 
-    words: Words
+    variant: PlanVariant
     columns: Columns
 
     @property
     def schedule(self) -> Column:
-        """The place in SCHEDULE_NAMES of each plan's schedule."""
+        """The place in SCHEDULES.names of each plan's schedule."""
         if "schedule" in self.columns:
             return self.columns["schedule"]
-        return np.full(len(self), SCHEDULE_NAMES.index(self.words.schedule))
+        return np.full(len(self), SCHEDULES.names.index(self.variant.schedule))
+
+    @property
+    def num_copies(self) -> Column:
+        """The number of copies of each stage in a pipeline, for each plan."""
+        return schedule_column(self.schedule, lambda facts: facts.num_copies)
 
     def __len__(self) -> int:
         return len(self.columns["dp"])
 
     def where(self, mask: Column) -> "PlanBlock":
-        """The plans of a mask, or of indices."""
-        return PlanBlock(self.words, taken(self.columns, mask))
+        """The plans that a mask or indices select."""
+        return PlanBlock(self.variant, select(self.columns, mask))
 
     def plan(self, index: int, job: JobSpec) -> JobSpec:
-        """The job under one of the plans. It is not checked again: the space holds legal plans only."""
+        """The job under one of the plans. It is not checked again, because the space has legal plans only."""
         row = {name: self.columns[name][index].item() for name in NUMBERS}
         batch = row.pop("global_batch_size")
         carried = {name: getattr(job.plan, name) for name in UNSEARCHED}
@@ -89,49 +93,50 @@ class PlanBlock:
             row["expert_tp"] = 0
         row["offload_optimizer"] = float(row["offload_optimizer"])
         row["order"] = str(ORDERS[row["order"]])
-        row["schedule"] = SCHEDULE_NAMES[self.schedule[index]]
-        plan = PlanSpec.model_validate(carried | self.words.fields() | row)
+        row["schedule"] = SCHEDULES.names[self.schedule[index]]
+        plan = PlanSpec.model_validate(carried | self.variant.fields() | row)
         return job.model_copy(
             update={
                 "plan": plan,
                 "batch": job.batch.with_size(batch),
-                "precision": job.precision.with_float8(self.words.float8),
+                "precision": job.precision.with_float8(self.variant.float8),
             }
         )
 
     def run(self, job: JobSpec, memo: Memo) -> Run:
-        """All plans as the cost model takes them: numbers of the cut are columns."""
-        words = replace(self.words, schedule="1f1b")
-        run = memo.once(("run", words), lambda: _one(job, words))
+        """All plans as the cost model takes them: the numbers of the PlanGrid are columns."""
+        variant = replace(self.variant, schedule="1f1b")
+        run = memo.once(("run", variant), lambda: _one(job, variant))
         columns, schedule = self.columns, self.schedule
-        of_cut = {of_cut: columns[name] for name, of_cut in _OF_CUT.items()} | {"schedule_number": schedule}
-        of_cut["virtual"] = np.where(_PIECES[schedule] > 0, _PIECES[schedule], columns["virtual_stages"])
-        return replace(run, cut=run.cut.having(of_cut).as_arrays())
+        of_cut = {of_cut: columns[name] for name, of_cut in _GRID_FIELDS.items()} | {"schedule_number": schedule}
+        pieces = schedule_column(schedule, lambda facts: facts.stages_per_rank)
+        of_cut["virtual"] = np.where(pieces > 0, pieces, columns["virtual_stages"])
+        return replace(run, grid=run.grid.having(of_cut).as_arrays())
 
 
-def _one(job: JobSpec, words: Words) -> Run:
-    """A plan with some words, on one device."""
+def _one(job: JobSpec, variant: PlanVariant) -> Run:
+    """A run of one plan of a variant, on one device."""
     carried = {name: getattr(job.plan, name) for name in UNSEARCHED}
-    plan = PlanSpec.model_validate(carried | words.fields())
-    precision = job.precision.with_float8(words.float8)
+    plan = PlanSpec.model_validate(carried | variant.fields())
+    precision = job.precision.with_float8(variant.float8)
     return run_of(job.model_copy(update={"plan": plan, "precision": precision}))
 
 
-def standing_ranks(columns: Columns) -> PlanGrid:
-    """How the ranks of plans stand, and nothing else of them."""
+def rank_grid(columns: Columns) -> PlanGrid:
+    """The placement of the plans' ranks, and nothing else of the plans."""
     return PlanGrid(
         dp=columns["dp"], tp=columns["tp"], pp=columns["pp"], cp=columns["cp"], ep=columns["ep"],
         expert_tp=columns["expert_tp"], order_number=columns["order"],
     )  # fmt: skip
 
 
-def taken(columns: Columns, rows: Column) -> Columns:
-    """Some rows of columns, by a mask or by indices."""
+def select(columns: Columns, rows: Column) -> Columns:
+    """The rows that a mask or indices select."""
     return {name: values[rows] for name, values in columns.items()}
 
 
-def crossed(columns: Columns, choices: Columns) -> Columns:
-    """Each row of the first with each row of the second."""
+def cross(columns: Columns, choices: Columns) -> Columns:
+    """Combine each row of `columns` with each row of `choices`."""
     first = len(next(iter(columns.values())))
     second = len(next(iter(choices.values())))
     return {name: np.repeat(values, second) for name, values in columns.items()} | {
@@ -139,9 +144,9 @@ def crossed(columns: Columns, choices: Columns) -> Columns:
     }
 
 
-def together(blocks: list[PlanBlock]) -> PlanBlock:
-    """Blocks of the same words as one; there is at least one."""
+def join_blocks(blocks: list[PlanBlock]) -> PlanBlock:
+    """Join blocks of one variant; there is at least one block."""
     names = blocks[0].columns
     return PlanBlock(
-        blocks[0].words, {name: np.concatenate([block.columns[name] for block in blocks]) for name in names}
+        blocks[0].variant, {name: np.concatenate([block.columns[name] for block in blocks]) for name in names}
     )

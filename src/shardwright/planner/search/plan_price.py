@@ -1,4 +1,4 @@
-"""What each plan of a block takes: seconds and bytes by the cost model, and whether it fits."""
+"""The price of each plan of a block: seconds and bytes by the cost model, and whether it fits."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ def room_bytes(job: JobSpec) -> float:
 
 
 def fits(job: JobSpec, memory: Memory, room: float) -> Any:
-    """Whether what a process needs fits in `room` bytes of the device, and what is offloaded in the host's memory."""
+    """True if what a process needs fits in `room` bytes of the device, and what is offloaded in the host's memory."""
     return (memory.process <= room) & (memory.host <= host_room_bytes(job.cluster))
 
 

@@ -1,4 +1,4 @@
-"""What a search finds: the best plans of each kind so far, and at its end the plans to show."""
+"""Results of a search: the best plans of each kind so far, and at its end the plans to show."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,40 +6,39 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.planner.search.plan_block import Column, PlanBlock, Words
+from shardwright.planner.search.plan_block import Column, PlanBlock, PlanVariant
 from shardwright.simulate.closed_form import StepTime
 
 _MOST_ALIKE = 5  # plans of a kind with the same schedule that are kept where there are others
 
-# What plans have in common of which one is kept: words, schedule, virtual stages, microbatch.
-Likeness = tuple[Words, int, int, int]
+# Plans that agree in variant, schedule, virtual stages and microbatch: only the fastest of them is kept.
+Likeness = tuple[PlanVariant, int, int, int]
 
 
 @dataclass
 class SearchTally:
-    """What a search did: plans of the space, bounds computed, plans priced in full, those of them that fit, and plans
-    whose step was simulated in full."""
+    """Counts of a search: plans of the space, bounds computed, plans priced, plans that fit by their price, and plans
+    whose step was simulated."""
 
     num_plans: int = 0
     num_bounds: int = 0
     num_priced: int = 0
     num_fit: int = 0
-    num_played: int = 0
+    num_simulated: int = 0
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One plan that was found: the job under it, and its seconds by token."""
+    """A plan that a search returns: the job under it, and its seconds a token."""
 
     job: JobSpec
     token_s: float
 
 
 @dataclass(frozen=True)
-class PlayedPlan(Candidate):
-    """A plan whose step was simulated in full, in `time`; `even_s` is what the step takes with layers spread evenly,
-    where `plan.layout` is better."""
+class SimulatedPlan(Candidate):
+    """A plan with its simulated step, `time`. If `plan.layout` is uneven, `even_s` is the step with an even layout."""
 
     time: StepTime
     even_s: float | None = None
@@ -47,25 +46,25 @@ class PlayedPlan(Candidate):
 
 @dataclass(frozen=True)
 class TriedSize:
-    """The fastest plan on some of a cluster's nodes: devices, and seconds by token, endless where none fits."""
+    """A part of a cluster and its fastest plan: devices, and seconds a token, infinite if no plan fits."""
 
     num_devices: int
     token_s: float
 
 
 @dataclass(frozen=True)
-class Found:
-    """The fastest plans that fit, each of another kind, fastest first; and how much was looked at. `tried` are the
-    sizes of the cluster that were compared, smallest first, where the objective chooses one."""
+class SearchResult:
+    """The fastest plans that fit, one of each kind, fastest first, and the counts of the search. If the objective
+    chooses the size of the cluster, `tried` are the sizes that were compared, smallest first."""
 
-    candidates: list[PlayedPlan]
+    candidates: list[SimulatedPlan]
     tally: SearchTally
     tried: tuple[TriedSize, ...] = ()
 
 
 @dataclass(frozen=True)
-class FoundPlace:
-    """A plan of a block, with its seconds by token."""
+class PlanPlace:
+    """A plan of a block, with its seconds a token."""
 
     token_s: float
     block: PlanBlock
@@ -74,44 +73,44 @@ class FoundPlace:
 
 @dataclass
 class Best:
-    """The fastest plans of each kind so far, `depth` of them at most, each of another order of work (`likeness`), and
-    few of the same schedule: how far closed forms are off is one of the schedule.
+    """The fastest plans of each kind so far: at most `depth` of a kind, each with another order of work, and few with
+    one schedule, because the error of closed forms is alike within a schedule.
 
-    `token_s` has seconds by token of a kind's fastest plan, and `last_s` of the last one that is kept: endless where
-    there is room for more.
+    For each kind `token_s` is the time of its fastest plan, and `last_s` that of its slowest kept plan, or infinite
+    while fewer than `depth` are kept; both in seconds a token.
     """
 
     token_s: Column
     last_s: Column
     depth: int
-    places: dict[int, dict[Likeness, FoundPlace]] = field(default_factory=dict)
+    places: dict[int, dict[Likeness, PlanPlace]] = field(default_factory=dict)
 
     @classmethod
     def of_kinds(cls, num_kinds: int, depth: int) -> "Best":
-        """Nothing yet."""
+        """No plans yet."""
         return cls(np.full(num_kinds, np.inf), np.full(num_kinds, np.inf), depth)
 
     def take(self, block: PlanBlock, token_s: Column, chosen: Column) -> None:
-        """Plans of a block, of those at the indices `chosen`."""
+        """Add those plans of a block whose indices are `chosen`, if they are fast enough."""
         columns, schedule = block.columns, block.schedule
         for index in chosen[np.argsort(token_s[chosen], kind="stable")].tolist():
             kind, seconds = int(columns["kind"][index]), float(token_s[index])
             if seconds >= self.last_s[kind]:
                 continue
             virtual, microbatch = int(columns["virtual_stages"][index]), int(columns["microbatch_size"][index])
-            likeness = (block.words, int(schedule[index]), virtual, microbatch)
-            mine = self.places.setdefault(kind, {})
-            if likeness in mine and mine[likeness].token_s <= seconds:
+            likeness = (block.variant, int(schedule[index]), virtual, microbatch)
+            kept = self.places.setdefault(kind, {})
+            if likeness in kept and kept[likeness].token_s <= seconds:
                 continue
-            mine[likeness] = FoundPlace(seconds, block, index)
-            if len(mine) > self.depth:
-                alike = Counter(schedule for _, schedule, _, _ in mine)
-                crowded = [key for key in mine if alike[key[1]] > _MOST_ALIKE]
-                del mine[max(crowded or mine, key=lambda key: mine[key].token_s)]
-            times = [place.token_s for place in mine.values()]
+            kept[likeness] = PlanPlace(seconds, block, index)
+            if len(kept) > self.depth:
+                alike = Counter(schedule for _, schedule, _, _ in kept)
+                crowded = [key for key in kept if alike[key[1]] > _MOST_ALIKE]
+                del kept[max(crowded or kept, key=lambda key: kept[key].token_s)]
+            times = [place.token_s for place in kept.values()]
             self.token_s[kind] = min(times)
             self.last_s[kind] = max(times) if len(times) == self.depth else np.inf
 
-    def of(self, kind: int) -> list[FoundPlace]:
-        """The plans of a kind that are kept, fastest first."""
+    def of(self, kind: int) -> list[PlanPlace]:
+        """The kept plans of a kind, fastest first."""
         return sorted(self.places.get(kind, {}).values(), key=lambda place: place.token_s)

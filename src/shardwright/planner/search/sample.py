@@ -1,7 +1,7 @@
-"""Where a plan stands in the whole space: a sample of it is priced, for nobody can price all of it.
+"""The standing of a plan in the whole space, from a sample: the space is too large to be priced.
 
-Words are drawn in proportion to how many plans have them, spread evenly; plans of drawn words evenly among all that
-have these.
+Variants are drawn in proportion to the number of their plans, spread evenly; then plans evenly among those of a drawn
+variant.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.plan_block import PlanBlock, together
+from shardwright.planner.search.plan_block import PlanBlock, join_blocks
 from shardwright.planner.search.plan_price import prices
-from shardwright.planner.search.space import count_by_words, degrees, with_offload, with_sharing, with_words
+from shardwright.planner.search.space import count_by_variant, degrees, with_offload, with_sharing, with_variant
 from shardwright.workload.memo import Memo
 
 _NUM_WORDS = 16
-_NUM_PLANS = 512  # of each of these words
+_NUM_PLANS = 512  # of each of these variants
 _SEED = 0
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a plan stands in a sample: the share of `num_fit` plans that is faster; `num_drawn` were priced."""
+    """The standing of a plan in a sample: the share of `num_fit` plans that is faster; `num_drawn` were priced."""
 
     num_drawn: int
     num_fit: int
@@ -32,24 +32,24 @@ class Standing:
 
 
 def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: Constants) -> Standing:
-    """Where a plan that takes `token_s` seconds by token stands among others."""
+    """The standing of a plan that takes `token_s` seconds a token."""
     random = np.random.default_rng(_SEED)
     constraints, _ = within_known(job, constraints)
     rows = degrees(job, constraints)
-    counts = count_by_words(job, constraints, rows)
+    counts = count_by_variant(job, constraints, rows)
     ends = np.cumsum(list(counts.values()))
     drawn = (np.arange(_NUM_WORDS) + random.random(_NUM_WORDS)) / _NUM_WORDS * ends[-1]
-    words, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
+    variant, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
     num_drawn = num_fit = num_faster = 0
     memo = Memo()
-    for index, how_often in zip(words.tolist(), times.tolist(), strict=True):
-        block = with_words(job, constraints, rows, list(counts)[index])
+    for index, how_often in zip(variant.tolist(), times.tolist(), strict=True):
+        block = with_variant(job, constraints, rows, list(counts)[index])
         chosen = random.integers(0, len(block), 4 * _NUM_PLANS)
         block = _drawn(job, constraints, block.where(chosen), random, count=_NUM_PLANS * how_often)
-        found = prices(job, block, constants, memo)
+        priced = prices(job, block, constants, memo)
         num_drawn += len(block)
-        num_fit += int(found.fits.sum())
-        num_faster += int((found.fits & (found.token_s < token_s)).sum())
+        num_fit += int(priced.fits.sum())
+        num_faster += int((priced.fits & (priced.token_s < token_s)).sum())
     return Standing(num_drawn, num_fit, num_faster / max(1, num_fit))
 
 
@@ -62,4 +62,4 @@ def _drawn(
     total = len(sharded) + len(offloaded)
     chosen = random.integers(0, total, min(count, total))
     first, second = chosen[chosen < len(sharded)], chosen[chosen >= len(sharded)] - len(sharded)
-    return together([sharded.where(first), offloaded.where(second)])
+    return join_blocks([sharded.where(first), offloaded.where(second)])

@@ -1,4 +1,4 @@
-"""Plans beside those that were found: the same degrees, a plainer order of work, other sharing, less recomputation.
+"""Simpler plans of the degrees that a search returned: a plainer order of work, other sharing, less recomputation.
 
 A search keeps the fastest plan of each kind, and a simpler one of the same kind may be nearly as fast.
 """
@@ -14,30 +14,30 @@ from shardwright.cost.calibration import Constants
 from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.plan_block import DEGREES, Column, Columns, PlanBlock, Words, taken, together
+from shardwright.planner.search.plan_block import DEGREES, Column, Columns, PlanBlock, PlanVariant, join_blocks, select
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.results import Candidate
 from shardwright.workload.memo import Memo
 
 PLAIN = ("1f1b", "interleaved-1f1b")
-_RECOMPUTE = (Words(), Words(recompute="selective"), Words(recompute="full"))
+_RECOMPUTE = (PlanVariant(), PlanVariant(recompute="selective"), PlanVariant(recompute="full"))
 _TIMES = (0.5, 1, 2)  # the microbatch size that was found, so often
 _ALIKE = ("row", "schedule", "zero", "zero_ranks", "offload_optimizer", "offload_parameters")
 _Again = tuple[str, tuple[str, ...], int, bool]
 
 
 def simpler_plans(
-    job: JobSpec, constraints: Constraints, found: Sequence[JobSpec], constants: Constants, *, room: float,
+    job: JobSpec, constraints: Constraints, known: Sequence[JobSpec], constants: Constants, *, room: float,
     most_token_s: float,
 ) -> list[Candidate]:  # fmt: skip
-    """The legal plans beside `found` that fit in `room` bytes of a device and take at most `most_token_s` by token.
+    """The legal plans beside `known` that fit in `room` bytes of a device and take at most `most_token_s` by token.
 
     Of those that differ in the sizes of microbatches and of stages alone the fastest stands for all.
     """
     constraints, _ = within_known(job, constraints)
     memo, candidates = Memo(), list[Candidate]()
-    rows = _rows(job, constraints, found)
-    for block in _blocks(job, constraints, rows, found):
+    rows = _rows(job, constraints, known)
+    for block in _blocks(job, constraints, rows, known):
         priced = prices(job, block, constants, memo)
         fitting = np.broadcast_to(fits(job, priced.memory, room), priced.token_s.shape)
         chosen = np.flatnonzero(fitting & (priced.token_s <= most_token_s))
@@ -48,10 +48,10 @@ def simpler_plans(
     return candidates
 
 
-def _rows(job: JobSpec, constraints: Constraints, found: Sequence[JobSpec]) -> Columns:
-    """The degrees of each plan with some sizes of microbatches; `row` is the place of the plan among `found`."""
+def _rows(job: JobSpec, constraints: Constraints, known: Sequence[JobSpec]) -> Columns:
+    """The degrees of each plan with some sizes of microbatches; `row` is the place of the plan among `known`."""
     rows = []
-    for place, one in enumerate(found):
+    for place, one in enumerate(known):
         plan, batch = one.plan, one.batch.global_batch_size
         for size in (int(times * plan.microbatch_size) for times in _TIMES):
             if size and batch % (plan.dp * size) == 0 and constraints.allows("microbatch_size", size):
@@ -65,36 +65,37 @@ def _rows(job: JobSpec, constraints: Constraints, found: Sequence[JobSpec]) -> C
     return columns | {"sequence_parallel": columns["sequence_parallel"].astype(bool)}
 
 
-def _again(words: Words) -> _Again:
-    return words.recompute, words.recompute_operators, words.recompute_every, words.offload_activations
+def _again(variant: PlanVariant) -> _Again:
+    return variant.recompute, variant.recompute_operators, variant.recompute_every, variant.offload_activations
 
 
-def _words_of(job: JobSpec) -> Words:
+def _words_of(job: JobSpec) -> PlanVariant:
     plan = job.plan
-    fields = {name: getattr(plan, name) for name in Words.__dataclass_fields__ if name != "float8"}
+    fields = {name: getattr(plan, name) for name in PlanVariant.__dataclass_fields__ if name != "float8"}
     operators = tuple(plan.recompute_operators)
-    return Words(**fields | {"recompute_operators": operators}, float8=job.precision.float8)
+    return PlanVariant(**fields | {"recompute_operators": operators}, float8=job.precision.float8)
 
 
-def _blocks(job: JobSpec, constraints: Constraints, rows: Columns, found: Sequence[JobSpec]) -> Iterator[PlanBlock]:
-    """The plans beside those that were found, those of the same words but for their schedules in one block."""
-    own = [_words_of(one) for one in found]
-    again = {_again(words) for words in (*_RECOMPUTE, *own)}
-    staged: dict[Words, list[PlanBlock]] = {}
-    for words in space.words_of(job, constraints, rows):
+def _blocks(job: JobSpec, constraints: Constraints, rows: Columns, known: Sequence[JobSpec]) -> Iterator[PlanBlock]:
+    """The simpler plans, in one block for each variant whose schedules may differ."""
+    own = [_words_of(one) for one in known]
+    again = {_again(variant) for variant in (*_RECOMPUTE, *own)}
+    staged: dict[PlanVariant, list[PlanBlock]] = {}
+    for variant in space.variants_of(job, constraints, rows):
         methods = [
-            (of.cp_method, of.dispatch, of.float8) == (words.cp_method, words.dispatch, words.float8) for of in own
+            (one.cp_method, one.dispatch, one.float8) == (variant.cp_method, variant.dispatch, variant.float8)
+            for one in own
         ]
-        mine = taken(rows, np.array(methods)[rows["row"]])
-        if words.schedule not in PLAIN or _again(words) not in again or not len(mine["dp"]):
+        mine = select(rows, np.array(methods)[rows["row"]])
+        if variant.schedule not in PLAIN or _again(variant) not in again or not len(mine["dp"]):
             continue
-        block = space.with_words(job, constraints, mine, words)
+        block = space.with_variant(job, constraints, mine, variant)
         block = block.where(_is_even(job, block.columns))
         columns = block.columns | {"schedule": block.schedule}
-        alike = replace(words, schedule="1f1b")
+        alike = replace(variant, schedule="1f1b")
         staged.setdefault(alike, []).append(PlanBlock(alike, columns))
     for blocks in staged.values():
-        block = _shared(job, constraints, together(blocks), found)
+        block = _shared(job, constraints, join_blocks(blocks), known)
         if len(block):
             yield block
 
@@ -105,13 +106,13 @@ def _is_even(job: JobSpec, columns: Columns) -> Column:
     return (job.model.layers % stages == 0) | (columns["virtual_stages"] <= 2)
 
 
-def _shared(job: JobSpec, constraints: Constraints, block: PlanBlock, found: Sequence[JobSpec]) -> PlanBlock:
+def _shared(job: JobSpec, constraints: Constraints, block: PlanBlock, known: Sequence[JobSpec]) -> PlanBlock:
     """The plans with every ZeRO stage; hybrid sharding and host memory are for those beside a plan that has them."""
-    offloads = np.array([one.plan.offload_optimizer > 0 or one.plan.offload_parameters for one in found])
-    is_hybrid = np.array([one.plan.zero_ranks > 0 for one in found])
+    offloads = np.array([one.plan.offload_optimizer > 0 or one.plan.offload_parameters for one in known])
+    is_hybrid = np.array([one.plan.zero_ranks > 0 for one in known])
     shared = space.with_sharing(job, constraints, block)
     offloaded = space.with_offload(constraints, shared.where(offloads[shared.columns["row"]]))
-    both = together([shared, offloaded])
+    both = join_blocks([shared, offloaded])
     keeps_hybrid = "zero_ranks" in constraints.keep
     return both.where((both.columns["zero_ranks"] == 0) | is_hybrid[both.columns["row"]] | keeps_hybrid)
 

@@ -1,7 +1,7 @@
 """All plans that a model, a batch and a cluster allow.
 
-They come in three levels, for a search to prune: how ranks stand and what each computes (`degrees`); the words of a
-plan and its virtual stages (`words_of`, `with_words`); and who holds which state (`with_sharing`). Legal is what
+They come in three levels, for a search to prune: how ranks stand and what each computes (`degrees`); the variant of a
+plan and its virtual stages (`variants_of`, `with_variant`); and who holds which state (`with_sharing`). Legal is what
 `config.checks.check.job_faults` and `schedule.job_program.plan_faults` accept. Of plans that are the same in all but
 name one stands for all: a pipeline of one rank has no schedule, one rank of tp no sequence parallel, one of cp no
 method.
@@ -20,9 +20,10 @@ from itertools import product
 
 import numpy as np
 
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec, divisors
-from shardwright.config.plan import STAGES_PER_RANK, chunks_per_rank
+from shardwright.config.plan import chunks_per_rank
 from shardwright.config.rank_order import (
     EXAMPLE,
     ORDERS,
@@ -33,6 +34,7 @@ from shardwright.config.rank_order import (
     number_of,
     of_stage_on_node,
 )  # fmt: skip
+from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.cost.from_job import run_of
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import (
@@ -41,34 +43,27 @@ from shardwright.planner.search.plan_block import (
     Column,
     Columns,
     PlanBlock,
-    Words,
-    crossed,
-    standing_ranks,
-    taken,
+    PlanVariant,
+    cross,
+    rank_grid,
+    select,
 )  # fmt: skip
 from shardwright.sharding.groups import REPLICAS, is_hybrid, layout, of_stage
-from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid
-
-SCHEDULES = (
-    "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev", "gpipe",
-    "looped-bfs", "sequential",
-)  # fmt: skip
-_DUALPIPE = SCHEDULE_NAMES.index("dualpipe")
-CONTEXT_METHODS = ("ring", "all-gather", "ulysses")
+from shardwright.workload.query import PlanGrid
 
 # What is computed again, least first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section
 # 5); what is elementwise (norms and activations); all but the ends of each block; some layers; all.
-_NOTHING = Words()
+_NOTHING = PlanVariant()
 RECOMPUTE = (
     _NOTHING,
-    Words(recompute="selective"),
-    Words(recompute="selective", recompute_operators=("norm", "activation")),
-    Words(recompute="selective", recompute_operators=("norm", "qkv", "attention", "up", "activation")),
-    Words(recompute="full", recompute_every=4),
-    Words(recompute="full", recompute_every=2),
-    Words(recompute="full"),
-    Words(recompute="full", offload_activations=True),
-    Words(recompute="stage"),
+    PlanVariant(recompute="selective"),
+    PlanVariant(recompute="selective", recompute_operators=("norm", "activation")),
+    PlanVariant(recompute="selective", recompute_operators=("norm", "qkv", "attention", "up", "activation")),
+    PlanVariant(recompute="full", recompute_every=4),
+    PlanVariant(recompute="full", recompute_every=2),
+    PlanVariant(recompute="full"),
+    PlanVariant(recompute="full", offload_activations=True),
+    PlanVariant(recompute="stage"),
 )
 
 
@@ -107,12 +102,12 @@ def _ordered(job: JobSpec, constraints: Constraints, rows: Columns) -> Columns:
     kept = constraints.keep.get("order")
     orders = (EXAMPLE, STAGES_INSIDE) if kept is None and not job.cluster.parts else (kept or EXAMPLE,)
     parts = [rows | {"order": np.full_like(rows["dp"], number_of(full_order(order)))} for order in orders]
-    plans = [standing_ranks(part) for part in parts]
+    plans = [rank_grid(part) for part in parts]
     masks = [has_blocks(plan) for plan in plans]
     for plan, mask in zip(plans[1:], masks[1:], strict=True):
         mask &= lies_otherwise(job, plans[0], plan)
-    found = [taken(part, mask) for part, mask in zip(parts, masks, strict=True)]
-    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+    tables = [select(part, mask) for part, mask in zip(parts, masks, strict=True)]
+    return {name: np.concatenate([part[name] for part in tables]) for name in tables[0]}
 
 
 def has_blocks(plans: PlanGrid) -> Column:
@@ -128,14 +123,14 @@ def has_blocks(plans: PlanGrid) -> Column:
 def lies_otherwise(job: JobSpec, one: Degrees, other: Degrees) -> Column:
     """Mask of the plans of which some group crosses other links under another order; with the same degrees."""
     run = run_of(job)
-    found = np.zeros(np.shape(one.pp), dtype=bool)
+    crosses = np.zeros(np.shape(one.pp), dtype=bool)
     if run.topology.torus:
-        return found | (one.block != other.block)
+        return crosses | (one.block != other.block)
     for devices in (max(1, run.devices_per_node), *(devices for devices, _ in run.topology.levels)):
         of_stages = (np.minimum(of_stage(plan, devices), plan.stage_ranks) for plan in (one, other))
         of_pipelines = (np.clip(devices // plan.block, 1, plan.pp) for plan in (one, other))
-        found |= np.not_equal(*of_stages) | np.not_equal(*of_pipelines)
-    return found
+        crosses |= np.not_equal(*of_stages) | np.not_equal(*of_pipelines)
+    return crosses
 
 
 def _tensor_degrees(model: ModelSpec, num_devices: int) -> list[int]:
@@ -146,10 +141,10 @@ def _tensor_degrees(model: ModelSpec, num_devices: int) -> list[int]:
 
 
 def _context_allows(model: ModelSpec, method: str, tp: int, cp: int) -> bool:
-    """Whether a method can cut the sequence over cp ranks (config/checks/check_context.py)."""
-    if model.sequence % (chunks_per_rank(method) * cp):  # type: ignore[arg-type]
+    """True if a method can cut the sequence over cp ranks (config/checks/check_context.py)."""
+    if model.sequence % (chunks_per_rank(method) * cp):
         return False
-    if method != "ulysses":
+    if not CONTEXT_METHODS[method].trades_heads:
         return True
     heads, kv_heads = model.heads // tp, model.num_kv_heads // tp
     return not model.is_latent and heads % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
@@ -176,16 +171,16 @@ def _foldings(job: JobSpec, constraints: Constraints, replicas: int, tp: int) ->
 
 
 def _allows_expert_tp(constraints: Constraints, expert_tp: int, tp: int) -> bool:
-    """Whether matrices of experts may be over so many ranks, which plans with as many as tp write as 0."""
+    """True if matrices of experts may be over so many ranks, which plans with as many as tp write as 0."""
     return constraints.allows("expert_tp", expert_tp) or (expert_tp == tp and constraints.allows("expert_tp", 0))
 
 
-def words_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[Words]:
-    """All combinations of words that some row can use, with the dearest recomputation last."""
+def variants_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[PlanVariant]:
+    """All variants that some row admits, with the most expensive recomputation last."""
     precisions = sorted({job.precision.float8, constraints.float8}, key=lambda name: name != job.precision.float8)
-    found = []
-    schedules = SCHEDULES if (columns["pp"] > 1).any() else ("1f1b",)
-    methods = CONTEXT_METHODS if (columns["cp"] > 1).any() else ("ring",)
+    variants = []
+    schedules = searched() if (columns["pp"] > 1).any() else ("1f1b",)
+    methods = CONTEXT_METHODS.names if (columns["cp"] > 1).any() else ("ring",)
     dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
     for again, schedule, method, dispatch, float8 in product(
         (again for again in RECOMPUTE if _allows_again(constraints, again)),
@@ -194,50 +189,50 @@ def words_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[W
         (name for name in dispatches if constraints.allows("dispatch", name)),
         precisions,
     ):
-        found.append(replace(again, schedule=schedule, cp_method=method, dispatch=dispatch, float8=float8))
-    return found
+        variants.append(replace(again, schedule=schedule, cp_method=method, dispatch=dispatch, float8=float8))
+    return variants
 
 
-def _allows_again(constraints: Constraints, again: Words) -> bool:
-    """Whether what is computed again may be so: its operators are a list in TOML."""
+def _allows_again(constraints: Constraints, again: PlanVariant) -> bool:
+    """True if what is computed again may be so: its operators are a list in TOML."""
     operators = constraints.allows("recompute_operators", list(again.recompute_operators))
     names = "recompute", "recompute_every", "offload_activations"
     return operators and all(constraints.allows(name, getattr(again, name)) for name in names)
 
 
-def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: Words) -> PlanBlock:
-    """The rows that admit the words, each with every number of virtual stages that they allow, and nothing sharded."""
-    rows = taken(columns, admits(job, columns, words))
-    pieces = STAGES_PER_RANK.get(words.schedule, 1)
+def with_variant(job: JobSpec, constraints: Constraints, columns: Columns, variant: PlanVariant) -> PlanBlock:
+    """The rows that admit a variant, each with every number of virtual stages that it allows, and nothing sharded."""
+    rows = select(columns, admits(job, columns, variant))
+    pieces = SCHEDULES[variant.schedule].stages_per_rank
     most = job.model.layers // rows["pp"]
     if pieces:
-        rows = taken(rows, most >= pieces)
+        rows = select(rows, most >= pieces)
         rows["virtual_stages"] = np.ones_like(rows["dp"])
         if not constraints.allows("virtual_stages", 1) and not constraints.allows("virtual_stages", pieces):
-            rows = taken(rows, np.zeros(len(rows["dp"]), dtype=bool))
+            rows = select(rows, np.zeros(len(rows["dp"]), dtype=bool))
     else:
         # range(2, most + 1) of each row, one below the other.
         count = np.maximum(most - 1, 0)
-        rows = taken(rows, np.repeat(np.arange(len(most)), count))
+        rows = select(rows, np.repeat(np.arange(len(most)), count))
         ends = np.cumsum(count)
         rows["virtual_stages"] = 2 + np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count, count)
         low, high = constraints.between.get("virtual_stages", (2, job.model.layers))
         given = constraints.keep.get("virtual_stages")
         low, high = (low, high) if given is None else (given, given)
-        rows = taken(rows, (low <= rows["virtual_stages"]) & (rows["virtual_stages"] <= high))
+        rows = select(rows, (low <= rows["virtual_stages"]) & (rows["virtual_stages"] <= high))
     for name in ("zero", "zero_ranks", "offload_optimizer"):
         rows[name] = np.zeros_like(rows["dp"])
     rows["offload_parameters"] = np.zeros(len(rows["dp"]), dtype=bool)
-    return PlanBlock(words, rows)
+    return PlanBlock(variant, rows)
 
 
-def admits(job: JobSpec, columns: Columns, words: Words) -> Column:
-    """Mask of the rows whose degrees go with the words."""
-    mask = admits_schedule(columns, words.schedule) & _admits_methods(job, columns, words)
+def admits(job: JobSpec, columns: Columns, variant: PlanVariant) -> Column:
+    """Mask of the rows whose degrees go with a variant."""
+    mask = admits_schedule(columns, variant.schedule) & _admits_methods(job, columns, variant)
     for size in job.batch.sizes()[:2] if job.batch.grows else ():  # all further ones follow
         smaller = np.where(columns["global_batch_size"] == job.batch.global_batch_size, size, np.iinfo(np.int64).max)
         smaller = np.minimum(columns["global_batch_size"], smaller)
-        mask &= admits_schedule(columns | {"global_batch_size": smaller}, words.schedule)
+        mask &= admits_schedule(columns | {"global_batch_size": smaller}, variant.schedule)
     return mask
 
 
@@ -245,29 +240,28 @@ def admits_schedule(columns: Columns, schedule: str) -> Column:
     """Mask of the plans that a schedule admits."""
     pp = columns["pp"]
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
-    if schedule == "dualpipe":
-        return (pp > 1) & (pp % 2 == 0) & (num_microbatches >= 2 * pp) & (num_microbatches % 2 == 0)
-    if schedule == "dualpipev":
-        return (pp > 1) & (num_microbatches >= 2 * pp)
-    return (pp > 1) | (schedule == "1f1b")
+    if schedule == "1f1b":  # of a model in one piece, too
+        return pp > 0
+    admitted: Column = (pp > 1) & SCHEDULES[schedule].admits(pp, num_microbatches)
+    return admitted
 
 
-def _admits_methods(job: JobSpec, columns: Columns, words: Words) -> Column:
+def _admits_methods(job: JobSpec, columns: Columns, variant: PlanVariant) -> Column:
     """Mask of the plans that the methods of context and expert parallelism admit."""
     model, cp, tp = job.model, columns["cp"], columns["tp"]
     mask = np.ones(len(cp), dtype=bool)
-    if words.cp_method == "ulysses" and model.is_latent:
+    facts = CONTEXT_METHODS[variant.cp_method]
+    if facts.trades_heads and model.is_latent:
         mask &= False
-    elif words.cp_method == "ulysses":
+    elif facts.trades_heads:
         heads, kv_heads = model.heads // tp, model.num_kv_heads // tp
-        mask &= (
-            (model.sequence % cp == 0) & (heads % cp == 0) & ((kv_heads % cp == 0) | (cp % kv_heads == 0)) & (cp > 1)
-        )
+        mask &= (model.sequence % (facts.chunks * cp) == 0) & (heads % cp == 0) & (cp > 1)
+        mask &= (kv_heads % cp == 0) | (cp % kv_heads == 0)
     else:
-        mask &= ((cp > 1) & (model.sequence % (2 * cp) == 0)) | ((cp == 1) & (words.cp_method == "ring"))
-    if words.dispatch == "node-aware":
+        mask &= ((cp > 1) & (model.sequence % (facts.chunks * cp) == 0)) | ((cp == 1) & (variant.cp_method == "ring"))
+    if variant.dispatch == "node-aware":
         per_node, span = job.cluster.devices_per_node, columns["ep"] * columns["expert_tp"]
-        node = of_stage_on_node(standing_ranks(columns), per_node) if per_node else np.zeros_like(span)
+        node = of_stage_on_node(rank_grid(columns), per_node) if per_node else np.zeros_like(span)
         is_even = (span % np.maximum(1, node) == 0) & (node % columns["expert_tp"] == 0)
         mask &= (columns["ep"] > 1) & (node > 0) & is_even & (span > node)
     return mask
@@ -279,14 +273,14 @@ def with_sharing(job: JobSpec, constraints: Constraints, block: PlanBlock) -> Pl
     choices = _sharing_choices(constraints)
     least = _offload_choices(constraints)[0]
     stages, hybrids = np.array([zero for zero, _ in choices]), np.array([hybrid for _, hybrid in choices], bool)
-    rows = crossed(columns, {"zero": stages, "hybrid": hybrids})
+    rows = cross(columns, {"zero": stages, "hybrid": hybrids})
     hybrid, zero = rows.pop("hybrid"), rows["zero"]
     size = hybrid_ranks(job, constraints, rows)
     rows["zero_ranks"] = np.where(hybrid, size, 0)
     rows["offload_optimizer"] = np.full(len(zero), least[0])
     rows["offload_parameters"] = np.full(len(zero), least[1])
-    is_legal = ~hybrid | ((zero > 0) & (size > 0) & np.repeat(block.schedule != _DUALPIPE, len(choices)))
-    return PlanBlock(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
+    is_legal = ~hybrid | ((zero > 0) & (size > 0) & np.repeat(block.num_copies == 1, len(choices)))
+    return PlanBlock(block.variant, select(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
 
 
 def with_offload(constraints: Constraints, block: PlanBlock) -> PlanBlock:
@@ -295,8 +289,8 @@ def with_offload(constraints: Constraints, block: PlanBlock) -> PlanBlock:
     columns = {name: values for name, values in block.columns.items() if not name.startswith("offload")}
     shares = np.array([share for share, _ in choices], float)
     parameters = np.array([is_offloaded for _, is_offloaded in choices], bool)
-    rows = crossed(columns, {"offload_optimizer": shares, "offload_parameters": parameters})
-    return PlanBlock(block.words, taken(rows, (rows["zero"] == 3) | ~rows["offload_parameters"]))
+    rows = cross(columns, {"offload_optimizer": shares, "offload_parameters": parameters})
+    return PlanBlock(block.variant, select(rows, (rows["zero"] == 3) | ~rows["offload_parameters"]))
 
 
 def _sharing_choices(constraints: Constraints) -> list[tuple[int, bool]]:
@@ -327,14 +321,14 @@ def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
 def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Column:
     """Replicas that share one set of shards where not all do: those of a node, or what the user fixed; 0 where that
     leaves one group."""
-    kept, plans = constraints.keep.get("zero_ranks", 0), standing_ranks(rows)
+    kept, plans = constraints.keep.get("zero_ranks", 0), rank_grid(rows)
     on_node = of_stage(plans, job.cluster.devices_per_node) // layout(plans, REPLICAS[False]).stride
     size = np.full_like(rows["tp"], kept) if kept else on_node
     replicas = rows["dp"] * rows["cp"]
     return np.where((size > 1) & is_hybrid(size, replicas), size, 0)
 
 
-def count_by_words(job: JobSpec, constraints: Constraints, columns: Columns) -> dict[Words, int]:
+def count_by_variant(job: JobSpec, constraints: Constraints, columns: Columns) -> dict[PlanVariant, int]:
     """Plans of the space, without making them."""
     sharing, offload = _sharing_choices(constraints), _offload_choices(constraints)
     ways = {
@@ -351,19 +345,19 @@ def count_by_words(job: JobSpec, constraints: Constraints, columns: Columns) -> 
     virtual = np.maximum(np.minimum(most, high) - max(low, 2) + 1, 0)
 
     def plans(schedule: str) -> Column:
-        pieces = STAGES_PER_RANK.get(schedule, 1)
+        pieces = SCHEDULES[schedule].stages_per_rank
         fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
         stages = (most >= pieces) & fits if pieces else virtual
-        each = ways[False] + ways[True] * (is_cut & (schedule != "dualpipe"))
+        each = ways[False] + ways[True] * (is_cut & (SCHEDULES[schedule].num_copies == 1))
         return stages * each * admits_schedule(columns, schedule)
 
-    of_words = words_of(job, constraints, columns)
-    methods = {(words.cp_method, words.dispatch): words for words in of_words}
-    masks = {names: _admits_methods(job, columns, words) for names, words in methods.items()}
-    by_schedule = {schedule: plans(schedule) for schedule in {words.schedule for words in of_words}}
+    of_words = variants_of(job, constraints, columns)
+    methods = {(variant.cp_method, variant.dispatch): variant for variant in of_words}
+    masks = {names: _admits_methods(job, columns, variant) for names, variant in methods.items()}
+    by_schedule = {schedule: plans(schedule) for schedule in {variant.schedule for variant in of_words}}
     counts = {
         (schedule, *names): int(of_rows[mask].sum())
         for schedule, of_rows in by_schedule.items()
         for names, mask in masks.items()
     }
-    return {words: counts[words.schedule, words.cp_method, words.dispatch] for words in of_words}
+    return {variant: counts[variant.schedule, variant.cp_method, variant.dispatch] for variant in of_words}

@@ -20,7 +20,7 @@ from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
-from shardwright.simulate.full_step import is_played, played_step, step_on_parts_s
+from shardwright.simulate.full_step import is_simulated, simulated_step, step_on_parts_s
 from shardwright.workload.memo import Memo
 
 _BESIDE = 4  # layouts beside a plan that are tried, those of the fastest pipelines
@@ -55,7 +55,7 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     if job.cluster.device == "unknown" and not job.cluster.parts:
         fault = "cluster.device is unknown, so no layer has a price; set it to a device of the catalog"
         raise PlanError(f"a layout of job {job.name}", [fault])
-    found: LaidOut | None = None
+    best: LaidOut | None = None
     faults: dict[str, None] = {}
     for parts in _orders(job):
         try:
@@ -63,11 +63,11 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
         except ValueError as error:
             faults |= dict.fromkeys(faults_in(error))
             continue
-        if found is None or laid.step_s < found.step_s:
-            found = laid
-    if found is None:
+        if best is None or laid.step_s < best.step_s:
+            best = laid
+    if best is None:
         raise PlanError(f"a layout of job {job.name}", list(faults))
-    return found
+    return best
 
 
 def paying_layout(job: JobSpec, constants: Constants, least_gain: float, memo: Memo | None = None) -> JobSpec | None:
@@ -87,7 +87,7 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float, memo: M
     return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
 
 
-def layouts_beside(
+def adjacent_layouts(
     job: JobSpec, constants: Constants, memo: Memo | None = None, *, may_be_equal: bool = False
 ) -> Iterator[JobSpec]:
     """The job with one layer moved from its slowest pipeline rank to another stage, where that makes the slowest rank
@@ -113,7 +113,7 @@ def layouts_beside(
 
 
 def most_gain(even: Stages, mine: Sequence[PipelineSlot], placement: StagePlacement) -> float:
-    """What no layout gains more than, as a share of the slowest rank's microbatch, over layers spread evenly.
+    """An upper bound on the gain of any layout over an even one, as a share of the slowest rank's microbatch.
 
     No layout makes the slowest rank faster than the mean one, nor than one that holds its part of the layers, rounded
     up.
@@ -142,11 +142,11 @@ def _with_layout(job: JobSpec, stages: Stages) -> JobSpec:
 
 def _orders(job: JobSpec) -> list[list[PartSpec]]:
     """Orders of the parts that differ; none but [] where devices are of one kind."""
-    found: list[list[PartSpec]] = []
+    orders: list[list[PartSpec]] = []
     for order in map(list, permutations(job.cluster.parts)):
-        if order not in found:
-            found.append(order)
-    return found
+        if order not in orders:
+            orders.append(order)
+    return orders
 
 
 def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> LaidOut:
@@ -187,9 +187,9 @@ def _step_s(job: JobSpec, stages: Stages, constants: Constants) -> float:
     """Seconds of a step, simulated in full; of a pipeline on parts of several kinds that never drains, by closed forms:
     the pipeline, and what comes besides on the part where that takes longest."""
     if not job.cluster.parts:
-        return float(played_step(job, constants).total)
+        return float(simulated_step(job, constants).total)
     jobs = _alone(job)
-    if is_played(job):
+    if is_simulated(job):
         return step_on_parts_s(jobs, part_of_rank(job.plan, job.cluster.parts), constants)
     most = 0.0
     for alone in jobs:

@@ -18,8 +18,8 @@ from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.plan_block import Column, PlanBlock, standing_ranks, taken
-from shardwright.planner.search.space import degrees, with_sharing, with_words, words_of
+from shardwright.planner.search.plan_block import Column, PlanBlock, rank_grid, select
+from shardwright.planner.search.space import degrees, variants_of, with_sharing, with_variant
 from shardwright.planner.stages.best_layout import LaidOut, best_layout
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.memo import Memo
@@ -42,12 +42,12 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
         if tried == _TRIED or num_fit == _LAID_OUT:
             break
         try:
-            found = best_layout(planned, constants)
+            laid_out = best_layout(planned, constants)
         except PlanError:
             continue
         num_fit += 1
-        if best is None or found.step_s < best.step_s:
-            best = found
+        if best is None or laid_out.step_s < best.step_s:
+            best = laid_out
     if best is None:
         fault = (
             f"none of the most promising fits with 1F1B and stages that lie within parts of "
@@ -61,20 +61,20 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
 def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants) -> Iterator[JobSpec]:
     """Jobs under plans, in the order of what an ideal layout of them would take."""
     rows = degrees(job, constraints)
-    ranks = standing_ranks(rows)
+    ranks = rank_grid(rows)
     stage, is_whole = ranks.stage_ranks, ranks.block == ranks.stage_ranks  # on devices of one kind
-    rows = taken(rows, is_whole & np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
-    found: list[tuple[float, int, PlanBlock]] = []
+    rows = select(rows, is_whole & np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
+    promising: list[tuple[float, int, PlanBlock]] = []
     if len(rows["dp"]):
-        for words in words_of(job, constraints, rows):
-            block = with_words(job, constraints, rows, replace(words, schedule="1f1b"))
-            if words.schedule == "1f1b" and len(block):
+        for variant in variants_of(job, constraints, rows):
+            block = with_variant(job, constraints, rows, replace(variant, schedule="1f1b"))
+            if variant.schedule == "1f1b" and len(block):
                 block = with_sharing(job, constraints, block)
                 ideal_s = _ideal_s(job, block, constants)
                 first = np.argsort(ideal_s, kind="stable")[:_TRIED]
-                found += [(float(ideal_s[n]), int(n), block) for n in first if np.isfinite(ideal_s[n])]
+                promising += [(float(ideal_s[n]), int(n), block) for n in first if np.isfinite(ideal_s[n])]
     seen = Counter[tuple[int, ...]]()
-    for _, index, block in sorted(found, key=lambda entry: entry[0]):
+    for _, index, block in sorted(promising, key=lambda entry: entry[0]):
         alike = tuple(int(block.columns[name][index]) for name in ("tp", "pp", "cp", "dp", "ep"))
         seen[alike] += 1
         if seen[alike] <= _ALIKE:
@@ -83,7 +83,7 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
 
 def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
     """Seconds of a step whose layers are shared ideally, by plan; infinite where memory is much too small for that."""
-    stage = standing_ranks(block.columns).stage_ranks
+    stage = rank_grid(block.columns).stage_ranks
     alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
     runs = [block.run(part, Memo()) for part in alone]
     step_s = [np.asarray(step_time(run, constants).total) for run in runs]

@@ -71,9 +71,9 @@ def _tables(seats: Sequence[PipelineSlot]) -> tuple[list[Floats], list[Floats]]:
     num_stages = len(seats)
     seconds, excess = [], []
     for stage, seat in enumerate(seats):
-        of = np.array([(piece.seconds, piece.taken_bytes(seat.in_flight)) for piece in seat.pieces])
-        until = np.concatenate([np.zeros((1, 2)), np.cumsum(of[1:-1], axis=0)])
-        extra = (stage == 0) * of[0] + (stage == num_stages - 1) * of[-1]
+        numbers = np.array([(piece.seconds, piece.taken_bytes(seat.in_flight)) for piece in seat.pieces])
+        until = np.concatenate([np.zeros((1, 2)), np.cumsum(numbers[1:-1], axis=0)])
+        extra = (stage == 0) * numbers[0] + (stage == num_stages - 1) * numbers[-1]
         of_range = until[None, :, :] - until[:, None, :] + extra
         place = np.arange(len(until))
         is_cut = place[:, None] <= place if may_be_empty(stage, num_stages) else place[:, None] < place
@@ -120,10 +120,10 @@ def _best_bound(tables: Sequence[Floats], smallest: float, num_microbatches: int
         if low == high or floor + times * bounds[low] >= best:
             continue
         middle = (low + high) // 2
-        found = least_sum(bounds[middle])
-        if found + times * bounds[middle] < best:
-            best, best_bound = found + times * bounds[middle], float(bounds[middle])
-        spans += [(middle + 1, high, floor), (low, middle, found)]
+        layout = least_sum(bounds[middle])
+        if layout + times * bounds[middle] < best:
+            best, best_bound = layout + times * bounds[middle], float(bounds[middle])
+        spans += [(middle + 1, high, floor), (low, middle, layout)]
     return best_bound
 
 

@@ -76,8 +76,8 @@ class _Loads:
             return np.concatenate([np.zeros((len(values), 1)), np.cumsum(values[:, 1:-1], axis=1)], axis=1)
 
         def ends(values: Floats) -> Floats:
-            found: Floats = is_first * values[:, 0] + is_last * values[:, -1]
-            return found
+            both: Floats = is_first * values[:, 0] + is_last * values[:, -1]
+            return both
 
         memory = np.array([seat.memory_bytes for seat in seats])
         return cls(ranks, stages, sums(s), sums(b), extra_s=ends(s), extra_bytes=ends(b), memory_bytes=memory)

@@ -28,8 +28,8 @@ def seats(run: Run, plan: PlanSpec, constants: Constants, memo: Memo | None = No
     `memo` has what was computed before of the same model and cluster. KeyError says what is not known.
     """
     memo = memo or Memo()
-    kinds = layer_kinds(run.shape, run.cut)
-    costing = Costing.of(replace(run, cut=run.cut.as_arrays()), constants)
+    kinds = layer_kinds(run.shape, run.grid)
+    costing = Costing.of(replace(run, grid=run.grid.as_arrays()), constants)
     lost = memory_lost(run, constants)
     room = device_of(run.device).offered_bytes
     # Beside the head are blocks of further tokens, if any, like the last layer.
@@ -48,29 +48,30 @@ def seats(run: Run, plan: PlanSpec, constants: Constants, memo: Memo | None = No
     of_head = (1 + lost) * (headed.activations - beside) - layer.kept_bytes
     head = _piece(end, 0.0, _state(headed) - layer.held_bytes + of_head)
     pieces = (embedding, *(of_kind[kind] for kind in kinds), head)
-    context = embedded.overhead - lost * (embedded.activations + embedded.working + embedded.buffers)
     # What a rank works with hardly depends on how many layers it holds: what it is with an even layout is set aside.
-    evenly = rank_memory(replace(run, cut=replace(run.cut, layout=())), constants, memo)
-    found, m, v = [], run.cut.num_microbatches, plan.stages_per_rank
+    evenly = rank_memory(replace(run, grid=replace(run.grid, layout=())), constants, memo)
+    slots, m, v = [], run.grid.num_microbatches, plan.stages_per_rank
     for rank in range(plan.pp):
         alive = float(in_flight(plan.schedule, plan.pp, rank, m, v, extra_warmup=plan.extra_warmup))
-        aside = context + (1 + lost) * (evenly[rank].working + evenly[rank].buffers + alive * beside)
-        found.append(PipelineSlot(pieces, room - aside, alive))
-    return found
+        even = evenly[rank]
+        context = even.overhead - lost * (even.activations + even.working + even.buffers)
+        aside = context + (1 + lost) * (even.working + even.buffers + alive * beside)
+        slots.append(PipelineSlot(pieces, room - aside, alive))
+    return slots
 
 
 def _probe(run: Run, kind: LayerKind, layout: tuple[int, int], constants: Constants, memo: Memo) -> list[Memory]:
-    """What two pipeline ranks need that hold the embedding, so many layers of a kind, and the head."""
+    """The needs of two pipeline ranks that hold the embedding, so many layers of a kind, and the head."""
     shape = run.shape.of_kind(kind[0], layers=sum(layout))
     if shape.experts:
         dense_layers = 0 if has_experts(kind[0]) else _ALL_LAYERS
         shape = replace(shape, experts=replace(shape.experts, dense_layers=dense_layers, every=1))
     # One microbatch, so that one is in flight.
-    cut = replace(
-        run.cut, pp=2, virtual=1, schedule="1f1b", is_vee=False, layout=layout, recompute=kind[1], policies=(),
-        global_batch=run.cut.dp * run.cut.microbatch,
+    grid = replace(
+        run.grid, pp=2, virtual=1, schedule="1f1b", is_vee=False, layout=layout, recompute=kind[1], policies=(),
+        global_batch=run.grid.dp * run.grid.microbatch,
     )  # fmt: skip
-    return rank_memory(replace(run, shape=shape, cut=cut), constants, memo)
+    return rank_memory(replace(run, shape=shape, grid=grid), constants, memo)
 
 
 def _state(memory: Memory) -> float:

@@ -1,7 +1,8 @@
-"""What a pipeline is cut from, where its stages sit, and what a cut of it costs.
+"""The pieces of a pipeline, the slots of its stages, and the cost of a layout.
 
 Pieces are the embedding, the layers and the head with the loss, in this order; a layout says how many layers each stage
-holds, the first stage having the embedding too and the last the head. A seat is a pipeline rank as its stages see it.
+holds, the first stage having the embedding too and the last the head. A seat is one pipeline rank: its device, the
+stages that it holds, and the microbatches that are in flight there.
 """
 
 import itertools
@@ -73,7 +74,7 @@ def pipeline_s(rank_s: Sequence[float], num_microbatches: int, chunks: int = 1) 
 def stages_of(
     layout: Sequence[int], seats: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int
 ) -> Stages:
-    """What a layout costs; a seat for each pipeline rank. ValueError if it does not place all layers."""
+    """The cost of a layout; there is a slot for each pipeline rank. ValueError if it does not place all layers."""
     pieces = layout_pieces(layout, len(seats[0].pieces) - 2)
     copies, chunks = placement.num_copies, len(placement.stages_of(0))
     rank_s, rank_bytes = [], []
@@ -96,5 +97,5 @@ def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
 
 
 def may_be_empty(stage: int, num_stages: int) -> bool:
-    """Whether a stage can be without layers: the first embeds, the last has the head (config/checks/check.py)."""
+    """True if a stage can be without layers: the first embeds, the last has the head (config/checks/check.py)."""
     return stage in (0, num_stages - 1)

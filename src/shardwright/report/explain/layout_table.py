@@ -26,21 +26,21 @@ def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
         name = tensor.name + (" (expected)" if tensor.rows_vary else "")
         for states in _alike(tensor):
             others = [state for state in tensor.states if state not in states]
-            said = ", ".join(states) if len(states) < 3 else f"all but {', '.join(others)}" if others else "all"
-            found = [p for p in tensor.states[states[0]] if p.size > 1]
-            dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in found) or "whole"
-            sbp = " ".join(f"{p.axis} {p.sbp}" for p in found) or "whole"
-            rows.append([name, said, dims, dtensor, sbp, tensor.gspmd(states[0])])
+            states_shown = ", ".join(states) if len(states) < 3 else f"all but {', '.join(others)}" if others else "all"
+            split_over = [p for p in tensor.states[states[0]] if p.size > 1]
+            dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in split_over) or "whole"
+            sbp = " ".join(f"{p.axis} {p.sbp}" for p in split_over) or "whole"
+            rows.append([name, states_shown, dims, dtensor, sbp, tensor.gspmd(states[0])])
             name = dims = ""
     return rows
 
 
 def _alike(tensor: TensorLayout) -> list[list[str]]:
     """The states of a tensor, together where it lies the same in them."""
-    found: dict[tuple[TensorPlacement, ...], list[str]] = {}
+    groups: dict[tuple[TensorPlacement, ...], list[str]] = {}
     for state, placements in tensor.states.items():
-        found.setdefault(placements, []).append(state)
-    return list(found.values())
+        groups.setdefault(placements, []).append(state)
+    return list(groups.values())
 
 
 def layout_dict(regions: Sequence[RegionLayout]) -> list[dict[str, Any]]:

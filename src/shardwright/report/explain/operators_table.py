@@ -69,16 +69,16 @@ def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
     """A row of names, one for each operator that this pass computes or communicates, and one of gaps."""
     times = ["forward", "input gradient", "weight gradient", "computed again"] if backward else ["time", "a second"]
     rows = [["operator", "work", "FLOP", *times, "what it communicates"]]
-    for of in reversed(piece.operators) if backward else piece.operators:
-        moves = of.backward if backward else (*of.forward, *of.with_graph)
-        if backward and of.again_share:
-            moves = (*of.forward, *moves)
-        figures = _backward_figures(of) if backward else _forward_figures(of)
-        is_later = of.in_backward and not backward
+    for operator in reversed(piece.operators) if backward else piece.operators:
+        moves = operator.backward if backward else (*operator.forward, *operator.with_graph)
+        if backward and operator.again_share:
+            moves = (*operator.forward, *moves)
+        figures = _backward_figures(operator) if backward else _forward_figures(operator)
+        is_later = operator.in_backward and not backward
         if any(figures) or moves or is_later:
-            computed = ["in the backward"] if is_later else _computed(of, backward)
+            computed = ["in the backward"] if is_later else _computed(operator, backward)
             lines = list(zip_longest(computed, map(_moved, moves), fillvalue=""))
-            rows.append([of.name, lines[0][0], *figures, lines[0][1]])
+            rows.append([operator.name, lines[0][0], *figures, lines[0][1]])
             rows += [["", work, *[""] * len(figures), more] for work, more in lines[1:]]
     gaps = [None, piece.backward_gap_s, None, piece.again_gap_s] if backward else [piece.forward_gap_s, None]
     if any(gaps):
@@ -87,29 +87,31 @@ def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
     return [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
 
 
-def _forward_figures(of: OperatorPass) -> list[str]:
+def _forward_figures(operator: OperatorPass) -> list[str]:
     """FLOPs, seconds, and FLOPs a second."""
-    seconds = of.forward_s
-    rate = flops_text(of.flops / seconds) if seconds and of.flops else ""
-    return [flops_text(of.flops) if of.flops else "", seconds_text(seconds) if seconds else "", rate]
+    seconds = operator.forward_s
+    rate = flops_text(operator.flops / seconds) if seconds and operator.flops else ""
+    return [flops_text(operator.flops) if operator.flops else "", seconds_text(seconds) if seconds else "", rate]
 
 
-def _backward_figures(of: OperatorPass) -> list[str]:
+def _backward_figures(operator: OperatorPass) -> list[str]:
     """FLOPs; seconds of a forward computed here first, of the input gradient, of the weight gradient and of computing
     again."""
-    again = None if of.forward_s is None else of.repeated * of.forward_s
-    flops = of.backward_flops + of.repeated * of.flops
-    times = (of.late_s, of.input_grad_s, of.weight_grad_s, again)
+    again = None if operator.forward_s is None else operator.repeated * operator.forward_s
+    flops = operator.backward_flops + operator.repeated * operator.flops
+    times = (operator.late_s, operator.input_grad_s, operator.weight_grad_s, again)
     return [flops_text(flops) if flops else "", *(seconds_text(seconds) if seconds else "" for seconds in times)]
 
 
-def _computed(of: OperatorPass, backward: bool) -> list[str]:
+def _computed(operator: OperatorPass, backward: bool) -> list[str]:
     """A line for each product, or what else it does in this pass."""
-    if of.pairs:
-        return [f"{number_text(of.pairs)} pairs of a query and a key"]
-    if of.products:
-        return [_shape(p) for p in of.products]
-    moved = of.backward_moved_bytes + of.repeated * of.moved_bytes if backward else of.moved_bytes
+    if operator.pairs:
+        return [f"{number_text(operator.pairs)} pairs of a query and a key"]
+    if operator.products:
+        return [_shape(p) for p in operator.products]
+    moved = (
+        operator.backward_moved_bytes + operator.repeated * operator.moved_bytes if backward else operator.moved_bytes
+    )
     return [f"reads and writes {bytes_text(round(moved))}"] if moved else [""]
 
 
@@ -118,11 +120,13 @@ def _shape(p: MatrixProduct) -> str:
     return one if float(p.batch) == 1 else f"{number_text(float(p.batch))} of {one}"
 
 
-def _moved(of: Collective) -> str:
-    each = bytes_text(round(of.full_bytes / of.calls)) if of.calls else "nothing in our runtime"
-    text = f"{of.kind} over {of.axis} of {f'{of.calls} x ' if of.calls > 1 else ''}{each}"
-    if of.seconds is None or of.exposed_s is None:
+def _moved(collective: Collective) -> str:
+    each = bytes_text(round(collective.full_bytes / collective.calls)) if collective.calls else "nothing in our runtime"
+    text = (
+        f"{collective.kind} over {collective.axis} of {f'{collective.calls} x ' if collective.calls > 1 else ''}{each}"
+    )
+    if collective.seconds is None or collective.exposed_s is None:
         return text
-    if of.exposed_s > 0.999 * of.seconds:
-        return f"{text}: {seconds_text(of.seconds)}, exposed"
-    return f"{text}: {seconds_text(of.seconds)}, of it {seconds_text(of.exposed_s)} exposed"
+    if collective.exposed_s > 0.999 * collective.seconds:
+        return f"{text}: {seconds_text(collective.seconds)}, exposed"
+    return f"{text}: {seconds_text(collective.seconds)}, of it {seconds_text(collective.exposed_s)} exposed"

@@ -49,17 +49,17 @@ def _piece(piece: PiecePass) -> dict[str, Any]:
         "forward_s": piece.forward_s,
         "backward_s": piece.backward_s,
         "again_s": piece.again_s,
-        "operators": [_operator(of) for of in piece.operators],
+        "operators": [_operator(operator) for operator in piece.operators],
     }
 
 
-def _operator(of: OperatorPass) -> dict[str, Any]:
+def _operator(operator: OperatorPass) -> dict[str, Any]:
     products = [
         {"rows": float(p.rows), "inner": float(p.inner), "columns": float(p.columns), "batch": float(p.batch)}
-        for p in of.products
+        for p in operator.products
     ]
-    plain = {key: value for key, value in vars(of).items() if key not in ("products", *_PASSES)}
-    return plain | {"products": products} | {name: [asdict(c) for c in getattr(of, name)] for name in _PASSES}
+    plain = {key: value for key, value in vars(operator).items() if key not in ("products", *_PASSES)}
+    return plain | {"products": products} | {name: [asdict(c) for c in getattr(operator, name)] for name in _PASSES}
 
 
 _PASSES = ("forward", "with_graph", "backward")

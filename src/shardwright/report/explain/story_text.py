@@ -1,4 +1,4 @@
-"""What the command `explain` prints: the story of one step, chapter by chapter."""
+"""Text of the command `explain`: the story of one step, chapter by chapter."""
 
 import textwrap
 from collections.abc import Iterator
@@ -122,14 +122,14 @@ def _nodes(group: RankGroup) -> str:
 def _memory(story: Story) -> Iterator[str]:
     job, placement = story.job, story.program.placement
     kinds = ["parameters", "gradients", "optimizer", "activations", "buffers"]
-    kinds += ["host"] if any(of.host_bytes for of in story.memory.values()) else []
+    kinds += ["host"] if any(account.host_bytes for account in story.memory.values()) else []
     rows = [["pipeline rank", "stages", *kinds, "together", *(["predicted"] if story.predicted else [])]]
     before = -1
-    for rank, of in story.memory.items():
+    for rank, account in story.memory.items():
         if rank > before + 1:
             rows.append(["...", *[""] * (len(rows[0]) - 1)])
         before = rank
-        values = of.as_dict()
+        values = account.as_dict()
         stages = " ".join(map(str, placement.stages_of(rank)))
         told = [memory_text(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
         told += [memory_text(round(story.predicted[rank].process))] if story.predicted else []
@@ -151,18 +151,18 @@ def _memory(story: Story) -> Iterator[str]:
 
 
 def _room(story: Story) -> Iterator[str]:
-    """What the fullest rank needs beside what a device offers: with other software its process, as `estimate` says."""
+    """The memory of the fullest rank beside the room of a device: with other software its process, as in `estimate`."""
     job, limit = story.job, device_room_bytes(story.job)
     if limit is None:
         return
-    rank, needs, of, whose = story.fullest, story.memory[story.fullest].total_bytes, "offers", "pipeline rank"
+    rank, needs, verb, whose = story.fullest, story.memory[story.fullest].total_bytes, "offers", "pipeline rank"
     if story.predicted and not software_of(job.cluster.software).is_own:
         processes = [round(memory.process) for memory in story.predicted]
         rank, needs, limit = processes.index(max(processes)), max(processes), int(device_entry(job).offered_bytes)
-        of, whose = "shows", f"the process of {job.cluster.software} on pipeline rank"
+        verb, whose = "shows", f"the process of {job.cluster.software} on pipeline rank"
     left = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
     verdict = "" if needs <= limit else ", so it does not fit"
-    device = f"A device, {job.cluster.device}, {of} {memory_text(limit)}"
+    device = f"A device, {job.cluster.device}, {verb} {memory_text(limit)}"
     yield _says(f"{device}: {whose} {rank}, the fullest, needs {left} than that{verdict}.")
 
 
@@ -190,22 +190,22 @@ def _forward(story: Story) -> Iterator[str]:
 
 
 def _experts(story: Story) -> Iterator[str]:
-    of, plan, words = story.experts, story.job.plan, link_words(story.job.cluster)
-    if of is None:
+    use, plan, words = story.experts, story.job.plan, link_words(story.job.cluster)
+    if use is None:
         return
     homes = [
         f"{f'experts {first} to {last}' if last > first else f'expert {first}'} on rank {rank}, {words.domain} {node}"
-        for first, last, rank, node in of.homes
+        for first, last, rank, node in use.homes
     ]
     shown = homes if len(homes) <= 4 else [*homes[:2], "...", homes[-1]]
-    token_crosses = of.nodes_of_token > 1
+    token_crosses = use.nodes_of_token > 1
     yield _says(
-        f"Experts: the router gives each token {of.num_chosen} of {of.num_experts}; in rank 0's group "
-        f"{'; '.join(shown)}. Of a microbatch a rank sends {of.num_tokens:,} tokens, a row for each choice: "
-        f"{of.num_rows:,} rows, of which {number_text(of.num_stay)} stay if choices are even, and an expert gets "
-        f"{number_text(of.rows_of_expert)}.",
+        f"Experts: the router gives each token {use.num_chosen} of {use.num_experts}; in rank 0's group "
+        f"{'; '.join(shown)}. Of a microbatch a rank sends {use.num_tokens:,} tokens, a row for each choice: "
+        f"{use.num_rows:,} rows, of which {number_text(use.num_stay)} stay if choices are even, and an expert gets "
+        f"{number_text(use.rows_of_expert)}.",
         "Each journey is an all-to-all; its backward is the same way back." if plan.ep > 1 else "",
-        f"A token's experts are on {of.nodes_of_token:.3g} {words.domains} on average." if token_crosses else "",
+        f"A token's experts are on {use.nodes_of_token:.3g} {words.domains} on average." if token_crosses else "",
     )
 
 
@@ -215,7 +215,7 @@ def _backward(story: Story) -> Iterator[str]:
         "which the operator before waits for, and that of its weight, which nobody waits for until the end of the "
         "step. Attention computes its scores again, 2.5 times its forward.",
         "The head and the loss are computed here alone, their forward too, so that no logits are kept."
-        if any(of.in_backward for piece in story.passes for of in piece.operators)
+        if any(operator.in_backward for piece in story.passes for operator in piece.operators)
         else "",
     )
     yield passes_text(list(reversed(story.passes)), backward=True)
@@ -354,9 +354,9 @@ def _piece_seconds(story: Story, kind: PieceKind, count: int) -> str:
         ("exposed communication", time.exposed - time.host - time.shard),
         ("host memory", time.host),
     ]
-    said = " + ".join(f"{name} {seconds_text(float(seconds))}" for name, seconds in parts if seconds)
+    terms = " + ".join(f"{name} {seconds_text(float(seconds))}" for name, seconds in parts if seconds)
     total = float(time.total - time.shard)
-    return f"{f'{count} times ' if count > 1 else ''}{seconds_text(total)} in {piece_name(kind)} ({said})"
+    return f"{f'{count} times ' if count > 1 else ''}{seconds_text(total)} in {piece_name(kind)} ({terms})"
 
 
 _PARTS = (

@@ -1,26 +1,21 @@
 """The update of a step, told: which optimizer, what ranks do together in it, how its rate follows the batch."""
 
-import math
 from collections.abc import Iterator
 
 from shardwright.config.job import JobSpec
 from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.rate_schedules import BATCH_RULES, RATE_SCHEDULES
 from shardwright.config.units import counted, seconds_text
 from shardwright.sharding.groups import SHARDS, axis_groups, zero_stage
 
-# As people call them.
-_NAMES = {
-    "adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "lion": "Lion", "adafactor": "Adafactor", "muon": "Muon",
-}  # fmt: skip
-
 
 def update_sentences(job: JobSpec, seconds: float) -> Iterator[str]:
-    """What is said of an update that takes so long."""
+    """Sentences about an update that takes so long."""
     moments = f", with moments in {job.precision.moments}" if job.precision.moments != "float32" else ""
-    yield f"Then {_NAMES[job.optimizer.name]} updates a rank's part of the weights{moments}: {seconds_text(seconds)}."
+    yield f"Then {job.optimizer.facts.title} updates a rank's part of the weights{moments}: {seconds_text(seconds)}."
     shards = axis_groups(job.plan, SHARDS[False]).size if zero_stage(job.plan) else 1
     among = " and ".join(f"{n:,} ranks of {what}" for n, what in ((shards, "ZeRO"), (job.plan.tp, "tp")) if n > 1)
-    if job.optimizer.name == "muon":
+    if job.optimizer.facts.matrix_update == "orthogonal":
         yield (
             f"Each matrix of the layers is made orthogonal by its owner among {among}: they send it their rows, and "
             "get those of the step back."
@@ -28,7 +23,7 @@ def update_sentences(job: JobSpec, seconds: float) -> Iterator[str]:
             else "Each rank makes the matrices of its layers orthogonal."
         )
         yield "Embeddings, head, norms and biases are AdamW's."
-    if job.optimizer.name == "adafactor" and among:
+    if job.optimizer.facts.matrix_update == "factored" and among:
         yield f"Sums of squares by row and by column of each matrix are added up over {among}."
     yield _rate(job.optimizer)
     yield from _growing(job)
@@ -38,13 +33,7 @@ def _rate(optimizer: OptimizerSpec) -> str:
     """The learning rate over a run."""
     peak, floor = optimizer.learning_rate, optimizer.learning_rate * optimizer.min_learning_rate_ratio
     falls = f"falls to {floor:.3g} at the end of {counted(optimizer.steps, 'step')}"
-    after = {
-        "constant": "stays there",
-        "linear": f"{falls}, in proportion",
-        "cosine": f"{falls}, as a cosine",
-        "wsd": f"stays there until it {falls}, within the last {optimizer.decay_steps:,}",
-        "inverse-sqrt": f"falls with the root of the steps, not below {floor:.3g}",
-    }[optimizer.schedule]
+    after = RATE_SCHEDULES[optimizer.schedule].text(optimizer, f"{floor:.3g}", falls)
     warmup = counted(optimizer.warmup_steps, "step")
     begins = f"rises to {peak:.3g} in {warmup}" if optimizer.warmup_steps else f"begins at {peak:.3g}"
     return f"The learning rate {begins} and {after}."
@@ -55,11 +44,7 @@ def _growing(job: JobSpec) -> Iterator[str]:
     batch, optimizer = job.batch, job.optimizer
     if not batch.grows and optimizer.batch_rule != "none":
         yield f"It would follow a batch that grows (optimizer.batch_rule {optimizer.batch_rule!r}), and this does not."
-    rule = {
-        "none": "does not follow the batch",
-        "sqrt": "follows the root of the batch (Malladi et al. 2022, for optimizers like Adam)",
-        "linear": "follows the batch in proportion (Goyal et al. 2017, for SGD)",
-    }[optimizer.batch_rule]
+    rule = BATCH_RULES[optimizer.batch_rule].text
     if batch.grows:
         yield (
             f"The batch grows from {batch.ramp.start:,} to {batch.global_batch_size:,} sequences over the first "
@@ -69,5 +54,4 @@ def _growing(job: JobSpec) -> Iterator[str]:
 
 
 def _rate_share(job: JobSpec) -> float:
-    share = job.batch_share(0)
-    return {"none": 1.0, "sqrt": math.sqrt(share), "linear": share}[job.optimizer.batch_rule]
+    return BATCH_RULES[job.optimizer.batch_rule].factor(job.batch_share(0))

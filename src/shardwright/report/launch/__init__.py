@@ -1,1 +1,1 @@
-"""What starts a job on its cluster: a script for Slurm, a manifest for Kubernetes, a command line for torchrun."""
+"""Launches of a job on its cluster: a script for Slurm, a manifest for Kubernetes, a command line for torchrun."""

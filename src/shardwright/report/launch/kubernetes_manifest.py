@@ -105,7 +105,8 @@ def _pod_spec(launch: Launch, name: str) -> Fields:
 
 
 def _command(launch: Launch, name: str) -> list[str]:
-    """What a pod runs. The agent of pod 0 hosts the meeting, as its index says: its name may not be known yet."""
+    """The command that a pod runs. The agent of pod 0 hosts the meeting, as its index says: its name may not be known
+    yet."""
     job = [f"{JOB_FOLDER}/{JOB_FILE}"]
     if launch.seats.servers == 1:  # starts its ranks, restarts them and has their status
         return ["python", "-m", "shardwright", "train", *job]
@@ -122,7 +123,7 @@ def _variables(launch: Launch) -> dict[str, str]:
 
 
 def _resource(launch: Launch) -> str:
-    """What the device plugin of a maker calls its devices."""
+    """The resource name of a maker's device plugin."""
     return "amd.com/gpu" if launch.is_amd else "nvidia.com/gpu"
 
 
@@ -144,7 +145,7 @@ def _folder_faults(launch: Launch) -> list[str]:
 
 
 def kubernetes_notes(launch: Launch) -> list[str]:
-    """What a manifest can't say, and the cluster or the image must have."""
+    """Notes about requirements that a manifest can't state and the cluster or the image must meet."""
     job, network, notes = launch.job, launch.job.cluster.network, []
     if launch.seats.servers > 1 and network.kind in ("infiniband", "roce"):
         notes.append(

@@ -47,19 +47,19 @@ class Launch:
 
     @property
     def is_amd(self) -> bool:
-        """Whether the job's devices are AMD's, by the names that drivers give them."""
+        """True if the job's devices are AMD's, by the names that drivers give them."""
         return any(name.startswith("AMD") for device in _devices(self.job) for name in device.cuda_names)
 
     @property
     def heading(self) -> str:
-        """What is started, for a comment in the first lines of a file."""
+        """The description of the launch, for a comment in the first lines of a file."""
         return f"{self.job.name}: {self.seats.words}, {self.job.plan.degrees}"
 
 
 def launch_of(
     job: JobSpec, words: tuple[str, ...], options: LaunchOptions, *, folder: Path, run_folder: Path
 ) -> Launch:
-    """What starts a checked job in a folder, where its run writes to `run_folder`. PlanError with every fault."""
+    """The launch of a checked job in a folder; its run writes to `run_folder`. PlanError with every fault."""
     faults = options.faults()
     on_cpu = _runs_on_cpu(job)
     faults += _device_faults(job, on_cpu)
@@ -91,7 +91,7 @@ def _devices(job: JobSpec) -> list[DeviceSpec]:
 
 
 def _runs_on_cpu(job: JobSpec) -> bool:
-    """Whether ranks run on processors: as the job says, or as its device is one."""
+    """True if ranks run on processors: as the job says, or as its device is one."""
     if job.runs_on_cpu or job.run.device != "auto":
         return job.runs_on_cpu
     return all(device.generation == _ON_CPU for device in _devices(job))
@@ -120,7 +120,7 @@ def _predicted(job: JobSpec) -> Estimate | None:
 
 
 def _part_notes(job: JobSpec) -> list[str]:
-    """What a launcher does not know of a cluster of several kinds of devices."""
+    """Notes about facts that a launcher does not know of a cluster of several kinds of devices."""
     parts = [f"{part.nodes} of {part.device}" for part in job.cluster.parts]
     if len(_devices(job)) < 2:
         return []

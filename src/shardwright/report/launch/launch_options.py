@@ -1,4 +1,4 @@
-"""What a user asks of a launch beside the job: by option, what it is for, and what is wrong with it."""
+"""Options of a launch besides the job: the purpose of each, and its faults."""
 
 import re
 from dataclasses import dataclass
@@ -47,12 +47,12 @@ class LaunchOptions:
     @property
     def limit_s(self) -> int:
         """Seconds of the time limit, of options without faults; 0 is none."""
-        found = _TIME.fullmatch(self.time)
-        if found is None:
+        match = _TIME.fullmatch(self.time)
+        if match is None:
             return 0
-        if found["alone"]:
-            return 60 * int(found["alone"])
-        return 86400 * int(found["days"] or 0) + 3600 * int(found["hours"]) + 60 * int(found["minutes"]) + int(found[4])
+        if match["alone"]:
+            return 60 * int(match["alone"])
+        return 86400 * int(match["days"] or 0) + 3600 * int(match["hours"]) + 60 * int(match["minutes"]) + int(match[4])
 
     def faults(self) -> list[str]:
         """All that is wrong with them, each with a way out."""
@@ -64,8 +64,8 @@ class LaunchOptions:
         for option, launchers in _FOR.items():
             if getattr(self, option) and self.launcher not in launchers:
                 spelled = f"--{option.replace('_', '-')}"
-                of = " and ".join(f"--{launcher}" for launcher in launchers)
-                faults.append(f"{spelled} says nothing to --{self.launcher}; leave it out, or use {of}")
+                options = " and ".join(f"--{launcher}" for launcher in launchers)
+                faults.append(f"{spelled} says nothing to --{self.launcher}; leave it out, or use {options}")
         if self.launcher == "kubernetes" and not self.image:
             faults.append("--kubernetes runs the job in containers and no image is named; name one with --image")
         return faults + self._faults_of_values()

@@ -1,4 +1,4 @@
-"""What NCCL and Gloo are told of a cluster's links: only variables that they document, and that follow from fields.
+"""Environment variables of NCCL and Gloo for a cluster's links: only documented ones that follow from fields.
 
 NCCL User Guide, environment variables: NCCL_NET ("IB" is verbs, for InfiniBand and RoCE alike, "Socket" is TCP; where
 it is set, NCCL fails rather than take a slower one), NCCL_IB_HCA and NCCL_SOCKET_IFNAME (behind "=" a name is a whole
@@ -73,7 +73,7 @@ def link_environment(job: JobSpec, seats: Seats, on_cpu: bool) -> LinkEnvironmen
 def _adapters(
     job: JobSpec, seats: Seats, variables: dict[str, str], placeholders: list[Placeholder], notes: list[str]
 ) -> None:
-    """What NCCL_IB_HCA is, or what stands for it."""
+    """The value of NCCL_IB_HCA, or its placeholder."""
     network, rails = job.cluster.network, rails_of_server(job, seats)
     what = counted(rails, _ADAPTER[network.kind])
     if network.adapters and len(network.adapters) != rails:

@@ -7,7 +7,7 @@ from shardwright.config.job import JobSpec
 
 
 def read_paths(job: JobSpec) -> dict[str, list[str]]:
-    """What a run reads, by field: words that name no path, such as `bytes`, are left out."""
+    """The paths that a run reads, by field: words that name no path, such as `bytes`, are left out."""
     named = {
         "model.weights": [job.model.weights],
         "data.path": [data.path for data in (*job.data.each, *job.data.each_validation)],
@@ -16,12 +16,12 @@ def read_paths(job: JobSpec) -> dict[str, list[str]]:
         "cluster.device": [job.cluster.device],
         "cluster.software": [job.cluster.software],
     }
-    found = {field: [value for value in values if _is_path(value)] for field, values in named.items()}
-    return {field: values for field, values in found.items() if values}
+    paths = {field: [value for value in values if _is_path(value)] for field, values in named.items()}
+    return {field: values for field, values in paths.items() if values}
 
 
 def written_paths(job: JobSpec) -> dict[str, list[str]]:
-    """What a run writes to, by field."""
+    """The paths to which a run writes, by field."""
     named = {"run.folder": job.run.folder, "checkpoint.path": job.checkpoint.path, "data.cache": job.data.cache}
     return {field: [value] for field, value in named.items() if _is_path(value)}
 

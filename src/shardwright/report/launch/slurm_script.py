@@ -111,37 +111,37 @@ def slurm_name(name: str) -> str:
 
 def _directives(launch: Launch) -> list[str]:
     options, seats = launch.options, launch.seats
-    found = [f"job-name={slurm_name(launch.job.name)}", f"nodes={seats.servers}"]
-    found.append(f"ntasks-per-node={seats.ranks_per_server}")
+    directives = [f"job-name={slurm_name(launch.job.name)}", f"nodes={seats.servers}"]
+    directives.append(f"ntasks-per-node={seats.ranks_per_server}")
     if not launch.on_cpu:
-        found.append(f"gpus-per-node={seats.ranks_per_server}")
+        directives.append(f"gpus-per-node={seats.ranks_per_server}")
     if seats.is_full and not launch.on_cpu:
-        found += ["exclusive", "mem=0"]
+        directives += ["exclusive", "mem=0"]
     if seats.servers_per_node > 1:  # a block of Slurm's topology is a domain of fast links
-        found.append(f"segment={seats.servers_per_node}")
+        directives.append(f"segment={seats.servers_per_node}")
     if options.limit_s:
-        found.append(f"time={limit_text(options.limit_s)}")
-    found += [f"{name}={getattr(options, name)}" for name in ("account", "partition") if getattr(options, name)]
+        directives.append(f"time={limit_text(options.limit_s)}")
+    directives += [f"{name}={getattr(options, name)}" for name in ("account", "partition") if getattr(options, name)]
     again = ["requeue", f"signal=B:USR1@{launch.save_s}"] if launch.saving is not None else ["no-requeue"]
-    return [*found, "output=%x-%j.out", "open-mode=append", *again]
+    return [*directives, "output=%x-%j.out", "open-mode=append", *again]
 
 
 def _srun_options(launch: Launch) -> list[str]:
-    found = ["--distribution=block --cpu-bind=none --kill-on-bad-exit=0 --wait=0"]
+    srun_options = ["--distribution=block --cpu-bind=none --kill-on-bad-exit=0 --wait=0"]
     if launch.options.image:
         mounts = ",".join(f"{folder}:{folder}" for folder in _mounted(launch))
-        found.append(f"--container-image={shlex.quote(launch.options.image)}")
-        found.append(f"--container-mounts={shlex.quote(mounts)}")
-        found.append(f"--container-workdir={shlex.quote(str(launch.folder))}")
-    return found
+        srun_options.append(f"--container-image={shlex.quote(launch.options.image)}")
+        srun_options.append(f"--container-mounts={shlex.quote(mounts)}")
+        srun_options.append(f"--container-workdir={shlex.quote(str(launch.folder))}")
+    return srun_options
 
 
 def _mounted(launch: Launch) -> list[str]:
     """Folders that a container sees: the one that the job is started in, and others that the job names."""
-    found = [str(launch.folder)]
+    mounts = [str(launch.folder)]
     of_job = [str(Path(launch.words[0]).parent)] if launch.words[0].endswith(".toml") else []
     for folder in (*of_job, *folders_elsewhere(launch.job)):
-        is_inside = any(Path(folder).is_relative_to(other) for other in found)
+        is_inside = any(Path(folder).is_relative_to(other) for other in mounts)
         if folder.startswith("/") and not is_inside:
-            found.append(folder)
-    return found
+            mounts.append(folder)
+    return mounts

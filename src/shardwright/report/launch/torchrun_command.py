@@ -53,7 +53,7 @@ def _where(launch: Launch, first: str) -> str:
 
 
 def torchrun_notes(launch: Launch) -> list[str]:
-    """What stands for the first node's name, where nobody has said it."""
+    """A note about the placeholder for the first node's name, if nobody stated the name."""
     if launch.seats.servers == 1 or launch.options.first_node:
         return []
     return [f"{FIRST_NODE} stands for the name or address of the first node; --first-node says it"]

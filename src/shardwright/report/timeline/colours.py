@@ -35,7 +35,7 @@ PAIR = "#8b5cf6"  # where a forward and a backward that run as one get a single 
 
 
 def chunk_of(program: Program, action: Action) -> tuple[int, int]:
-    """Which of its rank's chunks (or directions) a compute action is on, and of how many."""
+    """The number of a compute action's chunk (or direction) on its rank, and the number of chunks."""
     placement = program.placement
     if placement.num_copies > 1:
         return placement.copy(action.microbatch), placement.num_copies
@@ -46,13 +46,13 @@ def chunk_of(program: Program, action: Action) -> tuple[int, int]:
 def letters_of(timeline: Timeline) -> dict[str, int]:
     """The letters that occur, and on how many chunks (or directions); O is a forward and a backward that run as one."""
     computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in {(part.kind, part.stage): part for part in computed}.values():  # of microbatches one stands for all
-        found[str(part.kind)] = max(found.get(str(part.kind), 1), chunk_of(timeline.program, part)[1])
+        counts[str(part.kind)] = max(counts.get(str(part.kind), 1), chunk_of(timeline.program, part)[1])
     has_updates = any((row.lengths(row.updates) > 0).any() for row in timeline.ranks)
     has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
     others = "S" * has_updates + "O" * has_pairs + "GRL" * bool(timeline.program.gathers)
-    return found | dict.fromkeys(others, 1)
+    return counts | dict.fromkeys(others, 1)
 
 
 def colour_of(program: Program, action: Action) -> str:
@@ -64,10 +64,10 @@ def colour_of(program: Program, action: Action) -> str:
     return shade(str(action.kind), *chunk_of(program, action))
 
 
-def shade(letter: str, chunk: int, of: int) -> str:
+def shade(letter: str, chunk: int, num_chunks: int) -> str:
     """The colour of a letter on one of several chunks."""
     first, last = (rgb(text) for text in SHADES[letter])
-    share = chunk / (of - 1) if of > 1 else 0.0
+    share = chunk / (num_chunks - 1) if num_chunks > 1 else 0.0
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(first, last, strict=True))
 
 

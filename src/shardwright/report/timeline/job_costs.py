@@ -1,4 +1,4 @@
-"""What the actions of a job cost in its drawing: seconds where its device has a calibration, else forwards."""
+"""The costs of a job's actions in its drawing: seconds if its device has a calibration, else forwards."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from shardwright.report.timeline.study import number
 from shardwright.schedule.job_program import relative_costs
 from shardwright.schedule.timing import Costs
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import action_costs, played_bubble, played_step
+from shardwright.simulate.full_step import action_costs, simulated_bubble, simulated_step
 
 UNIT = "the forward of one microbatch through the mean rank, by FLOPs"
 
@@ -27,7 +27,7 @@ class DrawnCosts:
 
     @property
     def is_seconds(self) -> bool:
-        """Whether times are predicted seconds."""
+        """True if times are predicted seconds."""
         return self.unit == "s"
 
 
@@ -35,23 +35,24 @@ def drawn_costs(job: JobSpec, latency: float) -> DrawnCosts:
     """The costs of a job; `latency` of a message is in units of a forward, so with one the drawing is too."""
     timed = _timed(job)
     if isinstance(timed, str):
-        said, step_s = f"Seconds are not said: {timed}.", None
+        sentence, step_s = f"Seconds are not said: {timed}.", None
     else:
         costs, step = timed
         step_s = float(step.total)
-        said = (
+        sentence = (
             f"A step takes {seconds_text(step_s)}, as `estimate` says it: with the update, what replicas exchange at "
             "its ends, and jitter, which are not drawn."
         )
         if not latency:
             what = f"Times are seconds, as they are predicted of stages, messages and collectives on {_device(job)}."
-            return DrawnCosts(costs, "s", f"{what} {said}", step_s, bubble=float(step.bubble))
+            return DrawnCosts(costs, "s", f"{what} {sentence}", step_s, bubble=float(step.bubble))
     wire = f"a message takes {number(latency)}" if latency else "messages take no time"
     note = (
-        f"Times are relative: 1 is {UNIT}; input and weight gradients take as long as the forward, and {wire}. {said}"
+        f"Times are relative: 1 is {UNIT}; input and weight gradients take as long as the forward, and {wire}. "
+        f"{sentence}"
     )
     relative = relative_costs(job, latency)
-    return DrawnCosts(relative, UNIT, note, step_s, bubble=played_bubble(job, relative))
+    return DrawnCosts(relative, UNIT, note, step_s, bubble=simulated_bubble(job, relative))
 
 
 def _device(job: JobSpec) -> str:
@@ -59,10 +60,10 @@ def _device(job: JobSpec) -> str:
 
 
 def _timed(job: JobSpec) -> tuple[Costs, StepTime] | str:
-    """What actions take, and the whole step, in seconds; or why that is not known."""
+    """The seconds of actions and of the whole step; or the reason why they are unknown."""
     if job.cluster.device == "unknown":
         return "they need cluster.device, and a calibration of it"
     try:
-        return action_costs(job, shipped()), played_step(job, shipped())
+        return action_costs(job, shipped()), simulated_step(job, shipped())
     except (KeyError, ValueError) as error:
         return str(error.args[0])

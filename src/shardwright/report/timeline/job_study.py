@@ -12,9 +12,10 @@ from shardwright.report.timeline.page import Section, section_of
 from shardwright.report.timeline.schedule_figures import as_full_dict
 from shardwright.report.timeline.study import StepBubble, Streams, Study, drawn_steps, study
 from shardwright.schedule.job_program import job_order, job_program
-from shardwright.schedule.registry import PipelineShape, size_faults
+from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.shape_program import size_faults
 from shardwright.schedule.timing import Costs, Times
-from shardwright.simulate.full_step import played_bubble
+from shardwright.simulate.full_step import simulated_bubble
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class JobStudy:
 
     @property
     def title(self) -> str:
-        """What it is of."""
+        """The title of the study."""
         if self.ran is not None:
             return f"{self.job.name}: simulated and executed"
         return f"{self.job.name}, {self.simulated.heading}"
@@ -75,7 +76,7 @@ def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) 
     """
     simulated = study(job.plan.schedule, job_program(job), costs, 1)
     simulated_s = simulated.timeline.makespan
-    simulated = replace(simulated, bubble=_of_step(played_bubble(job, costs), simulated_s))
+    simulated = replace(simulated, bubble=_of_step(simulated_bubble(job, costs), simulated_s))
     error = simulated_s / executed_s - 1.0
     values = {"job": job.name, "simulated_s": simulated_s, "executed_s": executed_s, "error": error}
     note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."

@@ -116,12 +116,14 @@ def _controls(sections: Sequence[Section]) -> str:
     """The legend, of what occurs; switches; how to move."""
     letters: dict[str, int] = {}
     for section in sections:
-        for letter, of in letters_of(section.timeline).items():
-            letters[letter] = max(letters.get(letter, 1), of)
+        for letter, num_chunks in letters_of(section.timeline).items():
+            letters[letter] = max(letters.get(letter, 1), num_chunks)
     items = []
     for letter in (letter for letter in SHADES if letter in letters):
-        of = letters[letter]
-        swatches = "".join(f'<i style="background:{shade(letter, chunk, of)}"></i>' for chunk in range(of))
+        num_chunks = letters[letter]
+        swatches = "".join(
+            f'<i style="background:{shade(letter, chunk, num_chunks)}"></i>' for chunk in range(num_chunks)
+        )
         items.append(f"<span>{swatches}{NAMES[letter]}</span>")
     if "O" in letters:
         two = f"linear-gradient({shade('F', 0, 1)} 50%,{shade('B', 0, 1)} 50%)"

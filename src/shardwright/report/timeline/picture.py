@@ -120,12 +120,14 @@ def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
 
 
 def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], float]:
-    """What occurs, left to right; and how much higher than a line it is, if one is not enough."""
+    """The legend of the actions that occur, left to right; and its extra height if it needs more than one line."""
     letters = letters_of(timeline)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle}
     x, y, parts = float(_LEFT), top, list[str]()
     occurring = [(letter, letters[letter]) for letter in NAMES if letter in letters and letter != "S"]  # it is written
-    items = [([shade(letter, n, of) for n in range(of)], NAMES[letter]) for letter, of in occurring]
+    items = [
+        ([shade(letter, n, num_chunks) for n in range(num_chunks)], NAMES[letter]) for letter, num_chunks in occurring
+    ]
     later = "other direction" if timeline.program.placement.num_copies > 1 else "later chunk"
     items += [([], f"lighter: {later}")] if max(letters.values(), default=1) > 1 else []
     items += [(["url(#wait)"], "waits for a computation")] if Cause.DEPENDENCY in causes else []

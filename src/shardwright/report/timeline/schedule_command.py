@@ -1,4 +1,4 @@
-"""What the commands `schedule` and `simulate` print and write: one study, or a comparison of several."""
+"""Output of the commands `schedule` and `simulate`: one study, or a comparison of several."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ import click
 
 from shardwright.config import catalog, largest
 from shardwright.config.base import PlanError, faults_in
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.report.output import write_output
 from shardwright.report.text_columns import aligned
@@ -24,7 +24,8 @@ from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, 
 from shardwright.report.timeline.study import Study, drawn_steps, number, study_schedule
 from shardwright.report.timeline.terminal import draw, palette_of
 from shardwright.report.timeline.trace import trace
-from shardwright.schedule.registry import GENERATORS, PipelineShape, size_faults
+from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.shape_program import size_faults
 from shardwright.simulate.bubbles import Work
 
 
@@ -41,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Request:
-    """What `schedule` is asked. `virtual_stages` None means 2 for the schedules that let you choose, else 1."""
+    """The options of `schedule`. `virtual_stages` None means 2 for the schedules that let you choose, else 1."""
 
     num_ranks: int
     num_microbatches: int
@@ -104,7 +105,7 @@ class Request:
         return faults
 
     def size_faults(self, name: str) -> list[str]:
-        """What makes a named schedule of this shape too large to draw."""
+        """Faults of a named schedule whose shape is too large to draw."""
         shape = PipelineShape(self.num_ranks, self.num_microbatches, self.virtual(name))
         return size_faults(name, shape, drawn_steps(name, self.num_steps))
 
@@ -125,9 +126,9 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
     subject = f"schedule {name}" if name else "schedule"
     faults = request.faults()
     if name is None and not compare:
-        faults.append(f"name a schedule, or use --compare; there are: {', '.join(GENERATORS)}")
-    if name is not None and name not in GENERATORS:
-        faults.append(f"{name!r} is not a schedule; {catalog.did_you_mean(name, list(GENERATORS))}")
+        faults.append(f"name a schedule, or use --compare; there are: {', '.join(SCHEDULES)}")
+    if name is not None and name not in SCHEDULES:
+        faults.append(f"{name!r} is not a schedule; {catalog.did_you_mean(name, list(SCHEDULES))}")
     if compare and name is None and (output.trace or output.svg):
         faults.append("--trace and --svg are of one schedule; name it, or use --html for all")
     if compare and not faults:
@@ -205,7 +206,7 @@ def _drawing(one: Study, output: Output) -> str:
 
 def _show_comparison(request: Request, one: Study | None, output: Output) -> None:
     studies, left_out = [], []
-    for name in GENERATORS:
+    for name in SCHEDULES:
         try:
             studies.append((request if _chooses(name) else replace(request, virtual_stages=None)).study(name))
         except ValueError as error:
@@ -231,12 +232,12 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
 
 
 def _chooses(name: str) -> bool:
-    """Whether the number of stages on a rank is the user's to choose."""
-    return STAGES_PER_RANK.get(name, 1) == 0
+    """True if the number of stages on a rank is the user's to choose."""
+    return SCHEDULES[name].stages_per_rank == 0
 
 
 def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
-    """What asks for a file of so many actions that nobody could open it."""
+    """Faults of requests for a file of so many actions that nobody could open it."""
     if not (output.svg or output.html or output.trace):
         return []
     actions = [action for one in studies for row in one.program.ranks for action in row]
@@ -264,8 +265,8 @@ def _write_files(one: Study, note: str, output: Output, title: str) -> None:
 
 
 def _trace_text(one: Study, title: str, is_seconds: bool = False) -> str:
-    found = trace(one.timeline, title, microseconds=1e6, unit="s") if is_seconds else trace(one.timeline, title)
-    return json.dumps(found) + "\n"
+    text = trace(one.timeline, title, microseconds=1e6, unit="s") if is_seconds else trace(one.timeline, title)
+    return json.dumps(text) + "\n"
 
 
 def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:

@@ -123,8 +123,10 @@ def as_dict(study: Study) -> dict[str, Any]:
 
 def _idle_dict(study: Study) -> dict[str, float]:
     """The numbers of `_idle_times`."""
-    of, bubble = study.bubbles, study.bubble
-    idle, share, span, period = map(_clean, (of.bubble, of.bubble_fraction, of.span_bubble, of.period_bubble))
+    by_kind, bubble = study.bubbles, study.bubble
+    idle, share, span, period = map(
+        _clean, (by_kind.bubble, by_kind.bubble_fraction, by_kind.span_bubble, by_kind.period_bubble)
+    )
     if bubble is None:
         return {"bubble": idle, "span_bubble": span, "period_bubble": period, "bubble_fraction": share}
     of_job = {"bubble": _clean(bubble.value), "bubble_fraction": _clean(bubble.share)}

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.config.plan import ASYNCHRONOUS, Recompute
+from shardwright.config.plan import Recompute
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
-from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_order, shape_program
+from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import Program, Schedule
+from shardwright.schedule.shape_program import shape_order, shape_program
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.simulate.bubbles import STEADY_STEPS, Bubbles, Work, measure_and_play
 from shardwright.simulate.timeline import Timeline, make_timeline
@@ -49,7 +51,7 @@ class Study:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What was played, explained."""
+        """The simulated timeline, with the causes of its waits."""
         return make_timeline(self.program, self.times)
 
     @property
@@ -99,7 +101,7 @@ def study_schedule(
 
 def drawn_steps(name: str, num_steps: int) -> int:
     """Steps that are laid out to draw some: of an asynchronous schedule so many that its pipeline fills."""
-    return max(num_steps, STEADY_STEPS + 1) if name in ASYNCHRONOUS else num_steps
+    return max(num_steps, STEADY_STEPS + 1) if not SCHEDULES[name].drains else num_steps
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def study(
 
 
 def _formula(name: str, program: Program, num_microbatches: int, work: Work) -> Formula | None:
-    entry = GENERATORS[name]
+    entry = SCHEDULES[name]
     if not entry.bubble:
         return None
     names = {

@@ -25,7 +25,7 @@ _GLYPHS = {Cause.WARM_UP: " ", Cause.DEPENDENCY: ".", Cause.COMMUNICATION: "~", 
 
 
 def palette_of(stream: TextIO, no_colour: bool) -> Palette:
-    """What a stream can show. NO_COLOR (no-color.org) is respected."""
+    """The colours that a stream can show. NO_COLOR (no-color.org) is respected."""
     environment = os.environ
     if no_colour or environment.get("NO_COLOR") or environment.get("TERM") == "dumb" or not stream.isatty():
         return "none"
@@ -59,7 +59,7 @@ def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str
 
 def _shortest(timeline: Timeline) -> float:
     lengths = (row.lengths(row.computations) for row in timeline.ranks)
-    shortest = min(float(of.min(where=of > 0, initial=inf)) for of in lengths)
+    shortest = min(float(spans.min(where=spans > 0, initial=inf)) for spans in lengths)
     return shortest if shortest < inf else timeline.makespan or 1.0
 
 
@@ -68,7 +68,7 @@ def _columns_per_time(timeline: Timeline, columns: int) -> float:
     multiples of it."""
     most = columns / (timeline.makespan or 1.0)
     shortest = _shortest(timeline)
-    every_time = [of for row in timeline.ranks for of in (row.starts, row.ends)]
+    every_time = [times for row in timeline.ranks for times in (row.starts, row.ends)]
     borders = np.unique(np.concatenate(every_time)) / shortest
     for parts in range(1, 11):  # of the shortest action, to a column or several
         whole = min(int(most * shortest / parts), _WIDEST_UNIT)
@@ -160,7 +160,7 @@ def _axis(makespan: float, scale: float) -> list[_Cell]:
 
 
 def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
-    """What the colours or letters mean: those that occur."""
+    """The meaning of the colours or letters that occur."""
     letters = letters_of(timeline)
     chunks = max(letters.values(), default=1)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle} if glyphs else set()
@@ -169,8 +169,8 @@ def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
         if palette == "none":
             items.append(f"{letter} {NAMES[letter]}")
         else:
-            of = letters[letter]
-            swatch = [_Cell(" ", "", shade(letter, chunk, of)) for chunk in range(of) for _ in range(2)]
+            num_chunks = letters[letter]
+            swatch = [_Cell(" ", "", shade(letter, chunk, num_chunks)) for chunk in range(num_chunks) for _ in range(2)]
             items.append(f"{_paint(swatch, palette)} {NAMES[letter]}")
     if "O" in letters:
         swatch = [_Cell(" ", "", PAIR)] * 2

@@ -25,7 +25,7 @@ _KINDS = NAMES | {
 
 def trace(timeline: Timeline, name: str, microseconds: float = 1000.0, unit: str = "") -> dict[str, Any]:
     """The JSON object. `microseconds` is the length of one unit of the timeline's times."""
-    said = unit or f"the costs have no unit; one of theirs is drawn as {microseconds:g} us"
+    note = unit or f"the costs have no unit; one of theirs is drawn as {microseconds:g} us"
     events: list[dict[str, Any]] = []
     threads: dict[int, tuple[int, int]] = {}  # by identity of the span: where it is drawn
     for rank, row in enumerate(timeline.ranks):
@@ -48,18 +48,18 @@ def trace(timeline: Timeline, name: str, microseconds: float = 1000.0, unit: str
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"name": name, "time": said, "program": timeline.program.name},
+        "otherData": {"name": name, "time": note, "program": timeline.program.name},
     }
 
 
 def _lanes(spans: tuple[Span, ...]) -> list[tuple[str, list[Span]]]:
     """Threads of a rank. Slices of one may not cross each other, so messages that arrive at once get several."""
     lanes: list[tuple[str, list[Span]]] = [(str(resource), []) for resource in Resource if resource != "arrival"]
-    of = dict(lanes)
+    lane_of = dict(lanes)
     arrivals: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: span.start):
         if span.resource is not Resource.ARRIVAL:
-            of[span.resource].append(span)
+            lane_of[span.resource].append(span)
             continue
         free = next((lane for lane in arrivals if lane[-1].end <= span.start), None)
         if free is None:

@@ -127,7 +127,7 @@ class _Lane:
         return (slot for slot in range(first, last) if slot not in taken)
 
     def _after(self, i: int, slot: int) -> tuple[int, int]:
-        """What waits and what lives when a slot begins, if the i-th work is the last one before it."""
+        """The waiting and the living work when a slot begins, if the i-th work is the last one before it."""
         if i < 0:
             return 0, 0
         waiting, alive = self._waiting[i] + (not self._is_forward[i]), self._alive[i] + self._is_forward[i]

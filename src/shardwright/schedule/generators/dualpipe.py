@@ -9,7 +9,12 @@ second copy of the parameters, whose gradients are summed with the first's, on a
 step.
 """
 
+from typing import Any
+
+from shardwright.config.array_math import least, most
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.row_writer import Row
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
 from shardwright.sharding.stage_placement import bidirectional
 
@@ -69,3 +74,40 @@ def dualpipe_faults(num_ranks: int, num_microbatches: int) -> list[str]:
         fewer = f"{num_microbatches - 1} or " if num_microbatches > 2 * num_ranks else ""
         faults.append(f"{needs}: m {num_microbatches} is odd; use {fewer}{num_microbatches + 1}")
     return faults
+
+
+def paired_idle_s(turns: Any, from_turn: Any, f: Any, i: Any, w: Any) -> Any:
+    """How long a rank idles where forwards and backwards run as pairs, in `turns` of the way to the turn and back; the
+    second path has `from_turn` forwards."""
+    return most(turns * (2 * f + i - w), from_turn * f + turns * (2 * i - w), 2 * turns * f)
+
+
+def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
+    turns = p / 2 - 1
+    return paired_idle_s(turns, most(0, turns - 1), f, i, w)
+
+
+def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
+    waits = least(rank, p - 1 - rank) / 2
+    return p / 4 - waits, waits
+
+
+FACTS = ScheduleFacts(
+    name="dualpipe",
+    place=110,
+    make=of_size(dualpipe),
+    faults=of_size(dualpipe_faults),
+    admits=lambda p, m: (p % 2 == 0) & (m >= 2 * p) & (m % 2 == 0),
+    placement=lambda num_ranks, stages_per_rank: bidirectional(num_ranks, 2),
+    num_copies=2,
+    pairs=True,
+    # Where a pair takes less than its parts, this is the bubble of the ranks at the turn: they run most pairs.
+    bubble="(p / 2 - 1) * (FB + B - 3 * W)",
+    when="F == I and W <= I",
+    idle_s=_idle_s,
+    alive=lambda p, rank, m, v, extra: least(m, p + 1) / 2,  # a rank has twice the layers, and a microbatch meets half
+    keeps_as_1f1b=True,
+    waiting=_waiting,
+    num_gathers=lambda p, m, v: least(m, 1.25 + 0.6 * p),
+    search_place=80,
+)

@@ -8,8 +8,13 @@ one chunk and backward of the other still run as one action. For 2p stages on p 
 alive: p + 1/2 microbatches of all its layers.
 """
 
-from shardwright.schedule.generators.dualpipe import eight_phases
+from typing import Any
+
+from shardwright.config.array_math import least, most
+from shardwright.config.schedule_facts import ScheduleFacts
+from shardwright.schedule.generators.dualpipe import eight_phases, paired_idle_s
 from shardwright.schedule.generators.row_writer import Row
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
 from shardwright.sharding.stage_placement import vee
 
@@ -32,3 +37,31 @@ def dualpipev_faults(num_ranks: int, num_microbatches: int) -> list[str]:
     return [
         f"dualpipev needs m >= 2p microbatches: m {num_microbatches} < 2 x {num_ranks} = {least}; use {least} or more"
     ]
+
+
+def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
+    turns = (p - 1) / 2
+    return paired_idle_s(turns, most(0, 2 * turns - p / 2), f, i, w)
+
+
+FACTS = ScheduleFacts(
+    name="dualpipev",
+    place=120,
+    make=of_size(dualpipev),
+    faults=of_size(dualpipev_faults),
+    admits=lambda p, m: m >= 2 * p,
+    stages_per_rank=2,
+    placement=lambda num_ranks, stages_per_rank: vee(num_ranks),
+    are_alternating=True,
+    pairs=True,
+    bubble="(p - 1) * (FB + B - 3 * W) / 2",
+    when="F == I and W <= I",
+    idle_s=_idle_s,
+    alive=lambda p, rank, m, v, extra: least(2 * m, 2 * p + 1) / 2,
+    keeps_as_1f1b=True,
+    waiting=lambda p, rank, m: ((p - rank) / 2, rank / 2),
+    num_gathers=lambda p, m, v: least(m, 1.25 + 1.22 * p),
+    num_runs=lambda p, m: 1.0 * m,
+    message_waits=1,
+    search_place=90,
+)

@@ -5,9 +5,11 @@ order of the microbatches, not in reverse as in the paper's figure: the bubble i
 summed in the order in which one rank would sum them.
 """
 
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.action import backward, forward
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
-from shardwright.sharding.stage_placement import in_line
+from shardwright.sharding.stage_placement import in_line, looped
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -17,3 +19,19 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
         for rank in range(num_ranks)
     )
     return Schedule("gpipe", num_microbatches, in_line(num_ranks), ranks)
+
+
+FACTS = ScheduleFacts(
+    name="gpipe",
+    place=20,
+    make=of_size(gpipe),
+    placement=looped,
+    bubble="(p - 1) * (F + B)",
+    idle_s=lambda p, m, v, f, i, w: (p - 1) * (f + (i + w)),
+    fills_and_drains=True,
+    alive=lambda p, rank, m, v, extra: 1.0 * m,
+    keeps_as_1f1b=True,
+    message_waits=2,
+    complexity=0,
+    search_place=100,
+)

@@ -11,6 +11,10 @@ for once a step and hop. Where g does not divide m, the first group takes the re
 later group may be larger, or its forwards come too late for the backwards. A rest of p or more is a group of its own.
 """
 
+from typing import Any
+
+from shardwright.config.array_math import least, most
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.action import Action, backward, forward
 from shardwright.schedule.schedule import Schedule
 from shardwright.sharding.stage_placement import looped
@@ -52,3 +56,39 @@ def interleaved_faults(num_ranks: int, group: int) -> list[str]:
         f"interleaved-1f1b needs groups of at least p microbatches, or the first is not back in time for the next "
         f"chunk: group {group} < p {num_ranks}; use {num_ranks} or more"
     ]
+
+
+def _alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
+    group = p + m % p  # the first takes the rest
+    return least(m * v, 2 * (p - 1 - rank) + (v - 1) * group + 1) / v
+
+
+def _num_gathers(p: Any, m: Any, v: Any) -> Any:
+    turned = least(m * v, p - 1 + (v - 1) * p)  # computed before forwards and backwards take turns
+    in_turns = 2 * (m * v - turned) * (1.0 - 1.0 / v)
+    return most(1.0, (in_turns + 2 * turned / p) / v)
+
+
+FACTS = ScheduleFacts(
+    name="interleaved-1f1b",
+    place=40,
+    make=lambda shape: interleaved(shape.num_ranks, shape.num_microbatches, shape.virtual_stages, shape.group),
+    faults=lambda shape: interleaved_faults(shape.num_ranks, shape.group),
+    understands=("group",),
+    stages_per_rank=0,
+    simpler="1f1b",
+    placement=looped,
+    bubble="(p - 1) * (F + B) / v",
+    when="m >= p",
+    # With fewer microbatches than ranks, each waits at the end of the loop until the first has come round.
+    idle_s=lambda p, m, v, f, i, w: (p - 1 + (v - 1) * most(0, p - m)) * (f + (i + w)) / v,
+    fills_and_drains=True,
+    alive=_alive,
+    keeps_as_1f1b=True,
+    keeps_unevenly=True,
+    num_gathers=_num_gathers,
+    num_runs=lambda p, m: -(-m // p),
+    message_waits=1,
+    complexity=1,
+    search_place=20,
+)

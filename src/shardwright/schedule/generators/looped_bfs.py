@@ -7,6 +7,8 @@ that a chunk's parameters are needed for one stretch of time, gathered once (ZeR
 messages have as long as p - 1 microbatches take before anybody waits for them.
 """
 
+from shardwright.config.array_math import most
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.action import backward, forward
 from shardwright.schedule.schedule import Schedule
 from shardwright.sharding.stage_placement import looped
@@ -21,3 +23,24 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedu
         back = [backward(stage, i) for stage in reversed(stages) for i in range(num_microbatches)]
         rows.append((*there, *back))
     return Schedule("looped-bfs", num_microbatches, looped(num_ranks, num_chunks), tuple(rows))
+
+
+FACTS = ScheduleFacts(
+    name="looped-bfs",
+    place=50,
+    make=lambda shape: looped_bfs(shape.num_ranks, shape.num_microbatches, shape.virtual_stages),
+    stages_per_rank=0,
+    simpler="gpipe",
+    placement=looped,
+    bubble="(p - 1) * (F + B) / v",
+    when="m >= p",
+    idle_s=lambda p, m, v, f, i, w: (p - 1 + (v - 1) * most(0, p - m)) * (f + (i + w)) / v,
+    fills_and_drains=True,
+    alive=lambda p, rank, m, v, extra: 1.0 * m,
+    keeps_as_1f1b=True,
+    # One stretch for each stage and pass, of which the last forward and the first backward are one.
+    num_gathers=lambda p, m, v: 2.0 - 1.0 / v + 0.0 * m,
+    message_waits=1,
+    complexity=1,
+    search_place=110,
+)

@@ -9,9 +9,13 @@ and back. More warm-up forwards give it something to do. With twice as many (`ex
 microbatches alive.
 """
 
+from typing import Any
+
+from shardwright.config.array_math import least
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.action import Action, backward, forward
 from shardwright.schedule.schedule import Schedule
-from shardwright.sharding.stage_placement import in_line
+from shardwright.sharding.stage_placement import in_line, looped
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int, extra_warmup: int = 0) -> Schedule:
@@ -29,3 +33,24 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, extra_warmup: int = 0) ->
         row += [backward(rank, i) for i in range(num_microbatches - warmup, num_microbatches)]
         ranks.append(tuple(row))
     return Schedule("1f1b", num_microbatches, in_line(num_ranks), tuple(ranks))
+
+
+def alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
+    """Microbatches that a rank keeps: as many as there are ranks behind it, itself counted."""
+    return 1.0 * least(m, p - rank + least(extra, p - 1 - rank))
+
+
+FACTS = ScheduleFacts(
+    name="1f1b",
+    place=30,
+    make=lambda shape: one_f_one_b(shape.num_ranks, shape.num_microbatches, shape.extra_warmup),
+    understands=("extra_warmup",),
+    placement=looped,
+    bubble="(p - 1) * (F + B)",
+    idle_s=lambda p, m, v, f, i, w: (p - 1) * (f + (i + w)),
+    fills_and_drains=True,
+    alive=alive,
+    keeps_as_1f1b=True,
+    complexity=0,
+    search_place=10,
+)

@@ -8,9 +8,11 @@ with a version of its own: p - s copies of its weights, and gradients as old as 
 Asynchronous: not the computation of one rank, unlike all schedules that flush the pipeline.
 """
 
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.action import Action, Kind
-from shardwright.schedule.generators.one_f_one_b import one_f_one_b
+from shardwright.schedule.generators.one_f_one_b import alive, one_f_one_b
 from shardwright.schedule.schedule import Order, Schedule
+from shardwright.sharding.stage_placement import looped
 
 
 def pipedream(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -31,3 +33,17 @@ def with_updates(ranks: Order, every: int) -> Order:
                 new += [Action(kind, action.stage, action.microbatch) for kind in (Kind.REDUCE, Kind.STEP)]
         rows.append(tuple(new))
     return tuple(rows)
+
+
+FACTS = ScheduleFacts(
+    name="pipedream",
+    place=130,
+    make=lambda shape: pipedream(shape.num_ranks, shape.num_microbatches * shape.num_steps),
+    understands=("num_steps",),
+    placement=looped,
+    drains=False,
+    bubble="(p - 1) * (F + B)",
+    repeated="0",
+    alive=alive,
+    not_searched="it computes other numbers than one rank does",
+)

@@ -8,9 +8,12 @@ are all that a stage keeps. It is gradient descent whose gradients are late by o
 W(t + 1) = W(t) - lr * gradient at W(t - 1).
 """
 
-from shardwright.schedule.generators.one_f_one_b import one_f_one_b
+from shardwright.config.schedule_facts import ScheduleFacts
+from shardwright.schedule.generators.one_f_one_b import alive, one_f_one_b
 from shardwright.schedule.generators.pipedream import with_updates
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
+from shardwright.sharding.stage_placement import looped
 
 
 def pipedream_2bw(num_ranks: int, num_microbatches: int, num_batches: int = 1) -> Schedule:
@@ -29,3 +32,18 @@ def pipedream_2bw_faults(num_ranks: int, num_microbatches: int) -> list[str]:
         f"pipedream-2bw needs m >= p microbatches between updates, else two versions of the weights are too few: "
         f"m {num_microbatches} < p {num_ranks}; use {num_ranks} or more"
     ]
+
+
+FACTS = ScheduleFacts(
+    name="pipedream-2bw",
+    place=140,
+    make=lambda shape: pipedream_2bw(shape.num_ranks, shape.num_microbatches, shape.num_steps),
+    faults=of_size(pipedream_2bw_faults),
+    understands=("num_steps",),
+    placement=looped,
+    drains=False,
+    bubble="(p - 1) * (F + B)",
+    repeated="0",
+    alive=alive,
+    not_searched="it computes other numbers than one rank does",
+)

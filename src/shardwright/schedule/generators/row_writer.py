@@ -25,7 +25,7 @@ class Row:
         self._actions: list[Action] = []
 
     def actions(self) -> tuple[Action, ...]:
-        """What has been written."""
+        """The actions written so far."""
         return tuple(self._actions)
 
     def write(self, tokens: str, times: int = 1) -> None:

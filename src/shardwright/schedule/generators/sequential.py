@@ -4,9 +4,12 @@ Every rank but one is idle at any moment: a step takes m x p stage times. It is 
 accumulates gradients, so it is what the other schedules are compared with.
 """
 
+from shardwright.config.array_math import least
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.action import backward, forward
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
-from shardwright.sharding.stage_placement import in_line
+from shardwright.sharding.stage_placement import in_line, looped
 
 
 def sequential(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -16,3 +19,17 @@ def sequential(num_ranks: int, num_microbatches: int) -> Schedule:
         for rank in range(num_ranks)
     )
     return Schedule("sequential", num_microbatches, in_line(num_ranks), ranks)
+
+
+FACTS = ScheduleFacts(
+    name="sequential",
+    place=10,
+    make=of_size(sequential),
+    placement=looped,
+    bubble="m * (p - 1) * (F + B)",
+    idle_s=lambda p, m, v, f, i, w: m * (p - 1) * (f + (i + w)),
+    fills_and_drains=True,
+    alive=lambda p, rank, m, v, extra: 1.0 * least(1, m),
+    complexity=0,
+    search_place=120,
+)

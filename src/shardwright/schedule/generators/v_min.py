@@ -7,8 +7,14 @@ two thirds of 1F1B's (p = 8: 13.5 to 21). It has no slack: where F, I and W diff
 every microbatch, and the bubble grows with their number.
 """
 
+from typing import Any
+
+from shardwright.config.array_math import least, most, where
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.building_block import Block, from_building_block
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
+from shardwright.sharding.stage_placement import vee
 
 
 def v_min(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -19,3 +25,46 @@ def v_min(num_ranks: int, num_microbatches: int) -> Schedule:
 def _block(rank: int, num_ranks: int) -> Block:
     turn = 0 if num_ranks % 3 else 2  # forward and backward of p = 3, 6, ... would fall into the same slots
     return (rank, 2 * num_ranks - 1 - rank, 2 * num_ranks + turn + rank, 4 * num_ranks + turn - 1 - rank)
+
+
+def _alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
+    return 1.0 * least(m, (p + 4) // 3)
+
+
+def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
+    """About those of the ranks on which most wait."""
+    waits = where(p < 8, 1, 2) / 2 + 0 * rank  # of stages, of which a rank has two
+    return _alive(p, rank, m, 2, 0) - waits, waits
+
+
+def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
+    """Qi et al. 2024 (arXiv 2405.15362) say about two thirds of 1F1B's. It has no slack: wherever F, I and W differ one
+    of the first two paths grows with m. Within 4 % of a step of what is played for p >= 3 and m >= p.
+    """
+    thirds = 0.5 * (p % 3 == 0)
+    equal = 2 * p - 2.5 - thirds  # what it is where F = I = W = 1
+    n = m * least(1, (p - 1) / 2)
+    path = most(
+        (p - n) * f + (2 * n + equal - thirds - p - 0.5) * i + (0.5 - n) * w,
+        (2 * n - 2) * f + (equal + 1 - n) * i - (n - 1) * w,
+        (p / 2 + 1) * f + (equal - p / 2) * i - w,
+    )
+    return most(0.0, path)
+
+
+FACTS = ScheduleFacts(
+    name="v-min",
+    place=100,
+    make=of_size(v_min),
+    stages_per_rank=2,
+    placement=lambda num_ranks, stages_per_rank: vee(num_ranks),
+    are_alternating=True,
+    splits_weights=True,
+    idle_s=_idle_s,
+    alive=_alive,
+    waiting=_waiting,
+    num_gathers=lambda p, m, v: m + 0.5,
+    num_runs=lambda p, m: 1.0 * m,
+    message_waits=1,
+    search_place=70,
+)

@@ -6,9 +6,14 @@ The bubble is (p - 1)(F + I - W) where W <= I: a third of 1F1B's where F = I = W
 microbatches, so that every rank keeps min(m, p) microbatches alive: as many as rank 0 of 1F1B.
 """
 
+from typing import Any
+
+from shardwright.config.array_math import least, most
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.row_writer import Row
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
-from shardwright.sharding.stage_placement import in_line
+from shardwright.sharding.stage_placement import in_line, looped
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -22,3 +27,25 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
         row.write("W0", times=rank)
         rows.append(row.actions())
     return Schedule("zb-h1", num_microbatches, in_line(num_ranks), tuple(rows))
+
+
+def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
+    waits = least(rank, most(0, m - 1))
+    return least(p - rank, m - waits), waits
+
+
+FACTS = ScheduleFacts(
+    name="zb-h1",
+    place=60,
+    make=of_size(zb_h1),
+    placement=looped,
+    splits_weights=True,
+    bubble="(p - 1) * (F + I - W)",
+    when="m >= p and W <= I",
+    idle_s=lambda p, m, v, f, i, w: (p - 1) * most(f + i - w, i, f),
+    alive=lambda p, rank, m, v, extra: 1.0 * least(m, p),
+    keeps_as_1f1b=True,
+    waiting=_waiting,
+    message_waits=2,
+    search_place=30,
+)

@@ -8,9 +8,14 @@ that is hidden only if the next step may begin before the last rank has ended th
 optimizer step. The price is memory: every rank keeps min(m, 2p - 1) microbatches alive.
 """
 
+from typing import Any
+
+from shardwright.config.array_math import least, most, where
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.row_writer import Row
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
-from shardwright.sharding.stage_placement import in_line
+from shardwright.sharding.stage_placement import in_line, looped
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -24,3 +29,36 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
         row.write("W0", times=2 * rank)
         rows.append(row.actions())
     return Schedule("zb-h2", num_microbatches, in_line(num_ranks), tuple(rows))
+
+
+def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
+    filled = least(most(m - 1, 0), 2 * (p - 1))  # weight gradients that there are to fill the wait
+    turned = where(f > i, filled // 2, 0)  # the longest way through both passes takes the dearer where it may
+    # Of an odd number of them one is left over, between a forward and an input gradient.
+    left_over = where(f > i, filled % 2, 0) * most(0.0, f - w)
+    through = (p - 1 - filled + turned) * f + (p - 1 - turned) * i + left_over
+    return most((p - 1) * (f + i) - filled * w, through, 0.0 * f)
+
+
+def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
+    waits = least(2 * rank, most(0, m - 1))
+    return least(2 * (p - 1 - rank) + 1, m - waits), waits
+
+
+FACTS = ScheduleFacts(
+    name="zb-h2",
+    place=70,
+    make=of_size(zb_h2),
+    placement=looped,
+    splits_weights=True,
+    overlaps_steps=True,
+    bubble="(p - 1) * F",
+    when="m >= 2 * p - 1 and I <= 2 * W <= F + I",
+    repeated="(p - 1) * (F + I - 2 * W)",
+    idle_s=_idle_s,
+    alive=lambda p, rank, m, v, extra: 1.0 * least(m, 2 * p - 1),
+    keeps_as_1f1b=True,
+    waiting=_waiting,
+    message_waits=2,
+    search_place=40,
+)

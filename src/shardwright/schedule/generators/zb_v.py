@@ -8,7 +8,12 @@ keeps 2p halves alive: p microbatches of all its layers. Where F, I and W differ
 Chunk 0 is the rank's stage on the way down, chunk 1 the one on the way up.
 """
 
+from typing import Any
+
+from shardwright.config.array_math import least, most
+from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.row_writer import Row
+from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
 from shardwright.sharding.stage_placement import vee
 
@@ -29,3 +34,30 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
         row.write("W0", times=rank)
         rows.append(row.actions())
     return Schedule("zb-v", num_microbatches, vee(num_ranks), tuple(rows))
+
+
+def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
+    filled = least(most(m - p, 0), p - 1)
+    return most((p - 1) * i - filled * w, (p - 1) * (f - (i + w) / 2), 0.0 * f)
+
+
+FACTS = ScheduleFacts(
+    name="zb-v",
+    place=80,
+    make=of_size(zb_v),
+    stages_per_rank=2,
+    placement=lambda num_ranks, stages_per_rank: vee(num_ranks),
+    are_alternating=True,
+    splits_weights=True,
+    overlaps_steps=True,
+    bubble="(p - 1) * F / 2",
+    when="m >= 2 * p - 1 and F == I == W",
+    repeated="0",
+    idle_s=_idle_s,
+    alive=lambda p, rank, m, v, extra: 1.0 * least(m, p),
+    waiting=lambda p, rank, m: (least(p - rank, m) / 2, least(rank, m - 1) * (m > p)),
+    num_gathers=lambda p, m, v: m + 0.5,
+    num_runs=lambda p, m: 1.0 * m,
+    message_waits=1,
+    search_place=50,
+)

@@ -72,7 +72,7 @@ def _with_step(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> Order:
 
 
 class _There:
-    """What has been made, and what has arrived where it is needed, by n = stage x microbatches + microbatch."""
+    """The results that were made, and those that arrived, by n = stage x microbatches + microbatch."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._m, self._num_stages = schedule.num_microbatches, schedule.num_stages

@@ -1,4 +1,4 @@
-"""Which version of its weights a microbatch sees, in schedules that update while the pipeline is full.
+"""The version of its weights that a microbatch sees, in schedules that update while the pipeline is full.
 
 Version k is the weights after k updates. A synchronous schedule has one version a step: 0.
 """

@@ -18,7 +18,7 @@ stage, which moves less and holds that stage's gradients whole (plan.reduce_each
 
 from dataclasses import replace
 
-from shardwright.schedule.action import ADDS, Action, Kind
+from shardwright.schedule.action import ADDS, COMPUTE, Action, Kind
 from shardwright.schedule.schedule import AnySchedule, Schedule
 
 
@@ -48,6 +48,9 @@ def _refuse_versions(program: Schedule) -> None:
         )
 
 
+_MAY_NEED = (COMPUTE - {Kind.WEIGHT_GRAD}) | {Kind.OVERLAP}
+
+
 def stages_needed(action: Action) -> frozenset[int]:
     """The stages whose parameters a computation reads."""
     return frozenset(part.stage for part in action.computes() if part.kind is not Kind.WEIGHT_GRAD)
@@ -56,7 +59,7 @@ def stages_needed(action: Action) -> frozenset[int]:
 def _with_gathers(row: tuple[Action, ...]) -> tuple[Action, ...]:
     runs: list[tuple[frozenset[int], int, int]] = []  # the stages, and the first and the last computation
     for index, action in enumerate(row):
-        if needed := stages_needed(action):
+        if action[0] in _MAY_NEED and (needed := stages_needed(action)):
             if runs and runs[-1][0] == needed:
                 runs[-1] = needed, runs[-1][1], index
             else:
@@ -70,27 +73,35 @@ def _with_gathers(row: tuple[Action, ...]) -> tuple[Action, ...]:
         gathers.setdefault(last, []).extend(sorted(coming - stages))
         releases[last] = sorted(stages - coming)
     rewritten: list[Action] = []
-    for index, action in enumerate(row):
+    start = 0
+    for index in sorted(gathers.keys() | releases.keys()):
+        rewritten += row[start:index]
         rewritten += [Action(Kind.GATHER, stage) for stage in gathers.get(index, ())]
-        rewritten.append(action)
+        rewritten.append(row[index])
         rewritten += [Action(Kind.RELEASE, stage) for stage in releases.get(index, ())]
-    return tuple(rewritten)
+        start = index + 1
+    return (*rewritten, *row[start:])
 
 
 def _reduced_by_run(row: tuple[Action, ...], by_microbatch: bool) -> tuple[Action, ...]:
-    additions = [
-        (index, part.stage) for index, action in enumerate(row) for part in action.computes() if part.kind in ADDS
-    ]
-    complete: dict[int, list[int]] = {}
-    for n, (index, stage) in enumerate(additions):
-        if by_microbatch or n + 1 == len(additions) or additions[n + 1][1] != stage:
-            complete.setdefault(index, []).append(stage)
+    complete: dict[int, list[int]] = {}  # by index: the stages to reduce after the action
+    last_index, last_stage = -1, -1
+    for index, action in enumerate(row):
+        for kind, stage, *_ in action.parts or (action,):
+            if kind in ADDS:
+                if last_index >= 0 and (by_microbatch or stage != last_stage):
+                    complete.setdefault(last_index, []).append(last_stage)
+                last_index, last_stage = index, stage
+    if last_index >= 0:
+        complete.setdefault(last_index, []).append(last_stage)
     rewritten, due = list[Action](), list[Action]()
     for index, action in enumerate(row):
-        if action.kind is not Kind.RELEASE:  # values go before memory is needed for sums
+        kind = action[0]
+        if due and kind is not Kind.RELEASE:  # values go before memory is needed for sums
             rewritten += due
             due = []
-        if action.kind is not Kind.REDUCE:
+        if kind is not Kind.REDUCE:
             rewritten.append(action)
-        due += [Action(Kind.REDUCE, stage) for stage in complete.get(index, ())]
+        if index in complete:
+            due += [Action(Kind.REDUCE, stage) for stage in complete[index]]
     return (*rewritten, *due)

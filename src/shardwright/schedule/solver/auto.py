@@ -117,7 +117,8 @@ class _Contest:
                 self._enter(problem, rows)
 
     def enter_built(self) -> None:
-        """What the policies make, on the placements with one and two stages a rank, and where a named one leads."""
+        """Enter the schedules of the policies, on the placements with one and two stages a rank, and those that named
+        schedules lead to."""
         for placement in sorted(self._problems, key=self._bounds.__getitem__):
             problem, is_small = self._problems[placement], placement.num_stages <= 2 * self._model.num_ranks
             leads = self._named is not None and placement == self._named[1].placement
@@ -172,7 +173,7 @@ class _Contest:
         return clocks
 
     def _is_open(self, placement: StagePlacement) -> bool:
-        """Whether a placement can still win."""
+        """True if a placement can still win."""
         times = [entry.time for entry in self._entries] + ([self._named[0]] if self._named else [])
         return self._bounds[placement] < min(times, default=inf) * (1 - TINY)
 
@@ -224,7 +225,7 @@ def _fused(problem: Problem, rows: Rows, clock: Clock) -> Schedule:
 
 
 def _can_leave(problem: Problem, clock: Clock, op: int, at: float, next_leaves: float) -> bool:
-    """Whether the product of an operation may leave that late."""
+    """True if the product of an operation may leave that late."""
     line, user, slack = op // problem.num_microbatches, problem.user[op], problem.tiny
     if user == NONE:
         return True

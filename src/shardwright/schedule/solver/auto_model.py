@@ -4,19 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from shardwright.config.schedule_facts import SCHEDULES, ScheduleFacts
 from shardwright.schedule.action import Kind
-from shardwright.schedule.generators.dualpipev import dualpipev, dualpipev_faults
-from shardwright.schedule.generators.gpipe import gpipe
-from shardwright.schedule.generators.interleaved import interleaved, interleaved_faults
-from shardwright.schedule.generators.looped_bfs import looped_bfs
-from shardwright.schedule.generators.one_f_one_b import one_f_one_b
-from shardwright.schedule.generators.sequential import sequential
-from shardwright.schedule.generators.v_half import v_half
-from shardwright.schedule.generators.v_min import v_min
-from shardwright.schedule.generators.zb_h1 import zb_h1
-from shardwright.schedule.generators.zb_h2 import zb_h2
-from shardwright.schedule.generators.zb_v import zb_v
 from shardwright.schedule.lowering.lower import lower
+from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.solver.lower_bound import Objective
 from shardwright.schedule.solver.problem import TINY, Problem
@@ -86,7 +77,7 @@ class Model:
         return found
 
     def _lacks(self, placement: StagePlacement) -> list[str]:
-        """Which ranks can't hold a single microbatch."""
+        """The ranks that can't hold a single microbatch."""
         sizes = runs(self.sizes, placement.num_stages)
         needs = [sum(sizes[stage] for stage in placement.stages_of(rank)) for rank in range(self.num_ranks)]
         return [
@@ -134,24 +125,25 @@ def named_schedules(
     for v in range(1, num_pieces // p + 1):
         if num_pieces % (p * v) or stages_per_rank not in (None, v):
             continue
-        if v == 1:
-            yield "sequential", sequential(p, m)
-            yield "gpipe", gpipe(p, m)
-            yield "1f1b", one_f_one_b(p, m)
-            yield "1f1b, doubled warm-up", one_f_one_b(p, m, extra_warmup=p - 1)
-            yield "zb-h1", zb_h1(p, m)
-            yield "zb-h2", zb_h2(p, m)
-            continue
-        if v == 2:
-            yield "zb-v", zb_v(p, m)
-            yield "v-half", v_half(p, m)
-            yield "v-min", v_min(p, m)
-            if not dualpipev_faults(p, m):
-                yield "dualpipev", dualpipev(p, m)
-        for group in (p, 2 * p):
-            if not interleaved_faults(p, group):
-                yield f"interleaved-1f1b, {v} stages, groups of {group}", interleaved(p, m, v, group)
-        yield f"looped-bfs, {v} stages", looped_bfs(p, m, v)
+        for facts in SCHEDULES.values():
+            is_rival = facts.drains and facts.num_copies == 1 and facts.name != "auto"
+            if is_rival and (facts.stages_per_rank or max(v, 2)) == v:  # one without a number has several
+                yield from (
+                    (name, facts.make(shape)) for name, shape in _shapes(facts, p, m, v) if not facts.faults(shape)
+                )
+
+
+def _shapes(facts: ScheduleFacts, p: int, m: int, v: int) -> Iterator[tuple[str, PipelineShape]]:
+    """A schedule's shapes for v stages a rank, with words for each."""
+    name, shape = facts.name, PipelineShape(p, m, v)
+    if facts.stages_per_rank == 0:
+        name += f", {v} stages"
+    if "group" in facts.understands:
+        yield from ((f"{name}, groups of {group}", replace(shape, group=group)) for group in (p, 2 * p))
+        return
+    yield name, shape
+    if "extra_warmup" in facts.understands:
+        yield f"{name}, doubled warm-up", replace(shape, extra_warmup=p - 1)
 
 
 def step_time(schedule: Schedule, costs: Costs, objective: Objective = "makespan") -> float:
@@ -168,7 +160,7 @@ def step_time(schedule: Schedule, costs: Costs, objective: Objective = "makespan
 
 
 def fits(schedule: Schedule, sizes: Sequence[float], limits: Sequence[float]) -> bool:
-    """Whether each rank keeps within its limit; sizes of one microbatch's activations by stage."""
+    """True if each rank keeps within its limit; sizes of one microbatch's activations by stage."""
     for row, limit in zip(schedule.ranks, limits, strict=True):
         alive = 0.0
         for action in row:

@@ -23,7 +23,7 @@ _PREFERENCES: tuple[Preference, ...] = ("backward", "forward", "turns")
 
 @dataclass(frozen=True)
 class Policy:
-    """What a rank prefers.
+    """The preferences of a rank.
 
     `warmup` is how many microbatches may be between F and I, in multiples of what keeps the bottleneck busy while one
     is away. `prefer` is what goes first if a forward and a backward are ready. `deep_forwards`, `deep_backwards`: of
@@ -142,7 +142,7 @@ class _Construction:
                 heappush(self._events, (self._arrival[op], receiver))
 
     def _choose(self, rank: int, now: float) -> int:
-        """What a free rank starts, or nothing; then it is woken when something arrives."""
+        """The action that a free rank starts, or none; then the next arrival wakes the rank."""
         problem, policy = self._problem, self._policy
         m, soon, best, best_key = problem.num_microbatches, now + problem.tiny, NONE, (2, 0)
         next_arrival = next_gradient = inf
@@ -185,13 +185,13 @@ class _Construction:
         return best
 
     def _admits(self, rank: int, stage: int) -> bool:
-        """Whether a forward may start: its activations fit, and not too many are in flight."""
+        """True if a forward may start: its activations fit, and not too many are in flight."""
         is_first = stage == self._problem.stages_of[rank][0]
         after = self._in_flight[rank] + self._problem.sizes[stage]
         return not (is_first and after > self._most_in_flight[rank]) and self._has_room(rank, stage)
 
     def _has_room(self, rank: int, stage: int) -> bool:
-        """Whether the activations of a forward fit, so that work can go on."""
+        """True if the activations of a forward fit, so that work can go on."""
         problem = self._problem
         stages = problem.stages_of[rank]
         later = stages[stages.index(stage) + 1 :]

@@ -196,7 +196,7 @@ class _Search:
         return _Move(rank, at, [*row[at + 1 : last + 1], row[at]], row[at], sooner=False)
 
     def _keeps_order(self, move: _Move) -> bool:
-        """Whether each line keeps the order of its microbatches, and nothing runs before what it needs."""
+        """True if each line keeps the order of its microbatches, and nothing runs before what it needs."""
         problem, m = self._problem, self._problem.num_microbatches
         mover, others = move.mover, move.order[1:] if move.sooner else move.order[:-1]
         line = mover // m

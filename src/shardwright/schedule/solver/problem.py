@@ -1,4 +1,4 @@
-"""What the search for a schedule works on: actions as integers, and a fast clock for them.
+"""The problem that the search for a schedule solves: actions as integers, and a fast clock for them.
 
 An operation is a number, (kind * S + stage) * m + microbatch, with kind 0 for F, 1 for I and 2 for W, of S stages and m
 microbatches. What its number has before the last `* m` is its line: kind and stage. An order is a list of operations
@@ -159,7 +159,7 @@ class Problem:
         return now + self.costs.step
 
     def fits(self, rank: int, row: Sequence[int]) -> bool:
-        """Whether a rank's order keeps within its memory."""
+        """True if a rank's order keeps within its memory."""
         m, num_stages, limit, alive = self.num_microbatches, self.num_stages, self.limits[rank], 0.0
         for op in row:
             line = op // m

@@ -1,4 +1,4 @@
-"""What each family calls its tensors, and how it fuses them: one entry a family, as its released files have them.
+"""Names of each family's tensors and their fusions: one entry a family, as its released files have them.
 
 {n} stands for the number of a layer, {e} for that of an expert. A name that is empty is a tensor that the family does
 not have. Names are without ".weight" and ".bias".

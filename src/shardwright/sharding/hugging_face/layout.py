@@ -1,4 +1,4 @@
-"""Which tensors of a released checkpoint make up each tensor of a model, and how.
+"""The tensors of a released checkpoint that make up each tensor of a model, and how.
 
 Shapes: G key/value heads, Q query heads of each, D width of a head, H hidden, F inner width, E experts.
 """
@@ -49,13 +49,13 @@ def choice_biases(family: str, model: ModelSpec) -> dict[int, ReleasedPiece]:
 
 def copies(family: str, model: ModelSpec) -> dict[str, str]:
     """Tensors of theirs that are copies of another: the tables in each module of multi-token prediction."""
-    names, found = names_of(family, model), {}
+    names, copied = names_of(family, model), {}
     head = names.embedding if model.tied_embeddings else names.head
     for index in range(model.mtp_layers):
         module = names.layer.format(n=model.layers + index)
-        found[f"{module}.embed_tokens.weight"] = f"{names.embedding}.weight"
-        found[f"{module}.shared_head.head.weight"] = f"{head}.weight"
-    return found
+        copied[f"{module}.embed_tokens.weight"] = f"{names.embedding}.weight"
+        copied[f"{module}.shared_head.head.weight"] = f"{head}.weight"
+    return copied
 
 
 def tied_head(family: str, model: ModelSpec) -> tuple[str, str] | None:

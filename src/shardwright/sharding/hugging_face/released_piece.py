@@ -34,7 +34,7 @@ class ReleasedPiece:
     may_be_longer: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of theirs has the shape: a table of learned positions may have more of them."""
+        """True if a tensor of theirs has the shape: a table of learned positions may have more of them."""
         return shape == self.shape or (
             self.may_be_longer and shape[1:] == self.shape[1:] and len(shape) > 0 and shape[0] > self.shape[0]
         )
@@ -65,10 +65,10 @@ def plain(name: str, shape: Sequence[int], plus: float = 0.0) -> ReleasedPiece:
     return seen_as(name, shape, shape, plus=plus)
 
 
-def seen_as(name: str, theirs: Sequence[int], ours: Sequence[int], plus: float = 0.0) -> ReleasedPiece:
+def seen_as(name: str, released_shape: Sequence[int], model_shape: Sequence[int], plus: float = 0.0) -> ReleasedPiece:
     """A tensor that is ours with its dims split or joined."""
-    shape = tuple(ours)
-    return ReleasedPiece(name, tuple(theirs), whole(shape), shape, tuple(range(len(shape))), plus=plus)
+    shape = tuple(model_shape)
+    return ReleasedPiece(name, tuple(released_shape), whole(shape), shape, tuple(range(len(shape))), plus=plus)
 
 
 def transposed(name: str, shape: Sequence[int]) -> ReleasedPiece:
@@ -81,5 +81,5 @@ def rows(name: str, shape: Sequence[int], first: int, end: int) -> ReleasedPiece
     """A tensor that is the rows [first, end) of ours, of a full shape."""
     rest = tuple(shape[1:])
     region = ((first, end), *whole(rest))
-    theirs = (end - first, *rest)
-    return ReleasedPiece(name, theirs, region, theirs, tuple(range(len(theirs))))
+    released_shape = (end - first, *rest)
+    return ReleasedPiece(name, released_shape, region, released_shape, tuple(range(len(released_shape))))

@@ -23,7 +23,7 @@ class BackgroundWrite:
         self.ended_s = time.monotonic()
 
     def is_over(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True if it has ended, well or not."""
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> bool:

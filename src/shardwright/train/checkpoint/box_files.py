@@ -1,4 +1,4 @@
-"""What writing and reading of boxes share: torch.distributed.checkpoint's words for a box and for an error.
+"""Parts that writing and reading of boxes share: torch.distributed.checkpoint's words for a box and for an error.
 
 The planners say which boxes a rank has (box_writer.py) or wants (box_reader.py), the storage how they lie in files;
 torch.distributed.checkpoint finds what overlaps with what. Its own files are not used, for they are opened with pickle,
@@ -26,7 +26,7 @@ SLAB_BYTES = 32 * MIB
 
 
 def cause(error: dcp.CheckpointException) -> BaseException:
-    """What was raised on this rank, without the wrapping."""
+    """The error that was raised on this rank, without the wrapping."""
     return next((failure[0] for failure in error.failures.values()), error)
 
 

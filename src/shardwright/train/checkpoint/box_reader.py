@@ -66,7 +66,7 @@ class _WantedPlanner(LoadPlanner):
         self._metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """What to read, in the order of the boxes. Raises BrokenCheckpointError if it is not all there."""
+        """The boxes to read, in their order. Raises BrokenCheckpointError if it is not all there."""
         items: list[ReadItem] = []
         for number, wanted in enumerate(self._boxes):
             stored = self._metadata.state_dict_metadata.get(wanted.name)
@@ -144,7 +144,7 @@ class _FileReader(StorageReader):
         """Every reader reads one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What the indices say, in torch.distributed.checkpoint's words."""
+        """The contents of the indices, in torch.distributed.checkpoint's words."""
         return Metadata(
             {
                 name: TensorStorageMetadata(

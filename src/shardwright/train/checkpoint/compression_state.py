@@ -1,4 +1,4 @@
-"""What compressed gradients lost, in a checkpoint: by parameter and replica, so that any other plan can go on with it.
+"""Errors of compressed gradients in a checkpoint: by parameter and replica, so that any other plan can go on with them.
 
     compression.lost.NAME [n, ...]      what each of n replicas has not sent yet of its gradient of the parameter
     compression.served.NAME [n, ...]    int8: what was lost of the sums, once for each of n groups that share a sum
@@ -55,7 +55,8 @@ def held_compression(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
 
 
 def wanted_compression(replica: HoldsState, shapes: Shapes, scaled_by: float) -> list[WantedBox]:
-    """What this rank needs of a checkpoint that has tensors of these shapes, with what puts it in its place.
+    """The errors that this rank needs of a checkpoint with tensors of these shapes, and functions that put them in
+    place.
 
     Gradients are `scaled_by` so much more than they were. Errors of parameters that are not compressed any more are
     left aside.

@@ -65,7 +65,7 @@ def export_weights(
 
 
 def exported_tensors(indices: list[FileIndex], dtype: str) -> list[ExportedTensor]:
-    """What is exported of a checkpoint, layer by layer. Raises BrokenCheckpointError."""
+    """The tensors to export of a checkpoint, layer by layer. Raises BrokenCheckpointError."""
     found = []
     for stored, boxes in whole_tensors(indices).items():
         weight, bias, first = _WEIGHT.fullmatch(stored), _ROUTER_BIAS.fullmatch(stored), boxes[0][0]

@@ -25,6 +25,7 @@ from shardwright.train.checkpoint.manifest import (
     StateHealth,
     digest_of,
     folder_name,
+    in_words,
     optimizer_of,
     read_index,
     read_manifest,
@@ -49,7 +50,7 @@ def steps_kept(storage: Storage) -> list[int]:
 
 
 def manifest_of(storage: Storage, step: int) -> Manifest:
-    """What a checkpoint is of. Raises BrokenCheckpointError."""
+    """The manifest of a checkpoint. Raises BrokenCheckpointError."""
     manifest = read_manifest(_read(storage, f"{folder_name(step)}/{MANIFEST}"), MANIFEST)
     if manifest.step != step:
         raise BrokenCheckpointError(f"{folder_name(step)} says that it is of step {manifest.step}")
@@ -57,7 +58,7 @@ def manifest_of(storage: Storage, step: int) -> Manifest:
 
 
 def indices_of(storage: Storage, manifest: Manifest) -> list[FileIndex]:
-    """What its files hold. Raises BrokenCheckpointError."""
+    """The indices of its files. Raises BrokenCheckpointError."""
     found = []
     for note in manifest.files:
         data = _read(storage, f"{folder_name(manifest.step)}/{note.index}")
@@ -142,7 +143,7 @@ def remove_old(storage: Storage, spec: CheckpointSpec, newest: int, pinned: Coll
 
 
 def kept_manifests(storage: Storage) -> dict[int, Manifest]:
-    """What the checkpoints that are there are of, by step; those that can't be read are left out."""
+    """The manifests of the existing checkpoints, by step; those that can't be read are left out."""
     manifests = {}
     for step in steps_kept(storage):
         with suppress(BrokenCheckpointError, OSError):
@@ -166,7 +167,7 @@ def best_of_sets(manifests: Mapping[int, Manifest]) -> list[int]:
 
 
 def is_said_healthy(storage: Storage, step: int) -> bool:
-    """Whether a checkpoint says that it is healthy. One that can't say so is not: it keeps none from staying."""
+    """True if a checkpoint says that it is healthy. One that can't say so is not: it keeps none from staying."""
     try:
         return manifest_of(storage, step).health.is_healthy
     except (BrokenCheckpointError, OSError):
@@ -220,3 +221,22 @@ def remove_checkpoint(storage: Storage, folder: str) -> None:
 def _read(storage: Storage, name: str) -> bytes:
     with telling_of_damage(name):
         return read_whole(storage, name, MOST_JSON_BYTES)
+
+
+def told_health(storage: Storage, manifest: Manifest, newest: int, is_asked: bool = False) -> list[str]:
+    """Lines for where the `newest` checkpoint, 0 where it is not known here, is not healthy, or even the one that was
+    taken is not. `is_asked`: somebody named it."""
+    health, name = manifest.health, folder_name(manifest.step)
+    if not health.is_healthy:
+        others = f"{name} is not healthy" if is_asked else f"no checkpoint is healthy; {name} is taken"
+        return [f"note: {others}: {in_words(health)}"]
+    if is_asked or newest in (0, manifest.step):
+        return []
+    try:
+        other = manifest_of(storage, newest).health
+    except (BrokenCheckpointError, OSError):
+        return []  # it was said already that it is not whole
+    if other.is_healthy:
+        return []
+    way_out = ' (health.spike = "ignore" takes such ones)' if other.cause == "spike" else ""
+    return [f"{folder_name(newest)} is not healthy: {in_words(other)}; {name}, the last healthy one, is taken{way_out}"]

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: which boxes of which tensors lie where in its files, with a sum for every MiB.
+"""The manifest of a checkpoint: the place of each box of each tensor in its files, with a sum for every MiB.
 
     step-00000120/
       rank-00000.safetensors    the boxes that rank 0 wrote, in the format that everybody reads
@@ -64,7 +64,7 @@ class StoredBox(Spec):
 
 
 class FileIndex(Spec):
-    """What one file holds. `sums` are the CRC-32 of each block of it, the last of which may be short."""
+    """The contents of one file. `sums` are the CRC-32 of each block of it, the last of which may be short."""
 
     file: str
     num_bytes: _Count
@@ -72,7 +72,7 @@ class FileIndex(Spec):
     boxes: tuple[StoredBox, ...]
 
     def faults(self) -> list[str]:
-        """What can't be true of it."""
+        """Impossible values in the manifest."""
         found = [] if DATA_FILE.fullmatch(self.file) else [f"a file is called {self.file!r}"]
         if len(self.sums) != -(-self.num_bytes // BLOCK_BYTES):
             found.append(f"{self.file} has {len(self.sums)} sums for {self.num_bytes:,} bytes")
@@ -114,7 +114,7 @@ class StateHealth(Spec):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is known against the state."""
+        """True if nothing is known against the state."""
         return not self.cause
 
 
@@ -152,11 +152,11 @@ class MeasuredLoss(Spec):
 
 
 class Manifest(Spec):
-    """What a checkpoint is of. The run goes on behind the first `samples` of the data; of these it left `passed_over`
-    out, for what became of it in them. `job` is the job with its plan as it ran, and `state` what is a few numbers and
-    no tensor. Checkpoints of earlier versions do not say how healthy they are, and count as healthy, nor of which
-    `data` their samples are; those of own modules have none. `losses` are those that were measured with this state, on
-    sets by their names, where they are numbers."""
+    """The description of a checkpoint. The run goes on behind the first `samples` of the data; of these it left
+    `passed_over` out, for what became of it in them. `job` is the job with its plan as it ran, and `state` what is a
+    few numbers and no tensor. Checkpoints of earlier versions do not say how healthy they are, and count as healthy,
+    nor of which `data` their samples are; those of own modules have none. `losses` are those that were measured with
+    this state, on sets by their names, where they are numbers."""
 
     format: int = FORMAT
     step: Annotated[int, Field(ge=0, le=largest.STEPS)]

@@ -70,7 +70,7 @@ def export_released(
 
 
 def has_family(manifest: Manifest) -> bool:
-    """Whether some family has the model of a checkpoint."""
+    """True if some family has the model of a checkpoint."""
     try:
         _configuration(ModelSpec.model_validate_json(json.dumps(manifest.job.get("model"))))
     except ValueError:  # PlanError is one

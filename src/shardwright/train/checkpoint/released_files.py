@@ -25,7 +25,7 @@ from shardwright.config.user_file import FileFault, open_file, read_text
 from shardwright.train.checkpoint.boxes import DTYPES
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
-_MOST_HEADER, _MOST_INDEX = 32 * MIB, 32 * MIB  # of a quarter of a million tensors; published ones have 12 MB at most
+_MOST_HEADER, _MOST_INDEX = 16 * MIB, 32 * MIB  # of a quarter of a million tensors; published ones have 12 MB at most
 _MOST_DIMENSIONS, _LARGEST = 64, 2**62
 READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -178,5 +178,5 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def is_floating(stored: StoredTensor) -> bool:
-    """Whether a tensor is of numbers that weights have, and not of a quantised type."""
+    """True if a tensor is of numbers that weights have, and not of a quantised type."""
     return stored.dtype in _FLOATING

@@ -36,7 +36,7 @@ class ReleasedWeights:
         _refuse(self, copies(family, model), tied_head(family, model))
 
     def as_initial(self) -> Initial:
-        """What a run is given in place of random values."""
+        """The initial values of a run, in place of random ones."""
         return self.write
 
     def write(self, place: ParameterShard, start: int, out: Tensor) -> None:
@@ -127,7 +127,7 @@ def _pairs(piece: ReleasedPiece) -> Iterator[int]:
 
 
 def _prefix(files: ReleasedFiles, layout: Layout) -> str:
-    """What stands before all names where a model of several kinds of input has the decoder within, or nothing."""
+    """The prefix of all names if a model of several kinds of input has the decoder within; empty otherwise."""
     first = next(iter(layout.values()))[0].name
     for found in files.tensors:
         if found.endswith(first):
@@ -169,7 +169,7 @@ def _refuse(weights: ReleasedWeights, copied: dict[str, str], tied: tuple[str, s
 
 
 def _unlike(files: ReleasedFiles, head: str, table: str) -> list[str]:
-    """What is wrong where a head that should be the table of embeddings is another matrix: looked for in some rows."""
+    """The fault of a head that should be the table of embeddings and is another matrix, as some rows show."""
     ours, theirs = files.view(head), files.view(table)
     rows = slice(None, None, max(1, len(theirs) // _ROWS_COMPARED))
     if ours.shape == theirs.shape and torch.equal(ours[rows].float(), theirs[rows].float()):
@@ -182,7 +182,7 @@ def _unlike(files: ReleasedFiles, head: str, table: str) -> list[str]:
 
 
 def _is_weight(name: str) -> bool:
-    """Whether a tensor is a weight: older files have masks and frequencies too, which follow from the configuration."""
+    """True if a tensor is a weight: older files have masks and frequencies too, which follow from the configuration."""
     return not name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "masked_bias"))
 
 

@@ -1,4 +1,4 @@
-"""What of a run a checkpoint is made of: which boxes this rank writes, and which it needs.
+"""The state of a run in a checkpoint: the boxes that this rank writes, and those that it needs.
 
     weights.NAME                           float32, by parameter: what the optimizer updates
     exp_avg.NAME, momentum_buffer.NAME ... in the numbers that it keeps them in: what it remembers of a parameter, by
@@ -120,7 +120,8 @@ def wanted_boxes(
     replica: HoldsState, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, scaled_by: float = 1.0,
     optimizer_anew: bool = False,
 ) -> list[WantedBox]:  # fmt: skip
-    """What this rank needs of a checkpoint that has tensors of these shapes, with what puts it in its place.
+    """The boxes that this rank needs of a checkpoint with tensors of these shapes, and functions that put them in
+    place.
 
     Of the weights alone, or of all that the checkpoint has; but for the optimizer's, if it begins `optimizer_anew`.
     `scaled_by` is the scale of the loss, as a multiple of what it was. BrokenCheckpointError names what it lacks.
@@ -144,7 +145,7 @@ def wanted_boxes(
 
 
 def has_optimizer(job: JobSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint that has tensors of these shapes has all that the job's optimizer remembers."""
+    """True if a checkpoint that has tensors of these shapes has all that the job's optimizer remembers."""
     return all(
         f"{state}.{place.name}" in shapes
         for place in model_parameters(job.model)
@@ -243,7 +244,7 @@ def _wanted_factor(adafactor: Adafactor, unit: FlatUnit, of: FactorBox) -> Wante
 
 
 def _speaks_for(shards: ShardedStage, mesh: Mesh) -> bool:
-    """Whether this rank is the first of those that hold a stage."""
+    """True if this rank is the first of those that hold a stage."""
     sharding = next(unit.sharding for unit in shards.units if not unit.parameters[0].place.is_expert)
     return sharding.shards.index == sharding.copies.index == mesh.tp.index == 0
 

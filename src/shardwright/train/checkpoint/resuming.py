@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, under the plan that it has now."""
+"""The checkpoint from which a run goes on, under the plan that it has now."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +26,7 @@ from shardwright.train.checkpoint.kept import (
     place_of,
     put_aside,
     steps_kept,
+    told_health,
 )
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,
@@ -33,7 +34,6 @@ from shardwright.train.checkpoint.manifest import (
     StateHealth,
     describe_job,
     folder_name,
-    in_words,
     optimizer_of,
 )
 from shardwright.train.checkpoint.other_job import differences, refuse_other_model
@@ -73,7 +73,7 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
     steps = _in_order(job, mesh, storage)
     found, is_touched = _load_first(job, mesh, replica, storage, steps, said, weights_alone=False)
     if found is not None:
-        said += _told_health(storage, found, max(steps, default=0))
+        said += told_health(storage, found, max(steps, default=0))
         plan = describe_job(found.job)
         before = "" if found.job.get("plan") == job.plan.model_dump(mode="json") else f", written under {plan}"
         said.append(f"going on after step {found.step} from {storage.root}/{folder_name(found.step)}{before}")
@@ -96,13 +96,13 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
         found, _ = _load_first(job, mesh, replica, other, steps, said, weights_alone=True)
         if found is None:
             raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
-        said += _told_health(other, found, max(steps, default=0))
+        said += told_health(other, found, max(steps, default=0))
         said.append(f"beginning with the weights of {other.root}/{folder_name(found.step)}")
     return Resumed(replica, said=tuple(said))
 
 
 def _has_begun(storage: Storage, mesh: Mesh) -> bool:
-    """Whether a checkpoint is there, as rank 0 sees it: then released weights need not be."""
+    """True if a checkpoint is there, as rank 0 sees it: then released weights need not be."""
     seen = torch.tensor(float(bool(steps_kept(storage))) if mesh.rank == 0 else 0.0, device=mesh.device)
     return bool(all_reduce_max(seen.reshape(1), mesh.world))
 
@@ -199,24 +199,6 @@ def _load_first(
             + (f": {reason}" if reason else f", as {counted(num_bad, 'rank')} found")
             + "; an older one is taken, if there is one"
         )
-
-
-def _told_health(storage: Storage, manifest: Manifest, newest: int) -> list[str]:
-    """Lines for where the `newest` checkpoint, 0 where it is not known here, is not healthy, or even the one that was
-    taken is not."""
-    health, name = manifest.health, folder_name(manifest.step)
-    if not health.is_healthy:
-        return [f"note: no checkpoint is healthy; {name} is taken: {in_words(health)}"]
-    if newest in (0, manifest.step):
-        return []
-    try:
-        other = manifest_of(storage, newest).health
-    except (BrokenCheckpointError, OSError):
-        return []  # it was said already that it is not whole
-    if other.is_healthy:
-        return []
-    way_out = ' (health.spike = "ignore" takes such ones)' if other.cause == "spike" else ""
-    return [f"{folder_name(newest)} is not healthy: {in_words(other)}; {name}, the last healthy one, is taken{way_out}"]
 
 
 def _go_on_with_scale(replica: Replica, manifest: Manifest) -> float:

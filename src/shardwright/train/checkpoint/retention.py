@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay, and in which order a run looks for one to go on from. Torch is not needed.
+"""Retention of a run's checkpoints, and the order in which a run looks for one to resume from. Torch is not needed.
 
 Both know healthy checkpoints from others (manifest.py, `StateHealth`). Those that a diverging run writes are younger
 than the last one that is worth something: by age alone they would push it out.

@@ -1,4 +1,4 @@
-"""What a checkpoint may say that a run remembers beside its tensors: checked before it is taken up.
+"""The state of a run in a checkpoint besides its tensors: checked before it is resumed.
 
 It is kept as those who remember it wrote it (their `state_dict`), and could be anything in a checkpoint that somebody
 made up. Torch is not needed.
@@ -69,7 +69,7 @@ def state_fault(state: dict[str, Any]) -> str:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether there is no number in a JSON value that JSON has no word for."""
+    """True if there is no number in a JSON value that JSON has no word for."""
     left = [value]
     while left:
         one = left.pop()

@@ -1,4 +1,4 @@
-"""What a checkpoint costs a run that goes on meanwhile: what it waits, and what its steps are slower by.
+"""The cost of a checkpoint for a run that goes on meanwhile: its waits, and the slowdown of its steps.
 
 The copy that a run waits for may be the smaller part: writing takes processors, and a disk or a network that the data
 come from. So the time between the ends of steps is held against that of steps that nothing is written in.
@@ -40,9 +40,9 @@ class SavingCost:
             self._plain_s.append(now_s - last_s)
 
     def knows_steps(self) -> bool:
-        """Whether steps without a checkpoint are known, so that one can be held against them."""
+        """True if steps without a checkpoint are known, so that one can be held against them."""
         return len(self._plain_s) >= _LEAST_PLAIN
 
     def seconds(self) -> float | None:
-        """What one costs; None before the first has been seen."""
+        """The cost of one checkpoint; None before the first was measured."""
         return statistics.median(self._costs_s) if self._costs_s else None

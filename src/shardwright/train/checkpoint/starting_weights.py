@@ -1,4 +1,4 @@
-"""What a run begins with: random weights of its seed, or those of a released model."""
+"""The first weights of a run: random ones of its seed, or those of a released model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ def refuse_weights(job: JobSpec, folder: Path, is_anew: bool) -> None:
 
 
 def initial_values(job: JobSpec, released: ReleasedWeights | None) -> Initial:
-    """What every box of a job's weights begins with."""
+    """The first value of every box of a job's weights."""
     return seeded(job.run.seed) if released is None else released.write
 
 

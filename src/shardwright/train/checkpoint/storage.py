@@ -42,7 +42,7 @@ class Storage(Protocol):
         """Say that so many bytes will be read soon. May take as long as to read them, and raises nothing."""
 
     def names(self, folder: str = "") -> list[str]:
-        """What is in a folder, sorted; nothing if there is no such folder."""
+        """The names in a folder, sorted; none if there is no such folder."""
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there. Raises OSError."""
@@ -137,8 +137,8 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """What fsspec reaches by an address. In an object store a file appears as a whole when it is closed; over sftp, ssh
-    or hdfs a broken write may leave a part of it, which its digest tells."""
+    """Storage that fsspec reaches by an address. In an object store a file appears as a whole when it is closed; over
+    sftp, ssh or hdfs a broken write may leave a part of it, which its digest tells."""
 
     def __init__(self, address: str) -> None:
         from fsspec.core import url_to_fs

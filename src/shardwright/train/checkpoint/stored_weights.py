@@ -119,7 +119,7 @@ def _rows(values: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _is_scale(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Whether a tensor says how another is scaled."""
+    """True if a tensor says how another is scaled."""
     for end in ("_scale_inv", "_scale"):
         if name.endswith(end):
             scaled = tensors.get(name.removesuffix(end))
@@ -128,12 +128,12 @@ def _is_scale(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
 
 
 def _is_mxfp4(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Whether a tensor is the pairs of 4-bit numbers of a weight."""
+    """True if a tensor is the pairs of 4-bit numbers of a weight."""
     return name.endswith("_blocks") and name.removesuffix("blocks") + "scales" in tensors
 
 
 def _is_packed(name: str) -> bool:
-    """Whether a tensor of integers stands for weights, as those of GPTQ and AWQ do."""
+    """True if a tensor of integers stands for weights, as those of GPTQ and AWQ do."""
     return name.endswith(("qweight", "qzeros", "weight", "weight_packed", "_blocks"))
 
 

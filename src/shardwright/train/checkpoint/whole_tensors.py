@@ -1,4 +1,4 @@
-"""Whether the boxes that files say they hold are tensors that a run can take up: whole, and each of its kind.
+"""True if the boxes that files say they hold are tensors that a run can take up: whole, and each of its kind.
 
 Boxes tile a tensor where every element lies in exactly one of them. To compare each box with each would take quadratic
 time, and to mark elements as much memory as the tensor says it has. Here instead each element at (i, j, ...) stands for
@@ -39,7 +39,7 @@ def whole_tensors(indices: list[FileIndex]) -> dict[str, list[tuple[StoredBox, s
 
 
 def tile(boxes: Sequence[Box], full_shape: tuple[int, ...]) -> bool:
-    """Whether every element of a tensor lies in exactly one of the boxes, which end inside it."""
+    """True if every element of a tensor lies in exactly one of the boxes, which end inside it."""
     whole: Box = tuple((0, size) for size in full_shape)
     if len(boxes) == 1 or sum(map(num_elements_of, boxes)) != num_elements_of(whole):
         return list(boxes) == [whole]

@@ -77,7 +77,7 @@ class _Save:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks know at the end of a step."""
+    """The facts on which all ranks agree at the end of a step."""
 
     is_asked_to_leave: bool
     is_due: bool

@@ -33,7 +33,7 @@ def _on_host(samples: SampleReader, consumed: int, share: int, mesh: Mesh) -> Te
 
 
 @dataclass(frozen=True)
-class _Place:
+class BatchPlace:
     """Where a batch lies: behind so many samples, of which a replica has a `share`."""
 
     consumed: int
@@ -41,7 +41,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class TokenBatch:
     """Tokens on the device; on CUDA they are there once the copy is over."""
 
     tokens_BS: Tensor
@@ -55,10 +55,10 @@ class BatchReader:
         """Nothing is read beyond `num_batches`, which are counted from 0 and as large as steps of those numbers are."""
         self._samples, self._job, self._mesh, self._num_batches = samples, job, mesh, num_batches
         self._stream = mesh.streams.made() if mesh.streams else None
-        self._asked: SimpleQueue[_Place | None] = SimpleQueue()
-        self._read: SimpleQueue[_Batch | Exception] = SimpleQueue()
-        self._ahead: _Place | None = None  # of the batch that is being read, or was, and nobody has taken
-        self._taken: tuple[_Place, Tensor] | None = None
+        self._asked: SimpleQueue[BatchPlace | None] = SimpleQueue()
+        self._read: SimpleQueue[TokenBatch | Exception] = SimpleQueue()
+        self._ahead: BatchPlace | None = None  # of the batch that is being read, or was, and nobody has taken
+        self._taken: tuple[BatchPlace, Tensor] | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -101,10 +101,10 @@ class BatchReader:
             self._thread.join(most_s)
             self._thread, self._ahead, self._taken = None, None, None
 
-    def _place(self, number: int, consumed: int) -> _Place:
-        return _Place(consumed, self._job.batch.size_at(number) // self._job.plan.dp)
+    def _place(self, number: int, consumed: int) -> BatchPlace:
+        return BatchPlace(consumed, self._job.batch.size_at(number) // self._job.plan.dp)
 
-    def _ask(self, place: _Place) -> None:
+    def _ask(self, place: BatchPlace) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
             self._thread.start()
@@ -123,10 +123,10 @@ class BatchReader:
             except Exception as error:
                 self._read.put(error)
 
-    def _fetch(self, place: _Place) -> _Batch:
+    def _fetch(self, place: BatchPlace) -> TokenBatch:
         tokens_BS = _on_host(self._samples, place.consumed, place.share, self._mesh)
         streams = self._mesh.streams
         if streams is None or self._stream is None:
-            return _Batch(tokens_BS.to(self._mesh.device))
+            return TokenBatch(tokens_BS.to(self._mesh.device))
         with streams.using(self._stream):  # beside the stream that computes: neither waits for the other
-            return _Batch(streams.brought(tokens_BS), self._stream.record_event())
+            return TokenBatch(streams.brought(tokens_BS), self._stream.record_event())

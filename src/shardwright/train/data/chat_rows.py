@@ -39,7 +39,7 @@ class Chat:
 
     @property
     def beginning(self) -> str:
-        """What tells it from others: the first that is said."""
+        """The beginning that tells the chat from others: the first message."""
         return self.prompt or str(self.messages[0].get("content") if self.messages else self.completion)
 
     @property

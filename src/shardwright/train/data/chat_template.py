@@ -32,7 +32,7 @@ _MESSAGE_WORK = 1000
 
 
 class TemplateError(ValueError):
-    """What is wrong with a template, or with a chat for it, in one sentence."""
+    """A fault of a template, or of a chat for it, in one sentence."""
 
 
 class LateError(TemplateError):
@@ -253,7 +253,7 @@ def _marked(begin: str, end: str, caller: Any) -> str:
 
 
 def _refuse(message: object) -> None:
-    """What templates call to say that they can't write such a chat."""
+    """The function that templates call to refuse a chat."""
     raise ValueError(str(message))
 
 

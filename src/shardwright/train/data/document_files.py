@@ -120,7 +120,7 @@ class _WrongRows:
         self._told: dict[str, tuple[int, int]] = {}  # by what is wrong: where its fault is, and how often it came
 
     def add(self, fault: str, where: str) -> None:
-        """What is wrong with the row that is there."""
+        """Add a fault of the present row."""
         self.number += 1
         kind = fault.replace(where, "", 1)
         at, times = self._told.get(kind, (len(self._faults), 0))

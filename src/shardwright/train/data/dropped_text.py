@@ -19,8 +19,8 @@ HasToken = Callable[[Sequence[str]], Iterable[bool]]
 
 @dataclass
 class Dropped:
-    """What was encoded so far: characters that are not blank, those without a token, one of these, and whether
-    each character that occurred has one."""
+    """Counts of the encoded text: characters that are not blank, those without a token, one of these, and for each
+    character that occurred whether it has a token."""
 
     num_characters: int = 0
     num_dropped: int = 0
@@ -64,7 +64,7 @@ class Dropped:
 
 
 def may_drop(fields: dict[str, Any]) -> bool:
-    """Whether the tokenizer with these fields of tokenizer.json can leave text out: it has no unknown token, and not
+    """True if the tokenizer with these fields of tokenizer.json can leave text out: it has no unknown token, and not
     every byte."""
     from tokenizers.pre_tokenizers import ByteLevel
 

@@ -1,4 +1,4 @@
-"""What two processes say to each other over pipes: fields as JSON, with arrays behind them as they lie in memory.
+"""Messages of two processes over pipes: fields as JSON, with arrays behind them as they lie in memory.
 
 Nothing that is received is run, as it would be with pickles: a chat template is a stranger's, and where it is run is
 one end of this.
@@ -16,7 +16,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class BrokenMessageError(ValueError):
-    """What came is no whole message."""
+    """A message that is not whole."""
 
 
 def send(stream: IO[bytes], fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:

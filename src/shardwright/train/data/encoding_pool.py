@@ -25,7 +25,7 @@ _MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encodin
 
 
 def encoders(setup: EncodingSetup, tokenizer: Tokenizer, num_bytes: int) -> "EncodingPool | HereAndNow":
-    """What encodes so many bytes of files: processes, as many as data.workers says, where that pays."""
+    """The encoders for so many bytes of files: processes, as many as data.workers says, if that pays."""
     workers = setup.data.workers or _num_cores()
     # A chat template and a tokenizer's file are a stranger's: their processes have limits, and this one has none.
     is_strange = setup.data.chats or setup.data.tokenizer != "bytes"
@@ -59,7 +59,7 @@ class HereAndNow:
         pass
 
     def submit(self, items: Sequence[Item]) -> "Future[Encoded]":
-        """What encoding a batch gives, or raises: PlanError."""
+        """A future of an encoded batch, which may raise PlanError."""
         future: Future[Encoded] = Future()
         try:
             future.set_result(self._encoder.encode(items))
@@ -92,7 +92,7 @@ class EncodingPool:
             process.wait()
 
     def submit(self, items: Sequence[Item]) -> "Future[Encoded]":
-        """What encoding a batch gives, or raises: PlanError, or RunError where a process has ended."""
+        """A future of an encoded batch, which may raise PlanError, or RunError if a process has ended."""
         return self._threads.submit(self._encode, list(items))
 
     def _encode(self, items: list[Item]) -> Encoded:

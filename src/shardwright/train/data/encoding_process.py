@@ -41,7 +41,7 @@ BATCH_MEMORY_MIB = 384  # beside what the process has once it has begun
 
 @dataclass(frozen=True)
 class EncodingSetup:
-    """What a process encodes with."""
+    """The setup of a process that encodes."""
 
     data: DataSpec
     template: TemplateFiles | None
@@ -54,7 +54,7 @@ class EncodingSetup:
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> "EncodingSetup":
-        """What `as_fields` wrote."""
+        """Read the fields that `as_fields` wrote."""
         written = fields["template"]
         template = written and TemplateFiles(written["text"], Path(written["path"]), written["special"])
         return cls(DataSpec.model_validate_json(json.dumps(fields["data"])), template)

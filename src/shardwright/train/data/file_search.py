@@ -1,4 +1,4 @@
-"""Which files a user means by data.path: a file, a folder that is searched, or a glob. Nothing is opened here.
+"""The files that a user means by data.path: a file, a folder that is searched, or a glob. Nothing is opened here.
 
 A search is bounded: it looks at so many names at most, and never enters what the kernel shows of itself (/proc, /sys,
 /dev), where files have no end or wait for ever. A folder is the glob FOLDER/**.

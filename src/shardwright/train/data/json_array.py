@@ -9,7 +9,7 @@ _NOT_BLANK = re.compile(r"[^ \t\n\r]")
 
 
 class BrokenArrayError(ValueError):
-    """What is no JSON array, in words."""
+    """A fault of a JSON array, in words."""
 
 
 def array_items(pieces: Iterator[str], longest: int) -> Iterator[object]:

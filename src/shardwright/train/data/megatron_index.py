@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class MegatronIndex:
-    """What an index says: the ids' type, how many there are, and at which of them documents begin, ascending."""
+    """The contents of an index: the ids' type, their number, and the places at which documents begin, ascending."""
 
     dtype: str
     num_tokens: int

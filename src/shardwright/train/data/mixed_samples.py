@@ -33,7 +33,7 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
 
 
 def picks(whole: Sequence[int]) -> NDArray[np.int64]:
-    """Which source each sample of a period is from: [sum of the weights]."""
+    """The source of each sample of a period: [sum of the weights]."""
     period, k = sum(whole), len(whole)
     if k == 1:
         return np.zeros(period, np.int64)

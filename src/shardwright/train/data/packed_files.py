@@ -36,12 +36,12 @@ def unpacked(path: Path, packed: BinaryIO) -> BinaryIO:
 
 
 def begins_with_list(path: Path) -> bool:
-    """Whether a .json file, packed or not, is an array and no lines of JSON."""
+    """True if a .json file, packed or not, is an array and no lines of JSON."""
     return _JSON.search(path.name) is not None and _head(path).startswith(b"[")
 
 
 def begins_with_rows(path: Path) -> bool:
-    """Whether a .json file is an array of objects, or has an object on its first line: what else it may be is text."""
+    """True if a .json file is an array of objects, or has an object on its first line: what else it may be is text."""
     head = _head(path)
     if head.startswith(b"["):
         return head[1:].lstrip().startswith(b"{")
@@ -55,7 +55,7 @@ def begins_with_rows(path: Path) -> bool:
 
 
 def _head(path: Path) -> bytes:
-    """What a file begins with, behind what is blank; nothing where it can't be read."""
+    """The first bytes of a file, behind blank ones; empty if it can't be read."""
     try:
         with open_file(path) as packed, unpacked(path, packed) as stream:
             head = stream.read(_HEAD_BYTES)

@@ -19,8 +19,8 @@ from shardwright.train.data.token_stream import TokenSpan, TokenStream
 
 @dataclass(frozen=True)
 class Packing:
-    """Which documents are in which sample: of sample n those that stand before `ends`[n] in `order`, and not before
-    `ends`[n - 1]. So many of them were cut, by so many tokens in all."""
+    """The documents of each sample: sample n has those that stand before `ends`[n] in `order`, and not before `ends`[n
+    - 1]. So many of them were cut, by so many tokens in all."""
 
     order: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -62,7 +62,7 @@ def pack(lengths: NDArray[np.int64], room: int) -> Packing:
 
 
 def is_unlearned(stream: TokenStream, room: int) -> NDArray[np.bool_]:
-    """Which documents of a stream nothing is learned of where they are cut to `room` tokens."""
+    """A mask of the documents of a stream that have nothing to learn if they are cut to `room` tokens."""
     return stream.first_learned() >= np.minimum(np.diff(stream.documents()), room)
 
 

@@ -90,7 +90,7 @@ class PlaceInData:
         return [first + share for first, share in zip(self.firsts, shares, strict=True)]
 
     def to_store(self, samples: int) -> DataPlace:
-        """What a checkpoint says of it, behind so many samples."""
+        """The fields of the place for a checkpoint, behind so many samples."""
         rows = zip(
             self.names, self.digests, self.sources, self.weights, self.firsts, self.had(samples), strict=True
         )  # fmt: skip
@@ -104,8 +104,8 @@ class PlaceInData:
         return DataPlace(begun=self.begun, seed=self.seed, sources=(*places, *self.others))
 
     def described(self, num_samples: int) -> list[str]:
-        """What a run of so many samples in all has to know of its data: of several sources the share of each, and how
-        often the run goes through it."""
+        """The facts of the data for a run of so many samples: for several sources the share of each, and the number of
+        passes through it."""
         if len(self.sources) == 1:
             return self.sources[0].described(num_samples)
         lines, whole = [], whole_weights(self.weights)
@@ -122,8 +122,8 @@ class PlaceInData:
 
 @dataclass(frozen=True)
 class StoredPlace:
-    """What a checkpoint says of a place: how it is called, its job, the samples that were had, and of which data, None
-    where it is of a version that did not say that."""
+    """A place in the data, as a checkpoint has it: its name, its job, the samples that were read, and of which data;
+    None if its version did not say that."""
 
     checkpoint: str
     job: dict[str, Any]
@@ -177,9 +177,10 @@ def _change_lines(place: PlaceInData, matches: Sequence[SourcePlace | None], lef
         lines.append(
             "note: data.sources are mixed otherwise from here on: no sample of theirs is skipped or comes again"
         )
-    lines += [
-        f"note: {_name(source)} is left out from here on, behind {source.had:,} of its samples" for source in left
-    ]
+    for source in left:
+        is_same_name = _name(source) in place.names
+        name = f"what {_name(source)} was before" if is_same_name else _name(source)
+        lines.append(f"note: {name} is left out from here on, behind {source.had:,} of its samples")
     return lines
 
 

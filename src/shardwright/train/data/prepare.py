@@ -117,7 +117,7 @@ class _Source:
 
 
 def _looked_at(data: DataSpec, model: ModelSpec) -> _Source:
-    """What there is of a source. Raises PlanError with every fault that shows before any text is read."""
+    """The contents of a source. Raises PlanError with every fault that shows before any text is read."""
     faults: list[str] = []
     notes: list[str] = []
     files = find_files(data, faults, notes)

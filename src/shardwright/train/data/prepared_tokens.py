@@ -1,4 +1,4 @@
-"""What prepared data are: the tokens of one source, or of several that are mixed."""
+"""Prepared data: the tokens of one source, or of several that are mixed."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -57,7 +57,7 @@ class TokenFiles:
         return token_shares(self.train, vocab)
 
     def described(self, num_samples: int) -> list[str]:
-        """What a run of so many samples has to know of these data."""
+        """The facts of these data for a run of so many samples."""
         return [*self.notes, *self._packing_note()]
 
     def _samples(self, spans: tuple[TokenSpan, ...], shuffle: bool) -> SampleReader:
@@ -115,7 +115,7 @@ class MixedTokens:
 
     @property
     def separate_documents(self) -> bool:
-        """Whether samples mark where documents begin."""
+        """True if samples mark where documents begin."""
         return self.sources[0].separate_documents
 
     @property

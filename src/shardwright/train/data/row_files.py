@@ -31,7 +31,7 @@ _MOST_SHORT_ROWS = 1 << 15
 
 
 class FaultError(Exception):
-    """What ends the reading of one file; the message is the fault."""
+    """A fault that ends the reading of one file; the message is the fault."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class FileRow:
 
 @dataclass(frozen=True)
 class Broken:
-    """What is no row, in one sentence."""
+    """A line that is no row, in one sentence."""
 
     fault: str
 
 
 @dataclass(frozen=True)
 class Blank:
-    """What stands in the place of a row now and then, where many lines have none: how far the file is read."""
+    """A sign of progress in place of a row, if many lines have none: the place in the file."""
 
 
 def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
@@ -76,16 +76,19 @@ def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
 
 def decoded(raw: bytes, file: SourceFile, position: int) -> str:
     """The text of `raw`, which begins at byte `position` of the file. Raises FaultError if it is binary."""
-    packed = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"}
-    way_out = "unpack it first" if file.path.suffix.lower() in packed else "save it as UTF-8"
-    way_out += ", set data.format to what it is, or leave it out of data.path"
     if (nul := raw.find(b"\0")) >= 0:
-        raise FaultError(f"{file.path} is not text: byte {position + nul} is NUL; {way_out}")
+        raise FaultError(f"{file.path} is not text: byte {position + nul} is NUL; {_way_to_text(file)}")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
         byte = f"byte {position + error.start} (0x{raw[error.start]:02x})"
-        raise FaultError(f"{file.path} is not UTF-8 text: {error.reason} at {byte}; {way_out}") from None
+        raise FaultError(f"{file.path} is not UTF-8 text: {error.reason} at {byte}; {_way_to_text(file)}") from None
+
+
+def _way_to_text(file: SourceFile) -> str:
+    packed = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"}
+    way_out = "unpack it first" if file.path.suffix.lower() in packed else "save it as UTF-8"
+    return way_out + ", set data.format to what it is, or leave it out of data.path"
 
 
 def _read_lines(file: SourceFile) -> Iterator[FileRow]:
@@ -176,7 +179,7 @@ def _line(file: SourceFile, stream: BinaryIO) -> bytes:
 
 
 def _read(file: SourceFile, read: Callable[[], bytes]) -> bytes:
-    """What a stream gives. Raises FaultError if it can't be unpacked."""
+    """The next bytes of a stream. Raises FaultError if it can't be unpacked."""
     try:
         return read()
     except UNPACKING_ERRORS as error:
@@ -261,7 +264,7 @@ def _limited(batches: Iterator[tuple[Any, float]], file: SourceFile) -> Iterator
 
 
 def _reading_bytes(file: SourceFile) -> int:
-    """What reading a file of columns may take beside what the process has."""
+    """The bytes that reading a file of columns may take besides the process's own."""
     return _READING_BYTES + 8 * file.size_bytes
 
 
@@ -313,7 +316,7 @@ _OF_CHATS = (("messages",), ("conversations",), ("prompt", "completion"))  # col
 
 
 def one_of(names: Sequence[str], most: int = 12) -> str:
-    """What is there in place of a field that is not."""
+    """The fields that are there in place of a missing one."""
     present = ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
     if chats := next((kind for kind in _OF_CHATS if {*kind} <= {*names}), None):
         of = " and ".join(map(repr, chats))

@@ -70,8 +70,8 @@ def refuse_negative(first: int, count: int) -> None:
 
 
 def in_order(first: int, count: int, size: int, seed: int | None) -> NDArray[np.int64]:
-    """Which of `size` windows each of these samples is, [count]: every window once in each epoch, in an order of that
-    epoch's own, or in file order where there is no seed."""
+    """The number of each sample's window among `size` windows, [count]: every window once in each epoch, in an order of
+    that epoch's own, or in file order if there is no seed."""
     epochs, positions = np.divmod(np.arange(first, first + count, dtype=np.int64), size)
     if seed is None:
         return positions

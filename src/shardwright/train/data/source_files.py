@@ -1,4 +1,4 @@
-"""Which files the data are. A fault is not raised where it is met but appended to a list, so that the caller can report
+"""The files of the data. A fault is not raised where it is met but appended to a list, so that the caller can report
 all at once."""
 
 import os
@@ -76,6 +76,20 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
         faults.append(f"{what} (0 bytes); name files with text in them, or data.path = {STDLIB!r}")
         return []
     return files
+
+
+def trained_on_notes(data: DataSpec) -> list[str]:
+    """A line for each set of data.validation with files that are trained on, too: its loss is none of unseen text."""
+    trained = {file.path.resolve() for one in data.each for file in find_files(one, [])} if data.validation else set()
+    lines = []
+    for one, spec in zip(data.validation, data.each_validation, strict=True):
+        shared = [str(file.path) for file in find_files(spec, []) if file.path.resolve() in trained]
+        if shared:
+            more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+            lines.append(
+                f"note: {shared[0]}{more} of the set {one.name} is trained on, too: its loss is not of unseen text"
+            )
+    return lines
 
 
 def _tell_of_tables(

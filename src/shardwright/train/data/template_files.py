@@ -65,7 +65,7 @@ def folders_beside(data: DataSpec, weights: str) -> Iterator[Path]:
 
 
 def read_config(folder: Path, name: str = _CONFIG) -> dict[str, Any]:
-    """What a configuration in a folder says, or nothing where there is none. Raises FileFault or OSError."""
+    """The configuration in a folder; empty if there is none. Raises FileFault or OSError."""
     path = folder / name
     if not path.exists():
         return {}

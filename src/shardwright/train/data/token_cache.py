@@ -115,7 +115,7 @@ def _remove_old(folder: Path, key: str) -> None:
 
 
 def _found(cache: Cache) -> Summary | None:
-    """What the cache has under its key, whole."""
+    """The entry that the cache has under its key, if it is whole."""
     summary = read_summary(cache.folder / f"{cache.key}.json")
     return summary if summary and _is_whole(cached_spans(summary, cache.folder, cache.key)) else None
 
@@ -206,7 +206,7 @@ def read_summary(path: Path) -> Summary | None:
 
 
 def _is_as_described(kind: object, value: object) -> bool:
-    """Whether a value of a summary can be one: a number type, or a number from 0 up."""
+    """True if a value of a summary can be one: a number type, or a number from 0 up."""
     if kind is str:
         return isinstance(value, str) and re.fullmatch(r"[<>|=]?[iu][1248]", value) is not None
     if kind is bool or isinstance(value, bool):

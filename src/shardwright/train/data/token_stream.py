@@ -50,11 +50,11 @@ class TokenSpan:
         return np.asarray(ids)  # a plain view of it: slicing the subclass costs several times more
 
     def document_starts(self) -> NDArray[np.int64]:
-        """What `starts` says, mapped from the file and not read yet. Raises OSError."""
+        """The contents of `starts`, mapped from the file and not read yet. Raises OSError."""
         return np.empty(0, np.int64) if self.starts is None else _numbers(self.starts)
 
     def counted(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of the tokens [start, stop) of this span are learned. Raises OSError."""
+        """A mask of the tokens [start, stop) of this span that are learned. Raises OSError."""
         if self.answers is None:
             return np.ones(stop - start, np.bool_)
         return _within(_numbers(self.answers), self.first_token + start, self.first_token + stop)
@@ -151,7 +151,7 @@ def _numbers(path: Path) -> NDArray[np.int64]:
 
 
 def _within(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.bool_]:
-    """Which of the numbers [start, stop) lie in the ranges whose beginnings and ends are `bounds`."""
+    """A mask of the numbers [start, stop) that lie in the ranges whose beginnings and ends are `bounds`."""
     first, last = np.searchsorted(bounds, [start, stop], side="right")
     turns = np.zeros(stop - start + 1, np.int64)
     turns[0] = first % 2

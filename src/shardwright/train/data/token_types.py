@@ -42,7 +42,7 @@ def wider_type(span: TokenSpan, vocab: int) -> np.dtype | None:
 
 
 def _is_wide(parts_NP: NDArray[np.integer], bound: int, order: str) -> bool:
-    """Whether ids that are given as their parts, [ids, parts of each], are as small as ids of a vocabulary."""
+    """True if ids that are given as their parts, [ids, parts of each], are as small as ids of a vocabulary."""
     parts_NP = parts_NP if order == "<" else parts_NP[:, ::-1]
     is_small = (parts_NP[:, 1] < bound).all() and not parts_NP[:, 2:].any()
     return bool(len(parts_NP) >= _LEAST_IDS and is_small and (parts_NP[:, 0] >= bound).any())

@@ -21,8 +21,8 @@ _TEXT, _CHAT, _END, _END_OF_CHAT = range(4)
 
 @dataclass
 class _Batch:
-    """What is encoded together, and in which order it is written: of each item and each end of a document its side and
-    its kind."""
+    """Items that are encoded together, and their order in the file: of each item and each end of a document its side
+    and its kind."""
 
     items: list[Item] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import PlanError, RunError, shortened
 from shardwright.config.data import BeginToken, DataSpec
-from shardwright.config.units import MIB
+from shardwright.config.units import MIB, counted
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.dropped_text import Dropped, may_drop
 from shardwright.train.data.template_files import read_config, special_tokens
@@ -159,8 +159,14 @@ class FileTokenizer:
         return [bool(alone.ids) for alone in encodings]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        with _library_errors():
-            return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
+        try:
+            with _library_errors():
+                return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
+        except ValueError as error:
+            raise RunError(
+                f"the tokenizer can't turn {counted(len(ids), 'token')} into text: {error}; mend its decoder, or name "
+                "another with data.tokenizer"
+            ) from None
 
     def _begin(
         self, begin_token: BeginToken, config: Mapping[str, Any], bos_token: str, own: tuple[int, ...]

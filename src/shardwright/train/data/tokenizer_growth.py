@@ -22,7 +22,7 @@ _UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "ByteLev
 
 
 def growth_faults(fields: dict[str, Any]) -> list[str]:
-    """What keeps a tokenizer.json from being used, by its fields: how it would make texts grow."""
+    """Faults of a tokenizer.json that would make texts grow too much, by its fields."""
     faults = []
     written = _growth(fields.get("normalizer"), "normalizers")
     read = _growth(fields.get("decoder"), "decoders")

@@ -1,4 +1,4 @@
-"""What becomes of a step: it is updated with, left out, undone, or the last of the run."""
+"""The decision about a step: update with it, leave it out, undo it, or end the run with it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

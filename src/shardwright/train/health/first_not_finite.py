@@ -9,6 +9,8 @@ A backward goes from the head to the embedding and carries what is not finite al
 gradient, the one that is last in the model is nearest to where it began.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -71,10 +73,11 @@ def where_not_finite(job: JobSpec, replica: Replica, mesh: Mesh, step: int, toke
 
 
 def gives_no_number(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> bool:
-    """Whether the weights as they are give a loss that is not finite for a batch, on any rank. All ranks call it. Not
-    for compressed gradients."""
+    """True if the weights as they are give a loss or a gradient that is not finite for a batch, on any rank; of a loss
+    that is scaled the gradient may overflow, and does not count. All ranks call it. Not for compressed gradients."""
     compute_beside(job, replica, mesh, step, tokens_BS)
-    return any(_gathered(_has_bad_loss(replica), mesh))
+    has_bad_norm = replica.loss_scale is None and not math.isfinite(replica.gradient_norm())
+    return any(_gathered(_has_bad_loss(replica), mesh)) or has_bad_norm
 
 
 def weights_not_finite(replica: Replica, mesh: Mesh) -> str:

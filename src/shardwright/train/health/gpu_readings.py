@@ -1,5 +1,5 @@
-"""What the driver says of the GPUs of this node, by NVML: use, memory, power, temperature, clocks, why clocks are held
-down, memory errors, and faults (Xid).
+"""Readings of the GPUs of this node, from NVML: use, memory, power, temperature, clocks, why clocks are held down,
+memory errors, and faults (Xid).
 
 The library is nvidia-ml-py, whose module is called pynvml; without it nothing is read. A reading that a device does not
 support is None.
@@ -21,8 +21,8 @@ _HELD_BACK = {
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What one GPU says now. Shares are of 1; `xids` are faults since the last reading, and `held_back_by` why its
-    clocks are lower than asked for."""
+    """The present reading of one GPU. Shares are of 1; `xids` are faults since the last reading, and `held_back_by` why
+    its clocks are lower than asked for."""
 
     index: int
     use_share: float | None

@@ -42,7 +42,7 @@ class LossBand:
         return median(self._past) if self._past else math.nan
 
     def is_above(self, loss: float) -> bool:
-        """Whether a finite loss is a spike."""
+        """True if a finite loss is a spike."""
         return loss > self.top
 
     def add(self, loss: float) -> None:
@@ -52,7 +52,7 @@ class LossBand:
             self._past.append(loss)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
+        """The state for a checkpoint."""
         return {"past": list(self._past)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

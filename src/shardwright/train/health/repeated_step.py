@@ -94,7 +94,7 @@ class RepeatedStep:
         self.num_different = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether a step, counted from 0, is computed twice."""
+        """True if a step, counted from 0, is computed twice."""
         return self._every > 0 and (step + 1) % self._every == 0
 
     def before(self, job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> None:

@@ -1,4 +1,5 @@
-"""What several ranks hold alike, compared by hash: a rank with a bit that has flipped is found and named.
+"""A comparison of the state that several ranks hold alike, by hash: a rank with a bit that has flipped is found and
+named.
 
 What is alike hangs on the stage of ZeRO. The groups are those of sharding/groups.py:
 
@@ -44,7 +45,7 @@ _MOST_NAMED = 8
 
 
 class ReplicasDifferError(PassingError):
-    """What ranks hold alike is not alike: the run can only go on from a checkpoint."""
+    """State that ranks should hold alike differs: the run can only go on from a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _mix(text: str) -> int:
 
 
 def groups_alike(plan: PlanSpec) -> dict[str, list[list[list[int]]]]:
-    """What is compared with what, by kind: groups of sets of ranks. The hashes of the ranks of a set, added up, are the
+    """The groups of sets of ranks that hold state alike, by kind. The hashes of the ranks of a set, added up, are the
     same for all sets of a group; a set of one is a rank."""
     found: dict[str, list[list[list[int]]]] = {}
     for is_expert, suffix in ((False, ""), (True, " of experts")):
@@ -170,7 +171,7 @@ class ReplicaComparison:
         self.num_compared = 0
 
     def is_due(self, steps_done: int, is_saved: bool) -> bool:
-        """Whether to compare after so many steps, or before they are saved; once."""
+        """True if to compare after so many steps, or before they are saved; once."""
         is_on = self._every > 0 and any(self._alike.values()) and steps_done != self._last
         return is_on and (is_saved or steps_done % self._every == 0)
 

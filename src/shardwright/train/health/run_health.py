@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import ASYNCHRONOUS
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
@@ -44,7 +44,7 @@ class RunHealth:
     def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 1) -> None:
         """`first_step`, counted from 1, is the one that this part of the run begins with."""
         self._job, self._mesh = job, mesh
-        drains = job.plan.schedule not in ASYNCHRONOUS
+        drains = SCHEDULES[job.plan.schedule].drains
         self.judge = StepJudge(job.health, job.optimizer.learning_rate, job.precision.scales_loss, can_skip=drains)
         self._drains = drains
         self._profiled = ProfiledSteps(job, mesh.rank, mesh.device, folder)
@@ -68,7 +68,7 @@ class RunHealth:
             self._hashes = GradientHashes()
 
     def repeats(self, step: int) -> bool:
-        """Whether a step, counted from 0, is computed twice."""
+        """True if a step, counted from 0, is computed twice."""
         return self._repeated.is_due(step)
 
     @contextmanager
@@ -152,7 +152,7 @@ class RunHealth:
         return self._gpus.read() if self._gpus is not None and self._is_line(steps_done) else []
 
     def conclusion(self) -> str:
-        """What happened in the run, in one sentence; empty where nothing did."""
+        """The events of the run in one sentence; empty if there were none."""
         parts = self.judge.counts.sentences()
         if self._replicas.num_compared:
             parts.append(f"replicas compared {counted(self._replicas.num_compared, 'time')}, all alike")
@@ -167,7 +167,7 @@ class RunHealth:
         return f"health: {', '.join(parts)}" if parts else ""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs: the same on every rank."""
+        """The state for a checkpoint: the same on every rank."""
         return {"judge": self.judge.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ class RunHealth:
 
 
 def was_computed(results: list[StepResult], drains: bool) -> bool:
-    """Whether ranks computed anything in a span: for a step without a target they do not, where the pipeline drains."""
+    """True if ranks computed anything in a span: for a step without a target they do not, where the pipeline drains."""
     return not drains or any(result.loss is not None for result in results)
 
 

@@ -39,7 +39,7 @@ class StepCounts:
         return self.overflows + self.skipped_not_finite + self.skipped_spikes + self.without_target
 
     def sentences(self) -> list[str]:
-        """What happened, for the end of a run."""
+        """Sentences about the events, for the end of a run."""
         parts = [
             f"{counted(self.overflows, 'step')} left out for gradients that overflowed" if self.overflows else "",
             f"{counted(self.not_finite, 'step')} not finite ({self.skipped_not_finite} left out)"
@@ -105,7 +105,7 @@ class StepJudge:
         self.counts.without_target += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
+        """The state for a checkpoint."""
         return {
             "band": self._band.state_dict(),
             "num_skips_in_a_row": self._num_bad_in_a_row,
@@ -154,7 +154,7 @@ class StepJudge:
                 return Decision(course, cause, f"{what}, as before the rewind; its update was made already")
             return Decision(Course.SKIP, cause, f"{what}, as before the rewind; its update is left out")
         if policy == "rewind":
-            return Decision(Course.REWIND, cause, f"{what}; going back to the last checkpoint")
+            return Decision(Course.REWIND, cause, f"{what}; going back to the last healthy checkpoint")
         return Decision(Course.STOP, cause, f"{what}; {self._way_out()}")
 
     def _bounded(self, decision: Decision, step: int, what: str) -> Decision:

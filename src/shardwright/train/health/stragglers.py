@@ -29,7 +29,7 @@ class Straggler:
     since_step: int
 
     def sentence(self, who: str) -> str:
-        """What to say of it. `who` describes the rank."""
+        """The sentence about a straggler. `who` describes the rank."""
         found = []
         if self.longer_than_others > 0:
             found.append(f"{self.longer_than_others:.0%} longer than others that do the same")

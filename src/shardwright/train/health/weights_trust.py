@@ -1,4 +1,4 @@
-"""Whether the weights that a run has are worth going on from, and from which checkpoint to go on.
+"""True if the weights that a run has are worth going on from, and from which checkpoint to go on.
 
 A checkpoint is written before anybody has computed with its weights. Those that give a loss which is no number for two
 batches are ruined, although they may be numbers themselves: their checkpoint is no longer healthy. One batch alone may
@@ -23,19 +23,21 @@ from shardwright.train.train_step import StepResult
 
 
 class WeightsTrust:
-    """What is known of the weights that a run has now. All ranks make one and call the same methods."""
+    """The trust in the weights that a run has now. All ranks make one and call the same methods."""
 
     def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, step: int) -> None:
         """`step` is the one after which the weights were changed last."""
         self._job, self._mesh, self._folder = job, mesh, folder
         self._changed_at = step
-        # Batches in a row for which the weights of a step gave a loss that is no number.
+        # Batches in a row for which the weights of a step gave a loss or a gradient that is no number.
         self._bad_at, self._num_bad = -1, 0
 
     def see(self, results: Sequence[StepResult], first: int) -> bool:
         """A span from step `first` on, counted from 0, has these results. Where the pipeline never drains, the first of
         them alone is of the weights that there were. Returns whether these are ruined, as is known since now."""
-        is_ruined = results[0].loss is not None and self._has_loss(results[0].loss)
+        loss, is_bad = results[0].loss, results[0].decision.cause == "not finite"
+        # Huge weights may give a loss, even the one of chance, and a gradient that is no number.
+        is_ruined = loss is not None and self._is_second_bad(is_bad or not math.isfinite(loss))
         for step, result in enumerate(results, first + 1):
             if not result.skipped:
                 self._changed_at = step
@@ -51,7 +53,7 @@ class WeightsTrust:
         is_open = self._num_bad == 1 and self._bad_at == self._changed_at
         if not (is_open and self._job.checkpoint.is_on) or self._job.plan.compress != "none":
             return False
-        return self._has_loss(math.nan if gives_no_number(self._job, replica, self._mesh, step, tokens_BS) else 0.0)
+        return self._is_second_bad(gives_no_number(self._job, replica, self._mesh, step, tokens_BS))
 
     def doubt(self) -> None:
         """Have the checkpoint of ruined weights say so. What is being written must be there."""
@@ -71,9 +73,10 @@ class WeightsTrust:
             ", but its weights gave no number for two batches: --fresh begins anew" if doubts else ""
         )
 
-    def _has_loss(self, loss: float) -> bool:
-        """The weights that there are gave this loss. Returns whether it is the second in a row that is no number."""
-        if math.isfinite(loss):
+    def _is_second_bad(self, is_bad: bool) -> bool:
+        """The weights that there are gave a loss or a gradient that `is_bad`: no number. Returns whether it is the
+        second batch in a row."""
+        if not is_bad:
             self._bad_at, self._num_bad = -1, 0
             return False
         self._num_bad = self._num_bad + 1 if self._bad_at == self._changed_at else 1

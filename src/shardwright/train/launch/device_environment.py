@@ -1,4 +1,4 @@
-"""What torch and NCCL read from the environment when CUDA begins, where nobody has said it."""
+"""Environment variables that torch and NCCL read when CUDA begins, if nobody has set them."""
 
 import os
 from collections.abc import MutableMapping

@@ -115,7 +115,7 @@ def flush_standard_streams() -> None:
 
 
 class Handler:
-    """What signals meet in a command: the first one raises `Ended` where the main thread is.
+    """The handler of signals in a command: the first one raises `Ended` in the main thread.
 
     `takes` is offered each of them before, and may take it so that the command goes on; `end_of` makes what is raised,
     and `told` has it from then on.
@@ -258,5 +258,13 @@ def _wake_children() -> None:
     ago, and has not asked the system to be told. Elsewhere than on Linux nobody can tell which they are."""
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
-            for child in (task / "children").read_text().split():
-                os.kill(int(child), signal.SIGCONT)
+            for child in _children_of(task):
+                with suppress(OSError):  # it has ended meanwhile
+                    os.kill(child, signal.SIGCONT)
+
+
+def _children_of(task: Path) -> list[int]:
+    """Process ids of a thread's children; none if the thread has ended."""
+    with suppress(OSError):
+        return [int(child) for child in (task / "children").read_text().split()]
+    return []

@@ -36,7 +36,7 @@ class ForkedRank:
     status: int | None = None
 
     def is_running(self) -> bool:
-        """Whether it has been forked and has not ended."""
+        """True if it has been forked and has not ended."""
         return self.pid > 0 and self.status is None
 
     def send(self, number: int) -> None:
@@ -92,7 +92,7 @@ class Server:
         rank.status = None if status == RUNS else os.waitstatus_to_exitcode(status)
 
     def is_alive(self) -> bool:
-        """Whether the process runs, or is stopped."""
+        """True if the process runs, or is stopped."""
         return self._process.poll() is None
 
     def obituary(self) -> str:

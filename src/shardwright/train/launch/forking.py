@@ -1,4 +1,5 @@
-"""What the server of ranks does: load what they need, fork one for each connection that it is sent, say how each ends.
+"""The server of ranks: it loads what they need, forks one for each connection that it is sent, and reports how each
+ends.
 
 The server ends with the process that started it, and its ranks with the server, even where one of them is stopped.
 """

@@ -1,4 +1,4 @@
-"""What a full disk is told with: which file could not be written, and how much room there is."""
+"""The message about a full disk: the file that could not be written, and the room that there is."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def telling_of_full_disk(path: Path, way_out: str = "name another run.folder") -
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error says that there is no room: on the disk, in the user's quota, or below the limit of a file."""
+    """True if an error says that there is no room: on the disk, in the user's quota, or below the limit of a file."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 

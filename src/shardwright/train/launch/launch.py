@@ -198,7 +198,7 @@ def check_machine(job: JobSpec, folder: Path) -> None:
 
 
 def cluster_faults(job: JobSpec) -> list[str]:
-    """What the devices that the job names have and this machine, by itself, does not: one sentence, or nothing.
+    """Faults of this machine beside the devices that the job names: one sentence, or nothing.
 
     Not for a rank of torchrun or Slurm, which is where its launcher put it; nor where run.device is cpu.
     """
@@ -232,7 +232,7 @@ def _most_on_cpu() -> tuple[int, str]:
 
 
 def machine_faults(job: JobSpec) -> list[str]:
-    """What this machine can't do for the job."""
+    """Requests of the job that this machine can't meet."""
     world, faults = job.plan.world, []
     if device_kind(job.run.device) == "cuda":
         if world > torch.cuda.device_count():

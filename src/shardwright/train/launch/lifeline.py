@@ -21,7 +21,8 @@ def follow(parent: int, number: int) -> bool:
 
 
 def ask_for(number: int) -> Callable[[], None]:
-    """What asks the system for signal `number` at the parent's end, to be called in a child before its program."""
+    """A function that asks the system for signal `number` at the parent's end, to be called in a child before its
+    program."""
     if sys.platform != "linux":
         return lambda: None
     ask = ctypes.CDLL(None, use_errno=True).prctl

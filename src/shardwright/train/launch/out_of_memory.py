@@ -32,14 +32,14 @@ class OutOfMemoryError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on host or device."""
+    """True if an allocation failed, on host or device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """What the failed allocation was for, if the message says so."""
+    """The bytes of the failed allocation, if the message names them."""
     found = _ASKED.search(str(error))
     return int(float(found[1]) * 2 ** _UNITS[found[2]]) if found else None
 

@@ -112,7 +112,7 @@ class _Flag:
         self._at_first_look = at_first_look
 
     def look(self) -> bool:
-        """Whether it is set."""
+        """True if it is set."""
         if not self.was_seen:
             self.was_seen = True
             self._at_first_look()
@@ -123,7 +123,7 @@ _OF_THIS_RANK: ContextVar[_Flag | None] = ContextVar("preemption", default=None)
 
 
 def is_asked() -> bool:
-    """Whether this rank was asked to save and leave. Ranks look at the end of each step, and agree on the answer."""
+    """True if this rank was asked to save and leave. Ranks look at the end of each step, and agree on the answer."""
     flag = _OF_THIS_RANK.get()
     return flag is not None and flag.look()
 

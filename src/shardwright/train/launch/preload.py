@@ -1,4 +1,4 @@
-"""What the server that ranks are forked from loads once, so that each of them is up in milliseconds."""
+"""Modules that the server of ranks loads once, so that each rank is up in milliseconds."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""Which rank this process is, and where it meets the others."""
+"""The number of this process's rank, and the place where the ranks meet."""
 
 import os
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ def allowed_threads() -> int:
 
 
 def _faults(variables: Mapping[str, str]) -> list[str]:
-    """What is wrong with the variables that torchrun, or whatever started this rank, should have set."""
+    """Faults of the variables that torchrun, or whatever started this rank, should have set."""
     way_out = "start the ranks with torchrun, or unset RANK to have them started here"
     faults = [f"RANK is set and {name} is not; {way_out}" for name in _NEEDED if not variables.get(name, "").strip()]
     numbers = {}

@@ -31,8 +31,8 @@ class RankProcesses(Protocol):
         """Start one for each of `runs`, and send it. Raises ServerEndedError."""
 
     def status(self, rank: int) -> int | None:
-        """What a rank that closed its connection ended with: an exit status, or the negative number of a signal. None
-        if nobody can tell. Raises ServerEndedError."""
+        """The end of a rank that closed its connection: an exit status, or the negative number of a signal. None if
+        nobody can tell. Raises ServerEndedError."""
 
     def send(self, number: int) -> None:
         """Send a signal to all that run."""

@@ -68,12 +68,12 @@ def _way_out(field: str) -> str:
 
 
 def this_node() -> str:
-    """What faults of one machine of several are faults of."""
+    """The name of this machine in faults, if the run has several."""
     return f"node {socket.gethostname()}"
 
 
 def unshared_faults(folder: Path, patience_s: float, field: str = RUN_FOLDER) -> list[str]:
-    """What is wrong if the folder, which a run on another machine holds, is not the one of that name here."""
+    """The fault of a folder that a run on another machine holds and that is another folder here."""
     late_s = time.monotonic() + patience_s
     while not _is_held_elsewhere(folder):
         if time.monotonic() > late_s:
@@ -86,7 +86,7 @@ def unshared_faults(folder: Path, patience_s: float, field: str = RUN_FOLDER) ->
 
 
 def _is_held_elsewhere(folder: Path) -> bool:
-    """Whether some process has the lock of a folder that is there. A lock that a dead one left is nobody's."""
+    """True if some process has the lock of a folder that is there. A lock that a dead one left is nobody's."""
     if not (os.path.isdir(folder) and LOCK in os.listdir(folder)):  # to list it asks the server anew
         return False
     try:
@@ -172,7 +172,7 @@ def _lock(file: Path, field: str) -> tuple[int, list[str]]:
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """Whether an open file is the one of that name."""
+    """True if an open file is the one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except OSError:

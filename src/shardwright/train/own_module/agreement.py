@@ -1,4 +1,4 @@
-"""What ranks tell each other in words: each rank's sentence, so that all of them raise the same error."""
+"""Agreement of ranks on faults: each rank tells its sentence, so that all of them raise the same error."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ _MOST_TOLD = 4  # ranks whose sentences are repeated
 
 
 def told_by_all(text: str, mesh: Mesh) -> list[str]:
-    """What each rank says, by rank. Moves two small all-gathers over the world; every rank calls this."""
+    """The sentence of each rank. Moves two small all-gathers over the world; every rank calls this."""
     if mesh.world.size == 1:
         return [text]
     data = text.encode(errors="replace")[:_MOST_BYTES]
@@ -35,7 +35,7 @@ def agree(error: str, mesh: Mesh, what: str) -> None:
 
 
 def by_rank(said: Mapping[int, str], num_ranks: int) -> str:
-    """What ranks say, each sentence once, with the ranks that say it."""
+    """The sentences of ranks, each once, with the ranks that tell it."""
     if num_ranks == 1:
         return next(iter(said.values()))
     ranks: dict[str, list[int]] = {}

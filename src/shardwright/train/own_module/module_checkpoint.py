@@ -129,7 +129,7 @@ def _chosen_step(storage: Storage, mesh: Mesh) -> int:
 
 
 def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
-    """What the checkpoint of a step is of. RunError on every rank, naming those that lack it, where it is not on each
+    """The manifest of a step's checkpoint. RunError on every rank, naming those that lack it, where it is not on each
     the one that rank 0 has."""
     place = f"{storage.root}/{folder_name(step)}"
     manifest, error, digest = None, "", ""
@@ -153,8 +153,8 @@ def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
 def _wanted_trained(
     replica: "ModuleReplica", shapes: Mapping[str, tuple[int, ...]], optimizer_anew: bool
 ) -> list[WantedBox]:
-    """What this rank needs for what is trained. Of what was frozen until now there are values alone: what the optimizer
-    remembers of it begins anew."""
+    """The boxes that this rank needs of the trained parameters. Of what was frozen until now there are values alone:
+    what the optimizer remembers of it begins anew."""
     thawed = _thawed(shapes)
     units = [unit for shards in replica.shards.values() for unit in shards.units]
     states = {_TRAINED[:-1], *(state for unit in units for state in unit.masters.moment_names())}

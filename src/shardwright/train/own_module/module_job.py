@@ -1,13 +1,12 @@
-"""What is asked for a module of the user's own, checked: the plan, the optimizer and the numbers, as a job has them."""
+"""The checked job of a module of the user's own: the plan, the optimizer and the numbers, as a job has them."""
 
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.optimizer import OptimizerName
+from shardwright.config.optimizer_facts import OPTIMIZERS
 from shardwright.config.plain_values import GivenOptions
 from shardwright.config.plan import PlanSpec
 from shardwright.config.units import counted
@@ -19,7 +18,6 @@ FIELDS = (
     "compress_share", "compress_least",
 )  # fmt: skip
 _CUTS = {"tp": "matrices", "pp": "layers", "cp": "sequences", "ep": "experts"}
-_OPTIMIZERS = ("adamw", "adam", "sgd", "lion")  # others look at matrices, and have to know which these are
 
 Asked = Mapping[str, Any]
 
@@ -72,12 +70,14 @@ def module_job(
 
 
 def _unfit(optimizer: Any, precision: Asked) -> list[str]:
-    """What of an optimizer and of numbers is for our own models alone."""
+    """Fields of an optimizer and of numbers that are for our own models alone."""
     faults = []
-    if optimizer in typing.get_args(OptimizerName) and optimizer not in _OPTIMIZERS:
+    # Those that look at matrices have to know which these are.
+    fitting = [facts.name for facts in OPTIMIZERS.values() if facts.matrix_update == "none"]
+    if optimizer in OPTIMIZERS and optimizer not in fitting:
         faults.append(
             f"optimizer.name {optimizer!r} updates whole matrices, and which those of a module of your own are is not "
-            f"known; use {', '.join(_OPTIMIZERS)}"
+            f"known; use {', '.join(fitting)}"
         )
     if precision.get("compute") == "fp16":
         faults.append("precision.compute 'fp16' needs a scaled loss; use 'bf16', which needs none, or 'float32'")

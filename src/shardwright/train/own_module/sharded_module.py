@@ -41,8 +41,8 @@ from shardwright.train.own_module.module_checkpoint import load_module, save_mod
 
 @dataclass(frozen=True)
 class ModuleStep:
-    """What a step did: its number, from 1, the norm of the gradient before it was clipped, and the learning rate; and
-    the targets of all ranks, where backwards said theirs. A step without any is `skipped`: it leaves the weights, and
+    """The result of a step: its number, from 1, the norm of the gradient before it was clipped, and the learning rate;
+    and the targets of all ranks, if backwards gave theirs. A step without any is `skipped`: it leaves the weights, and
     the number of steps done, as they are."""
 
     number: int
@@ -54,8 +54,8 @@ class ModuleStep:
 
 @dataclass(frozen=True)
 class ModuleReplica:
-    """What one rank holds of a module, as checkpoints and accounts of memory ask for it. `trained_after` has the steps
-    that were done before a parameter was trained, by name; those of others are none."""
+    """The state of a module on one rank, for checkpoints and accounts of memory. `trained_after` has the steps that
+    were done before a parameter was trained, by name; those of others are none."""
 
     shards: dict[int, ShardedStage]
     tied: TiedEmbedding
@@ -87,7 +87,7 @@ class ModuleReplica:
 
 
 def _state_faults(state: Mapping[str, Any], here: Mapping[str, Any], strict: bool) -> list[str]:
-    """What a state has that a module can't take up, which has what is `here`."""
+    """Faults of a state that a module can't take up; the module has the state `here`."""
     faults = [f"it has no {name}" for name in here if name not in state] if strict else []
     faults += [f"it has {name}, and the module has none" for name in state if strict and name not in here]
     for name, of in here.items():
@@ -121,7 +121,7 @@ class ShardedModule(nn.Module):
         self.job, self.mesh, self.num_steps = job, mesh, 0
         compute = NUMBERS[job.precision.compute]
         placed = place_parameters(module, units, compute)
-        self._pool = tensor_pool(mesh.device)
+        self._pool = tensor_pool(mesh.device, mesh.streams)
         sharding = Sharding(
             zero_stage(job.plan), *mesh.replicas.sharing(0, 1), mesh.tp, compute=compute,
             gradients=NUMBERS[job.precision.gradient_number], reduce=NUMBERS[job.precision.reduce_number],
@@ -160,7 +160,7 @@ class ShardedModule(nn.Module):
     # A step.
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes; with 16-bit parameters under autocast, and floats of the output in float32."""
+        """Compute the module; with 16-bit parameters under autocast, and floats of the output in float32."""
         self._note("a forward")
         if self._is_sharded:
             self._stage.enter_forward(ROOT)
@@ -175,7 +175,7 @@ class ShardedModule(nn.Module):
         return output
 
     def _numbers(self) -> Any:
-        if self._autocast is None:
+        if self._autocast is None or self.mesh.device.type == "meta":  # tensors without memory have no autocast
             return nullcontext()
         return torch.autocast(self.mesh.device.type, dtype=self._autocast)
 
@@ -325,7 +325,7 @@ class ShardedModule(nn.Module):
         return self.num_steps
 
     def memory(self) -> RankMemory:
-        """What this rank holds of the module's state, by kind; activations are not in it."""
+        """The memory of the module's state on this rank, by kind; activations are not in it."""
         return measured_memory(self.replica.shards, {}, self.replica.tied, self._pool)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -10,47 +10,57 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
+from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import number_of
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.planner.search import space
 from shardwright.planner.search.bounds import is_paired
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import DEGREES, SHARING, Column, Columns, PlanBlock, Words, taken, together
+from shardwright.planner.search.plan_block import (
+    DEGREES,
+    SHARING,
+    Column,
+    Columns,
+    PlanBlock,
+    PlanVariant,
+    join_blocks,
+    select,
+)
 from shardwright.sharding.stage_placement import placement_of
-from shardwright.workload.query import SCHEDULE_NAMES
 
-_KIND = ("global_batch_size", "tp", "pp", "cp", "dp", "ep")
+# Numbers in which a plan and its adjacent plans agree.
+_EQUAL_NUMBERS = ("global_batch_size", "tp", "pp", "cp", "dp", "ep")
 _ON_DEVICE = {"offload_optimizer": 0.0, "offload_parameters": False}
 _AGAIN = ("recompute", "recompute_operators", "recompute_every", "offload_activations")
 
 
-def blocks_beside(job: JobSpec, constraints: Constraints, rows: Columns, plans: Sequence[JobSpec]) -> list[PlanBlock]:
+def adjacent_blocks(job: JobSpec, constraints: Constraints, rows: Columns, plans: Sequence[JobSpec]) -> list[PlanBlock]:
     """The legal plans beside some, in blocks; a column `near` says of which of them. `rows` are the degrees of the
     space."""
-    words = space.words_of(job, constraints, rows)
-    alike: dict[tuple[Words, bool], list[PlanBlock]] = {}
+    variant = space.variants_of(job, constraints, rows)
+    alike: dict[tuple[PlanVariant, bool], list[PlanBlock]] = {}
     for near, plan in enumerate(plans):
-        for block in _beside(job, constraints, rows, words, plan):
+        for block in _beside(job, constraints, rows, variant, plan):
             columns = block.columns | {"near": np.full(len(block), near), "schedule": block.schedule}
-            common = replace(block.words, schedule="1f1b")  # the schedule is a column of blocks that are joined
-            hides_experts = job.model.moe.experts > 0 and is_paired(block.words.schedule)
+            common = replace(block.variant, schedule="1f1b")  # the schedule is a column of blocks that are joined
+            hides_experts = job.model.moe.experts > 0 and is_paired(block.variant.schedule)
             alike.setdefault((common, hides_experts), []).append(PlanBlock(common, columns))
-    return [together(blocks) for blocks in alike.values()]
+    return [join_blocks(blocks) for blocks in alike.values()]
 
 
 def same_stages(plan: PlanSpec, other: PlanSpec) -> bool:
-    """Whether each rank holds the same stages under both; where `auto` lays them its search says."""
+    """True if each rank holds the same stages under both; where `auto` lays them its search says."""
     if plan.schedule != other.schedule and "auto" in (plan.schedule, other.schedule):
         return False
-    mine, theirs = (placement_of(of.schedule, of.pp, of.stages_per_rank) for of in (plan, other))
-    return mine == theirs
+    own, others = (placement_of(either.schedule, either.pp, either.stages_per_rank) for either in (plan, other))
+    return own == others
 
 
-def words_of_plan(job: JobSpec) -> Words:
-    """The words of a job's plan."""
-    fields = {name: getattr(job.plan, name) for name in Words.__dataclass_fields__ if name != "float8"}
+def variant_of_plan(job: JobSpec) -> PlanVariant:
+    """The variant of a job's plan."""
+    fields = {name: getattr(job.plan, name) for name in PlanVariant.__dataclass_fields__ if name != "float8"}
     fields["recompute_operators"] = tuple(job.plan.recompute_operators)
-    return Words(**fields, float8=job.precision.float8)
+    return PlanVariant(**fields, float8=job.precision.float8)
 
 
 def numbers_of_plan(job: JobSpec) -> dict[str, float]:
@@ -64,21 +74,21 @@ def numbers_of_plan(job: JobSpec) -> dict[str, float]:
 
 
 def _beside(
-    job: JobSpec, constraints: Constraints, rows: Columns, words: list[Words], plan: JobSpec
+    job: JobSpec, constraints: Constraints, rows: Columns, variant: list[PlanVariant], plan: JobSpec
 ) -> Iterator[PlanBlock]:
-    """Yield the legal plans beside one plan, a block for each set of words."""
-    own, numbers = words_of_plan(plan), numbers_of_plan(plan)
-    mine = taken(rows, np.all([rows[name] == numbers[name] for name in _KIND], axis=0))
-    others = sum((mine[name] != numbers[name]).astype(int) for name in DEGREES if name not in _KIND)
-    for at in words:
+    """Yield the legal plans adjacent to one plan, a block for each variant."""
+    own, numbers = variant_of_plan(plan), numbers_of_plan(plan)
+    mine = select(rows, np.all([rows[name] == numbers[name] for name in _EQUAL_NUMBERS], axis=0))
+    others = sum((mine[name] != numbers[name]).astype(int) for name in DEGREES if name not in _EQUAL_NUMBERS)
+    for at in variant:
         differs = _num_different(at, own)
         if differs > 1:
             continue
-        block = space.with_words(job, constraints, taken(mine, others + differs <= 1), at)
+        block = space.with_variant(job, constraints, select(mine, others + differs <= 1), at)
         columns = block.columns
         changed = np.full(len(block), differs)
-        changed += sum((columns[name] != numbers[name]).astype(int) for name in DEGREES if name not in _KIND)
-        if at.schedule == own.schedule and STAGES_PER_RANK.get(at.schedule, 1) == 0:
+        changed += sum((columns[name] != numbers[name]).astype(int) for name in DEGREES if name not in _EQUAL_NUMBERS)
+        if at.schedule == own.schedule and SCHEDULES[at.schedule].stages_per_rank == 0:
             changed += columns["virtual_stages"] != numbers["virtual_stages"]
         kept = block.where(changed == 1)
         if len(kept):
@@ -92,18 +102,18 @@ def _beside(
             yield from (part for part in (shared, space.with_offload(constraints, shared)) if len(part))
 
 
-def _num_different(words: Words, own: Words) -> int:
-    """Return in how many fields words differ; all that says what is computed again counts as one."""
-    again = any(getattr(words, name) != getattr(own, name) for name in _AGAIN)
+def _num_different(variant: PlanVariant, own: PlanVariant) -> int:
+    """The number of fields in which variants differ; all fields of recomputation count as one."""
+    again = any(getattr(variant, name) != getattr(own, name) for name in _AGAIN)
     fields = ("schedule", "cp_method", "dispatch", "float8")
-    return again + sum(getattr(words, name) != getattr(own, name) for name in fields)
+    return again + sum(getattr(variant, name) != getattr(own, name) for name in fields)
 
 
 def _shared_alike(job: JobSpec, constraints: Constraints, block: PlanBlock, numbers: dict[str, float]) -> PlanBlock:
     """Plans with their state shared out as one plan has it, where they may."""
     columns = block.columns | {name: np.full(len(block), numbers[name]) for name in SHARING}
     if not numbers["zero_ranks"]:
-        return PlanBlock(block.words, columns)
+        return PlanBlock(block.variant, columns)
     columns["zero_ranks"] = space.hybrid_ranks(job, constraints, columns)
-    is_legal: Column = (columns["zero_ranks"] > 0) & (block.schedule != SCHEDULE_NAMES.index("dualpipe"))
-    return PlanBlock(block.words, columns).where(is_legal)
+    is_legal: Column = (columns["zero_ranks"] > 0) & (block.num_copies == 1)
+    return PlanBlock(block.variant, columns).where(is_legal)

@@ -1,0 +1,1 @@
+"""The facts of gates, a file each; their arithmetic is in files of the same names in model/gates."""

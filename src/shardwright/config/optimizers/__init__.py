@@ -1,0 +1,1 @@
+"""The facts of optimizers, a file each; their arithmetic is in parallel/optimizers."""

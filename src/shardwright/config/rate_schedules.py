@@ -1,0 +1,118 @@
+"""The learning rate over a run: its schedules, the shapes of a decay, and rules by which it follows a growing batch.
+
+Each is described here once, and nobody else lists their names. train/learning_rate.py combines them. A `spec` is an
+OptimizerSpec.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from shardwright.config.registry import NameOf, Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSchedule:
+    """The learning rate after the warm-up.
+
+    - `place` is its place in lists.
+    - `share(spec, step)` is the rate of a step, as a share of the peak; steps count from 0, the warm-up included.
+    - `text(spec, floor, falls)` tells it in a sentence that begins "The learning rate rises to its peak and ...".
+      `floor` is the least rate, as text; `falls` tells a fall to it at the end of the run.
+    - `reads` are fields of [optimizer] that not every schedule reads.
+    """
+
+    name: str
+    place: int
+    share: Callable[[Any, int], float]
+    text: Callable[[Any, str, str], str]
+    reads: frozenset[str] = frozenset({"min_learning_rate_ratio"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayShape:
+    """The shape of a decay: `left(done)` falls from 1 to 0 while `done`, the finished share of the decay, rises."""
+
+    name: str
+    place: int
+    left: Callable[[float], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRule:
+    """The dependence of the rate on a batch that still grows: `factor(share)` multiplies the rate of a batch that is
+    `share` of the full one. `text` tells it, after "the learning rate"."""
+
+    name: str
+    place: int
+    factor: Callable[[float], float]
+    text: str
+
+
+RATE_SCHEDULES: Registry[RateSchedule] = Registry("a schedule of the learning rate", __name__, RateSchedule)
+DECAY_SHAPES: Registry[DecayShape] = Registry("a shape of a decay", __name__, DecayShape)
+BATCH_RULES: Registry[BatchRule] = Registry("a rule for growing batches", __name__, BatchRule)
+RateScheduleName = Annotated[str, NameOf(RATE_SCHEDULES)]
+DecayShapeName = Annotated[str, NameOf(DECAY_SHAPES)]
+BatchRuleName = Annotated[str, NameOf(BATCH_RULES)]
+
+
+def _decayed(spec: Any, step: int, first: int, shape: str) -> float:
+    """The share of the peak in a decay from step `first` to the last step, which ends at the floor."""
+    floor = float(spec.min_learning_rate_ratio)
+    done = min(1.0, max(0.0, (step - first) / max(1, spec.steps - first)))
+    return floor + (1.0 - floor) * DECAY_SHAPES[shape].left(done)
+
+
+def _stable_then_decayed(spec: Any, step: int) -> float:
+    return _decayed(spec, step, max(spec.warmup_steps, spec.steps - spec.decay_steps), spec.decay_shape)
+
+
+FACTS = (
+    RateSchedule(
+        name="constant", place=10, share=lambda spec, step: 1.0, text=lambda spec, floor, falls: "stays there",
+        reads=frozenset(),
+    ),
+    RateSchedule(
+        name="linear",
+        place=20,
+        share=lambda spec, step: _decayed(spec, step, spec.warmup_steps, "linear"),
+        text=lambda spec, floor, falls: f"{falls}, in proportion",
+    ),
+    RateSchedule(
+        name="cosine",
+        place=30,
+        share=lambda spec, step: _decayed(spec, step, spec.warmup_steps, "cosine"),
+        text=lambda spec, floor, falls: f"{falls}, as a cosine",
+    ),
+    RateSchedule(  # warm-up, stable, decay: Hu et al. 2024 (arXiv 2404.06395, section 4.2)
+        name="wsd",
+        place=40,
+        share=_stable_then_decayed,
+        text=lambda spec, floor, falls: f"stays there until it {falls}, within the last {spec.decay_steps:,}",
+        reads=frozenset({"min_learning_rate_ratio", "decay_share", "decay_shape"}),
+    ),
+    RateSchedule(  # Vaswani et al. 2017 (arXiv 1706.03762, section 5.3)
+        name="inverse-sqrt",
+        place=50,
+        share=lambda spec, step: max(
+            float(spec.min_learning_rate_ratio), math.sqrt(max(1, spec.warmup_steps) / (step + 1))
+        ),
+        text=lambda spec, floor, falls: f"falls with the root of the steps, not below {floor}",
+    ),
+    DecayShape(name="linear", place=10, left=lambda done: 1.0 - done),
+    # Loshchilov and Hutter 2017 (arXiv 1608.03983)
+    DecayShape(name="cosine", place=20, left=lambda done: 0.5 * (1.0 + math.cos(math.pi * done))),
+    # Hägele et al. 2024 (arXiv 2405.18392)
+    DecayShape(name="sqrt", place=30, left=lambda done: 1.0 - math.sqrt(done)),
+    BatchRule(name="none", place=10, factor=lambda share: 1.0, text="does not follow the batch"),
+    BatchRule(
+        name="sqrt", place=20, factor=math.sqrt,
+        text="follows the root of the batch (Malladi et al. 2022, for optimizers like Adam)",
+    ),
+    BatchRule(
+        name="linear", place=30, factor=lambda share: share,
+        text="follows the batch in proportion (Goyal et al. 2017, for SGD)",
+    ),
+)  # fmt: skip

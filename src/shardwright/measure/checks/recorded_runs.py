@@ -1,0 +1,111 @@
+"""Steps, saves and evaluations of one rank on CUDA without a device, for the order of accesses and the host's waits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import layer_policies
+from shardwright.config.recompute_policy import KEEP_ALL
+from shardwright.measure.checks.host_waits import ExpertPasses, expert_passes
+from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
+from shardwright.parallel.comm.transport import DryTransport
+from shardwright.parallel.zero.module_units import module_units
+from shardwright.train.build import job_mesh
+from shardwright.train.checkpoint.replica_state import coming_boxes, held_boxes
+from shardwright.train.data.batch_reader import BatchPlace, BatchReader
+from shardwright.train.dry_steps import META, DrySteps
+from shardwright.train.own_module.sharded_module import ShardedModule
+
+
+@dataclass(frozen=True)
+class RankAccesses:
+    """The run of a rank on CUDA: the number of its accesses to memory, their faults, and the lines at which the host
+    waited in `num_steps` steps, with the `passes` of layers that have experts."""
+
+    num_accesses: int
+    faults: tuple[str, ...]
+    waits: tuple[str, ...]
+    num_steps: int
+    passes: ExpertPasses
+
+
+def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
+    """Record the accesses of a rank to its memory on CUDA, in steps of twice what fills its pipeline; behind the first
+    a checkpoint is written, beside the second another, and an evaluation follows. `waits` are those of the second."""
+    streams = RecordedStreams()
+    with OperatorAccesses(streams):
+        connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
+        steps = DrySteps(job, rank, "cuda", connect, streams)
+        job = job.grown()
+        num_batches = 2 * steps.num_steps + 1  # one more is read ahead, where that of the first step lay
+        reader = ReaderInTurn(_ZeroSamples(job.model.sequence), job, steps.mesh, num_batches)
+        steps.batch_of = lambda number: reader.batch(number, number * job.batch.global_batch_size)
+        steps.run()
+        streams.host_writes_files(coming_boxes(steps.replica, steps.mesh).wait())
+        saved = coming_boxes(steps.replica, steps.mesh)
+        steps.replica.executor.reverses_pairs = True  # on a device neither part of a pair is first
+        streams.waits.clear()
+        steps.run()
+        waits, passes = tuple(streams.waits), _expert_passes(job, steps)
+        streams.host_writes_files(saved.wait())
+        steps.evaluate()
+    return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, steps.num_steps, passes)
+
+
+def module_accesses(
+    job: JobSpec, module: nn.Module, inputs: Callable[[], Tensor], accumulate: int = 1, rank: int = 0
+) -> RankAccesses:
+    """The accesses of a rank to its memory on CUDA with a module of the user's own, which lies on the device meta and
+    gives one tensor: two steps, behind each of which a checkpoint is written. `waits` are those of the second."""
+    streams = RecordedStreams()
+    with OperatorAccesses(streams):
+        connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
+        mesh = job_mesh(job, rank, META, kind="cuda", connect=connect, streams=streams)
+        sharded = ShardedModule(module, module_units(module, None), job, mesh, accumulate)
+        for _ in range(2):
+            streams.waits.clear()
+            for _ in range(accumulate):
+                sharded.backward(sharded(inputs()).square().mean())
+            sharded.step()
+            waits = tuple(streams.waits)
+            streams.host_writes_files(held_boxes(sharded.replica, mesh))
+    return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, 1, ExpertPasses())
+
+
+class ReaderInTurn(BatchReader):
+    """Reads a batch at once where it is asked for: the earliest moment at which the thread of others may."""
+
+    def _ask(self, place: BatchPlace) -> None:
+        self._ahead = place
+        self._read.put(self._fetch(place))
+
+
+@dataclass
+class _ZeroSamples:
+    """Samples of `sequence` + 1 tokens, of which only the shape is looked at."""
+
+    sequence: int
+
+    def __len__(self) -> int:
+        return 1
+
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        return np.zeros((count, self.sequence + 1), dtype=np.int64)
+
+
+def _expert_passes(job: JobSpec, steps: DrySteps) -> ExpertPasses:
+    policies = layer_policies(job.plan, job.model.layers, job.model.mtp_layers)
+    routers = {stage: list(module.routers()) for stage, module in steps.replica.stages.items()}
+    again = {stage: sum(policies[layer] != KEEP_ALL for layer in layers) for stage, layers in routers.items()}
+    # Layers of a stage see the same tokens, and each module of further tokens others.
+    first_further = job.model.layers
+    sights = {stage: {max(layer, first_further - 1) for layer in layers} for stage, layers in routers.items()}
+    row = steps.replica.executor.row
+    return ExpertPasses(
+        expert_passes(row, {stage: len(layers) for stage, layers in routers.items()}, again),
+        expert_passes(row, {stage: len(seen) for stage, seen in sights.items()}, dict.fromkeys(routers, 0)),
+    )

@@ -1,0 +1,359 @@
+"""Full simulations of plans. Closed forms offer several plans of each kind; here the fastest fitting one is chosen.
+
+A step is simulated in the plan's own order of work, with layers spread evenly over its stages and, if that is faster,
+with uneven stages. Then a local search improves the fastest plan of a kind: it simulates adjacent plans, which differ
+in one field, until none is faster. For this runtime the exact memory account decides if the fastest plan fits. If not,
+the next plan takes its place, and the local search goes on from there.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.config.checks.check import job_faults
+from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.cost.calibration import Constants
+from shardwright.cost.from_job import run_of
+from shardwright.cost.job_memories import every_rank_has_room
+from shardwright.cost.memory import peak_memory
+from shardwright.planner.search.adjacent_plans import adjacent_blocks, same_stages
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import Column, Columns, PlanBlock
+from shardwright.planner.search.plan_price import fits, prices
+from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN, Effort, Promising, SimulatedBase, in_turns
+from shardwright.planner.search.results import PlanPlace, SimulatedPlan
+from shardwright.planner.stages.best_layout import LEAST_GAIN, adjacent_layouts, paying_layout
+from shardwright.schedule.job_program import plan_faults
+from shardwright.simulate.closed_form import StepTime, step_time_and_spare
+from shardwright.simulate.full_step import is_simulated, simulated_steps
+from shardwright.workload.memo import Memo
+
+_LEAST_SHARE = 1e-6  # of a step: a smaller gain counts as none
+_LEAST_SPARE = 1e-3  # share of a step that uneven stages must be able to save
+_NEARLY = 1.03  # times the fastest plan of a kind: layouts adjacent to plans so fast are simulated too
+_LEAST_RATIO = 0.9  # simulated step to closed form: the search relies on no lower ratio
+_FIRST_RATIO = 0.99  # this ratio before any plan was simulated
+_SURE_ROOM = (
+    0.9  # share of a device: a plan that needs less by closed forms counts as fitting until its account is made
+)
+_MOST_ROUNDS = 24  # of the local search, if one fastest plan after another does not fit
+# Lengths of a step in actions: stages times microbatches.
+_SHORT_STEP = 2**9  # takes no time to simulate: all such kinds get a thorough local search
+_LONG_STEP = 2**10  # above, it takes long
+_LONGEST_STEP = 2**11  # above, a fifth of a second
+_THOROUGH_KINDS = 3  # get a thorough local search, however long their steps are
+_LONG_STEP_KINDS = 2  # of kinds with more than _MOST_ACTIONS only these first ones are looked around
+
+
+@dataclass
+class _Kind:
+    """The simulated plans of a kind that may fit, by their fields.
+
+    `simulated` are the keys of all plans that were simulated, `expanded` those whose adjacent plans were searched, with
+    the effort, and `laid_out` those whose adjacent layouts were simulated.
+    """
+
+    plans: dict[str, SimulatedPlan] = field(default_factory=dict)
+    simulated: set[str] = field(default_factory=set)
+    expanded: set[tuple[str, Effort]] = field(default_factory=set)
+    laid_out: set[str] = field(default_factory=set)
+
+
+class SimulatedPlans:
+    """Simulated steps of plans, and which plans fit in `room` bytes of a device.
+
+    `rows` are the degrees of the space. `least_ratio` is the least ratio so far of a simulated step to its closed form.
+    `refuted` has the fastest plan of each kind of which none fits.
+    """
+
+    def __init__(
+        self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, room: float, memo: Memo
+    ) -> None:
+        self.job, self.constraints, self.constants = job, constraints, constants
+        self.rows, self.room, self.memo = rows, room, memo
+        self.may_lay_out = "layout" not in constraints.among
+        self.host_room = host_room_bytes(job.cluster)
+        self.least_ratio = _FIRST_RATIO
+        self.refuted: dict[str, JobSpec] = {}
+        self._fits: dict[str, bool] = {}
+        self._times: dict[str, tuple[StepTime, float]] = {}
+        self._closed_s: dict[str, float] = {}
+
+    @property
+    def num_simulated(self) -> int:
+        """Plans that were simulated."""
+        return len(self._times)
+
+    def fastest(self, kinds: Sequence[Sequence[PlanPlace]], num_shown: int) -> list[SimulatedPlan]:
+        """Return the fastest fitting plan of each of `num_shown` kinds, fastest first.
+
+        `kinds` are sorted by the lower bounds of their plans. A kind without a fitting plan is left out, and its
+        fastest plan is added to `refuted`.
+        """
+        chosen: list[tuple[Sequence[PlanPlace], _Kind]] = []
+        for places in kinds:
+            best_s = sorted(self._best(kind).token_s for _, kind in chosen)
+            if len(best_s) >= num_shown and self.least_ratio * places[0].token_s >= best_s[num_shown - 1]:
+                break
+            kind = self._kind_of(places, len(chosen) < _LONG_STEP_KINDS)
+            if kind.plans:
+                chosen.append((places, kind))
+            else:  # an earlier call has shown that none of them fits
+                self._refute(places)
+        chosen.sort(key=lambda one: self._best(one[1]).token_s)
+        kinds_shown = [kind for _, kind in chosen[:num_shown]]
+        self._improve(kinds_shown, QUICK)
+        with_plans = sorted((kind for kind in kinds_shown if kind.plans), key=lambda kind: self._best(kind).token_s)
+        first = [
+            kind
+            for n, kind in enumerate(with_plans)
+            if n < _THOROUGH_KINDS or _actions(self._best(kind).job) <= _SHORT_STEP
+        ]
+        self._improve(first, THOROUGH)
+        uneven = [kind for kind in first if kind.plans and self._best(kind).job.plan.layout]
+        self._improve([kind for kind in uneven if not _is_long(self._best(kind).job)], UNEVEN)
+        shown = []
+        for places, kind in chosen:
+            if self._has_fitting(kind):
+                shown.append(self._best(kind))
+            else:
+                self._refute(places)
+        return sorted(shown, key=_seconds)[:num_shown]
+
+    def _refute(self, places: Sequence[PlanPlace]) -> None:
+        job = places[0].block.plan(places[0].index, self.job)
+        self.refuted[_key(job)] = job
+
+    def _kind_of(self, places: Sequence[PlanPlace], is_among_first: bool) -> _Kind:
+        """A kind with its plans that may be the fastest; with fewer of them if steps are long."""
+        kind, is_long = _Kind(), _is_long(places[0].block.plan(places[0].index, self.job))
+        for place in places[: 1 + is_among_first if is_long else None]:
+            if kind.plans and self.least_ratio * place.token_s >= self._best(kind).token_s:
+                break
+            self._add(kind, [place.block.plan(place.index, self.job)])
+        return kind
+
+    def _best(self, kind: _Kind) -> SimulatedPlan:
+        return min(kind.plans.values(), key=_seconds)
+
+    def _improve(self, kinds: Sequence[_Kind], effort: Effort) -> None:
+        """Add the plans adjacent to the fastest plan of each kind, until that plan fits and none of them is faster."""
+        # Kinds with the longest steps are searched only if they are among the first.
+        open_kinds = [
+            kind
+            for n, kind in enumerate(kinds)
+            if n < _LONG_STEP_KINDS or _actions(self._best(kind).job) <= _LONGEST_STEP
+        ]
+        open_kinds, num_rounds = [kind for kind in open_kinds if self._has_more_to_look_at(kind, effort)], 0
+        while open_kinds and num_rounds < _MOST_ROUNDS:
+            num_rounds += 1
+            best = [self._best(kind) for kind in open_kinds]
+            adjacent = self._adjacent(best, effort)
+            for kind, plan, tried in zip(open_kinds, best, adjacent, strict=True):
+                kind.expanded.add((_key(plan.job), effort))
+                self._add(kind, tried)
+                if effort.equal_layouts:
+                    self._lay_out_nearly_fastest(kind)
+            open_kinds = [kind for kind in open_kinds if self._has_more_to_look_at(kind, effort)]
+
+    def _has_more_to_look_at(self, kind: _Kind, effort: Effort) -> bool:
+        """True if the plans adjacent to the fastest fitting plan of a kind were not searched yet.
+
+        Plans that do not fit are dropped on the way. A plan with room to spare by closed forms is searched around
+        before its account is made.
+        """
+        while kind.plans:
+            best = self._best(kind)
+            is_open = (_key(best.job), effort) not in kind.expanded
+            if is_open and self._needs_share(best.job) < _SURE_ROOM:
+                return True
+            if self.fits(best.job):
+                return is_open
+            self._drop(kind, best)
+        return False
+
+    def _drop(self, kind: _Kind, plan: SimulatedPlan) -> None:
+        """Drop a plan that does not fit, and add it with a smaller microbatch, which may fit and be nearly as fast."""
+        del kind.plans[_key(plan.job)]
+        smaller = plan.job.plan.microbatch_size // 2
+        if smaller and self.constraints.allows("microbatch_size", smaller):
+            other = plan.job.model_copy(update={"plan": plan.job.plan.model_copy(update={"microbatch_size": smaller})})
+            if _key(other) in self._times or not (job_faults(other) or plan_faults(other)):
+                self._add(kind, [other])
+
+    def _needs_share(self, job: JobSpec) -> float:
+        """The share of the room that a plan needs by closed forms."""
+        return float(peak_memory(run_of(job), self.constants, self.memo).process) / self.room
+
+    def _has_fitting(self, kind: _Kind) -> bool:
+        """True if some plan of a kind fits. Faster plans that do not are dropped on the way."""
+        while kind.plans and not self.fits((best := self._best(kind)).job):
+            self._drop(kind, best)
+        return bool(kind.plans)
+
+    def _add(self, kind: _Kind, jobs: Iterable[JobSpec]) -> None:
+        """Simulate plans, each with its own layout and with its best one."""
+        for job in jobs:
+            if (job_key := _key(job)) in kind.simulated:
+                continue
+            kind.simulated.add(job_key)
+            for plan in self._with_layouts(job):
+                key = _key(plan.job)
+                if self._fits.get(key, True):
+                    kind.plans[key] = plan
+
+    def _lay_out_nearly_fastest(self, kind: _Kind) -> None:
+        """Simulate nearly fastest plans with a layer of their slowest rank moved to another one, if steps are short.
+
+        A step does not wait for its slowest rank alone, so such a layout may be faster though its bound is not.
+        """
+        for plan in list(kind.plans.values()):
+            is_short = 0 < _actions(plan.job) <= _SHORT_STEP
+            if not (plan.job.plan.layout and is_short and plan.token_s < _NEARLY * self._best(kind).token_s):
+                continue
+            if (key := _key(plan.job)) not in kind.laid_out:
+                kind.laid_out.add(key)
+                self._add(kind, self._adjacent_layouts(plan.job, THOROUGH))
+
+    def _with_layouts(self, job: JobSpec) -> Iterator[SimulatedPlan]:
+        """Yield a plan and, if its even layout may not be the best one, the plan with its best layout."""
+        time, spare_s = self._time(job)
+        even_s = self._even_s(job) if job.plan.layout else None
+        yield SimulatedPlan(job, float(time.total) / job.tokens_per_step, time, even_s)
+        least_gain = LEAST_GAIN if _is_long(job) else _LEAST_SHARE
+        least_spare = max(_LEAST_SPARE, least_gain) * time.total
+        if self.may_lay_out and is_simulated(job) and not job.plan.layout and spare_s > least_spare:
+            laid = paying_layout(job, self.constants, least_gain, self.memo)
+            if laid is not None:
+                laid_time, _ = self._time(laid)
+                token_s = float(laid_time.total) / job.tokens_per_step
+                yield SimulatedPlan(laid, token_s, laid_time, even_s=float(time.total))
+
+    def _even_s(self, job: JobSpec) -> float:
+        return float(self._time(_even(job))[0].total)
+
+    def _closed_even_s(self, job: JobSpec) -> float:
+        """Seconds a token, by closed forms, of an uneven plan if its stages were even; 0 if they are even."""
+        if not job.plan.layout:
+            return 0.0
+        even = _even(job)
+        self._time(even)
+        return self._closed_s[_key(even)] / job.tokens_per_step
+
+    def _time(self, job: JobSpec) -> tuple[StepTime, float]:
+        """Return the simulated step, and by closed forms the most seconds that another layout could save."""
+        key = _key(job)
+        if key not in self._times:
+            time, spare_s = step_time_and_spare(run_of(job), self.constants, self.memo)
+            (simulated,) = simulated_steps([job], [time], self.constants)
+            self._times[key] = simulated, float(spare_s)
+            self._closed_s[key] = float(time.total)
+            ratio = float(simulated.total / time.total)
+            self.least_ratio = min(self.least_ratio, max(_LEAST_RATIO, ratio))
+        return self._times[key]
+
+    def fits(self, job: JobSpec) -> bool:
+        """True if a plan fits by the account that every command uses."""
+        key = _key(job)
+        if key not in self._fits:
+            self._fits[key] = every_rank_has_room(
+                job, self.constants, lambda memory: bool(fits(job, memory, self.room)), self.memo
+            )
+        return self._fits[key]
+
+    def _adjacent(self, plans: Sequence[SimulatedPlan], effort: Effort) -> list[list[JobSpec]]:
+        """For each plan its adjacent plans that may be faster and fit."""
+        promising: list[list[Promising]] = [[] for _ in plans]
+        jobs = [plan.job for plan in plans]
+        base = SimulatedBase.of(
+            [self._time(job)[0] for job in jobs], jobs, [plan.token_s for plan in plans],
+            closed_s=[self._closed_s[_key(job)] / job.tokens_per_step for job in jobs],
+            even_s=[self._closed_even_s(job) for job in jobs],
+        )  # fmt: skip
+        schedules = np.array([SCHEDULES.names.index(job.plan.schedule) for job in jobs])
+        for block in adjacent_blocks(self.job, self.constraints, self.rows, jobs):
+            base_of = block.columns["near"]
+            for plan in self._promising(block, base.select(base_of), block.schedule == schedules[base_of], effort):
+                promising[plan.near].append(plan)
+        adjacent = []
+        for job, near in zip(jobs, promising, strict=True):
+            known = [plan.job for plan in near if _key(plan.job) in self._times]
+            unknown = [plan for plan in near if _key(plan.job) not in self._times]
+            tried = [*known, *in_turns(unknown)[: effort.most_like(job)]]
+            laid_out = [same for other in tried for same in _with_layout_kept(other, job)]
+            adjacent.append([*tried, *laid_out, *self._adjacent_layouts(job, effort), *self._other_virtual_stages(job)])
+        return adjacent
+
+    def _adjacent_layouts(self, job: JobSpec, effort: Effort) -> Iterator[JobSpec]:
+        if self.may_lay_out and is_simulated(job):
+            yield from adjacent_layouts(job, self.constants, self.memo, may_be_equal=effort.equal_layouts)
+
+    def _other_virtual_stages(self, job: JobSpec) -> Iterator[JobSpec]:
+        """Yield the plan with other numbers of stages a rank, if its schedule allows any number.
+
+        Closed forms do not tell which number hides the messages.
+        """
+        plan = job.plan
+        if SCHEDULES[plan.schedule].stages_per_rank or plan.pp == 1 or plan.layout:
+            return
+        most = job.model.layers // plan.pp
+        for virtual in sorted({2, most, plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}):
+            changes = {"virtual_stages": virtual, "extra_warmup": 0, "most_alive": 0.0}
+            other = job.model_copy(update={"plan": plan.model_copy(update=changes)})
+            if (
+                _actions(other) <= _LONGEST_STEP
+                and self.constraints.allows("virtual_stages", virtual)
+                and (_key(other) in self._times or not (job_faults(other) or plan_faults(other)))
+            ):
+                yield other
+
+    def _promising(
+        self, block: PlanBlock, base: SimulatedBase, is_alike: Column, effort: Effort
+    ) -> Iterator[Promising]:
+        """Yield the plans of a block that may fit and be faster than the plan to which they are adjacent.
+
+        `is_alike` marks those with the schedule of that plan.
+        """
+        priced = prices(self.job, block, self.constants, self.memo)
+        host, process = (
+            np.broadcast_to(num_bytes, base.token_s.shape) for num_bytes in (priced.memory.host, priced.memory.process)
+        )
+        tokens = block.columns["global_batch_size"] * self.job.model.sequence
+        optimistic_s = base.optimistic_s(priced.laid_out_s, priced.time, tokens, is_alike, effort)
+        may_fit = (process <= effort.room * self.room) & (host <= self.host_room)
+        for index in np.flatnonzero(may_fit & (optimistic_s * (1 + _LEAST_SHARE) < base.token_s)).tolist():
+            near, job = int(block.columns["near"][index]), block.plan(index, self.job)
+            yield Promising(near, float(optimistic_s[index]), float(priced.laid_out_s[index]), job)
+
+
+def _with_layout_kept(job: JobSpec, adjacent: JobSpec) -> list[JobSpec]:
+    """The plan with the layout of an adjacent plan, if that has one and stages lie on the same ranks."""
+    plan, other = job.plan, adjacent.plan
+    if not other.layout or not same_stages(other, plan):
+        return []
+    return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(other.layout)})})]
+
+
+def _even(job: JobSpec) -> JobSpec:
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})
+
+
+def _is_long(job: JobSpec) -> bool:
+    """True if a step takes long to simulate."""
+    return _actions(job) > _LONG_STEP
+
+
+def _actions(job: JobSpec) -> int:
+    """Stages times microbatches of a step; 0 if it is not simulated."""
+    return job.plan.num_stages * job.num_microbatches if is_simulated(job) else 0
+
+
+def _key(job: JobSpec) -> str:
+    return job.model_dump_json(include={"plan", "batch", "precision"})
+
+
+def _seconds(plan: SimulatedPlan) -> float:
+    return plan.token_s

@@ -1,0 +1,56 @@
+"""An order that is made to measure, by the solver (schedule/solver): for the times of each stage, and under a limit of
+what a rank may keep."""
+
+from shardwright.config import largest
+from shardwright.config.array_math import where
+from shardwright.config.schedule_facts import ScheduleFacts
+from shardwright.schedule.generators.one_f_one_b import alive
+from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.schedule import Schedule
+from shardwright.sharding.stage_placement import looped
+
+
+def _auto(shape: PipelineShape) -> Schedule:
+    from shardwright.schedule.solver.auto import auto  # the solver is as large as all other schedules together
+
+    limit = shape.most_alive or None
+    return auto(
+        shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages,
+        placement=shape.placement,
+    )  # fmt: skip
+
+
+def _auto_faults(shape: PipelineShape) -> list[str]:
+    if shape.virtual_stages > 2:
+        return [f"schedule 'auto' runs one or two stages on each rank, and v is {shape.virtual_stages}; use 1 or 2"]
+    p, m, num_stages = shape.num_ranks, shape.num_microbatches, shape.num_ranks * shape.virtual_stages
+    if num_stages * m > largest.SEARCHED:
+        return [
+            f"schedule 'auto' searches for an order, and p {p:,} x v {shape.virtual_stages} stages x m {m:,} = "
+            f"{num_stages * m:,} forwards are more than {largest.SEARCHED:,}; use at most "
+            f"{max(1, largest.SEARCHED // num_stages):,} microbatches, or a schedule by rule, such as 'zb-v' or '1f1b'"
+        ]
+    from shardwright.schedule.solver.auto_model import Model
+
+    limit = shape.most_alive or None
+    try:
+        Model.of(shape.num_ranks, shape.num_microbatches, shape.costs, limit, (), shape.virtual_stages)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+FACTS = ScheduleFacts(
+    name="auto",
+    place=150,
+    make=_auto,
+    faults=_auto_faults,
+    understands=("most_alive", "costs", "placement"),
+    stages_per_rank=0,
+    placement=looped,
+    splits_weights=True,
+    alive=alive,
+    num_gathers=lambda p, m, v: where(v > 1, 1.0 * m, 1.0),
+    message_waits=1,
+    not_searched="a solver makes it for one plan",
+)

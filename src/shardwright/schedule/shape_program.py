@@ -1,0 +1,115 @@
+"""Orders of work by a schedule's name: which shapes it admits, and what it makes of one that it does."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from shardwright.config import largest
+from shardwright.config.base import PlanError
+from shardwright.config.plan import Recompute
+from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.schedule.action import Kind
+from shardwright.schedule.lowering.lower import lower, with_step
+from shardwright.schedule.lowering.stage_recompute import add_recompute
+from shardwright.schedule.lowering.zero3_gathers import add_gathers
+from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.schedule import AnySchedule, Program, Schedule
+from shardwright.sharding.stage_placement import StagePlacement
+
+
+def shape_faults(name: str, shape: PipelineShape) -> list[str]:
+    """Why a schedule does not admit a shape, each fault with its arithmetic and a way out. Empty if it does."""
+    facts = SCHEDULES[name]
+    faults = [
+        f"schedule {name!r} has no {field}, and it is {getattr(shape, field)}; leave it out, or use "
+        + " or ".join(other.name for other in SCHEDULES.values() if field in other.understands)
+        for field in ("extra_warmup", "group", "num_steps", "most_alive")
+        if getattr(shape, field) != getattr(PipelineShape, field) and field not in facts.understands
+    ]
+    faults = _stage_faults(name, shape.virtual_stages) + faults
+    return size_faults(name, shape) or faults + facts.faults(shape)  # what is too large may take these for ever
+
+
+def size_faults(name: str, shape: PipelineShape, num_drawn: int = 1) -> list[str]:
+    """Faults of a shape that is too large to be laid out and played `num_drawn` times, each with a way out."""
+    p, m, steps = shape.num_ranks, shape.num_microbatches, max(shape.num_steps, num_drawn)
+    each = SCHEDULES[name].stages_per_rank or shape.virtual_stages
+    faults = []
+    if p > largest.PIPELINE_RANKS:
+        faults.append(f"a pipeline of p {p:,} ranks is too long; use at most {largest.PIPELINE_RANKS:,}")
+    if shape.virtual_stages > largest.LAYERS:
+        faults.append(
+            f"{shape.virtual_stages:,} pieces of the model on each rank are more than a model has layers; use at most "
+            f"{largest.LAYERS:,}"
+        )
+    if p * each * m * steps > largest.COMPUTATIONS:
+        most = largest.COMPUTATIONS // (p * each * steps)
+        stages = f"p {p:,} ranks x {each:,} stages on each" if each > 1 else f"p {p:,} stages"
+        times = f" x {steps:,} steps" if steps > 1 else ""
+        faults.append(
+            f"{stages} x m {m:,} microbatches{times} = {p * each * m * steps:,} forwards, and at most "
+            f"{largest.COMPUTATIONS:,} can be laid out; use "
+            + (f"at most {most:,} microbatches" if most else "fewer stages" + " or steps" * (steps > 1))
+        )
+    return faults
+
+
+def _stage_faults(name: str, virtual_stages: int) -> list[str]:
+    facts = SCHEDULES[name]
+    stages = facts.stages_per_rank
+    if stages == 0:
+        if virtual_stages > 1 or not facts.simpler:
+            return []
+        return [
+            f"schedule {name!r} runs several stages on each rank, and plan.virtual_stages is {virtual_stages}; "
+            f"use 2 or more, or schedule {facts.simpler!r}"
+        ]
+    if virtual_stages in (1, stages):
+        return []
+    count = "two stages" if stages == 2 else "one stage" + " of each direction" * (facts.num_copies > 1)
+    return [f"schedule {name!r} runs {count} on each rank, and plan.virtual_stages is {virtual_stages}; use {stages}"]
+
+
+def shape_program(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Program:
+    """One optimizer step under a named schedule, all communication written out.
+
+    With `recompute` stages keep their inputs alone (stage_recompute.py); with `gathers` their parameters are sharded
+    (zero3_gathers.py). PlanError says why a shape is not admitted.
+    """
+    return _extended(lower(_made(name, shape)), recompute, gathers)
+
+
+def shape_order(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Schedule:
+    """The order of work of a shape without messages: what the times of a step depend on, and far sooner made."""
+    return _extended(with_step(_made(name, shape)), recompute, gathers)
+
+
+@lru_cache(maxsize=1024)
+def shape_placement(name: str, shape: PipelineShape) -> StagePlacement:
+    """The rank of each stage. Of a schedule that is made to measure it is known once that is made."""
+    return _made(name, shape).placement
+
+
+@lru_cache(maxsize=8)
+def _made(name: str, shape: PipelineShape) -> Schedule:
+    faults = shape_faults(name, shape)
+    if faults:
+        raise PlanError(f"schedule {name}", faults)
+    made: Schedule = SCHEDULES[name].make(shape)
+    return made
+
+
+def _extended(schedule: AnySchedule, recompute: Recompute, gathers: bool) -> AnySchedule:
+    if recompute == "stage":
+        schedule = add_recompute(schedule)
+    return add_gathers(schedule) if gathers else schedule
+
+
+def forward_of(program: Program) -> Program:
+    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order. Where the
+    program gathers parameters, so do they."""
+    rows = tuple(
+        tuple(part for action in row for part in action.computes() if part.kind is Kind.FORWARD)
+        for row in program.ranks
+    )
+    lowered = lower(Schedule("forward", program.num_microbatches, program.placement, rows))
+    return replace(add_gathers(lowered) if program.gathers else lowered, sizes=program.sizes)

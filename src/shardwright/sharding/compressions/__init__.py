@@ -1,0 +1,1 @@
+"""Facts of the methods of gradient compression, a file each."""
