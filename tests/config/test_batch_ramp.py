@@ -22,7 +22,8 @@ from shardwright.report.prediction_notes import batch_notes
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.build import build
 from shardwright.train.span import end_of_span, samples_of
-from shardwright.train.trainer import RunStart, train
+from shardwright.train.trainer import train
+from shardwright.train.training_run import RunStart
 
 
 @st.composite

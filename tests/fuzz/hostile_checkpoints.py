@@ -251,7 +251,8 @@ def resume(arguments: list[str]) -> None:
     from shardwright.config.base import PlanError, RunError
     from shardwright.config.load import load_job
     from shardwright.train.build import job_mesh
-    from shardwright.train.trainer import RunStart, TrainingRun
+    from shardwright.train.trainer import train_steps
+    from shardwright.train.training_run import RunStart, TrainingRun
 
     torch.set_num_threads(1)
     expected = json.loads(Path("expected.json").read_text())
@@ -260,7 +261,7 @@ def resume(arguments: list[str]) -> None:
         run = TrainingRun(job, job_mesh(job, 0, torch.device("cpu")), Path("run"), RunStart())
         if not expected["signed"]:
             assert _state_of(run) == expected[str(run.done)], f"what was loaded of step {run.done} was not saved"
-        run.to_the_end()
+        train_steps(run)
     except (PlanError, RunError) as error:
         print(error, file=sys.stderr)
         sys.exit(2 if isinstance(error, PlanError) else 1)
@@ -295,7 +296,7 @@ def _write_whole(root: Path, variant: int) -> None:
     from shardwright.train.checkpoint.manifest import Manifest, MeasuredLoss, folder_name, index_file
     from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
     from shardwright.train.checkpoint.storage import open_storage
-    from shardwright.train.trainer import RunStart, TrainingRun
+    from shardwright.train.training_run import RunStart, TrainingRun
 
     torch.set_num_threads(1)
     root.mkdir()
@@ -308,7 +309,7 @@ def _write_whole(root: Path, variant: int) -> None:
     expected = {"0": _state_of(run)}
     storage = open_storage("run/checkpoints")
     for step in range(1, LAST + 1):
-        run._span()
+        run.count(run.train_span())
         expected[str(step)] = _state_of(run)
         scale = run.replica.loss_scale
         state = {"health": run.health.state_dict()} | ({"loss_scale": scale.state_dict()} if scale else {})

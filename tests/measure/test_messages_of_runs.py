@@ -36,7 +36,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline import executor
 from shardwright.sharding import groups
 from shardwright.train.build import job_mesh
-from shardwright.train.trainer import RunStart, train
+from shardwright.train.trainer import train
+from shardwright.train.training_run import RunStart
 
 pytestmark = pytest.mark.processes
 IN_SUITE: dict[str, dict[str, Any]] = {

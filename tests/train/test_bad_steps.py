@@ -32,7 +32,8 @@ from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import RunResult
-from shardwright.train.trainer import RunStart, TrainingRun, train
+from shardwright.train.trainer import train
+from shardwright.train.training_run import RunStart, TrainingRun
 
 pytestmark = pytest.mark.processes
 

@@ -27,7 +27,8 @@ from shardwright.train.data.batch_reader import BatchReader, my_share
 from shardwright.train.data.samples import Samples
 from shardwright.train.data.token_stream import TokenSpan
 from shardwright.train.launch import preemption
-from shardwright.train.trainer import TrainingRun, train
+from shardwright.train.trainer import train
+from shardwright.train.training_run import TrainingRun
 
 BATCH = 8
 

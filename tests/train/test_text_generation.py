@@ -9,8 +9,8 @@ from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
+from shardwright.train.sample_text import sample_text
 from shardwright.train.text_generation import generate
-from shardwright.train.trainer import sample_text
 
 
 @leaves_nothing

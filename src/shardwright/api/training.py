@@ -247,8 +247,8 @@ def _work(spec: JobSpec, weights_from: str) -> "Work":
     """The work of each rank."""
     from shardwright.account.job_memory import job_memory
     from shardwright.cost.failures import best_interval
-    from shardwright.train.trainer import RunStart
     from shardwright.train.trainer import train as train_on_rank
+    from shardwright.train.training_run import RunStart
 
     return partial(train_on_rank, start=RunStart(job_memory(spec), weights_from, best_interval(spec)))
 

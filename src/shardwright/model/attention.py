@@ -37,7 +37,7 @@ class Attention(nn.Module):
     `out`, [S, B, N x D] to [s, B, H].
     """
 
-    def __init__(self, spec: ModelSpec, cut: LayerSharding, number: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, sharding: LayerSharding, number: int = 0) -> None:
         """`number` is that of its block."""
         super().__init__()
         self.head_dim, self.epsilon, self.clip = spec.head_size, spec.norm_epsilon, spec.clip_qkv
@@ -45,14 +45,14 @@ class Attention(nn.Module):
         self.is_turned, self.is_windowed = spec.is_turned(number), spec.is_windowed(number)
         reach = KeyReach(spec.window.size, spec.window.chunked) if self.is_windowed else KeyReach()
         self.rule = AttentionRule(spec.softmax_scale, reach=reach, softcap=spec.attention_softcap)
-        self.cut, self.norms_turned = cut, spec.qk_norm == "l2" and self.is_turned
+        self.sharding, self.norms_turned = sharding, spec.qk_norm == "l2" and self.is_turned
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
-        self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, std=spec.init_std)
-        self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias or spec.qkv_bias else None
-        self.sinks = sharded((*groups[:1], self.queries_per_group), 0, cut.tp, "zeros") if spec.sinks else None
+        self.qkv = ColumnLinear(spec.hidden, groups, 0, sharding, std=spec.init_std)
+        self.qkv_bias = sharded(groups, 0, sharding.tp, "zeros") if spec.bias or spec.qkv_bias else None
+        self.sinks = sharded((*groups[:1], self.queries_per_group), 0, sharding.tp, "zeros") if spec.sinks else None
         std = residual_std(spec.init_std, spec.layers)
         # Attention's backward keeps what it gave.
-        self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, cut, std=std, owns_input=False)
+        self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, sharding, std=std, owns_input=False)
         # What is added to the keys of all positions alike adds the same number to all scores of a query, and softmax
         # cancels it, if nothing but a product with the query stands between: of the bias of a norm, or of the product
         # if no norm follows, the elements that no rotary turns.
@@ -64,11 +64,11 @@ class Attention(nn.Module):
         self.k_norm: Norm | AllHeadsNorm | None = None
         if spec.qk_norm == "head":
             # Each rank norms its own heads, and so sees only their part of the gradient.
-            self.q_norm = Norm(spec, cut, self.head_dim, cut.tp)
-            self.k_norm = Norm(spec, cut, self.head_dim, cut.tp, learning_biases=num_kept)
+            self.q_norm = Norm(spec, sharding, self.head_dim, sharding.tp)
+            self.k_norm = Norm(spec, sharding, self.head_dim, sharding.tp, learning_biases=num_kept)
         elif spec.qk_norm == "full":
-            self.q_norm = AllHeadsNorm(spec, self.queries_per_group, cut)
-            self.k_norm = AllHeadsNorm(spec, 1, cut)
+            self.q_norm = AllHeadsNorm(spec, self.queries_per_group, sharding)
+            self.k_norm = AllHeadsNorm(spec, 1, sharding)
 
     def project(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to queries, keys and values, [S, B, G x (Q + 2) x D]."""
@@ -81,18 +81,18 @@ class Attention(nn.Module):
         if self.qkv_bias is not None:
             qkv_SBGRD = qkv_SBGRD + self._bias(self.qkv_bias)
         if isinstance(self.q_norm, AllHeadsNorm) and isinstance(self.k_norm, AllHeadsNorm):
-            qkv_SBGRD = norm_all_heads(qkv_SBGRD, self.q_norm, self.k_norm, self.epsilon, self.cut.tp)
+            qkv_SBGRD = norm_all_heads(qkv_SBGRD, self.q_norm, self.k_norm, self.epsilon, self.sharding.tp)
         if self.clip:
             qkv_SBGRD = qkv_SBGRD.clamp(-self.clip, self.clip)
-        if self.cut.trades_heads:
-            qkv_SBGRD = trade_for_heads(qkv_SBGRD, self.cut.cp)
+        if self.sharding.trades_heads:
+            qkv_SBGRD = trade_for_heads(qkv_SBGRD, self.sharding.cp)
         q_SBGQD, k_SBGD, v_SBGD = self._split(qkv_SBGRD, run.tables)
         S = qkv_SBGRD.shape[0]
         q_SBND, k_SBGD, v_SBGD = q_SBGQD.reshape(S, B, -1, self.head_dim), k_SBGD.squeeze(3), v_SBGD.squeeze(3)
         rule = self._rule_of_heads(q_SBND.shape[2], run.tables)
-        out_SBND = dot_product_attention(q_SBND, k_SBGD, v_SBGD, rule, cut=self.cut, run=run)
+        out_SBND = dot_product_attention(q_SBND, k_SBGD, v_SBGD, rule, sharding=self.sharding, run=run)
         out_SBE = out_SBND.reshape(S, B, -1)
-        return trade_for_tokens(out_SBE, self.cut.cp) if self.cut.trades_heads else out_SBE
+        return trade_for_tokens(out_SBE, self.sharding.cp) if self.sharding.trades_heads else out_SBE
 
     def _split(self, qkv_SBGRD: Tensor, tables: PositionTables) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by themselves, normed and turned where that is so."""
@@ -114,10 +114,10 @@ class Attention(nn.Module):
     def _rule_of_heads(self, num_heads: int, tables: PositionTables) -> AttentionRule:
         """The rule with what is of each head, for those that this rank attends with: of tp its own, and of these those
         that tokens were traded for."""
-        first = num_heads * self.cut.cp.index if self.cut.trades_heads else 0
+        first = num_heads * self.sharding.cp.index if self.sharding.trades_heads else 0
         rule = self.rule
         if tables.slopes_N is not None:
-            of_tp = len(tables.slopes_N) // self.cut.tp.size * self.cut.tp.index
+            of_tp = len(tables.slopes_N) // self.sharding.tp.size * self.sharding.tp.index
             rule = replace(rule, slopes_N=tables.slopes_N[of_tp + first : of_tp + first + num_heads])
         if self.sinks is not None:
             rule = replace(rule, sinks=Sinks(self.sinks, slice(first, first + num_heads)))

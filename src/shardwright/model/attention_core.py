@@ -23,7 +23,7 @@ from shardwright.parallel.tensor.linear import LayerSharding
 
 
 def dot_product_attention(
-    q_SBND: Tensor, k_SBGD: Tensor, v_SBGE: Tensor, rule: AttentionRule, cut: LayerSharding, run: ForwardPass
+    q_SBND: Tensor, k_SBGD: Tensor, v_SBGE: Tensor, rule: AttentionRule, sharding: LayerSharding, run: ForwardPass
 ) -> Tensor:
     """Causal attention by a rule over the whole sequence, [S, B, N, E]; E may be less than D, and G must divide N.
 
@@ -32,13 +32,13 @@ def dot_product_attention(
     width, missing = v_SBGE.shape[-1], q_SBND.shape[-1] - v_SBGE.shape[-1]
     if missing:
         v_SBGE = functional.pad(v_SBGE, (0, missing))
-    cp = cut.cp.alone("cp") if cut.trades_heads else cut.cp
+    cp = sharding.cp.alone("cp") if sharding.trades_heads else sharding.cp
     documents = run.documents
     if rule.reach.is_chunked and run.chunks is not None:
         # A chunk is seen as a document is. None of it is further back than a chunk is long: other blocks are left out.
         documents, rule = run.chunks, replace(rule, reach=replace(rule.reach, is_chunked=False))
     if cp.size > 1 or documents is not None or not rule.is_plain(len(q_SBND)):
-        across_ranks = resolve_name(CONTEXT_METHODS[cut.cp_method].rule)
+        across_ranks = resolve_name(CONTEXT_METHODS[sharding.cp_method].rule)
         out_SBND: Tensor = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, documents, rule)
     else:
         q_BNSD, k_BGSD, v_BGSD = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGE))

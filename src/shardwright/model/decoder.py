@@ -82,31 +82,31 @@ class DecoderStage(nn.Module):
     """One stage. Layers keep their number in the whole model, so that a parameter's name is the same in any plan."""
 
     def __init__(
-        self, spec: ModelSpec, span: StageSpan, cut: LayerSharding, policies: Mapping[int, Policy] | None = None,
+        self, spec: ModelSpec, span: StageSpan, sharding: LayerSharding, policies: Mapping[int, Policy] | None = None,
         host: HostPool | None = None, loss_positions: int = 0,
     ) -> None:  # fmt: skip
         """`policies` say what layers recompute, by their number in the whole model; others keep all. Where there is a
         `host`, inputs of layers that keep nothing else wait there for the backward. The loss takes `loss_positions`
         positions of this rank at once, or if that is 0 all."""
         super().__init__()
-        self.spec, self.span, self.cut, self.host = spec, span, cut, host
+        self.spec, self.span, self.sharding, self.host = spec, span, sharding, host
         self.loss_positions = loss_positions or spec.sequence
         self.through: Passage = _as_it_is
         self.tables = PositionTables()
-        self.held = cut.held(spec.sequence)
+        self.held = sharding.held(spec.sequence)
         learned = spec.positions == "learned"
-        self.embedding = Embedding(spec, cut) if span.is_first else None
-        self.positions = LearnedPositions(spec, cut) if span.is_first and learned else None
-        self.embedding_norm = Norm(spec, cut) if span.is_first and spec.embedding_norm else None
-        self.embedding_dropout = Dropout(spec, "embedding", cut)
+        self.embedding = Embedding(spec, sharding) if span.is_first else None
+        self.positions = LearnedPositions(spec, sharding) if span.is_first and learned else None
+        self.embedding_norm = Norm(spec, sharding) if span.is_first and spec.embedding_norm else None
+        self.embedding_dropout = Dropout(spec, "embedding", sharding)
         policies, numbers = policies or {}, range(span.first_layer, span.end_layer)
-        self.layers = nn.ModuleDict({str(i): make_block(spec, i, cut, policies.get(i, KEEP_ALL)) for i in numbers})
-        self.norm = Norm(spec, cut) if span.is_last else None
+        self.layers = nn.ModuleDict({str(i): make_block(spec, i, sharding, policies.get(i, KEEP_ALL)) for i in numbers})
+        self.norm = Norm(spec, sharding) if span.is_last else None
         self.logit_change = LogitChange(spec.logit_scale, spec.logit_softcap)
-        self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, std=spec.init_std) if span.is_last else None
+        self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, sharding, std=spec.init_std) if span.is_last else None
         further = range(spec.layers, spec.num_blocks) if span.is_last else ()
-        self.further_table = Embedding(spec, cut) if further and not spec.tied_embeddings else None
-        self.mtp = nn.ModuleList(FurtherToken(spec, i, cut, policies.get(i, KEEP_ALL)) for i in further)
+        self.further_table = Embedding(spec, sharding) if further and not spec.tied_embeddings else None
+        self.mtp = nn.ModuleList(FurtherToken(spec, i, sharding, policies.get(i, KEEP_ALL)) for i in further)
         self.further = [module for module in self.mtp if isinstance(module, FurtherToken)]
         tables = self.embedding, self.further_table, self.head if spec.tied_embeddings else None
         for use in tables if spec.shares_table else ():
@@ -117,13 +117,13 @@ class DecoderStage(nn.Module):
     @property
     def deferred(self) -> DeferredGradients:
         """Weight gradients of this stage that wait for their W."""
-        return self.cut.deferred
+        return self.sharding.deferred
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> "DecoderStage":
         """Give the parameters their names, device and number type, but no memory. Returns itself."""
         name_parameters(self, device, dtype)
         for parameter in placed_parameters(self).values():
-            parameter.deferred = self.cut.deferred if parameter.place.is_put_off else None
+            parameter.deferred = self.sharding.deferred if parameter.place.is_put_off else None
         self._place_buffers(device)
         return self
 
@@ -133,13 +133,13 @@ class DecoderStage(nn.Module):
 
     def blocks(self) -> dict[int, Block]:
         """All blocks by their number: the layers, and those of multi-token prediction behind the last."""
-        found = {int(name): layer for name, layer in self.layers.items() if isinstance(layer, Block)}
-        return found | {self.spec.layers + index: module.block for index, module in enumerate(self.further)}
+        blocks = {int(name): layer for name, layer in self.layers.items() if isinstance(layer, Block)}
+        return blocks | {self.spec.layers + index: module.block for index, module in enumerate(self.further)}
 
     def _place_buffers(self, device: torch.device) -> None:
         for state in self.routers().values():
             state.to(device)
-        seen = (range(self.spec.sequence),) if self.cut.trades_heads else self.held
+        seen = (range(self.spec.sequence),) if self.sharding.trades_heads else self.held
         self.tables = PositionTables.of(self.spec, positions_tensor(seen, device))
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
@@ -165,7 +165,7 @@ class DecoderStage(nn.Module):
 
     def empty_hidden(self, batch: int) -> Tensor:
         """Memory for what passes between stages, [s, B, H]."""
-        tokens = sum(map(len, self.cut.held_between(self.spec.sequence)))
+        tokens = sum(map(len, self.sharding.held_between(self.spec.sequence)))
         like = next(self.parameters())
         return torch.empty(tokens, batch, self.spec.hidden, device=like.device, dtype=like.dtype)
 
@@ -173,26 +173,26 @@ class DecoderStage(nn.Module):
         """The values that the layers share in one pass; without a microbatch there is no dropout."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
         if marked_BT is None:
-            return ForwardPass(self.tables, microbatch, convoy, streams=self.cut.cp.streams)
+            return ForwardPass(self.tables, microbatch, convoy, streams=self.sharding.cp.streams)
         marked_BS = marked_BT[:, :-1]
         tables, window, chunks = self.tables, self.spec.window, None
         documents = self._by_rank(document_numbers(marked_BS))
         positions_BS = document_positions(marked_BS)
         if tables.temperatures is not None:
-            seen = (range(self.spec.sequence),) if self.cut.trades_heads else self.held
+            seen = (range(self.spec.sequence),) if self.sharding.trades_heads else self.held
             tables = tables.in_documents(self.spec, pick(positions_BS, seen).t())
         if window.size and window.chunked:
             chunks = self._by_rank(chunk_numbers(positions_BS, window.size))
-        streams = self.cut.cp.streams
+        streams = self.sharding.cp.streams
         real = RealTokens.of(marked_BT, streams=streams) if self.spec.moe.experts > 0 else None
         return ForwardPass(tables, microbatch, convoy, documents, chunks, real, streams)
 
     def _by_rank(self, documents_BS: Tensor) -> Tensor:
         """The documents of the tokens of each rank whose keys attention meets by themselves, [P, B, s]."""
-        if self.cut.cp.size == 1 or self.cut.trades_heads:
+        if self.sharding.cp.size == 1 or self.sharding.trades_heads:
             return documents_BS[None]
-        size, sequence = self.cut.cp.size, self.spec.sequence
-        held = (held_ranges(sequence, size, index, self.cut.cp_method) for index in range(size))
+        size, sequence = self.sharding.cp.size, self.spec.sequence
+        held = (held_ranges(sequence, size, index, self.sharding.cp_method) for index in range(size))
         return torch.stack([pick(documents_BS, ranges) for ranges in held])
 
     def forward(
@@ -289,11 +289,11 @@ class DecoderStage(nn.Module):
         """The mean cross entropy of this rank's tokens from the hidden states before the head; skipped targets have 0.
         `into` and `completes` as in model/loss.py."""
         assert self.head is not None, "only the last stage has a head"
-        first_row, _ = split_evenly(self.spec.vocab, self.cut.tp.size, self.cut.tp.index)
+        first_row, _ = split_evenly(self.spec.vocab, self.sharding.tp.size, self.sharding.tp.index)
         rows_T = pick(targets_BS, self.held).t().flatten() - first_row
         skipped_T = None if skipped_BS is None else pick(skipped_BS, self.held).t().flatten()
         targets = Targets(rows_T, skipped_T, self.loss_positions, completes=completes)
-        return microbatch_loss(x_sBH, self.head.weight, targets, self.cut, into, logits=self.logit_change)
+        return microbatch_loss(x_sBH, self.head.weight, targets, self.sharding, into, logits=self.logit_change)
 
     def logits(self, x_sBH: Tensor) -> Tensor:
         """This rank's rows of the logits, [S, B, V]."""

@@ -27,12 +27,12 @@ LEVELS = 1 << 16
 class Dropout(nn.Module):
     """Dropout of hidden states at one place of the model."""
 
-    def __init__(self, spec: ModelSpec, place: str, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, place: str, sharding: LayerSharding) -> None:
         """`place` names the place among all of the model, the same in every plan."""
         super().__init__()
         self.place = place
         self.sequence = spec.sequence
-        self.positions = cut.held_between(spec.sequence)
+        self.positions = sharding.held_between(spec.sequence)
         self.num_dropped_levels = min(round(spec.dropout * LEVELS), LEVELS - 1)
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:

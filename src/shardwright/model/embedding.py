@@ -21,32 +21,34 @@ from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whol
 class Embedding(nn.Module):
     """Vocabulary-parallel lookup."""
 
-    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, sharding: LayerSharding) -> None:
         super().__init__()
-        self.cut, self.vocab, self.scale = cut, spec.vocab, spec.embedding_scale
-        self.weight = sharded((spec.vocab, spec.hidden), 0, cut.tp, "normal", std=spec.init_std)
+        self.sharding, self.vocab, self.scale = sharding, spec.vocab, spec.embedding_scale
+        self.weight = sharded((spec.vocab, spec.hidden), 0, sharding.tp, "normal", std=spec.init_std)
 
     def forward(self, tokens_SB: Tensor) -> Tensor:
         """[S, B] to [s, B, H]."""
-        return look_up(tokens_SB, self.weight, self.vocab, self.cut, scale=self.scale)
+        return look_up(tokens_SB, self.weight, self.vocab, self.sharding, scale=self.scale)
 
 
-def look_up(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, cut: LayerSharding, scale: float = 1.0) -> Tensor:
+def look_up(
+    tokens_SB: Tensor, weight: PlacedParameter, vocab: int, sharding: LayerSharding, scale: float = 1.0
+) -> Tensor:
     """The rows of a table of `vocab` tokens, of which this rank has its share, times `scale`: [S, B] to [s, B, H]."""
-    x_sBH = _rows(tokens_SB, weight, vocab, cut)
+    x_sBH = _rows(tokens_SB, weight, vocab, sharding)
     return x_sBH if scale == 1.0 else x_sBH * scale
 
 
-def _rows(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, cut: LayerSharding) -> Tensor:
-    if cut.tp.size == 1:
-        return _Lookup.apply(tokens_SB, weight, cut.tp.kind)
-    first_row, end_row = split_evenly(vocab, cut.tp.size, cut.tp.index)
+def _rows(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, sharding: LayerSharding) -> Tensor:
+    if sharding.tp.size == 1:
+        return _Lookup.apply(tokens_SB, weight, sharding.tp.kind)
+    first_row, end_row = split_evenly(vocab, sharding.tp.size, sharding.tp.index)
     rows_SB = tokens_SB - first_row
     elsewhere_SB = (tokens_SB < first_row) | (tokens_SB >= end_row)
-    x_SBH = _Lookup.apply(rows_SB.masked_fill(elsewhere_SB, 0), weight, cut.tp.kind)
+    x_SBH = _Lookup.apply(rows_SB.masked_fill(elsewhere_SB, 0), weight, sharding.tp.kind)
     x_SBH = x_SBH.masked_fill(elsewhere_SB[..., None], 0.0)
-    leave = scatter_to if cut.shards_sequence else reduce_from
-    return leave(x_SBH, cut.tp)
+    leave = scatter_to if sharding.shards_sequence else reduce_from
+    return leave(x_SBH, sharding.tp)
 
 
 class _Lookup(torch.autograd.Function):
@@ -71,9 +73,9 @@ class LearnedPositions(nn.Module):
     The table may have rows before that of the first position, which nothing uses (OPT, arXiv 2205.01068).
     """
 
-    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, sharding: LayerSharding) -> None:
         super().__init__()
-        self.sharded_over, self._kind = cut.summed_over, cut.tp.kind
+        self.sharded_over, self._kind = sharding.summed_over, sharding.tp.kind
         self.offset = spec.position_offset
         shape = (self.offset + spec.sequence, spec.hidden)
         self.weight = whole(shape, "normal", spec.init_std, summed_over=self.sharded_over)

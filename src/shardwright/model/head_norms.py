@@ -23,9 +23,9 @@ class AllHeadsNorm(nn.Module):
     """The weight of a norm over `heads` of each key/value head, whole [kv_heads, heads, D]. Ranks of tp share it as
     they do the heads."""
 
-    def __init__(self, spec: ModelSpec, heads: int, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, heads: int, sharding: LayerSharding) -> None:
         super().__init__()
-        self.weight = sharded((spec.num_kv_heads, heads, spec.head_size), 0, cut.tp, "ones")
+        self.weight = sharded((spec.num_kv_heads, heads, spec.head_size), 0, sharding.tp, "ones")
 
 
 def norm_all_heads(qkv_SBGRD: Tensor, q_norm: AllHeadsNorm, k_norm: AllHeadsNorm, epsilon: float, tp: Axis) -> Tensor:

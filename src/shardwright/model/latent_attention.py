@@ -38,24 +38,26 @@ class LatentAttention(nn.Module):
     their collective: each rank makes the latents of all tokens, for its own heads.
     """
 
-    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, sharding: LayerSharding) -> None:
         super().__init__()
         latent = spec.latent
-        self.cut = cut
+        self.sharding = sharding
         self.rule = AttentionRule(spec.softmax_scale)
         self.widths = (latent.q_rank, latent.kv_rank, latent.rope_dim)
         self.query_width, self.nope_width = spec.query_width, latent.nope_dim
         heads = spec.heads
         # The axis whose ranks each have a part of the gradients of what all of them compute, if not the sequence's.
-        partial = None if latent.q_rank else cut.tp
-        self.down = ReplicatedLinear(spec.hidden, sum(self.widths), cut, spec.init_std, summed_over=partial)
-        self.q_norm = Norm(spec, cut, latent.q_rank) if latent.q_rank else None
-        self.kv_norm = Norm(spec, cut, latent.kv_rank, summed_over=partial)
-        self.q_up = ColumnLinear(latent.q_rank or spec.hidden, (heads, self.query_width), 0, cut, std=spec.init_std)
+        partial = None if latent.q_rank else sharding.tp
+        self.down = ReplicatedLinear(spec.hidden, sum(self.widths), sharding, spec.init_std, summed_over=partial)
+        self.q_norm = Norm(spec, sharding, latent.q_rank) if latent.q_rank else None
+        self.kv_norm = Norm(spec, sharding, latent.kv_rank, summed_over=partial)
+        self.q_up = ColumnLinear(
+            latent.q_rank or spec.hidden, (heads, self.query_width), 0, sharding, std=spec.init_std
+        )
         made = (heads, latent.nope_dim + latent.value_dim)
-        self.kv_up = ColumnLinear(latent.kv_rank, made, 0, cut, std=spec.init_std)
+        self.kv_up = ColumnLinear(latent.kv_rank, made, 0, sharding, std=spec.init_std)
         std = residual_std(spec.init_std, spec.layers)
-        self.out = RowLinear(heads * latent.value_dim, spec.hidden, False, cut, std=std, owns_input=False)
+        self.out = RowLinear(heads * latent.value_dim, spec.hidden, False, sharding, std=std, owns_input=False)
 
     def project(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to latents, [s, B, L]; without low-rank queries to queries and latents, [S, B, N x D + L]."""
@@ -63,7 +65,7 @@ class LatentAttention(nn.Module):
             return self.down(x_sBH)
         hidden = self.q_up.weight.shape[-1]
         parts = (Part(0, hidden, self.q_up.weight), Part(0, hidden, self.down.weight))
-        return torch.cat(column_products(x_sBH, parts, self.cut), dim=-1)
+        return torch.cat(column_products(x_sBH, parts, self.sharding), dim=-1)
 
     def attend(self, projected: Tensor, run: ForwardPass) -> Tensor:
         """From the result of `project` to [S, B, N x E]: norms, the products that make heads, rotary positions and
@@ -75,7 +77,9 @@ class LatentAttention(nn.Module):
         cosine, sine = (angles[:, :, 0] for angles in turned)  # all heads of a token are turned alike
         q, kv = q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1)
         q_SBND, k_SBND, v_SBNE = _RotateAndSpread.apply(q, kv, k_rope_SBP, cosine, sine)
-        return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.rule, cut=self.cut, run=run).reshape(S, B, -1)
+        return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.rule, sharding=self.sharding, run=run).reshape(
+            S, B, -1
+        )
 
     def _heads(self, projected: Tensor, run: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [S, B, N x D], keys without position and values [S, B, N x (D - P + E)], the rotary key [S, B, P]."""
@@ -84,12 +88,12 @@ class LatentAttention(nn.Module):
             q_sBR, kv_sBC, k_sBP = projected.split(self.widths, dim=-1)
             latents_sBL = torch.cat((self.q_norm(q_sBR), self.kv_norm(kv_sBC), k_sBP), dim=-1)
             parts = (Part(0, R, self.q_up.weight), Part(R, R + C, self.kv_up.weight), Part(R + C, R + C + P))
-            q, kv, k_rope_SBP = column_products(latents_sBL, parts, self.cut)
+            q, kv, k_rope_SBP = column_products(latents_sBL, parts, self.sharding)
             return q, kv, k_rope_SBP
         q, kv_SBC, k_rope_SBP = projected.split((projected.shape[-1] - C - P, C, P), dim=-1)
         # A copy, for the norm would keep all of what it is a view of.
         latent_SBC = self.kv_norm(kv_SBC.clone(memory_format=torch.contiguous_format))
-        return q, local_product(latent_SBC, self.kv_up.weight, self.cut), k_rope_SBP
+        return q, local_product(latent_SBC, self.kv_up.weight, self.sharding), k_rope_SBP
 
 
 class _RotateAndSpread(torch.autograd.Function):

@@ -47,7 +47,7 @@ class Targets:
 
 
 def microbatch_loss(
-    x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding, into: Tensor | None = None,
+    x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, sharding: LayerSharding, into: Tensor | None = None,
     logits: LogitChange = _AS_THEY_ARE,
 ) -> Tensor:  # fmt: skip
     """The mean cross entropy of this rank's tokens, a float32 number; a target without a loss counts as 0. `logits`
@@ -57,10 +57,10 @@ def microbatch_loss(
     """
     if torch.is_grad_enabled():
         into = torch.zeros((), device=x_sBH.device) if into is None else into
-        return _HeadLoss.apply(x_sBH, weight_VH, (targets, into, logits), cut)
+        return _HeadLoss.apply(x_sBH, weight_VH, (targets, into, logits), sharding)
     total = torch.zeros((), device=x_sBH.device)
-    for chunk in _chunks(x_sBH, targets, cut):
-        total += _Softmax.of(chunk, weight_VH, cut.tp, logits).loss
+    for chunk in _chunks(x_sBH, targets, sharding):
+        total += _Softmax.of(chunk, weight_VH, sharding.tp, logits).loss
     return total.div_(len(targets.rows_T))
 
 
@@ -96,12 +96,17 @@ class _HeadLoss(torch.autograd.Function):
         x_sBH: Tensor,
         weight_VH: PlacedParameter,
         asked: tuple[Targets, Tensor, LogitChange],
-        cut: LayerSharding,
+        sharding: LayerSharding,
     ) -> Tensor:
         targets, loss, ctx.logits = asked
         ctx.save_for_backward(x_sBH, targets.rows_T, targets.skipped_T)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
-        ctx.weight, ctx.positions, ctx.completes, ctx.cut = weight_VH, targets.positions, targets.completes, cut
+        ctx.weight, ctx.positions, ctx.completes, ctx.sharding = (
+            weight_VH,
+            targets.positions,
+            targets.completes,
+            sharding,
+        )
         ctx.loss = loss  # by which the backward writes to the memory that is given away
         return loss.detach()
 
@@ -109,17 +114,17 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x_sBH, rows_T, skipped_T = ctx.saved_tensors
         weight_VH: PlacedParameter = ctx.weight
-        cut: LayerSharding = ctx.cut
+        sharding: LayerSharding = ctx.sharding
         targets = Targets(rows_T, skipped_T, ctx.positions)
         dx_sBH, total = torch.empty_like(x_sBH), torch.zeros_like(ctx.loss)
-        for chunk in _chunks(x_sBH, targets, cut):
-            softmax = _Softmax.of(chunk, weight_VH, cut.tp, ctx.logits)
+        for chunk in _chunks(x_sBH, targets, sharding):
+            softmax = _Softmax.of(chunk, weight_VH, sharding.tp, ctx.logits)
             total += softmax.loss
             dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
             del softmax  # the gradient is in its memory, or in 16 bits
-            summed = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, cut)
+            summed = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, sharding)
             weight_VH.add_product(
-                dlogits_TV, chunk.x_TH, cut.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH)
+                dlogits_TV, chunk.x_TH, sharding.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH)
             )
             summed.wait()
         ctx.loss.copy_(total.div_(len(rows_T)))
@@ -127,13 +132,13 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _start_input_gradient(
-    into_sBH: Tensor, dlogits_TV: Tensor, weight_VH: PlacedParameter, cut: LayerSharding
+    into_sBH: Tensor, dlogits_TV: Tensor, weight_VH: PlacedParameter, sharding: LayerSharding
 ) -> Pending:
     """The sum over tp of dlogits W, once what is pending is over."""
-    if cut.shards_sequence:
+    if sharding.shards_sequence:
         dx_TH = dlogits_TV @ weight_VH
-        return start_reduce_scatter(into_sBH.flatten(0, 1), dx_TH, cut.tp)
-    return start_all_reduce(torch.mm(dlogits_TV, weight_VH, out=into_sBH.flatten(0, 1)), cut.tp)
+        return start_reduce_scatter(into_sBH.flatten(0, 1), dx_TH, sharding.tp)
+    return start_all_reduce(torch.mm(dlogits_TV, weight_VH, out=into_sBH.flatten(0, 1)), sharding.tp)
 
 
 @dataclass(frozen=True)
@@ -148,19 +153,19 @@ class _Chunk:
     skipped_T: Tensor | None
 
 
-def _chunks(x_sBH: Tensor, targets: Targets, cut: LayerSharding) -> Iterator[_Chunk]:
+def _chunks(x_sBH: Tensor, targets: Targets, sharding: LayerSharding) -> Iterator[_Chunk]:
     """The chunks of a microbatch. Under sequence parallel each moves an all-gather, beside the chunk before."""
     parts_sBH, batch = x_sBH.split(targets.positions), x_sBH.shape[1]
-    num_sharing = cut.tp.size if cut.shards_sequence else 1
+    num_sharing = sharding.tp.size if sharding.shards_sequence else 1
 
     def of_chunk(values_T: Tensor, first: int, end: int) -> Tensor:
         return values_T.view(num_sharing, -1, batch)[:, first:end].flatten()
 
-    coming, first = start_gather_again(parts_sBH[0], cut), 0
+    coming, first = start_gather_again(parts_sBH[0], sharding), 0
     for part_sBH, following_sBH in zip(parts_sBH, (*parts_sBH[1:], None), strict=True):
         (x_SBH, arrival), end = coming, first + len(part_sBH)
         if following_sBH is not None:
-            coming = start_gather_again(following_sBH, cut)
+            coming = start_gather_again(following_sBH, sharding)
         if arrival is not None:
             arrival.wait()
         skipped_T = None if targets.skipped_T is None else of_chunk(targets.skipped_T, first, end)

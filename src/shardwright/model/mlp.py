@@ -20,18 +20,18 @@ class MLP(nn.Module):
     [gate | up], [S, B, 2 F], if gated; `activate`; and `down`, [S, B, F] to [s, B, H].
     """
 
-    def __init__(self, spec: ModelSpec, cut: LayerSharding, width: int = 0, owns_input: bool = True) -> None:
+    def __init__(self, spec: ModelSpec, sharding: LayerSharding, width: int = 0, owns_input: bool = True) -> None:
         """`width` is that inside the MLP, if it is not the model's. `owns_input`: nobody else keeps the input."""
         super().__init__()
         width = width or spec.ffn_size
         self.gated = spec.gated_mlp
         self.activation = spec.activation
         inner = (2, width) if self.gated else (1, width)
-        self.up = ColumnLinear(spec.hidden, inner, 1, cut, std=spec.init_std, owns_input=owns_input)
-        self.up_bias = sharded(inner, 1, cut.tp, "zeros") if spec.bias else None
-        self.down = RowLinear(width, spec.hidden, spec.bias, cut, std=residual_std(spec.init_std, spec.layers))
+        self.up = ColumnLinear(spec.hidden, inner, 1, sharding, std=spec.init_std, owns_input=owns_input)
+        self.up_bias = sharded(inner, 1, sharding.tp, "zeros") if spec.bias else None
+        self.down = RowLinear(width, spec.hidden, spec.bias, sharding, std=residual_std(spec.init_std, spec.layers))
 
-    def after(self, chain: Chain) -> Tensor:
+    def end_chain(self, chain: Chain) -> Tensor:
         """[s, B, H] to [s, B, H], as the last operators of a chain."""
         return chain.product("up", self.up).then("activation", self.activate).into(self.down)
 

@@ -18,7 +18,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
-from shardwright.config.recompute_policy import Policy
+from shardwright.config.recompute_policy import KEEP_ALL, Policy
 from shardwright.model.activation import activate_and_keep, activate_gated
 from shardwright.model.float32_linear import exact_product
 from shardwright.model.forward_pass import ForwardPass
@@ -41,13 +41,13 @@ class Experts(nn.Module):
     """The experts of this rank. Gate and up of all of them are one weight of full shape [E, 2, ffn, H], or
     [E, 1, ffn, H] without a gate; down is [E, H, ffn]. Biases are [E, 2 or 1, ffn] and [E, H]."""
 
-    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, sharding: LayerSharding) -> None:
         super().__init__()
-        self.cut, self.gated, self.activation = cut, spec.gated_mlp, spec.activation
+        self.sharding, self.gated, self.activation = sharding, spec.gated_mlp, spec.activation
         self.weighs_input = spec.moe.weigh == "input"
         count, width = spec.moe.experts, spec.moe.ffn_size(spec.ffn_size)
         inner = (2 if spec.gated_mlp else 1, width)
-        ep, parts = cut.ep, cut.expert_tp
+        ep, parts = sharding.ep, sharding.expert_tp
         self.up_bias = expert_bias((count, *inner), 2, ep, parts) if spec.bias else None
         self.up = expert_matrix((count, *inner, spec.hidden), 2, ep, parts, std=spec.init_std)
         self.down_bias = expert_bias((count, spec.hidden), 0, ep, parts) if spec.bias else None
@@ -62,7 +62,7 @@ class Experts(nn.Module):
         """
 
         def product(weight: PlacedParameter, x: ProductInput) -> Tensor:
-            return grouped_linear(x, weight, counts_e, self.cut.deferred, kind=self.cut.ep.kind)
+            return grouped_linear(x, weight, counts_e, self.sharding.deferred, kind=self.sharding.ep.kind)
 
         def up(x: ProductInput) -> Tensor:
             y_NU = product(self.up, x)
@@ -73,7 +73,7 @@ class Experts(nn.Module):
             if self.down_bias is None:
                 return y_NH
             weight = None if self.weighs_input else weight_N1
-            return add_expert_bias(y_NH, self.down_bias, counts_e, weight, adds=self.cut.expert_tp.index == 0)
+            return add_expert_bias(y_NH, self.down_bias, counts_e, weight, adds=self.sharding.expert_tp.index == 0)
 
         if self.weighs_input:
             chain = Chain(x_NH, policy | {"weigh"}).then("weigh", weighed_rows, weight_N1)
@@ -90,18 +90,18 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Router, experts, and shared experts if there are any."""
 
-    def __init__(self, spec: ModelSpec, block: str, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, block: str, sharding: LayerSharding) -> None:
         super().__init__()
-        self.cut, self.num_experts = cut, spec.moe.experts
-        self.router = Router(spec, block, cut)
-        self.experts = Experts(spec, cut)
+        self.sharding, self.num_experts = sharding, spec.moe.experts
+        self.router = Router(spec, block, sharding)
+        self.experts = Experts(spec, sharding)
         shared = spec.moe.shared_size(spec.ffn_size)
         # The router keeps their input too.
-        self.shared = MLP(spec, cut, shared, owns_input=False) if shared else None
+        self.shared = MLP(spec, sharding, shared, owns_input=False) if shared else None
         has_gate = spec.moe.shared_gate
-        self.shared_gate = whole((1, spec.hidden), "normal", spec.init_std, cut.summed_over) if has_gate else None
+        self.shared_gate = whole((1, spec.hidden), "normal", spec.init_std, sharding.summed_over) if has_gate else None
 
-    def forward(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
+    def forward(self, x_sBH: Tensor, run: ForwardPass, policy: Policy = KEEP_ALL) -> Tensor:
         """[s, B, H] to [s, B, H]. Of `policy` the experts' operators count, "up" and "activation"."""
         x_TH, trip = self._enter(x_sBH, self.router(x_sBH, run))
         # While counts are on their way to the host.
@@ -113,27 +113,29 @@ class MixtureOfExperts(nn.Module):
         """The result of shared experts for every token, [s, B, H]."""
         if self.shared is None:
             return None
-        shared_sBH = self.shared.after(Chain(x_sBH, policy))
+        shared_sBH = self.shared.end_chain(Chain(x_sBH, policy))
         if self.shared_gate is not None:
             gate_T1 = exact_product(
-                x_sBH.flatten(0, 1), self.shared_gate, self.cut.deferred, self.cut.tp.kind
+                x_sBH.flatten(0, 1), self.shared_gate, self.sharding.deferred, self.sharding.tp.kind
             ).sigmoid()
             shared_sBH = shared_sBH * gate_T1.to(x_sBH.dtype).view(*x_sBH.shape[:2], 1)
         return shared_sBH
 
     def _enter(self, x_sBH: Tensor, routing: Routing) -> tuple[Tensor, Trip]:
         """The tokens that this rank sends to experts, [T, H], and the begin of their trip."""
-        x_TH, parts = x_sBH.flatten(0, 1), self.cut.expert_tp
+        x_TH, parts = x_sBH.flatten(0, 1), self.sharding.expert_tp
         if parts.size > 1:
-            gathers = self.cut.shards_sequence
+            gathers = self.sharding.shards_sequence
             enter = gather_from if gathers else copy_to
             x_TH = enter(x_TH, parts)
             experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
             routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, parts))
-        return x_TH, start_trip(routing, self.num_experts, self.cut.ep)
+        return x_TH, start_trip(routing, self.num_experts, self.sharding.ep)
 
     def _routed(self, x_TH: Tensor, trip: Trip, policy: Policy) -> Tensor:
         """The result of the routed experts for this rank's own tokens."""
-        y_TH = through_experts(x_TH, trip, partial(self.experts, policy=policy), in_float8=self.cut.float8_dispatch)
-        leaves = scatter_to if self.cut.shards_sequence and self.cut.expert_tp.size > 1 else reduce_from
-        return leaves(y_TH, self.cut.expert_tp)
+        y_TH = through_experts(
+            x_TH, trip, partial(self.experts, policy=policy), in_float8=self.sharding.float8_dispatch
+        )
+        leaves = scatter_to if self.sharding.shards_sequence and self.sharding.expert_tp.size > 1 else reduce_from
+        return leaves(y_TH, self.sharding.expert_tp)

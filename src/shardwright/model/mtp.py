@@ -34,16 +34,16 @@ class FurtherToken(nn.Module):
     The projection is whole on every rank of tp: each computes the tokens that it has between the layers.
     """
 
-    def __init__(self, spec: ModelSpec, number: int, cut: LayerSharding, policy: Policy) -> None:
+    def __init__(self, spec: ModelSpec, number: int, sharding: LayerSharding, policy: Policy) -> None:
         """`number` is that of its block, behind the layers of the model."""
         super().__init__()
-        self.spec, self.cut = spec, cut
+        self.spec, self.sharding = spec, sharding
         self.distance = number - spec.layers + 1
-        self.hidden_norm = Norm(spec, cut)
-        self.embedding_norm = Norm(spec, cut)
-        self.project = ReplicatedLinear(2 * spec.hidden, spec.hidden, cut, spec.init_std)
-        self.block = make_block(spec, number, cut, policy)
-        self.norm = Norm(spec, cut)
+        self.hidden_norm = Norm(spec, sharding)
+        self.embedding_norm = Norm(spec, sharding)
+        self.project = ReplicatedLinear(2 * spec.hidden, spec.hidden, sharding, spec.init_std)
+        self.block = make_block(spec, number, sharding, policy)
+        self.norm = Norm(spec, sharding)
 
     def before_head(self) -> list[nn.Module]:
         """The regions before the head, in order."""
@@ -52,8 +52,8 @@ class FurtherToken(nn.Module):
     def forward(self, x_sBH: Tensor, targets_BS: Tensor, table: PlacedParameter, run: ForwardPass) -> Tensor:
         """[s, B, H] to [s, B, H]. `targets_BS` are the tokens one further, `table` their embeddings."""
         ids_BS = further_ids(targets_BS, self.distance - 1)
-        rows_SB = pick(ids_BS, self.cut.held(self.spec.sequence)).t()
-        e_sBH = look_up(rows_SB, table, self.spec.vocab, self.cut, scale=self.spec.embedding_scale)
+        rows_SB = pick(ids_BS, self.sharding.held(self.spec.sequence)).t()
+        e_sBH = look_up(rows_SB, table, self.spec.vocab, self.sharding, scale=self.spec.embedding_scale)
         hidden_sBH = self.hidden_norm(x_sBH)
         joined = torch.cat((self.embedding_norm(e_sBH), hidden_sBH), dim=-1)
         return self.block(self.project(joined), run)

@@ -26,7 +26,7 @@ class Norm(nn.Module):
     def __init__(
         self,
         spec: ModelSpec,
-        cut: LayerSharding,
+        sharding: LayerSharding,
         width: int = 0,
         summed_over: Axis | None = None,
         learning_biases: int = -1,
@@ -34,8 +34,8 @@ class Norm(nn.Module):
         """`learning_biases` first elements of the bias learn, -1 all: what follows cancels the others, and their
         gradient would be rounding noise, of which Adam makes steps."""
         super().__init__()
-        self.epsilon, self.kind = spec.norm_epsilon, cut.tp.kind
-        shape, axis = (width or spec.hidden,), summed_over or cut.summed_over
+        self.epsilon, self.kind = spec.norm_epsilon, sharding.tp.kind
+        shape, axis = (width or spec.hidden,), summed_over or sharding.summed_over
         self.centres = spec.norm == "layernorm"
         self.learning_biases = shape[0] if learning_biases < 0 else learning_biases
         self.weight = whole(shape, "ones", summed_over=axis) if spec.norm_weight else None

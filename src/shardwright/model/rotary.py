@@ -132,7 +132,7 @@ def _turn_back_in_turn(
 def _turn_back_at_once(
     dq: Tensor, dk: Tensor, dv: Tensor, cosine: Tensor, sine: Tensor, dqkv_SBGRD: Tensor
 ) -> None:  # fmt: skip
-    turned = (_first_turned(of.float(), cosine, -sine) for of in (dq, dk))
+    turned = (_first_turned(gradient.float(), cosine, -sine) for gradient in (dq, dk))
     dqkv_SBGRD.copy_(torch.cat((*turned, dv.float()), dim=3))
 
 

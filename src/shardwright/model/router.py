@@ -35,23 +35,23 @@ ROWS_OF_A_SAMPLE = 1 << 32
 class Router(nn.Module):
     """`state` is what it remembers; the weight is [E, H], and the bias of logits, if there is one, [E]."""
 
-    def __init__(self, spec: ModelSpec, block: str, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, block: str, sharding: LayerSharding) -> None:
         super().__init__()
-        self.spec, self.cut, self.block, self.sequence = spec.moe, cut, block, spec.sequence
+        self.spec, self.sharding, self.block, self.sequence = spec.moe, sharding, block, spec.sequence
         self.gate = make_gate(spec.moe)
         self.state = RouterState(spec.moe)
-        self.weight = whole((spec.moe.experts, spec.hidden), "normal", spec.init_std, summed_over=cut.summed_over)
+        self.weight = whole((spec.moe.experts, spec.hidden), "normal", spec.init_std, summed_over=sharding.summed_over)
         has_bias = spec.moe.router_bias
-        self.bias = whole((spec.moe.experts,), "zeros", summed_over=cut.summed_over) if has_bias else None
+        self.bias = whole((spec.moe.experts,), "zeros", summed_over=sharding.summed_over) if has_bias else None
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Routing:
         """The routing of this rank's tokens, [s x B, K]."""
         B = x_sBH.shape[1]
-        logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.cut.deferred, self.cut.tp.kind)
+        logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.sharding.deferred, self.sharding.tp.kind)
         if self.bias is not None:
             logits_TE = logits_TE + self.bias.float()
         scores_TE = self.gate.score(logits_TE)
-        held = self.cut.held_between(self.sequence)
+        held = self.sharding.held_between(self.sequence)
         positions_s = positions_tensor(held, x_sBH.device)
         real_T = None if run.real is None else pick(run.real.mask_BS, held).t().flatten()
         with torch.no_grad():
@@ -65,12 +65,14 @@ class Router(nn.Module):
             self.state.observe(asked, final, likelihood_TE.detach(), losses.detach(), real_T)
             if losses.requires_grad:
                 # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
-                weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * self.cut.cp.size)
+                weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * self.sharding.cp.size)
         return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK, varies=self.gate.sees_all)
 
     def _splits(self) -> list[Axis]:
         """The axes whose ranks hold parts of a microbatch's tokens, innermost first."""
-        return ([self.cut.tp] if self.cut.shards_sequence else []) + ([self.cut.cp] if self.cut.cp.size > 1 else [])
+        return ([self.sharding.tp] if self.sharding.shards_sequence else []) + (
+            [self.sharding.cp] if self.sharding.cp.size > 1 else []
+        )
 
     def _decide(
         self, logits_TE: Tensor, scores_TE: Tensor, known: Known, positions_s: Tensor, run: ForwardPass

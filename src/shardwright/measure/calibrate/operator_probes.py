@@ -177,7 +177,7 @@ def attention_call(place: Place, length: int, heads: int) -> Call:
     run = ForwardPass(PositionTables(), None)
 
     def attended(queries: Tensor) -> Tensor:
-        out = dot_product_attention(queries, keys, values, AttentionRule(), cut=place.cut, run=run)
+        out = dot_product_attention(queries, keys, values, AttentionRule(), sharding=place.cut, run=run)
         return out.reshape(length, shape[1], -1)
 
     return operator_call(place, attended, *shape, beside=(keys, values) if place.clock is not None else ())

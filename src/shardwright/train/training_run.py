@@ -1,0 +1,278 @@
+"""The state of one rank's training run, and the parts of its loop (trainer.py), each of which moves the state on."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from shardwright.config.base import PassingError, RunError
+from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.units import counted
+from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.train.checkpoint.kept import place_of
+from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth, folder_name
+from shardwright.train.checkpoint.resuming import Resumed, begin, go_back
+from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
+from shardwright.train.data.batch_reader import BatchReader
+from shardwright.train.data.place import PlaceInData, StoredPlace, taken_up
+from shardwright.train.data.prepare import prepare_tokens, prepare_validation, refuse_missing
+from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
+from shardwright.train.data.progress import say_aside
+from shardwright.train.data.source_files import trained_on_notes
+from shardwright.train.health.run_health import RunHealth, was_computed
+from shardwright.train.health.weights_trust import WeightsTrust
+from shardwright.train.held_out import HeldOutSets
+from shardwright.train.metrics import MetricsLog
+from shardwright.train.run_lines import NOTHING_IS_KEPT, introduce, rate_note
+from shardwright.train.run_memory import measure_memory, predicted_lines
+from shardwright.train.span import SpanRun, end_of_span, samples_of, tell_span, watched_span
+from shardwright.train.steps_measured import StepsRecorder
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """The start of a run, beside what its job says. `predicted` is the memory of each pipeline rank; `weights_from` is
+    a folder or address, whose newest checkpoint gives a new run its weights; `best_interval_s` gives the seconds
+    between checkpoints from the seconds that one takes."""
+
+    predicted: Sequence[RankMemory] = ()
+    weights_from: str = ""
+    best_interval_s: BestInterval | None = None
+
+
+class SaveFailedError(PassingError):
+    """The state that a run ends with could not be saved."""
+
+
+class TrainingRun:
+    """One rank's run: its part of the model, its place in the data, and its health. All ranks make one and call the
+    same methods in the same order."""
+
+    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, start: RunStart) -> None:
+        """Resume from the newest whole checkpoint of the folder, or begin."""
+        self.job, self.mesh, self.folder, self.predicted = job, mesh, folder, start.predicted
+        self.tokens, validation_sets = _prepare_data(job, mesh, folder)
+        self.held_out = HeldOutSets(job, self.tokens, validation_sets)
+        begun = begin(job, mesh, folder, start.weights_from)
+        self.place, place_lines = _place_in_data(job, folder, begun, PlaceInData.at_beginning(self.tokens, job))
+        self.batches = BatchReader(self.place.train_samples(), job, mesh, job.optimizer.steps)
+        self.replica = begun.replica
+        self.done = self.saved_step = begun.step  # steps
+        self.samples = begun.samples  # before the next step, with those that were passed over
+        self.passed_over = begun.passed_over
+        self.left_out = _steps_left_out(begun)  # steps that changed no weight
+        self.trust = WeightsTrust(job, mesh, folder, begun.step)
+        self.losses: list[float] = []
+        self.memory_is_measured = False
+        self.health = RunHealth(job, mesh, folder, begun.step + 1)
+        if "health" in begun.state:
+            self.health.load_state_dict(begun.state["health"])
+        self.health.begin_with(HEALTHY if begun.manifest is None else begun.manifest.health)
+        self.writer: CheckpointWriter | None = None
+        if job.checkpoint.is_on:
+            self.writer = CheckpointWriter(job, self.replica, mesh, folder, start.best_interval_s)
+        self.log = MetricsLog(job, mesh, folder, begun.step) if mesh.rank == 0 else None
+        self.recorder = StepsRecorder(self.log.device_name if self.log is not None else "")
+        if self.log is not None:
+            introduce(job, mesh, self.tokens, self.place, self.log)
+            self.tell([*predicted_lines(start.predicted), *begun.said, *place_lines, self.health.opening])
+            self.tell([*self.held_out.notes(), *trained_on_notes(job.data)])
+            self.tell([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
+            self.tell([] if job.checkpoint.is_on else [NOTHING_IS_KEPT])
+            if self.done >= job.optimizer.steps:
+                self.tell([f"nothing is left to do: {self.done} of {counted(job.optimizer.steps, 'step')} are done"])
+
+    def train_span(self) -> SpanRun:
+        """The steps up to the next moment at which the pipeline drains: forward, backward and update. RunError if the
+        loss scale of fp16 can't go lower."""
+        num_steps = end_of_span(self.job, self.replica, self.done) - self.done
+        try:
+            span = watched_span(
+                self.job, self.replica, self.mesh, self.done, num_steps, self.samples, self.batches, self.health,
+                self.left_out,
+            )  # fmt: skip
+        except FloatingPointError as error:
+            self._wait_for_save()
+            raise RunError(f"{error}; {self.trust.way_on()}") from None
+        if self.trust.see(span.results, self.done):
+            self._wait_for_save()
+            self.trust.doubt()
+        return span
+
+    def stop(self, span: SpanRun) -> NoReturn:
+        """End the run because of a span: RunError. The batch behind it tells if the weights were at fault."""
+        self.tell(span.lines)
+        self._wait_for_save()
+        if self.replica.program.weights == "current" and self.done + 1 < self.job.optimizer.steps:
+            next_BS = self.batches.batch(self.done + 1, self.samples + self._num_samples(span))
+            if self.trust.is_ruined_by_next(self.replica, self.done + 1, next_BS):
+                self.trust.doubt()
+        raise RunError(f"{span.decision.sentence}; {self.trust.way_on()}")
+
+    def rewind(self, span: SpanRun) -> None:
+        """Go back to the last healthy checkpoint, and go on with the data behind those of a span that went wrong.
+        RunError if there is no such checkpoint."""
+        decision = span.decision
+        self.tell(span.lines)
+        self._wait_for_save()
+        assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
+        healthy, lines = go_back(self.job, self.mesh, self.replica, self.folder)
+        self.tell(lines)
+        if healthy is None:
+            raise RunError(
+                f"{decision.sentence}; there is no healthy checkpoint to go back to: save more often "
+                "(checkpoint.every_steps), lower optimizer.learning_rate or raise optimizer.warmup_steps"
+            )
+        self.samples += self._num_samples(span)
+        self.passed_over = healthy.passed_over + self.samples - healthy.samples
+        self.done = healthy.step
+        self.left_out = int(healthy.state.get("schedule", {}).get("left_out", 0))
+        self.trust.loaded(healthy.step)
+        if "health" in healthy.state:
+            self.health.load_state_dict(healthy.state["health"])
+        self.health.begin_with(healthy.health)
+        self.health.judge.rewound(decision.step)
+        if self.log is not None:
+            self.log.go_back(healthy.step)
+        self.tell([f"{decision.sentence}; going on after step {healthy.step}, with the data behind these steps"])
+
+    def count(self, span: SpanRun) -> None:
+        """Count the steps and samples of a span."""
+        self.samples += self._num_samples(span)
+        self.done += len(span.results)
+        self.left_out += sum(result.skipped for result in span.results)
+        self.losses += [result.loss for result in span.results if result.loss is not None]
+        if was_computed(span.results, SCHEDULES[self.job.plan.schedule].drains):
+            self.recorder.add(span.use, span.shares.peak_memory_bytes)
+
+    def log_span(self, span: SpanRun) -> None:
+        """Log the steps of a span that was counted, on rank 0."""
+        if self.log is not None:
+            tell_span(span, self.done - len(span.results), self.health, self.log)
+
+    def measure_memory_once(self, span: SpanRun) -> None:
+        """Measure the memory of all ranks after the first update: from then on the optimizer has its state."""
+        if self.memory_is_measured or all(result.skipped for result in span.results):
+            return
+        self.memory_is_measured = True
+        measured = measure_memory(self.mesh, self.replica)
+        self.recorder.memory = measured[self.mesh.pp.index]
+        if self.log is not None:
+            self.log.memory(self.predicted, measured)
+
+    def evaluate_if_due(self) -> None:
+        """Measure the losses on held-out text at the end, and every run.eval_every steps."""
+        every = self.job.run.eval_every
+        if self.done == self.job.optimizer.steps or (every and self.done % every == 0):
+            self._measure_losses(self.held_out.readers)
+
+    def save_if_due(self) -> bool:
+        """Begin a checkpoint at the end, when one is due, or when the run is asked to leave. Returns True if it is
+        asked to leave; the checkpoint is whole then."""
+        if self.writer is None:
+            return False
+        agreed = self.writer.agree(self.done)
+        self._log_saved(agreed.saved)
+        is_last = self.done == self.job.optimizer.steps
+        best = self.job.checkpoint.keep_best
+        if best and (agreed.is_due or is_last) and not agreed.is_asked_to_leave and not self._has_measured(best):
+            self._measure_losses([best])
+            if self.held_out.losses[best] is None:
+                self.tell([f"note: checkpoint.keep_best = {best!r} keeps nothing: no token of that set has a loss"])
+        if agreed.is_due or agreed.is_asked_to_leave or is_last:
+            self._begin_checkpoint(self.writer)
+        if agreed.is_asked_to_leave:
+            self.finish_saving()
+        return agreed.is_asked_to_leave
+
+    def finish_saving(self) -> None:
+        """Wait until the last step is saved. SaveFailedError on all ranks if it could not be."""
+        if self.writer is None:
+            return
+        self._wait_for_save()
+        if self.saved_step != self.done:
+            newest = f"the newest is of step {self.saved_step}" if self.saved_step else "there is none"
+            raise SaveFailedError(
+                f"the last checkpoint, of step {self.done}, could not be written, and {newest}; mend what was said of "
+                "it, such as a full disk, and give the same command again, without --fresh"
+            )
+
+    def refuse_no_numbers(self) -> None:
+        """RunError, on all ranks, if a run that is done ended with a loss or with weights that are not finite."""
+        health = self._state_health()
+        if health.cause == "not finite":
+            raise RunError(f"the run is done, and {health.sentence}; {self.trust.way_on()}")
+
+    def tell(self, lines: Sequence[str]) -> None:
+        """Tell the user lines, on rank 0; empty ones are left out."""
+        if self.log is not None:
+            for line in filter(None, lines):
+                self.log.say(line)
+
+    def _num_samples(self, span: SpanRun) -> int:
+        """The samples of a span that was not counted yet."""
+        return samples_of(self.job, self.done, len(span.results))
+
+    def _measure_losses(self, names: Collection[str]) -> None:
+        """Measure the losses of some held-out sets, and log them."""
+        if names:
+            losses = self.held_out.measure(self.replica, self.mesh, self.done, names)
+            if self.log is not None:
+                self.log.evaluation(self.done, losses)
+
+    def _has_measured(self, name: str) -> bool:
+        """True if the loss of a held-out set is that of the present weights."""
+        return self.held_out.step == self.done and name in self.held_out.losses
+
+    def _begin_checkpoint(self, writer: CheckpointWriter) -> None:
+        """Begin to write the present state, which replicas must hold alike."""
+        self.health.compare_replicas(self.replica, self.done, is_saved=True)
+        state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}
+        health, place = self._state_health(), self.place.to_store(self.samples)
+        losses = self.held_out.to_store(self.done)
+        self._log_saved(
+            writer.save(self.done, self.samples, self.passed_over, state, health, data=place, losses=losses)
+        )
+
+    def _wait_for_save(self) -> None:
+        """Wait until the checkpoint that is being written is whole, or has failed."""
+        if self.writer is not None:
+            self._log_saved(self.writer.wait())
+
+    def _log_saved(self, saved: Saved | None) -> None:
+        """Log a checkpoint that is whole now, if there is one."""
+        if saved is None:
+            return
+        self.saved_step = saved.step
+        if self.log is not None:
+            self.log.checkpoint(saved.step, saved.blocking_s, saved.durable_s)
+
+    def _state_health(self) -> StateHealth:
+        """The health of the present state."""
+        return self.health.state_health(self.replica, self.done, self.held_out.worst(self.done))
+
+
+def _steps_left_out(begun: Resumed) -> int:
+    """The steps of a run so far that changed no weight."""
+    return int(begun.state.get("schedule", {}).get("left_out", 0))
+
+
+def _place_in_data(job: JobSpec, folder: Path, begun: Resumed, beginning: PlaceInData) -> tuple[PlaceInData, list[str]]:
+    """The place in the data where a run begins, or resumes, and lines about it."""
+    manifest = begun.manifest
+    if manifest is None:
+        return beginning, []
+    name = f"{place_of(job, folder)}/{folder_name(manifest.step)}"
+    return taken_up(StoredPlace(name, manifest.job, manifest.samples, manifest.data), beginning, job)
+
+
+def _prepare_data(job: JobSpec, mesh: Mesh, folder: Path) -> tuple[TokenFiles | MixedTokens, dict[str, TokenFiles]]:
+    """The tokens that a run trains on, and the sets of data.validation by their names. Rank 0 turns text into tokens;
+    the other ranks find them done, or on another machine do it there."""
+    with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, "the tokens"):
+        refuse_missing(job.data, job.model)
+        tokens = prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
+        return tokens, prepare_validation(job.data, job.model, folder / "data", say=say_aside)
