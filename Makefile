@@ -87,7 +87,7 @@ lowest: OF_TESTS = transformers==5.3.0 huggingface-hub==1.3.0 httpx httpcore h11
 lowest: OF_NEWEST = tests/config/test_hugging_face.py tests/model/test_hugging_face.py tests/model/test_attention_modules.py
 lowest:  ## the tests that start no processes, under the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv $(LOWEST)
-	$(PYTHON) tests/lowest.py > $(LOWEST)/lowest.txt
+	$(PYTHON) tests/support/lowest.py > $(LOWEST)/lowest.txt
 	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c $(LOWEST)/lowest.txt -e '.[frames,yaml]' \
 		pytest pytest-xdist hypothesis
 	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --no-deps $(OF_TESTS)

@@ -13,7 +13,15 @@ import pytest
 from hypothesis import settings
 
 # Whose functions start processes, or run what ranks do.
-_STARTING = ("ranks", "cases", "experts_run", "compressed", "few_plans", "fuzz.plans", "click.testing")
+_STARTING = (
+    "support.ranks",
+    "support.cases",
+    "support.experts_run",
+    "support.compressed",
+    "support.few_plans",
+    "fuzz.plans",
+    "click.testing",
+)
 
 # The same by the text of a module: one of these is imported at its top, and not only constants from it.
 _STARTS = re.compile(

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from lowest import EXTRAS, ROOT, kept_versions, lowest_versions
+from support.lowest import EXTRAS, ROOT, kept_versions, lowest_versions
 
 # The first version without a hole through which a file that is read here could do harm.
 MENDED = {

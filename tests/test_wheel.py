@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import PATIENCE_S
+from support.ranks import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "shardwright"

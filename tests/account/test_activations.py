@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import ATTENTIONS, BLOCKS, KINDS, LATENT, RULES, small_job
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.activations import documents_kept, embedding_kept, head_kept, layer_of
 from shardwright.account.further_tokens import further_layers
 from shardwright.config.job import JobSpec
@@ -21,6 +19,8 @@ from shardwright.parallel.context.document_mask import without_marks
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
+from support.cases import ATTENTIONS, BLOCKS, KINDS, LATENT, RULES, small_job
+from support.ranks import leaves_nothing, run_on_mesh
 
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {},

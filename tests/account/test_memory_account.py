@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, of_replicas, ring_bytes, small_job
 from fuzz.ledgers import account_of, differences, told_by_values
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.job_memory import job_memory, rank_memory
 from shardwright.account.persistent_buffers import kept_bytes, staying_cast_bytes
 from shardwright.account.rank_state import rank_state
@@ -35,6 +33,8 @@ from shardwright.sharding.zero_events import Reductions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, of_replicas, ring_bytes, small_job
+from support.ranks import leaves_nothing, run_on_mesh
 
 CPU = torch.device("cpu")
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16}

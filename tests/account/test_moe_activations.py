@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import EXPERT_BLOCKS, EXPERTS, small_job
-from ranks import run_on_mesh
 from shardwright.account.activations import layer_of
 from shardwright.account.moe_activations import Rows, expected_rows
 from shardwright.config.job import JobSpec
@@ -18,6 +16,8 @@ from shardwright.parallel.expert import dispatch as expert
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
+from support.cases import EXPERT_BLOCKS, EXPERTS, small_job
+from support.ranks import run_on_mesh
 
 LAYER = 1  # has experts in all kinds
 # Rows of experts that choose are given by what happens, and so are those of a gate that takes choices back.

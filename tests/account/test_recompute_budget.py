@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 import shardwright
-from cases import by_one_rank, made_up_tokens, record, small_job
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.activation_peak import activation_bytes, bytes_at, job_stages, moments, peak
 from shardwright.account.activations import layer_of
 from shardwright.account.budget import meet_budget
@@ -28,6 +26,8 @@ from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
 from shardwright.workload.recompute_cost import Again
+from support.cases import by_one_rank, made_up_tokens, record, small_job
+from support.ranks import leaves_nothing, run_on_mesh
 
 pytestmark = pytest.mark.long
 

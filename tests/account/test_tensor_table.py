@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job
-from ranks import run_on_mesh
 from shardwright.account.tensor_table import RegionLayout, layouts
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import split_evenly
@@ -23,6 +21,8 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.placements import BUFFER, TensorLayout
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, small_job
+from support.ranks import run_on_mesh
 
 Arrays = dict[str, np.ndarray]
 

@@ -18,9 +18,9 @@ import torch
 
 import shardwright.cli.main
 import shardwright.train.launch.launch
-from ranks import PATIENCE_S
 from shardwright.config.load import load_job
 from shardwright.train.launch.run_folder import holding
+from support.ranks import PATIENCE_S
 
 JOB = """
 [model]

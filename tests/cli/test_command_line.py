@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from ranks import PATIENCE_S
 from shardwright import __version__
 from shardwright.config.job import JobSpec
 from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.config.rotary_scaling import RotaryScalingSpec
+from support.ranks import PATIENCE_S
 
 # Each takes a tenth of a second or more to import.
 HEAVY = ("torch", "numpy", "pydantic", "pyarrow", "tokenizers")

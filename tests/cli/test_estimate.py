@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ranks import PATIENCE_S
+from support.ranks import PATIENCE_S
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "buffers", "working")
 KINDS = [f"{kind}_bytes" for kind in PARTS]

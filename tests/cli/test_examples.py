@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import PATIENCE_S
+from support.ranks import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]

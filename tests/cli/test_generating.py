@@ -8,12 +8,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import released_models
-from brought_folder import bring_model
 from shardwright.cli.generating import positions_for
 from shardwright.cli.main import cli
 from shardwright.config.load import make_job
 from shardwright.train.build import job_mesh
+from support import released_models
+from support.brought_folder import bring_model
 from train.test_released_models import exported, job_of, trained_and_saved
 
 TOKENS = 6

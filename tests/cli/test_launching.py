@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ranks import PATIENCE_S
 from shardwright.cli.main import cli
+from support.ranks import PATIENCE_S
 
 BIN = Path(sys.executable).parent
 # One rank on each of two nodes.

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import shardwright.cli.main
-from brought_folder import bring_chats, bring_model
-from experts_run import write_run
-from ranks import PATIENCE_S
 from shardwright.cli.checked_job import load
 from shardwright.config import catalog
 from shardwright.train.build import job_mesh
+from support.brought_folder import bring_chats, bring_model
+from support.experts_run import write_run
+from support.ranks import PATIENCE_S
 from train.test_released_models import job_of, trained_and_saved
 
 ROOT = Path(__file__).parents[2]

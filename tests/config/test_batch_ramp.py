@@ -7,9 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import against_one_rank, by_one_rank, record, small_job
-from ranks import leaves_nothing, run_on_mesh
-from rounding import check_rounding
 from shardwright.config.base import PlanError
 from shardwright.config.batch import BatchSpec, RampSpec
 from shardwright.config.job import JobSpec
@@ -24,6 +21,9 @@ from shardwright.train.build import build
 from shardwright.train.span import end_of_span, samples_of
 from shardwright.train.trainer import train
 from shardwright.train.training_run import RunStart
+from support.cases import against_one_rank, by_one_rank, record, small_job
+from support.ranks import leaves_nothing, run_on_mesh
+from support.rounding import check_rounding
 
 
 @st.composite

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.configurations import overlooked
-from released_models import RELEASED
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import FAMILIES, fields_of, read_model
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.load import load_job, read_job
 from shardwright.config.model import ModelSpec
+from support.released_models import RELEASED
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,

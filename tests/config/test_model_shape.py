@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from cases import ATTENTIONS, EXPERTS, KINDS
 from shardwright.config.job import JobSpec
 from shardwright.config.latent import LatentSpec
 from shardwright.config.load import make_job
@@ -22,6 +21,7 @@ from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.sharding.stage_parameters import num_parameters
+from support.cases import ATTENTIONS, EXPERTS, KINDS
 
 SOURCE = Path(shardwright.__file__).parent
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ranks import PATIENCE_S
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
@@ -17,6 +16,7 @@ from shardwright.config.toml_file import read_toml, value_faults
 from shardwright.config.user_file import FileFault, hole_bytes, is_of_the_kernel, open_file, read_file, write_text
 from shardwright.train.data import file_search as data_folder
 from shardwright.train.data.source_files import find_files
+from support.ranks import PATIENCE_S
 
 COMMAND = [sys.executable, "-m", "shardwright"]
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import EXPERTS, FURTHER, KINDS, small_job
 from shardwright.account.job_memory import job_memory
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.job_memories import as_full
 from shardwright.schedule.job_program import plan_faults
+from support.cases import EXPERTS, FURTHER, KINDS, small_job
 
 
 @st.composite

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from programs import schedule_faults, training_program
 from shardwright.config.plan import sums_by_run
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.pipeline_bubble import bubble, in_flight, num_gathers, num_reductions
@@ -13,6 +12,7 @@ from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.lowering.zero3_gathers import add_gathers, reduce_often
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import placement_of
+from support.programs import schedule_faults, training_program
 
 # How far off a step may be, as a share of it; formulas that hold are exact.
 EXACT = 1e-9

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expert_traffic import ExpertRanks, sent_direct, sent_node_aware
-from mesh_lines import expert_array, lines
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.explain.expert_homes import expected_nodes
+from support.expert_traffic import ExpertRanks, sent_direct, sent_node_aware
+from support.mesh_lines import expert_array, lines
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 
-from cases import small_job
-from predicted_jobs import predicted_jobs
 from shardwright.config.job import JobSpec
 from shardwright.config.layer_kind import is_layer
 from shardwright.config.load import make_job
@@ -14,6 +12,8 @@ from shardwright.config.usual_links import device_entry, network_gb_per_s, node_
 from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass
 from shardwright.explain.story import Story, tell
 from shardwright.report.explain.operators_table import operator_rows, passes_text
+from support.cases import small_job
+from support.predicted_jobs import predicted_jobs
 
 _UNITS = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}
 _SECONDS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}

@@ -9,10 +9,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import EXPERTS, KINDS, context_bytes, made_up_tokens, of_replicas, ring_bytes, small_job
-from expert_traffic import ExpertRanks, sent_direct
-from mesh_lines import expert_array, lines, mesh_array
-from ranks import run_on_mesh
 from shardwright.account.budget import meet_budget
 from shardwright.account.step_collectives import Traffic, step_ledger
 from shardwright.cli.checked_job import load
@@ -37,6 +33,10 @@ from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.closed_form import step_time
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import EXPERTS, KINDS, context_bytes, made_up_tokens, of_replicas, ring_bytes, small_job
+from support.expert_traffic import ExpertRanks, sent_direct
+from support.mesh_lines import expert_array, lines, mesh_array
+from support.ranks import run_on_mesh
 
 LLAMA = {
     "layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 4096, "vocab": 32000, "sequence": 2048,

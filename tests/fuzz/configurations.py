@@ -22,11 +22,11 @@ from pydantic import ValidationError
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
-from released_models import RELEASED, SEQUENCE
 from shardwright.config.hugging_face.config_json import fields_of
 from shardwright.config.hugging_face.reading import _NO_ARITHMETIC
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.model import ModelSpec
+from support.released_models import RELEASED, SEQUENCE
 
 # Of the largest logit: rounding of float32 is a thousandth of it.
 _OTHER = 1e-4

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from process_tree import children
 from shardwright.train.checkpoint.kept import check_whole, is_said_healthy, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, folder_name, index_file
 from shardwright.train.checkpoint.storage import LocalStorage
+from support.process_tree import children
 
 LOOK_S, LONGEST_S = 0.0005, 120.0
 _STEP = re.compile(r"^step +(\d+)/", re.MULTILINE)

@@ -28,7 +28,7 @@ _ODD_ENDS = ["_scale_inv", "_scale", "_blocks", "_scales", "_packed", ""]
 @lru_cache(maxsize=1)
 def _families() -> dict[str, dict[str, Any]]:
     """Valid keys of a tiny model of every family."""
-    from released_models import RELEASED
+    from support.released_models import RELEASED
 
     return {name: {"model_type": family} | keys for name, (family, keys) in RELEASED.items()}
 

@@ -31,14 +31,14 @@ from fuzz.plans import (
     tokens_of,
     trace,
 )
-from plain_decoder import PlainDecoder
-from ranks import run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import PrecisionSpec
 from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.sharding.stage_parameters import model_parameters
 from shardwright.train.train_step import StepResult
+from support.plain_decoder import PlainDecoder
+from support.ranks import run_on_mesh
 
 _LARGEST_RATE = 3e-3  # of AdamW; SGD is drawn with larger ones
 

@@ -33,9 +33,6 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 import shardwright as sw
-from ranks import in_group, leaves_nothing, run_on_mesh, run_ranks
-from released_models import in_their_layout, save_released
-from second_opinion import UNIT, Document, Opinion, Sample, Training, sum_of_losses
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import read_model
 from shardwright.config.job import JobSpec
@@ -50,6 +47,9 @@ from shardwright.train.build import job_mesh
 from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import evaluate, train_step
+from support.ranks import in_group, leaves_nothing, run_on_mesh, run_ranks
+from support.released_models import in_their_layout, save_released
+from support.second_opinion import UNIT, Document, Opinion, Sample, Training, sum_of_losses
 
 SEQUENCE, BATCH, VOCAB, STEPS = 20, 4, 96, 4
 # Families whose every matrix is a tensor of its own, for optimizers that look at whole ones.

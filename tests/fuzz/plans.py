@@ -29,10 +29,8 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from cases import marked, skewed_tokens
 from fuzz.draw import Fields, draw
 from fuzz.ledgers import Table, foretold_otherwise
-from ranks import RankFailedError, leaves_nothing, run_on_mesh
 from shardwright.account.budget import meet_budget
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -51,6 +49,8 @@ from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.train_step import StepResult, evaluate, train_step
+from support.cases import marked, skewed_tokens
+from support.ranks import RankFailedError, leaves_nothing, run_on_mesh
 
 STEPS = 3
 MOVES = 6  # runs of one rank from moved weights, at most: the first is enough for most

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from fuzz.draw import Fields, draw
 from fuzz.plans import accepted, as_command, share_of
-from ranks import RankFailedError, leaves_nothing, run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -40,6 +39,7 @@ from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
+from support.ranks import RankFailedError, leaves_nothing, run_on_mesh
 
 STEPS = 2
 HANGS_S = 300.0

@@ -32,7 +32,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from process_tree import children
+from support.process_tree import children
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP", "SIGSEGV")
 TARGETS = ("launcher", "server", "rank 0", "rank 1")

@@ -28,7 +28,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from process_tree import children
+from support.process_tree import children
 
 # Steps, and the plan of two ranks.
 RUNS = {

@@ -10,7 +10,7 @@ import pytest
 from fuzz import inputs
 from fuzz.hostile import Case
 from fuzz.kinds import KINDS, case_of
-from ranks import PATIENCE_S
+from support.ranks import PATIENCE_S
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,7 @@ import pytest
 from fuzz import kills
 from fuzz.harms import HARMS, Run
 from fuzz.kills import Harmed, Unharmed, began_at, told_as_saved
-from ranks import PATIENCE_S
+from support.ranks import PATIENCE_S
 
 SAID = """\
 quickstart: tiny-llama, 2 layers

@@ -11,7 +11,7 @@ from fuzz import inputs, mutations, strangers
 from fuzz.hostile import TEXT, Case
 from fuzz.hostile_checkpoints import RESUME, job_fields, whole_folders
 from fuzz.kinds import case_of
-from ranks import PATIENCE_S
+from support.ranks import PATIENCE_S
 
 FUZZER = Path(strangers.__file__)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from cases import small_job
 from health.watched import Watched, heal, same, spoil_gradients, watched_run, with_health
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 pytestmark = pytest.mark.processes
 

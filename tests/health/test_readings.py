@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import my_tokens, small_job
-from ranks import run_on_mesh
 from shardwright.config.cluster import ClusterSpec, LinkSpec, PartSpec
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -19,6 +17,8 @@ from shardwright.train.health.gpu_readings import GpuReadings, gpu_sentences, op
 from shardwright.train.health.link_use import link_use
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.train_step import train_step
+from support.cases import my_tokens, small_job
+from support.ranks import run_on_mesh
 
 CUDA = torch.device("cuda")
 

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import small_job
 from health.watched import Fault, watched_run, with_health
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.health.content_hash import content_hash, wrapped
 from shardwright.train.health.replica_hashes import KINDS, ReplicasDifferError, groups_alike, odd_ranks
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 FLIPPED_IN, STEPS, EVERY = 3, 5, 2
 

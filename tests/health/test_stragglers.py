@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import my_tokens, small_job
 from health.watched import HERE, with_health
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.health.stragglers import Straggler, Stragglers
 from shardwright.train.train_step import train_step
+from support.cases import my_tokens, small_job
+from support.ranks import run_on_mesh
 
 
 def looks(table: list[list[float]], peers: list[list[int]], share: float = 0.25) -> list[list[Straggler]]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cases import my_tokens
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.zero.flat_unit import FlatUnit
@@ -16,6 +15,7 @@ from shardwright.train.build import Replica, build
 from shardwright.train.health.decision import Course
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.train_step import StepResult, train_step
+from support.cases import my_tokens
 
 HERE = Path("/nowhere")
 

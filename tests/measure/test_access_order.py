@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from cases import small_job
 from shardwright.measure.checks import recorded_streams
 from shardwright.measure.checks.access_order import Access, FreedMemory, MemoryBlock, Worker
 from shardwright.measure.checks.host_waits import wait_faults
@@ -20,6 +19,7 @@ from shardwright.parallel.expert.counting import HostNumbers
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.zero.host_link import HostLink
 from shardwright.train.own_module.module_job import module_job
+from support.cases import small_job
 
 pytestmark = pytest.mark.long
 

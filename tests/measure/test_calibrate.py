@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ranks import PATIENCE_S
 from shardwright.cli.main import cli
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
+from support.ranks import PATIENCE_S
 
 SMALL = (
     "--set", "plan.dp=2", "--set", "plan.tp=1", "--set", "plan.pp=1", "--set", "plan.sequence_parallel=false",

@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
@@ -17,6 +15,8 @@ from shardwright.schedule.message_sizes import message_bytes
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, small_job
+from support.ranks import leaves_nothing, run_on_mesh
 
 # Every strategy that does not depend on values: how many rows an expert gets does.
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import small_job
 from shardwright.config.job import JobSpec
 from shardwright.measure.checks.kernel_demands import DEMANDS, CheckedCalls, bound, call_faults, checked_step
 from shardwright.train.build import build, job_mesh
 from shardwright.train.dry_steps import DrySteps
 from shardwright.train.train_step import train_step
+from support.cases import small_job
 
 NUM_PLANTED = 40
 JOBS = {

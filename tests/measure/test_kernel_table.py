@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_traffic import Kernel, step_kernels
+from support.kernel_traffic import Kernel, step_kernels
 
 pytestmark = pytest.mark.long
 

@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 import pytest
 import torch
 
-from kernel_traffic import Kernel, KernelTraffic, layer_kernels, step_kernels
 from shardwright.config.load import load_job, make_job
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
@@ -35,6 +34,7 @@ from shardwright.sharding.unit_update import Updates
 from shardwright.train.build import NUMBERS
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import Operator
+from support.kernel_traffic import Kernel, KernelTraffic, layer_kernels, step_kernels
 
 pytestmark = pytest.mark.long
 

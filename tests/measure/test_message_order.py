@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cases import small_job
 from shardwright.measure.checks.message_order import message_faults
 from shardwright.measure.checks.message_record import (
     Communicator,
@@ -18,6 +17,7 @@ from shardwright.measure.checks.message_record import (
     Operation,
     recorded_steps,
 )
+from support.cases import small_job
 
 NUM_PLANTED = 40
 PLANS: dict[str, dict[str, Any]] = {

@@ -24,8 +24,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cases import small_job
-from ranks import run_ranks
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.schedule_facts import SCHEDULES
@@ -38,6 +36,8 @@ from shardwright.sharding import groups
 from shardwright.train.build import job_mesh
 from shardwright.train.trainer import train
 from shardwright.train.training_run import RunStart
+from support.cases import small_job
+from support.ranks import run_ranks
 
 pytestmark = pytest.mark.processes
 IN_SUITE: dict[str, dict[str, Any]] = {

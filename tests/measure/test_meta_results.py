@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cases import small_job
 from shardwright.config.job import JobSpec
 from shardwright.measure.dryrun import dry_run
 from shardwright.measure.meta_results import MetaResults, _are_new
+from support.cases import small_job
 
 ATEN = torch.ops.aten
 

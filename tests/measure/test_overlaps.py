@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import shardwright
-from cases import small_job
-from launch_log import PRODUCT, UPDATE, launched, work_under
 from shardwright.config.software import SoftwareSpec, software_of
+from support.cases import small_job
+from support.launch_log import PRODUCT, UPDATE, launched, work_under
 
 ENTRY = Path(shardwright.__file__).parent / "config/catalog/software/shardwright.toml"
 TESTS = Path(__file__).parent.parent

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ranks import PATIENCE_S
 from shardwright.config import catalog
 from shardwright.cost import calibration
 from shardwright.cost.calibration import shipped
 from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
 from shardwright.measure.validate import order
+from support.ranks import PATIENCE_S
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 TODAY = {

@@ -8,10 +8,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from added_gate import FACTS, NAME, on_mesh_with_it
-from cases import by_one_rank, record, small_job
-from ranks import run_ranks
-from rounding import check_rounding
 from shardwright.cli.main import cli
 from shardwright.config.gate_facts import GATES
 from shardwright.config.job import JobSpec
@@ -21,6 +17,10 @@ from shardwright.measure.dryrun import dry_run
 from shardwright.measure.verdict import compare
 from shardwright.model.gates.choice import Known
 from shardwright.model.gates.make import make_gate
+from support.added_gate import FACTS, NAME, on_mesh_with_it
+from support.cases import by_one_rank, record, small_job
+from support.ranks import run_ranks
+from support.rounding import check_rounding
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import against_one_rank, made_up_tokens, small_job
-from ranks import run_on_mesh
-from rounding import check_rounding
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec
@@ -20,6 +17,9 @@ from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, train_step
+from support.cases import against_one_rank, made_up_tokens, small_job
+from support.ranks import run_on_mesh
+from support.rounding import check_rounding
 
 RATE = 0.1
 PLANS: dict[str, tuple[str, dict[str, Any], bool]] = {

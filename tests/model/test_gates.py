@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import moe_reference as plain
 from shardwright.config.moe import MoeSpec
 from shardwright.model.balance import Chosen, add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
 from shardwright.model.gates.choice import Choice, Known
 from shardwright.model.gates.make import make_gate
 from shardwright.parallel.tensor.counter_rng import uniform
+from support import moe_reference as plain
 
 SEQUENCE, BATCH, EXPERTS = 6, 3, 8
 TOKENS = SEQUENCE * BATCH

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from hugging_face import copy_weights, our_gradients, reference_gradients, reference_model
 from shardwright.config import catalog
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec
@@ -19,6 +18,7 @@ from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.process_groups import make_mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import placed_parameters
+from support.hugging_face import copy_weights, our_gradients, reference_gradients, reference_model
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 # Some hundreds of float32: a gradient is a sum over tokens, of products that each came through as many sums.

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.account.activations import head_working_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -22,6 +20,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded
 from shardwright.sharding.loss_chunks import loss_chunk_bytes, loss_positions, num_loss_chunks
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 VOCAB, HIDDEN = 61, 32
 

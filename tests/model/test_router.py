@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import EXPERTS, small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.positions import positions_tensor
@@ -14,6 +12,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.tensor.initial_values import materialise
 from shardwright.parallel.tensor.linear import LayerSharding
+from support.cases import EXPERTS, small_job
+from support.ranks import run_on_mesh
 
 FACTOR = 0.25
 CPU = torch.device("cpu")

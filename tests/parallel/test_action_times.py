@@ -6,8 +6,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.measure.step_time import Comparison
 from shardwright.parallel.comm.process_groups import Mesh
@@ -17,6 +15,8 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.timing import Costs, Times
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, small_job
+from support.ranks import run_on_mesh
 
 GAP_S = 1e3  # between two moments of the device: no host takes so long
 

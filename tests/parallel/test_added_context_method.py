@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from added_context_method import FACTS, NAME, on_mesh_with_it
-from cases import by_one_rank, record, small_job
-from ranks import run_ranks
-from rounding import check_rounding
 from shardwright.cli.main import cli
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.measure.dryrun import dry_run
 from shardwright.measure.verdict import compare
+from support.added_context_method import FACTS, NAME, on_mesh_with_it
+from support.cases import by_one_rank, record, small_job
+from support.ranks import run_ranks
+from support.rounding import check_rounding
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attention_inputs import bare_axis, documents, inputs
-from cuda_kernels import cuda_attention  # noqa: F401  # a fixture
-from ranks import run_ranks
 from shardwright.model.position_tables import alibi_slopes
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
@@ -23,6 +20,9 @@ from shardwright.sharding import score_blocks
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.score_blocks import KeyReach, blocks_in_reach
 from shardwright.sharding.sequence import ScoreBlock, held_ranges, positions_of
+from support.attention_inputs import bare_axis, documents, inputs
+from support.cuda_kernels import cuda_attention  # noqa: F401  # a fixture
+from support.ranks import run_ranks
 
 SEQUENCE = 32
 REACHES = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressed import (
+from support.compressed import (
     LARGE,
     NUM_STEPS,
     PADDING,

@@ -9,8 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from cases import small_job
-from compressed import (
+from shardwright.config.base import PlanError
+from shardwright.config.compression_facts import BucketCollective
+from shardwright.config.plan import PlanSpec
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.compress.powersgd import PowerSGD
+from shardwright.parallel.compress.reduction import Reduction
+from shardwright.parallel.compress.wire import Wire
+from shardwright.sharding.compression import reduced_bucket, scattered_bucket, wire_bytes
+from support.cases import small_job
+from support.compressed import (
     BAD,
     NUM_STEPS,
     PLACES,
@@ -27,18 +38,7 @@ from compressed import (
     places_of,
     reduce_steps,
 )
-from ranks import run_on_mesh
-from shardwright.config.base import PlanError
-from shardwright.config.compression_facts import BucketCollective
-from shardwright.config.plan import PlanSpec
-from shardwright.parallel.comm.collectives import Axis
-from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.compress.choose import make_compressor
-from shardwright.parallel.compress.powersgd import PowerSGD
-from shardwright.parallel.compress.reduction import Reduction
-from shardwright.parallel.compress.wire import Wire
-from shardwright.sharding.compression import reduced_bucket, scattered_bucket, wire_bytes
+from support.ranks import run_on_mesh
 
 
 def at_full_rank(mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:

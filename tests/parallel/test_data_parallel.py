@@ -2,14 +2,14 @@
 
 import time
 
-from cases import made_up_tokens, small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.zero import flat_unit as unit
 from shardwright.schedule.action import Kind
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, small_job
+from support.ranks import run_on_mesh
 
 
 def reductions(mesh: Mesh, job: JobSpec) -> tuple[list[int], list[bool]]:

@@ -8,10 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import against_one_rank, small_job
-from expert_traffic import ExpertRanks, Sent, sent_direct, sent_node_aware
-from ranks import run_on_mesh
-from rounding import check_rounding
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import Axis
@@ -20,6 +16,10 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.expert.dispatch import Routing, start_trip, through_experts
 from shardwright.precision.float8 import E4M3, quantise
 from shardwright.precision.float8_product import dequantise
+from support.cases import against_one_rank, small_job
+from support.expert_traffic import ExpertRanks, Sent, sent_direct, sent_node_aware
+from support.ranks import run_on_mesh
+from support.rounding import check_rounding
 
 HIDDEN = 16
 

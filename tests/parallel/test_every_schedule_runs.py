@@ -5,9 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import by_one_rank, record, record_after, small_job, train
-from ranks import leaves_nothing, run_on_mesh
-from rounding import check_rounding
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.comm.process_groups import Mesh
@@ -15,6 +12,9 @@ from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import Buffer, peak, peak_activations
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
+from support.cases import by_one_rank, record, record_after, small_job, train
+from support.ranks import leaves_nothing, run_on_mesh
+from support.rounding import check_rounding
 
 # Those that run every stage's backwards, and its weight gradients, in the order of the microbatches.
 IN_ORDER = ("sequential", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")

@@ -6,9 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job
-from programs import training_program
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
@@ -18,6 +15,9 @@ from shardwright.schedule.lowering.overlap_pairs import sends_of_parts, split_pa
 from shardwright.schedule.message_sizes import job_sizes
 from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, microbatches, train_step
+from support.cases import made_up_tokens, small_job
+from support.programs import training_program
+from support.ranks import leaves_nothing, run_on_mesh
 
 
 @leaves_nothing

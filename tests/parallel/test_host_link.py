@@ -16,8 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import made_up_tokens, small_job, with_optimizer
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -27,6 +25,8 @@ from shardwright.parallel.zero.host_link import HostLink
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, small_job, with_optimizer
+from support.ranks import run_on_mesh
 
 CUDA = torch.device("cuda")
 

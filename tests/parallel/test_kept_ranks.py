@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-import ranks
-from ranks import leaves_nothing, run_ranks
+import support.ranks as ranks
+from support.ranks import leaves_nothing, run_ranks
 
 _stores: list[tuple[dist.Store, Path]] = []
 

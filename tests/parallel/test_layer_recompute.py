@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from cases import made_up_tokens, record, remembered, small_job
-from ranks import leaves_nothing, run_on_mesh
-from same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, record, remembered, small_job
+from support.ranks import leaves_nothing, run_on_mesh
+from support.same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 
 POLICIES: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},

@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, record, small_job
-from ranks import run_on_mesh
 from shardwright.account.activation_peak import activation_bytes
 from shardwright.account.activations import layer_of
 from shardwright.config.base import PlanError
@@ -19,6 +17,8 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, train_step
+from support.cases import made_up_tokens, record, small_job
+from support.ranks import run_on_mesh
 
 PLANS: dict[str, dict[str, Any]] = {
     "one": {},

@@ -4,10 +4,6 @@ from typing import Any
 
 import pytest
 
-from cases import by_one_rank, my_tokens, record, record_after, small_job
-from mesh_lines import mesh_array
-from ranks import leaves_nothing, run_on_mesh
-from rounding import check_rounding
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import EXAMPLE
@@ -17,6 +13,10 @@ from shardwright.sharding.groups import CP, DP, EP, PP, axis_groups
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import by_one_rank, my_tokens, record, record_after, small_job
+from support.mesh_lines import mesh_array
+from support.ranks import leaves_nothing, run_on_mesh
+from support.rounding import check_rounding
 
 STEPS = 2
 Ledger = dict[str, dict[str, int]]

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from attention_inputs import bare_axis, documents, inputs
-from ranks import run_ranks
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.block_attention import Merged, attend_block, block_gradients
@@ -23,6 +21,8 @@ from shardwright.parallel.context.ring_attention import (
 )
 from shardwright.parallel.context.sight import Sight
 from shardwright.sharding.sequence import ScoreBlock, block_of, held_ranges, positions_of, share_of
+from support.attention_inputs import bare_axis, documents, inputs
+from support.ranks import run_ranks
 
 METHODS = ("ring", "all-gather", "ulysses")
 

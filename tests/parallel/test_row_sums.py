@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import small_job
 from shardwright.model.embedding import LearnedPositions
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
@@ -12,6 +11,7 @@ from shardwright.parallel.tensor import row_sums
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, whole
 from shardwright.parallel.tensor.row_sums import add_rows_in_order
+from support.cases import small_job
 
 
 def by_loop(table_VH: Tensor, rows_T: Tensor, dy_TH: Tensor) -> Tensor:

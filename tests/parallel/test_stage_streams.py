@@ -6,9 +6,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job
-from launch_log import PRODUCT, WAIT, Launched, launched
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.parallel.comm import process_groups
@@ -20,6 +17,9 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.overlap_pairs import split_pairs
 from shardwright.train.build import build
 from shardwright.train.train_step import microbatches
+from support.cases import made_up_tokens, small_job
+from support.launch_log import PRODUCT, WAIT, Launched, launched
+from support.ranks import run_on_mesh
 
 TP = small_job(pp=2, tp=2, schedule="dualpipev", batch=6)
 EP = small_job("mixtral", pp=2, dp=2, ep=2, schedule="dualpipev", batch=12)

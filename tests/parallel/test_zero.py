@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from cases import against_one_rank, record, small_job
-from ranks import run_on_mesh
-from rounding import check_rounding
 from shardwright.config.precision import PrecisionSpec
 from shardwright.measure.verdict import Record
+from support.cases import against_one_rank, record, small_job
+from support.ranks import run_on_mesh
+from support.rounding import check_rounding
 
 # Steps: the second is of weights and an optimizer that the first has moved.
 FEW, MANY = 2, 6

@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import pytest
 
-from planned import small_job
 from shardwright.config.base import PlanError
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
@@ -16,6 +15,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.search import search
+from support.planned import small_job
 
 pytestmark = pytest.mark.long
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from planned import small_job
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import device_of, shipped
@@ -14,6 +13,7 @@ from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search
 from shardwright.report.plans_text import plans_text
+from support.planned import small_job
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from planned import small_job
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
@@ -36,6 +35,7 @@ from shardwright.report.plans_text import _reason_lines, _rows, job_words, plan_
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import simulated_step
+from support.planned import small_job
 
 QUICK = constraints_of(["plan.recompute=none", "plan.cp=1", "plan.schedule=1f1b"], [])
 

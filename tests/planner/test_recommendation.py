@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planned import small_job
 from shardwright.cli.main import cli
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
@@ -45,6 +44,7 @@ from shardwright.report.plans_text import sure_text
 from shardwright.report.recommendation_text import plan_dicts, recommendation_text
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
+from support.planned import small_job
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from few_plans import best_of_few
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -19,6 +18,7 @@ from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
 from shardwright.report.scaling_picture import scaling_picture
 from shardwright.report.scaling_text import scaling_dict, scaling_text
 from shardwright.simulate.full_step import simulated_step
+from support.few_plans import best_of_few
 
 SIZES = [1, 16, 32, 64]
 MODEL = {"name": "m", "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "vocab": 32000, "sequence": 4096}

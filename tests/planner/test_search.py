@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import MODELS, all_plans, small_job
 from shardwright.config.base import PlanError
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import rates_of, shipped
@@ -26,6 +25,7 @@ from shardwright.planner.search.search import SURE_STATE, ranked_kinds, search
 from shardwright.planner.search.simulated_plans import SimulatedPlans
 from shardwright.planner.search.space import degrees, hybrid_ranks
 from shardwright.workload.memo import Memo
+from support.planned import MODELS, all_plans, small_job
 
 pytestmark = pytest.mark.long
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from planned import all_plans
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
@@ -11,6 +10,7 @@ from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search
 from shardwright.simulate.full_step import simulated_step
+from support.planned import all_plans
 
 pytestmark = pytest.mark.long
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from planned import small_job
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import searched
 from shardwright.config.software import software_of
@@ -12,6 +11,7 @@ from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
+from support.planned import small_job
 
 pytestmark = pytest.mark.long
 

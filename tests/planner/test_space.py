@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import all_plans
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
@@ -25,6 +24,7 @@ from shardwright.planner.search.search import search
 from shardwright.planner.search.space import RECOMPUTE, count_by_variant, degrees
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import CP, DP, EP, PP, REPLICAS, TP, axis_groups
+from support.planned import all_plans
 
 pytestmark = pytest.mark.long
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from planned import small_job
 from shardwright.config import catalog
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
@@ -12,6 +11,7 @@ from shardwright.cost.job_memories import fullest, room_words
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.search import search
+from support.planned import small_job
 
 # GiB that public logs of torch have as the least total capacity of a card.
 SHOWN = {"h100-sxm": 79.1, "a100-sxm-80g": 79.14, "a800-sxm-80g": 79.14, "a100-sxm-40g": 39.38, "h200-sxm": 139.72}

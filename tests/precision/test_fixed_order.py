@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.utils import deterministic
 
-from cases import small_job
 from health.watched import watched_run, with_health
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.precision import fused_operator
 from shardwright.precision.fixed_order import in_any_order, in_fixed_order
 from shardwright.train.health import repeated_step, run_health
 from shardwright.train.health.repeated_step import GradientHashes
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 
 def state() -> tuple[bool, bool, bool, str | None]:

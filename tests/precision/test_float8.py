@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from float8_reference import FORMATS, codes, positive_numbers, random, rounded_codes, scale_for, scales_by_element
 from shardwright.precision.float8 import (
     E4M3,
     E5M2,
@@ -24,6 +23,15 @@ from shardwright.precision.float8 import (
 )
 from shardwright.precision.float8_product import dequantise, emulated_product, product
 from shardwright.precision.scaled_mm import has_right_sizes, has_scaled_product, scaled_product
+from support.float8_reference import (
+    FORMATS,
+    codes,
+    positive_numbers,
+    random,
+    rounded_codes,
+    scale_for,
+    scales_by_element,
+)
 
 GRANULARITIES: list[Granularity] = ["tensor", "row", "tile", "block"]
 DTYPES = list(FORMATS)

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from float8_reference import end_step, random
-from rank_threads import on_two_ranks
 from shardwright.precision import float8_experts, scaled_mm
 from shardwright.precision.float8 import E4M3, Quantised, Ranges, quantise
 from shardwright.precision.float8_experts import Float8Experts
@@ -19,6 +17,8 @@ from shardwright.precision.float8_linear import (
 )
 from shardwright.precision.float8_product import dequantise
 from shardwright.precision.float8_recipe import RECIPES, RecipeName
+from support.float8_reference import end_step, random
+from support.rank_threads import on_two_ranks
 
 NAMES = list(RECIPES)
 COUNTS = [[5, 0, 17, 130], [0, 3, 0, 0], [0, 0, 0, 0], [16, 32, 1, 7]]  # of four experts, by microbatch

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from float8_reference import Numbers, random, rounding_bound, scales_by_element
 from shardwright.precision.float8 import E4M3, Granularity, Quantised, quantise
 from shardwright.precision.float8_gradient import (
     along_columns,
@@ -17,6 +16,7 @@ from shardwright.precision.float8_gradient import (
 from shardwright.precision.float8_linear import forward_and_cast, input_gradient_and_cast, make_float8_state
 from shardwright.precision.float8_product import dequantise
 from shardwright.precision.float8_recipe import RECIPES, RecipeName
+from support.float8_reference import Numbers, random, rounding_bound, scales_by_element
 
 T, N, K = 200, 144, 272
 

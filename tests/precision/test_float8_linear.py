@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from float8_reference import end_step, random, rounding_bound, scale_for, scales_by_element
-from rank_threads import on_two_ranks
 from shardwright.precision.amax_history import AmaxHistory
 from shardwright.precision.float8 import E4M3, E5M2, Quantised, transposed
 from shardwright.precision.float8_linear import (
@@ -25,6 +23,8 @@ from shardwright.precision.float8_linear import (
 )
 from shardwright.precision.float8_product import dequantise
 from shardwright.precision.float8_recipe import RECIPES, RecipeName
+from support.float8_reference import end_step, random, rounding_bound, scale_for, scales_by_element
+from support.rank_threads import on_two_ranks
 
 NAMES = list(RECIPES)
 

@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubernetes_schema import Manifest, read_manifest
 from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli, main
 from shardwright.config import catalog
@@ -31,6 +30,7 @@ from shardwright.report.launch.launch_options import LaunchOptions, limit_text
 from shardwright.report.launch.save_time import save_time
 from shardwright.report.launch.seats import seats_of
 from shardwright.report.launch.slurm_script import slurm_name
+from support.kubernetes_schema import Manifest, read_manifest
 
 LLAMA = ("llama3-405b-16k", "--set", "checkpoint.every_s=1800")
 TINY = ("quickstart", "--set", "cluster.devices_per_node=4", "--set", "cluster.nodes=2", "--set", "run.device=cpu")

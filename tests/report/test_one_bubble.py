@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 
-from predicted_jobs import predicted_jobs
 from shardwright.cli.main import cli
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import shipped
@@ -16,6 +15,7 @@ from shardwright.report.timeline.job_study import study_job
 from shardwright.report.timeline.study import number
 from shardwright.schedule.job_program import relative_costs
 from shardwright.simulate.full_step import simulated_bubble, simulated_step
+from support.predicted_jobs import predicted_jobs
 
 _ROUNDED = 1e-11  # JSON has times without rounding errors of subtraction, to twelve decimals
 

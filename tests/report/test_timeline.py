@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from programs import schedule_faults, training_program
 from shardwright.cli.main import cli, main
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
@@ -33,6 +32,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
+from support.programs import schedule_faults, training_program
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
 WHOLE = {"makespan", "idle", "memory", "gathers", "reductions", "bytes"}  # what is added where one is looked at

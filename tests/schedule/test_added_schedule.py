@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from added_schedule import FACTS, NAME, on_mesh_with_it
-from cases import by_one_rank, record, small_job
-from ranks import run_ranks
-from rounding import check_rounding
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -26,6 +22,10 @@ from shardwright.schedule.shape_program import shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import simulated_step
+from support.added_schedule import FACTS, NAME, on_mesh_with_it
+from support.cases import by_one_rank, record, small_job
+from support.ranks import run_ranks
+from support.rounding import check_rounding
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from programs import generated, schedule_faults, training_program
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -24,6 +23,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.schedule.shape_program import forward_of
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Bubbles, Work, measure_and_play
+from support.programs import generated, schedule_faults, training_program
 
 NAMES = (
     "sequential", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",

@@ -1,9 +1,9 @@
 """What a program moves, in bytes, by arithmetic on the job."""
 
-from cases import small_job
 from shardwright.config.model_shape import shape_of
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.stage_parameters import num_parameters
+from support.cases import small_job
 
 
 def test_one_stage_is_the_matrices_the_table_and_the_norms() -> None:
@@ -36,7 +36,7 @@ def test_a_message_is_of_the_tokens_that_a_rank_holds() -> None:
 
 
 def test_what_nobody_sized_has_no_bytes() -> None:
-    from programs import training_program
+    from support.programs import training_program
 
     program = training_program("1f1b", 2, 2)
     assert {program.num_bytes(action) for row in program.ranks for action in row} == {None}

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from programs import generated, training_program
 from shardwright.schedule.action import Action, Kind, parse
 from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.lowering.lower import lower
@@ -16,6 +15,7 @@ from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.shape_program import forward_of
 from shardwright.sharding.stage_placement import in_line, vee
+from support.programs import generated, training_program
 
 names = st.sampled_from(["sequential", "gpipe", "1f1b"])
 ranks = st.integers(1, 12)

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import shapes
-from programs import training_program
 from shardwright.schedule.action import Kind, parse
 from shardwright.schedule.buffer_lifetimes import Buffer, lives, most, peak, peak_activations
 from shardwright.schedule.lowering.lower import lower
@@ -17,6 +15,8 @@ from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import in_line
 from shardwright.simulate.timeline import make_timeline
+from support.cases import shapes
+from support.programs import training_program
 
 eighths = st.integers(0, 16).map(lambda n: n / 8)
 

@@ -9,9 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import made_up_tokens, shapes, small_job
-from programs import training_program
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.executor import PipelineExecutor
@@ -28,6 +25,9 @@ from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.timeline import Cause, make_timeline
 from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, train_step
+from support.cases import made_up_tokens, shapes, small_job
+from support.programs import training_program
+from support.ranks import run_on_mesh
 
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 drained = shapes().filter(lambda shape: shape[0] not in ASYNCHRONOUS)

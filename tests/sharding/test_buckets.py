@@ -8,9 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cases import KINDS, against_one_rank, small_job
-from ranks import run_on_mesh
-from rounding import check_rounding
 from shardwright.account.rank_state import rank_state
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -19,6 +16,9 @@ from shardwright.parallel.tensor.parameter import name_parameters, sharded, whol
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.tensor_pool import tensor_pool
 from shardwright.schedule.job_program import job_program
+from support.cases import KINDS, against_one_rank, small_job
+from support.ranks import run_on_mesh
+from support.rounding import check_rounding
 
 
 def with_vocab(job: JobSpec, vocab: int) -> JobSpec:

@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import shardwright
-from mesh_lines import by_first, expert_array, lines, mesh_array, stage_array
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import ORDERS, RankOrder, inside_pipeline, number_of, of_stage_on_node
 from shardwright.config.schedule_facts import SCHEDULES
@@ -30,6 +29,7 @@ from shardwright.sharding.groups import (
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.stage_placement import placement_of
 from shardwright.workload.query import PlanGrid, stacked
+from support.mesh_lines import by_first, expert_array, lines, mesh_array, stage_array
 
 SOURCE = Path(shardwright.__file__).parent
 PP, DP, CP, TP = range(4)  # dims of mesh_array; of expert_array they are pp, edp, ep, etp

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import small_job, with_optimizer
 from shardwright.account.rank_state import StageState, rank_state
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.matrix_exchange import (
@@ -16,6 +15,7 @@ from shardwright.sharding.matrix_exchange import (
     exchanged_together,
     orthogonal_flops,
 )
+from support.cases import small_job, with_optimizer
 
 
 @settings(max_examples=100, deadline=None)

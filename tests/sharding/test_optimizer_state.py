@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from cases import EXPERT_BLOCKS, KINDS, RULES, small_job
 from shardwright.config.model_shape import shape_of
 from shardwright.sharding.optimizer_state import is_matrix
 from shardwright.sharding.stage_parameters import model_parameters
 from shardwright.sharding.update_matrices import update_matrices
+from support.cases import EXPERT_BLOCKS, KINDS, RULES, small_job
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *RULES])

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import ATTENTIONS, BLOCKS, EXPERT_BLOCKS, EXPERTS, KINDS, RULES, small_job
 from shardwright.config import catalog
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
@@ -21,6 +20,7 @@ from shardwright.sharding.stage_parameters import (
     num_parameters,
     stage_parameters,
 )
+from support.cases import ATTENTIONS, BLOCKS, EXPERT_BLOCKS, EXPERTS, KINDS, RULES, small_job
 
 CPU = torch.device("cpu")
 PLANS: dict[str, dict[str, Any]] = {

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from added_compression import FACTS, NAME, on_mesh_with_it
-from cases import by_one_rank, record, small_job
 from fuzz.ledgers import account_of, differences, dry_ledger
-from ranks import run_ranks
-from rounding import check_rounding
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.load import load_job
 from shardwright.measure.verdict import compare
+from support.added_compression import FACTS, NAME, on_mesh_with_it
+from support.cases import by_one_rank, record, small_job
+from support.ranks import run_ranks
+from support.rounding import check_rounding
 
 
 @pytest.fixture(autouse=True)

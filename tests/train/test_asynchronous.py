@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, record, small_job
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.cli.main import cli
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
@@ -24,6 +22,8 @@ from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.learning_rate import learning_rate
+from support.cases import made_up_tokens, record, small_job
+from support.ranks import leaves_nothing, run_on_mesh
 
 BATCHES = 3
 

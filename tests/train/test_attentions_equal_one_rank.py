@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from cases import against_one_rank, record, remembered, small_job
-from ranks import leaves_nothing, run_on_mesh
-from rounding import check_rounding
-from same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.train.build import build
+from support.cases import against_one_rank, record, remembered, small_job
+from support.ranks import leaves_nothing, run_on_mesh
+from support.rounding import check_rounding
+from support.same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 
 PLANS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2},

@@ -18,9 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cases import small_job
 from health.watched import heal, spoil_gradients
-from ranks import run_on_mesh
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -34,6 +32,8 @@ from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import RunResult
 from shardwright.train.trainer import train
 from shardwright.train.training_run import RunStart, TrainingRun
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 pytestmark = pytest.mark.processes
 

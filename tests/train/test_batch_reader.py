@@ -14,8 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
@@ -29,6 +27,8 @@ from shardwright.train.data.token_stream import TokenSpan
 from shardwright.train.launch import preemption
 from shardwright.train.trainer import train
 from shardwright.train.training_run import TrainingRun
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 BATCH = 8
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cases import made_up_tokens, small_job
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check_moments import MOST_BETA
 from shardwright.config.job import JobSpec
@@ -20,6 +19,7 @@ from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.train.build import build, job_mesh
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, small_job
 
 SPEC = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
 BF16 = torch.bfloat16

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from cases import against_one_rank, record, remembered
-from ranks import run_on_mesh
-from rounding import check_rounding
-from same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
+from support.cases import against_one_rank, record, remembered
+from support.ranks import run_on_mesh
+from support.rounding import check_rounding
+from support.same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 
 SEQUENCE = {"tp": 2, "sequence_parallel": True}
 PLANS: dict[str, dict[str, Any]] = {

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.report.run_comparison import compared_dict
 from shardwright.train.trainer import train
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "drained": ({"dp": 2, "zero": 1}, {}),

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from cases import small_job
-from plain_decoder import PlainDecoder
-from ranks import run_on_mesh
 from shardwright.config.data import DataSpec, SourceSpec
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -21,6 +18,9 @@ from shardwright.train.build import build
 from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.train_step import evaluate, train_step
+from support.cases import small_job
+from support.plain_decoder import PlainDecoder
+from support.ranks import run_on_mesh
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 PLANS: dict[str, dict[str, Any]] = {

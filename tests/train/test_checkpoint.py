@@ -12,8 +12,17 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from cases import small_job
-from going_on import (
+from shardwright.config.base import PlanError
+from shardwright.config.checkpoint import CheckpointSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.train.checkpoint.boxes import HeldBox
+from shardwright.train.checkpoint.kept import check_whole, remove_old, remove_unfinished_checkpoints, steps_kept
+from shardwright.train.checkpoint.manifest import BrokenCheckpointError
+from shardwright.train.checkpoint.resuming import UnreadCheckpointError
+from shardwright.train.checkpoint.storage import LocalStorage, open_storage
+from support.cases import small_job
+from support.going_on import (
     STEPS,
     Boxes,
     began_anew,
@@ -25,16 +34,7 @@ from going_on import (
     save_and_load_in_memory,
     save_and_tell,
 )
-from ranks import run_on_mesh
-from shardwright.config.base import PlanError
-from shardwright.config.checkpoint import CheckpointSpec
-from shardwright.config.job import JobSpec
-from shardwright.config.load import make_job
-from shardwright.train.checkpoint.boxes import HeldBox
-from shardwright.train.checkpoint.kept import check_whole, remove_old, remove_unfinished_checkpoints, steps_kept
-from shardwright.train.checkpoint.manifest import BrokenCheckpointError
-from shardwright.train.checkpoint.resuming import UnreadCheckpointError
-from shardwright.train.checkpoint.storage import LocalStorage, open_storage
+from support.ranks import run_on_mesh
 
 
 def job_with(kind: str = "llama", sections: dict[str, Any] | None = None, **plan: Any) -> JobSpec:

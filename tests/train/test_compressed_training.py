@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import made_up_tokens, my_tokens, record, remembered, small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.parameter_shard import Box
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, my_tokens, record, remembered, small_job
+from support.ranks import run_on_mesh
 
 METHODS: dict[str, dict[str, Any]] = {
     "bf16": {},

@@ -6,9 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cases import against_one_rank, context_bytes, made_up_tokens, record, skewed_tokens, small_job
-from ranks import leaves_nothing, run_on_mesh
-from rounding import check_rounding
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -18,6 +15,9 @@ from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.text_generation import generate
 from shardwright.train.train_step import evaluate, train_step
+from support.cases import against_one_rank, context_bytes, made_up_tokens, record, skewed_tokens, small_job
+from support.ranks import leaves_nothing, run_on_mesh
+from support.rounding import check_rounding
 
 # Each layer and microbatch is many collectives over tp: two microbatches.
 SP2 = {"tp": 2, "sequence_parallel": True, "microbatch_size": 2}

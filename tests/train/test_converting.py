@@ -10,11 +10,11 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import released_models
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.train.checkpoint.released_weights import ReleasedWeights
 from shardwright.train.checkpoint.starting_weights import released_weights_of
+from support import released_models
 from train.test_released_models import job_of
 
 

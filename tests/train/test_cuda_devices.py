@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import small_job
 from shardwright.config.load import load_job
 from shardwright.sharding.loss_chunks import loss_chunk_bytes
 from shardwright.train.launch import rank_life
@@ -15,6 +14,7 @@ from shardwright.train.launch.device_environment import set_device_environment
 from shardwright.train.launch.launch import machine_faults
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.this_machine import on_this_machine
+from support.cases import small_job
 
 
 class Machine:

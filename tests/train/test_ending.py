@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ranks import PATIENCE_S
+from support.ranks import PATIENCE_S
 
 # What the command does when the signal comes.
 PLACES = {

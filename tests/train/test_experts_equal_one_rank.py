@@ -6,9 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import EXPERTS, against_one_rank, by_one_rank, made_up_tokens, of_replicas, small_job
-from ranks import leaves_nothing, run_on_mesh
-from rounding import check_rounding
 from shardwright.account.job_memory import job_memory
 from shardwright.account.step_collectives import Traffic, step_ledger
 from shardwright.config.job import JobSpec
@@ -21,6 +18,9 @@ from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
 from shardwright.train.router_update import LayerRouting
 from shardwright.train.train_step import evaluate, train_step
+from support.cases import EXPERTS, against_one_rank, by_one_rank, made_up_tokens, of_replicas, small_job
+from support.ranks import leaves_nothing, run_on_mesh
+from support.rounding import check_rounding
 
 SP2 = {"tp": 2, "sequence_parallel": True}
 # Between them: ep 1, 2, 4; experts cut over tp, or spread over it; ZeRO 0 to 3; all kinds of schedules and gates.

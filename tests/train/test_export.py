@@ -11,8 +11,6 @@ from click.testing import CliRunner, Result
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from cases import my_tokens, small_job
-from ranks import run_on_mesh, run_ranks
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.job import JobSpec
@@ -36,6 +34,8 @@ from shardwright.train.checkpoint.manifest import (
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
+from support.cases import my_tokens, small_job
+from support.ranks import run_on_mesh, run_ranks
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "tp 2 x pp 2": ("llama", {"tp": 2, "pp": 2}),

@@ -16,14 +16,14 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from cases import small_job
 from fuzz import preloaded
 from fuzz.signals import Draw, check, without_progress
-from process_tree import children
-from ranks import PATIENCE_S
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, run_rank
+from support.cases import small_job
+from support.process_tree import children
+from support.ranks import PATIENCE_S
 
 # Of quickstart's ranks those of one replica, and of its model as little.
 SMALL = ("plan.dp=1", "model.layers=2", "model.hidden=32", "model.ffn=64", "batch.global_batch_size=8")

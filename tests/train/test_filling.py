@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import EXPERTS, by_one_rank, my_tokens, record_after, small_job
-from cases import train as train_steps
 from fuzz.ledgers import Table, foretold_otherwise
-from ranks import leaves_nothing, run_on_mesh
-from rounding import check_rounding
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.comm.process_groups import Mesh
@@ -18,6 +14,10 @@ from shardwright.schedule.job_program import job_program
 from shardwright.sharding.token_marks import FILLING, UNCOUNTED
 from shardwright.train.build import build
 from shardwright.train.train_step import StepResult, train_step
+from support.cases import EXPERTS, by_one_rank, my_tokens, record_after, small_job
+from support.cases import train as train_steps
+from support.ranks import leaves_nothing, run_on_mesh
+from support.rounding import check_rounding
 
 SP2 = {"tp": 2, "sequence_parallel": True}
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {

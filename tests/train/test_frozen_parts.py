@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from ranks import in_group, leaves_nothing, run_ranks
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.optimizers.elementwise import make_optimizer
+from support.ranks import in_group, leaves_nothing, run_ranks
 
 RATE = 1e-2
 SPECS: dict[str, dict[str, Any]] = {

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ranks import PATIENCE_S
 from shardwright.config.base import PlanError
 from shardwright.train.data.token_cache import Summary, save_summary
 from shardwright.train.launch.full_disk import DiskFullError, telling_of_full_disk
+from support.ranks import PATIENCE_S
 
 
 def test_a_device_that_takes_nothing(tmp_path: Path) -> None:

@@ -5,10 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import FURTHER, against_one_rank, by_one_rank, made_up_tokens, record, small_job
 from fuzz.models import run
-from ranks import run_on_mesh
-from rounding import check_rounding
 from shardwright.account.step_collectives import ledger_table, step_ledger
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
@@ -19,6 +16,9 @@ from shardwright.parallel.context.document_mask import CountedShares
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
 from shardwright.train.train_step import counted_shares, train_step
+from support.cases import FURTHER, against_one_rank, by_one_rank, made_up_tokens, record, small_job
+from support.ranks import run_on_mesh
+from support.rounding import check_rounding
 
 SP2 = {"tp": 2, "sequence_parallel": True}
 # Between them: table and head tied or not, on one rank or on two; ZeRO 0 to 3; all axes and kinds of schedules.

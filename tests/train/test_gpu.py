@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from cases import KINDS, made_up_tokens, small_job
 from shardwright.config.job import JobSpec
 from shardwright.measure.rounding import HALF_UNIT
 from shardwright.measure.verdict import Record, compare
@@ -21,6 +20,7 @@ from shardwright.train.data.samples import Samples
 from shardwright.train.data.token_stream import TokenSpan
 from shardwright.train.metrics import known_device, measure_shares, peak_memory_bytes
 from shardwright.train.train_step import evaluate, train_step
+from support.cases import KINDS, made_up_tokens, small_job
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

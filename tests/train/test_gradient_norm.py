@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job
-from kernel_traffic import KernelTraffic
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
 from shardwright.train.dry_steps import DrySteps
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, small_job
+from support.kernel_traffic import KernelTraffic
+from support.ranks import leaves_nothing, run_on_mesh
 
 PLANS: dict[str, dict[str, Any]] = {
     "one": {},

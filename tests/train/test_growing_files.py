@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranks import PATIENCE_S
 from shardwright.config.units import GIB, MIB
 from shardwright.train.data import row_files
 from shardwright.train.data.memory_limit import memory_limit
 from shardwright.train.data.row_files import FaultError, read_rows
 from shardwright.train.data.source_files import SourceFile
 from shardwright.train.data.table_sizes import written_bytes
+from support.ranks import PATIENCE_S
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.large_string())]))
 

@@ -8,9 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import marked, skewed_tokens, small_job
-from plain_decoder import PlainDecoder
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.initial_values import initial_box
@@ -19,6 +16,9 @@ from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.build import build
 from shardwright.train.data.once_each import InTurn, OnceEach, unigram_loss
 from shardwright.train.held_out import held_out_loss, part_note
+from support.cases import marked, skewed_tokens, small_job
+from support.plain_decoder import PlainDecoder
+from support.ranks import run_on_mesh
 
 
 class Rows:

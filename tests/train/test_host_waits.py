@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job, with_optimizer
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.model.gates import expert_choice
 from shardwright.model.gates.choice import Known
@@ -15,6 +13,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.optimizers import adafactor
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens, small_job, with_optimizer
+from support.ranks import run_on_mesh
 
 
 class TorchWith:

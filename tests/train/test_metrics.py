@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.config import catalog
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
@@ -23,6 +21,8 @@ from shardwright.train.metrics import MetricsLog, Shares, job_peak_flops, measur
 from shardwright.train.router_update import LayerRouting
 from shardwright.train.train_step import StepResult
 from shardwright.train.trainer import train
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 STEPS = 3
 ROUTING = (

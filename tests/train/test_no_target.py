@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import made_up_tokens, my_tokens, small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
@@ -24,6 +22,8 @@ from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import RunResult
 from shardwright.train.train_step import StepResult, train_step
 from shardwright.train.trainer import train
+from support.cases import made_up_tokens, my_tokens, small_job
+from support.ranks import run_on_mesh
 
 STEPS, EMPTY = 4, 1
 State = dict[str, Tensor]

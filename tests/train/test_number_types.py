@@ -5,9 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from cases import record, remembered, small_job
-from cases import train as train_steps
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import PrecisionSpec
 from shardwright.measure.verdict import Record
@@ -15,6 +12,9 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.build import build
 from shardwright.train.checkpoint.replica_state import held_boxes
+from support.cases import record, remembered, small_job
+from support.cases import train as train_steps
+from support.ranks import leaves_nothing, run_on_mesh
 
 SIXTEEN: dict[str, dict[str, Any]] = {
     "bf16": {"compute": "bf16"},

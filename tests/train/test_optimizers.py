@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from cases import against_one_rank, made_up_tokens, my_tokens, record, small_job, train, with_optimizer
-from ranks import leaves_nothing, run_on_mesh
-from rounding import check_rounding
 from shardwright.account.job_memory import rank_memory
 from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import rank_state
@@ -41,6 +38,9 @@ from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
+from support.cases import against_one_rank, made_up_tokens, my_tokens, record, small_job, train, with_optimizer
+from support.ranks import leaves_nothing, run_on_mesh
+from support.rounding import check_rounding
 
 RATE, DECAY = 1e-2, 0.1
 SPEC = OptimizerSpec(learning_rate=RATE, weight_decay=DECAY, momentum=0.9)

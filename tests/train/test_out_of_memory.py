@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from cases import small_job
-from ranks import PATIENCE_S
 from shardwright.account.first_fit import USABLE, first_fit
 from shardwright.account.job_memory import job_memory
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.out_of_memory import OutOfMemoryError, asked_bytes, is_out_of_memory, telling_what_is_held
+from support.cases import small_job
+from support.ranks import PATIENCE_S
 
 HELD = RankMemory(3 * 2**20, 2**20, 0, 0, 0)
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from ranks import in_group, run_ranks
 from shardwright.parallel.zero.master_weights import Masters
 from shardwright.train.checkpoint import storage as places
 from shardwright.train.checkpoint.boxes import HeldBox
 from shardwright.train.checkpoint.replica_state import ComingBoxes
+from support.ranks import in_group, run_ranks
 
 ADAMW = {"name": "adamw", "learning_rate": 1e-2}
 

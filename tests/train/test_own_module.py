@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shardwright as sw
-from own_modules import MODULES, Tricky, batch_number, example, resnet_loss, trained_in_turn
-from ranks import PATIENCE_S, RankFailedError, in_group, run_ranks
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.zero.module_units import compiled_faults, module_units
+from support.own_modules import MODULES, Tricky, batch_number, example, resnet_loss, trained_in_turn
+from support.ranks import PATIENCE_S, RankFailedError, in_group, run_ranks
 
 ADAMW = {"name": "adamw", "learning_rate": 1e-2, "clip_grad_norm": 0.0}
 SGD = {"name": "sgd", "learning_rate": 1e-1, "clip_grad_norm": 0.0, "weight_decay": 0.0, "momentum": 0.0}

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -23,6 +21,8 @@ from shardwright.train.data.place import PlaceInData, StoredPlace, data_digest, 
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import TokenFiles
 from shardwright.train.trainer import train
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 SEQUENCE = 4
 

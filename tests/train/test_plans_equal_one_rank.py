@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cases import KINDS, against_one_rank, small_job
-from rounding import check_rounding
+from support.cases import KINDS, against_one_rank, small_job
+from support.rounding import check_rounding
 
 SCHEDULES = ("1f1b", "gpipe", "sequential")
 

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from cases import small_job
-from ranks import PATIENCE_S
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import barrier
 from shardwright.parallel.comm.process_groups import Mesh
@@ -29,6 +27,8 @@ from shardwright.train.launch.preemption import (
     leave_early,
     saved_sentence,
 )
+from support.cases import small_job
+from support.ranks import PATIENCE_S
 
 TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 SAVES = "interrupted: the run saves at the end of this step and leaves; Ctrl-C again ends it at once, unsaved\n"

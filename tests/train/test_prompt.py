@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from brought_folder import bring_model
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.train.data.tokenizer import load_tokenizer
 from shardwright.train.prompt import prompt_of
+from support.brought_folder import bring_model
 
 
 def job_of(folder: Path, vocab: int = 264) -> JobSpec:

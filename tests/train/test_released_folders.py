@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from released_models import save_released
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
 from shardwright.train.build import job_mesh
 from shardwright.train.checkpoint.converting import convert_folder
+from support.released_models import save_released
 from train.test_released_models import begun, job_of, our_logits, some_ids
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"

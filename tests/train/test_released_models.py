@@ -11,9 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from cases import my_tokens
-from ranks import run_on_mesh
-from released_models import RELEASED, SEQUENCE, in_their_layout, save_released
 from shardwright.config.hugging_face.config_json import read_model
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -27,6 +24,9 @@ from shardwright.train.checkpoint.starting_weights import initial_values, releas
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
+from support.cases import my_tokens
+from support.ranks import run_on_mesh
+from support.released_models import RELEASED, SEQUENCE, in_their_layout, save_released
 
 # Of the largest logit: some hundreds of float32, as in tests/model/test_hugging_face.py.
 MOST = 1e-5

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import small_job
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import barrier
@@ -20,6 +19,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.launch.launch import RankFailedError, launch
 from shardwright.train.launch.preemption import Preemption
 from shardwright.train.launch.restarts import LONGEST_DELAY_S, Restarts, launch_with_restarts
+from support.cases import small_job
 
 STEPS = 4
 

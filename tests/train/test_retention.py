@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import small_job
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.train.checkpoint.kept import (
     in_order_to_load,
@@ -30,6 +29,7 @@ from shardwright.train.checkpoint.manifest import (
 )
 from shardwright.train.checkpoint.retention import healthy_first, steps_to_remove
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
+from support.cases import small_job
 
 RUINED = StateHealth(cause="not finite", sentence="the loss is nan in step 5")
 SPIKE = StateHealth(cause="spike", sentence="the loss is 9.0")

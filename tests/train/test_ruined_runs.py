@@ -11,8 +11,6 @@ from unittest.mock import patch
 
 import pytest
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.cli.kept_checkpoints import chosen_step
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
@@ -23,6 +21,8 @@ from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import RunResult
 from shardwright.train.trainer import train
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 RUINS = {"learning_rate": 1e6, "warmup_steps": 0, "steps": 12}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cases import small_job
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.job import JobSpec
@@ -30,6 +29,7 @@ from shardwright.train.launch.run_folder import (
 from shardwright.train.launch.scratch_folder import remove_scratch_of, scratch_folder
 from shardwright.train.metrics import _keep_until
 from shardwright.train.run_files import open_to_append
+from support.cases import small_job
 
 
 def test_a_second_run_is_refused_with_who_has_the_folder(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import small_job
 from fuzz.draw import draw
 from fuzz.plans import accepted
 from shardwright.config.base import PlanError
@@ -23,6 +22,7 @@ from shardwright.parallel.tensor import initial_values
 from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import NUMBERS, Replica, build, job_mesh
+from support.cases import small_job
 
 CPU = torch.device("cpu")
 

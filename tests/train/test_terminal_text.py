@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import small_job
 from shardwright.cli import generating
 from shardwright.config.base import printable
 from shardwright.train.data.progress import say_aside
 from shardwright.train.launch import launch
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.metrics import MetricsLog
+from support.cases import small_job
 
 TITLE = "a\x1b]0;owned\x07\x1b[2J\x13b\x9b31m\u202ec\n\tß \u200c"
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from cases import small_job
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
 from shardwright.train.sample_text import sample_text
 from shardwright.train.text_generation import generate
+from support.cases import small_job
+from support.ranks import leaves_nothing, run_on_mesh
 
 
 @leaves_nothing

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cases import small_job
 from shardwright.api import training
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.launch import rank_life
 from shardwright.train.launch.launch import launch
 from shardwright.train.launch.rank_environment import RankEnvironment, allowed_threads
+from support.cases import small_job
 
 CORES = os.cpu_count() or 1
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from process_tree import children
-from ranks import PATIENCE_S
+from support.process_tree import children
+from support.ranks import PATIENCE_S
 
 SMALL = (
     "plan.dp=1", "plan.tp=2", "plan.pp=2", "model.layers=2", "model.hidden=32", "model.ffn=64", "model.sequence=32",

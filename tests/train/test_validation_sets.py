@@ -11,8 +11,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.api.training import train_job
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
@@ -29,6 +27,8 @@ from shardwright.train.data.prepare import prepare_validation
 from shardwright.train.data.source_files import trained_on_notes
 from shardwright.train.held_out import HeldOutSets
 from shardwright.train.trainer import train
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 
 def job_of(folder: Path, **given: dict[str, Any]) -> JobSpec:

@@ -8,8 +8,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.parallel.comm import collectives
@@ -20,6 +18,8 @@ from shardwright.schedule.job_program import job_program
 from shardwright.train.build import job_mesh
 from shardwright.train.dry_steps import DrySteps
 from shardwright.train.warm_up import BareTensor, KernelCall, KernelCalls, kernel_calls, warm_up
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 JOBS = {
     "one rank": small_job(batch=2),

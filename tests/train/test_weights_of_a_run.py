@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import my_tokens, small_job
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
+from support.cases import my_tokens, small_job
 
 
 def job_of(sequence: int, positions: str) -> JobSpec:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from cases import ATTENTIONS, BLOCKS, EXPERT_BLOCKS, EXPERTS, KINDS
 from shardwright.account.activations import layer_of
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -21,6 +20,7 @@ from shardwright.workload.layer_operators import by_part, piece_operators
 from shardwright.workload.layers import chains
 from shardwright.workload.query import PlanGrid
 from shardwright.workload.tensor_sizes import TensorSizes
+from support.cases import ATTENTIONS, BLOCKS, EXPERT_BLOCKS, EXPERTS, KINDS
 
 SOURCE = Path(shardwright.__file__).parent
 LIST = "workload/layer_operators.py"

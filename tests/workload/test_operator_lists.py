@@ -12,8 +12,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
 from shardwright.parallel.comm.ledger import Ledger
@@ -22,6 +20,8 @@ from shardwright.parallel.expert import dispatch as expert
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.train.build import build
 from shardwright.workload.recompute_cost import Again
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 Sent = Counter[tuple[str, str]]  # bytes by kind and axis
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ranks import _on_mesh
 from shardwright.config.context_facts import CONTEXT_METHODS, ContextFacts
 from shardwright.parallel.context.ring_attention import gathered_attention
+from support.ranks import _on_mesh
 
 NAME = "all-at-once"
 

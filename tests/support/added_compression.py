@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ranks import _on_mesh
 from shardwright.config.compression_facts import COMPRESSIONS, BucketCollective, CompressionFacts
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.compress.cast import Cast
+from support.ranks import _on_mesh
 
 NAME = "float64"
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cases import small_job
-from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.bucket import Bucket, ErrorSpan
 from shardwright.parallel.compress.choose import make_compressor
 from shardwright.sharding.parameter_shard import ParameterShard
+from support.cases import small_job
+from support.ranks import run_on_mesh
 
 # Small ones between large ones; a vector that PowerSGD does not take; three dims; nothing divides by 4 x 256.
 SHAPES = [(33,), (96, 70), (8, 40, 32), (64,), (5001,), (50, 60)]

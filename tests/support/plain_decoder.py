@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import moe_reference
-from plain_attention import attended, is_turned, reached, rotated
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.model.dropout import LEVELS, kept_elements
@@ -25,6 +23,8 @@ from shardwright.model.router import ROWS_OF_A_SAMPLE
 from shardwright.parallel.tensor.counter_rng import stream_key, uniform
 from shardwright.sharding.stage_parameters import model_parameters
 from shardwright.sharding.token_marks import FILLING, UNCOUNTED
+from support import moe_reference
+from support.plain_attention import attended, is_turned, reached, rotated
 
 Weights = dict[str, Tensor]
 

@@ -5,12 +5,12 @@ No forward of the last stage is far from its backward, and a rank's first backwa
 
 from typing import Any
 
-from ranks import _on_mesh
 from shardwright.config.schedule_facts import SCHEDULES, ScheduleFacts
 from shardwright.schedule.action import backward, forward
 from shardwright.schedule.pipeline_shape import of_size
 from shardwright.schedule.schedule import Schedule
 from shardwright.sharding.stage_placement import in_line, looped
+from support.ranks import _on_mesh
 
 NAME = "gpipe-last-first"
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_families import family, head_norms, rope_parameters, unfused
 from shardwright.config.model import ModelSpec
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.tensor.parameter import placed_parameters
+from support.attention_families import family, head_norms, rope_parameters, unfused
 
 CHOICE_BIAS = "e_score_correction_bias"
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_new"}

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ranks import PATIENCE_S
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import GroupTransport
+from support.ranks import PATIENCE_S
 
 
 def inputs(heads: int, kv_heads: int, dtype: torch.dtype, sequence: int = 32) -> list[Tensor]:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import torch
 
-from cases import my_tokens
-from ranks import leaves_nothing
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -19,6 +17,8 @@ from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
+from support.cases import my_tokens
+from support.ranks import leaves_nothing
 
 STEPS = 2
 Boxes = dict[str, torch.Tensor]

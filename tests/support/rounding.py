@@ -2,14 +2,14 @@
 
 import torch
 
-from cases import by_one_rank, record, record_after, train
-from ranks import leaves_nothing
 from shardwright.config.job import JobSpec
 from shardwright.measure.rounding import HALF_UNIT, MOVES, is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.train.build import build
+from support.cases import by_one_rank, record, record_after, train
+from support.ranks import leaves_nothing
 
 # What needs no such runs: a handful of roundings of the number itself.
 ALWAYS = 16 * HALF_UNIT["float32"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ranks import _on_mesh
 from shardwright.config.gate_facts import GATES, GateFacts
 from shardwright.model.gates.choice import Choice, Gate, Known, add_to_one, all_hold, largest
+from support.ranks import _on_mesh
 
 NAME = "runners-up"
 

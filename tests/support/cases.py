@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from ranks import leaves_nothing, run_on_mesh
 from shardwright.account.step_collectives import Traffic
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -18,6 +17,7 @@ from shardwright.sharding.token_marks import FILLING, UNCOUNTED
 from shardwright.train.build import Replica, build
 from shardwright.train.train_step import StepResult, evaluate, train_step
 from shardwright.workload.recompute_cost import Again
+from support.ranks import leaves_nothing, run_on_mesh
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"kv_heads": 4, "ffn": 48},
@@ -254,7 +254,7 @@ def shapes() -> Any:
     """Hypothesis: (name, ranks, microbatches, stages a rank) of any schedule by name that is made without a search."""
     from hypothesis import strategies as st
 
-    from programs import schedule_faults
+    from support.programs import schedule_faults
 
     names = [name for name in SCHEDULES if name != "auto"]
     looped = [name for name in names if SCHEDULES[name].stages_per_rank == 0]

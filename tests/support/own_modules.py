@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.optimizers.elementwise import make_optimizer
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 Loss = Callable[[Any, int], Tensor]  # of a module that is called, for a number that says on what
 
 

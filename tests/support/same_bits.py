@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from cases import small_job
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record
+from support.cases import small_job
 
 NUM_STEPS = 2  # the second is of weights that the first has moved
 

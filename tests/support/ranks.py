@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # The server of Python 3.11 does not take over sys.path, and would silently preload nothing.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-CONTEXT.set_forkserver_preload(["ranks_preload"])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+CONTEXT.set_forkserver_preload(["support.ranks_preload"])
 
 
 # A test that hangs fails after this; one that does not may be ten times slower on a machine that others load.

@@ -14,11 +14,13 @@ import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401 - a dispatch mode loads it at its first call, in each rank if not here
 from click.testing import CliRunner  # noqa: F401
 
-import cases  # noqa: F401
-import going_on  # noqa: F401
 import shardwright.cli.main
 import shardwright.train.async_step
 import shardwright.train.launch.preload  # noqa: F401
+from support import (
+    cases,  # noqa: F401
+    going_on,  # noqa: F401
+)
 
 gc.freeze()
 gc.enable()

@@ -5,10 +5,10 @@ Steps of one size, in the direction of the sign of the momentum. Bernstein et al
 
 from typing import Any
 
-from ranks import _on_mesh
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.optimizer_facts import OPTIMIZERS, OptimizerFacts
 from shardwright.parallel.optimizers.elementwise import Elements
+from support.ranks import _on_mesh
 
 NAME = "signum"
 

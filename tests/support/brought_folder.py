@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import released_models
+from support import released_models
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
