@@ -29,7 +29,7 @@ def summed(plan: Any, num_elements: Any, rows: Any, columns: Any, num_ranks: Any
 
 
 FACTS = CompressionFacts(
-    name=NAME, place=35, method="added_compression:of_plan", summed=summed, scattered=scattered, device_bytes=32
+    name=NAME, place=35, method="support.added_compression:of_plan", summed=summed, scattered=scattered, device_bytes=32
 )
 
 

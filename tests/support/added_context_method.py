@@ -18,7 +18,7 @@ def all_at_once(q_SBND: Tensor, k_SBGD: Tensor, v_SBGE: Tensor, *rest: Any) -> T
     return out_SBNE
 
 
-FACTS = ContextFacts(name=NAME, place=25, rule="added_context_method:all_at_once", exchange="all_gather")
+FACTS = ContextFacts(name=NAME, place=25, rule="support.added_context_method:all_at_once", exchange="all_gather")
 
 
 def on_mesh_with_it(rank: int, store: str, *args: Any) -> Any:

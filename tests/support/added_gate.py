@@ -27,7 +27,7 @@ class RunnersUp(Gate):
         return add_to_one(scores_TE.gather(-1, experts_TK)) * self.spec.routed_scaling
 
 
-FACTS = GateFacts(name=NAME, place=15, rule="added_gate:RunnersUp", adds_to_one="always")
+FACTS = GateFacts(name=NAME, place=15, rule="support.added_gate:RunnersUp", adds_to_one="always")
 
 
 def on_mesh_with_it(rank: int, store: str, *args: Any) -> Any:
