@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -107,14 +107,13 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
     span_of, means_of = span.train_span, train_step.means_of
     is_high = [False]
 
-    def watched(
-        job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, *rest: Any
-    ) -> Any:  # fmt: skip
+    def watched(job: JobSpec, replica: Replica, mesh: Mesh, start: span.SpanStart, *rest: Any) -> Any:
+        first, num_steps = start.step, start.num_steps
         heal(replica)
         if first == plot.killed_at and len(seen.spans) >= plot.killed_after and "killed" not in seen.lines:
             seen.lines.append("killed")
             raise KilledError
-        consumed += sum(behind for step, behind in plot.moved if step <= first)
+        consumed = start.samples + sum(behind for step, behind in plot.moved if step <= first)
         seen.spans.append((first, consumed))
         seen.states[first] = state_of(replica, mesh)
         here = [step for step in plot.bad if first <= step < first + num_steps]
@@ -124,7 +123,7 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
         if is_mine and not plot.spoils_weights:
             spoil_gradients(replica, 10**6)
         is_high[0] = is_bad and plot.spike
-        results = span_of(job, replica, mesh, first, num_steps, consumed, *rest)
+        results = span_of(job, replica, mesh, replace(start, samples=consumed), *rest)
         is_high[0] = False
         if is_mine and plot.spoils_weights:
             unit = next(iter(replica.shards.values())).units[0]

@@ -35,20 +35,28 @@ def end_of_span(job: JobSpec, replica: Replica, step: int) -> int:
     return min(ends if (grows := job.batch.next_change(step)) is None else [*ends, grows])
 
 
+@dataclass(frozen=True)
+class SpanStart:
+    """The start of a span of `num_steps`: steps, samples, and steps that changed no weight, each counted before it."""
+
+    step: int
+    num_steps: int
+    samples: int
+    left_out: int
+
+
 def train_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
-    judge: Judge = go_on, left_out: int = 0,
-) -> list[StepResult]:  # fmt: skip
-    """The steps of one span, which begins after `consumed` samples and after `left_out` steps that changed no weight.
-    The `judge` is asked where a step's update waits for it."""
+    job: JobSpec, replica: Replica, mesh: Mesh, start: SpanStart, batches: BatchReader, judge: Judge = go_on
+) -> list[StepResult]:
+    """The steps of one span. The `judge` is asked before the update of a step, if nothing waits behind the update."""
 
     def batch_of(step: int) -> Tensor:
-        return batches.batch(first + step, consumed + samples_of(job, first, step))
+        return batches.batch(start.step + step, start.samples + samples_of(job, start.step, step))
 
     if replica.program.weights == "current":
-        return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge, left_out=left_out)]
-    program = job_program(job.at_step(first), num_steps)
-    return train_stream(job, replica, mesh, program, first_step=first, batch_of=batch_of, left_out=left_out)
+        return [train_step(job, replica, mesh, start.step, batch_of(0), judge, start.left_out)]
+    program = job_program(job.at_step(start.step), start.num_steps)
+    return train_stream(job, replica, mesh, program, start.step, batch_of, start.left_out)
 
 
 @dataclass(frozen=True)
@@ -65,20 +73,20 @@ class SpanRun:
 
 
 def watched_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
-    health: RunHealth, left_out: int,
-) -> SpanRun:  # fmt: skip
-    """The steps of one span, timed, counted and looked at. What it waits for data is in its time."""
-    asked_s = time.perf_counter()
-    batch = batches.batch(first, consumed) if num_steps == 1 else None
-    waited_s = time.perf_counter() - asked_s
+    job: JobSpec, replica: Replica, mesh: Mesh, start: SpanStart, batches: BatchReader, health: RunHealth
+) -> SpanRun:
+    """The steps of one span, timed, counted and judged. Its time contains the time that it waits for data."""
+    first, num_steps = start.step, start.num_steps
+    before_data_s = time.perf_counter()
+    batch = batches.batch(first, start.samples) if num_steps == 1 else None
+    waited_s = time.perf_counter() - before_data_s
     health.before_span(replica, first, batch)
     start_s, saved_before_bytes = time.perf_counter() - waited_s, replica.compression_bytes_saved()
     mesh.ledger.clear()
     if mesh.watch is not None:
         mesh.watch.step(first + 1)
     with telling_what_is_held(replica.memory), health.recording(replica, first, num_steps):
-        results = train_span(job, replica, mesh, first, num_steps, consumed, batches, health.judge, left_out)
+        results = train_span(job, replica, mesh, start, batches, health.judge)
     span_s = time.perf_counter() - start_s
     saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
     use = span_use(mesh.ledger, span_s, first, num_steps, is_whole=not any(result.skipped for result in results))

@@ -72,54 +72,81 @@ def numbered(
     ]
 
 
+@dataclass(frozen=True)
+class _StepNumbers:
+    """The numbers that decide about an update, the same on all ranks: the norm of the summed gradients, the losses, and
+    for each group of fp8 layers the largest values that its next scales are made from."""
+
+    grad_norm: float
+    losses: list[float | None]
+    amaxes: list[list[float]]
+
+
 def train_step(
     job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, judge: Judge = go_on, left_out: int = 0
 ) -> StepResult:
     """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica, of a batch that may
     not have grown yet; the `judge` may leave the update out. `left_out` are the steps before that were `skipped`."""
-    optimizer_spec = job.optimizer
-    rate, job = learning_rate(optimizer_spec, step, job.batch_share(step), left_out), job.at_step(step)
+    rate, job = learning_rate(job.optimizer, step, job.batch_share(step), left_out), job.at_step(step)
     scaling = replica.loss_scale
     scale = scaling.value if scaling is not None else 1.0
-    told_scale = scale if scaling is not None else None
     shares = counted_shares(job, mesh, tokens_BS)
     if not shares.targets[0]:  # a token that is further than the next one counts as the next of another
-        return without_target(job, rate, told_scale)
-    losses, norm, skipped, decision = list[float | None](), 0.0, False, ALL_IS_WELL
+        return without_target(job, rate, scale if scaling is not None else None)
+    numbers, decision, is_skipped = _StepNumbers(0.0, [], []), ALL_IS_WELL, False
 
     def update(_: Action) -> None:
-        nonlocal losses, norm, skipped, decision
+        nonlocal numbers, decision, is_skipped
         replica.finish_gradients()
-        # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers. The
-        # host waits once, for norm, losses and what scales of fp8 are made from.
-        summed_norm = replica.gradient_norm.on_device()
-        totals = loss_totals(replica.executor.losses, mesh, len(shares.targets))
-        amaxes = [step_amaxes(layers.states, layers.reduce_max, mesh.device) for layers in replica.float8]
-        seen = [summed_norm[None], totals, *(of for of in amaxes if of is not None)]
-        numbers = iter(mesh.numbers_or_ones(torch.cat([values.double() for values in seen])))
-        norm = next(numbers) / scale
-        losses = means_of([next(numbers) for _ in totals], job, shares.targets)
-        assert losses[0] is not None, "it has targets"
-        decision = judge(step, losses[0], norm)
-        skipped = decision.course is not Course.GO_ON
+        # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers.
+        numbers = _step_numbers(job, replica, mesh, shares)
+        assert numbers.losses[0] is not None, "the step has targets"
+        decision = judge(step, numbers.losses[0], numbers.grad_norm)
+        # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
+        has_overflowed = scaling is not None and not math.isfinite(numbers.grad_norm)
         if scaling is not None:
-            # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
-            scaling.update(not math.isfinite(norm))
-            skipped = skipped or not math.isfinite(norm)
-        if not skipped:
-            clip = optimizer_spec.clip_grad_norm
-            clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+            scaling.update(has_overflowed)
+        is_skipped = has_overflowed or decision.course is not Course.GO_ON
+        if not is_skipped:
+            factor = _clip_factor(job, numbers.grad_norm) / scale
             for shards in replica.shards.values():
-                shards.update(clipped / scale, rate)
-        for layers, of_layers in zip(replica.float8, amaxes, strict=True):
-            end_step(layers.states, [next(numbers) for _ in of_layers] if of_layers is not None else ())
+                shards.update(factor, rate)
+        for layers, amaxes in zip(replica.float8, numbers.amaxes, strict=True):
+            end_step(layers.states, amaxes)
 
     run_step(job, replica, mesh, step, tokens_BS, shares=shares, update=update)
-    routing = end_routing_step(job, replica.stages, mesh, skipped)
     return StepResult(
-        losses[0], None if skipped else norm, rate, told_scale, skipped=skipped, routing=routing, decision=decision,
-        mtp_losses=tuple(losses[1:]),
-    )  # fmt: skip
+        loss=numbers.losses[0],
+        grad_norm=None if is_skipped else numbers.grad_norm,
+        learning_rate=rate,
+        loss_scale=scale if scaling is not None else None,
+        skipped=is_skipped,
+        routing=end_routing_step(job, replica.stages, mesh, is_skipped),
+        decision=decision,
+        mtp_losses=tuple(numbers.losses[1:]),
+    )
+
+
+def _step_numbers(job: JobSpec, replica: Replica, mesh: Mesh, shares: CountedShares) -> _StepNumbers:
+    """The numbers of a step whose gradients are summed. The host waits for the device once, for all of them. Moves a
+    few small all-reduces."""
+    norm = replica.gradient_norm.on_device()
+    totals = loss_totals(replica.executor.losses, mesh, len(shares.targets))
+    amaxes = [step_amaxes(layers.states, layers.reduce_max, mesh.device) for layers in replica.float8]
+    on_device = [norm[None], totals, *(values for values in amaxes if values is not None)]
+    numbers = iter(mesh.numbers_or_ones(torch.cat([values.double() for values in on_device])))
+    scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
+    return _StepNumbers(
+        grad_norm=next(numbers) / scale,
+        losses=means_of([next(numbers) for _ in totals], job, shares.targets),
+        amaxes=[[next(numbers) for _ in values] if values is not None else [] for values in amaxes],
+    )
+
+
+def _clip_factor(job: JobSpec, grad_norm: float) -> float:
+    """The factor that clips gradients of a norm to optimizer.clip_grad_norm; 1 if that is 0."""
+    most = job.optimizer.clip_grad_norm
+    return min(1.0, most / (grad_norm + 1e-6)) if most > 0 else 1.0
 
 
 def without_target(job: JobSpec, rate: float, loss_scale: float | None = None) -> StepResult:

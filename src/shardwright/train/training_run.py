@@ -28,7 +28,7 @@ from shardwright.train.held_out import HeldOutSets
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import NOTHING_IS_KEPT, introduce, rate_note
 from shardwright.train.run_memory import measure_memory, predicted_lines
-from shardwright.train.span import SpanRun, end_of_span, samples_of, tell_span, watched_span
+from shardwright.train.span import SpanRun, SpanStart, end_of_span, samples_of, tell_span, watched_span
 from shardwright.train.steps_measured import StepsRecorder
 
 
@@ -89,11 +89,9 @@ class TrainingRun:
         """The steps up to the next moment at which the pipeline drains: forward, backward and update. RunError if the
         loss scale of fp16 can't go lower."""
         num_steps = end_of_span(self.job, self.replica, self.done) - self.done
+        start = SpanStart(self.done, num_steps, self.samples, self.left_out)
         try:
-            span = watched_span(
-                self.job, self.replica, self.mesh, self.done, num_steps, self.samples, self.batches, self.health,
-                self.left_out,
-            )  # fmt: skip
+            span = watched_span(self.job, self.replica, self.mesh, start, self.batches, self.health)
         except FloatingPointError as error:
             self._wait_for_save()
             raise RunError(f"{error}; {self.trust.way_on()}") from None
