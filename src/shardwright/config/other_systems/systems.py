@@ -19,8 +19,8 @@ _MOST_FILES = 16
 
 @dataclass(frozen=True)
 class System:
-    """One system: how its files are read and written, and a job's settings as its users say them. `prefix` stands
-    before the names of settings."""
+    """One system: functions that read and write its files, and `settings`, which returns a job's settings under the
+    names of the system. `reads` describes the files. `prefix` stands before the names of settings in messages."""
 
     name: str
     title: str
@@ -29,12 +29,11 @@ class System:
     read: Callable[[Mapping[str, str], Asked], Told]
     write: Callable[[JobSpec], dict[str, str]]
     settings: Callable[[JobSpec], dict[str, Any]]
-    has: Mapping[str, tuple[Any, ...]]  # values of fields of the plan that a search may take
-    others: Mapping[str, str] = field(default_factory=dict)  # endings of files that are of another release, by its name
+    has: Mapping[str, tuple[Any, ...]]  # field of the plan -> values that a search may take
+    others: Mapping[str, str] = field(default_factory=dict)  # suffix of a file -> the system of another release
 
 
-# Of fields that a search chooses the values that systems have, as far as they say. The rest is seen when plans are
-# written.
+# For fields that a search chooses: the values that a system is known to have. Writing a plan finds the other limits.
 _ATTENTION: tuple[Any, ...] = (["attention"], ["norm"])
 _MEGATRON_HAS: dict[str, tuple[Any, ...]] = {
     "schedule": ("1f1b", "interleaved-1f1b"), "zero": (0, 1), "offload_activations": (False,),
@@ -50,8 +49,8 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 SYSTEMS = {
-    one.name: one
-    for one in (
+    system.name: system
+    for system in (
         System("megatron", "Megatron-LM", "a launch script, and those that it sources", "--", megatron.read,
                megatron.write, megatron.flags, _MEGATRON_HAS),
         System("nemo", "NeMo", "a YAML configuration of megatron_gpt_pretraining", "", nemo.read, nemo.write,
@@ -69,14 +68,14 @@ SYSTEMS = {
 
 
 def system_of(name: str, files: Iterable[str]) -> System:
-    """The system of a name, in the release that the files are of."""
+    """The system of a name, in the release that the suffix of the files belongs to."""
     system = SYSTEMS[name]
     endings = {PurePath(file).suffix.lower() for file in files}
     return SYSTEMS[system.others[endings.pop()]] if len(endings) == 1 and endings <= system.others.keys() else system
 
 
 def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Imported:
-    """The job that files of a system describe. PlanError lists every fault."""
+    """The job that the files of a system describe. PlanError lists every fault."""
     subject = f"{system.title}, {' '.join(paths)}"
     if len(paths) > _MOST_FILES:
         raise PlanError(
@@ -97,7 +96,7 @@ def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Importe
 
 
 def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
-    """The job of texts by their names. PlanError lists every fault."""
+    """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
     system = system_of(system.name, texts)
     try:
         told = system.read(texts, asked)
@@ -117,7 +116,7 @@ def _text_of(path: Path) -> str:
 
 
 def _name_of(path: str) -> str:
-    """A name for the job: the file's."""
+    """The name of the job: the file's name, reduced to letters, digits, and - _ ."""
     stem = Path(path).absolute().stem
     kept = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(".-")
     return kept[:100] or "job"

@@ -1,4 +1,4 @@
-"""torchtitan's TOML, of 2024 to early 2026, as it was read by its releases up to 0.2."""
+"""torchtitan's TOML, which its releases up to 0.2 read (2024 to early 2026)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,12 +21,12 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
-    """torchtitan's keys of a job."""
+    """A job's settings under torchtitan's keys."""
     return IN_TOML.settings(job)
 
 
 def write(job: JobSpec) -> dict[str, str]:
-    """A configuration, by its name."""
+    """The configuration of a job, by its file name."""
     lines = [
         f"# {' '.join(job.name.split())}, for torchtitan up to 0.2, written by shardwright.",
         f"# It takes {job.plan.world} GPUs.",
