@@ -9,7 +9,7 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import deepspeed
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
@@ -25,6 +25,7 @@ from shardwright.config.other_systems.training_arguments import (
 from shardwright.config.other_systems.whole_text import whole
 from shardwright.config.yaml_text import yaml_text
 
+# Prefixes of the keys of the sections.
 _P, _F, _M, _D = (
     "parallelism_config.parallelism_config_",
     "fsdp_config.fsdp_",
@@ -254,11 +255,13 @@ TABLE: Table = (
 
 
 # Keys of the file that --fsdp_config names.
-_FSDP_FILE = ("reshard_after_forward", "fsdp_reshard_after_forward", "activation_checkpointing", "auto_wrap_policy",
-              "transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "min_num_params", "version",
-              "backward_prefetch", "fsdp_backward_prefetch", "forward_prefetch", "fsdp_forward_prefetch", "cpu_offload",
-              "use_orig_params", "fsdp_use_orig_params", "state_dict_type", "limit_all_gathers", "xla",
-              "cpu_ram_efficient_loading", "sync_module_states")  # fmt: skip
+_FSDP_FILE_KEYS = (
+    "reshard_after_forward", "fsdp_reshard_after_forward", "activation_checkpointing", "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "min_num_params", "version",
+    "backward_prefetch", "fsdp_backward_prefetch", "forward_prefetch", "fsdp_forward_prefetch", "cpu_offload",
+    "use_orig_params", "fsdp_use_orig_params", "state_dict_type", "limit_all_gathers", "xla",
+    "cpu_ram_efficient_loading", "sync_module_states",
+)  # fmt: skip
 
 
 def _is_own(data: dict[str, Any]) -> bool:
@@ -268,12 +271,12 @@ def _is_own(data: dict[str, Any]) -> bool:
         "num_processes",
         "fsdp_config",
         "parallelism_config",
-        *_FSDP_FILE,
+        *_FSDP_FILE_KEYS,
     }
     return bool(own_keys & data.keys()) or deepspeed.is_own(data)
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
     parts = read_parts(texts, asked, _is_own)
     given, command = parts.given, parts.command
@@ -297,7 +300,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     settings.note("priced as fsdp-2024 software (--as NAME for another)")
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
     without_effect = subjects(given, "accelerate", "deepspeed", "options")
-    return Told(
+    return ReadResult(
         fields,
         settings,
         "fsdp-2024",
@@ -329,7 +332,7 @@ def _fsdp_of_options(settings: Settings) -> None:
     except (ValueError, RecursionError):
         settings.faults.append(f"{settings.said('--fsdp_config')}: it should be JSON, or the name of a file of it")
         file_options = {}
-    file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE if name in settings.given}
+    file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
     options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}
     names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
     settings.given |= {_F + names.get(name, name): value for name, value in options.items()}

@@ -7,7 +7,7 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
@@ -213,7 +213,7 @@ def is_own(data: dict[str, Any]) -> bool:
     return bool(_TOP_LEVEL_KEYS & data.keys())
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
     parts = read_parts(texts, asked, is_own)
     given, command = parts.given, parts.command
@@ -232,7 +232,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
     )
     without_effect = subjects(given, "deepspeed", "options")
-    return Told(fields, settings, "fsdp-2024", nodes, devices_per_node, without_effect)
+    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, without_effect)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
@@ -243,10 +243,10 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
 def write(job: JobSpec) -> dict[str, str]:
     """The launch script, DeepSpeed's configuration, and config.json of the model, by file name."""
     flat = settings_of(job)
-    own = nested_keys({name: value for name, value in flat.items() if not name.startswith("--")})
+    configuration = nested_keys({name: value for name, value in flat.items() if not name.startswith("--")})
     return {
         "run.sh": launch_text(job, flat, _launcher(job), "DeepSpeed", ["--deepspeed ds_config.json"]),
-        "ds_config.json": json.dumps(own, indent=2) + "\n",
+        "ds_config.json": json.dumps(configuration, indent=2) + "\n",
         "config.json": model_file(job),
     }
 

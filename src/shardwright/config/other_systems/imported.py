@@ -33,8 +33,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
-    """The fields of a job that a system's files give, and the settings that they were read from.
+class ReadResult:
+    """The result of reading a system's files: the fields of a job, and the settings that they were read from.
 
     The launcher starts `nodes` nodes with `devices_per_node` devices each; 0 means unknown. `software` is the entry of
     the catalog that prices the job.
@@ -76,21 +76,21 @@ def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
     )
 
 
-def imported(told: Told, asked: Asked, subject: str, name: str, folder: Path) -> Imported:
+def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: Path) -> Imported:
     """The checked job of files in a folder. PlanError lists every fault."""
-    settings = told.settings
+    settings = result.settings
     faults = [_with_way_out(fault) for fault in (*_unknown_faults(settings), *settings.faults)]
-    fields = {"name": name} | nested_keys({key: value for key, value in told.fields.items() if value is not None})
+    fields = {"name": name} | nested_keys({key: value for key, value in result.fields.items() if value is not None})
     if faults:
         raise PlanError(subject, faults)
     try:
-        fields["cluster"] = _cluster(told, asked, fields)
+        fields["cluster"] = _cluster(result, asked, fields)
     except ValueError as error:
         raise PlanError(subject, [str(error)]) from None
     data = carried_data(settings, (folder, Path()), asked.fields)
     fields |= {"data": data.fields} if data.fields else {}
     job = job_of_fields(fields, list(asked.overrides), subject)
-    by_subject, unknown, uncounted = _unread(told)
+    by_subject, unknown, uncounted = _unread(result)
     return Imported(
         job,
         tuple(map(readable, settings.notes)),
@@ -113,14 +113,14 @@ def _with_way_out(fault: str) -> str:
     return readable(fault) + (f", or say what it is: {ways}" if ways else "")
 
 
-def _unread(told: Told) -> tuple[dict[str, list[str]], list[str], list[str]]:
+def _unread(result: ReadResult) -> tuple[dict[str, list[str]], list[str], list[str]]:
     """Settings that no table has read: names that change nothing, by topic; unknown settings; and a line for each topic
     with an effect that the cost model does not count."""
-    settings = told.settings
+    settings = result.settings
     by_subject: dict[str, list[str]] = {}
     unknown = []
     for key in settings.unread():
-        topic = told.without_effect.get(key, "")
+        topic = result.without_effect.get(key, "")
         if is_uncounted(topic) and is_usual(key, settings.given[key]):
             topic = "what is taken anyway"
         if topic:
@@ -146,12 +146,12 @@ def _unknown_faults(settings: Settings) -> list[str]:
     return [f"the script takes what it needs from its environment ({needs}); say it: {ways}"]
 
 
-def _cluster(told: Told, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]:
+def _cluster(result: ReadResult, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]:
     """Fields of the cluster: from the launcher, and from the user if the user gives one."""
-    cluster_fields: dict[str, Any] = {"name": "imported", "software": told.software}
-    launched_devices = told.nodes * told.devices_per_node
+    cluster_fields: dict[str, Any] = {"name": "imported", "software": result.software}
+    launched_devices = result.nodes * result.devices_per_node
     if launched_devices:
-        cluster_fields |= {"devices_per_node": told.devices_per_node, "nodes": told.nodes}
+        cluster_fields |= {"devices_per_node": result.devices_per_node, "nodes": result.nodes}
     if asked.cluster == NOTHING_ASKED:
         return cluster_fields
     plan = fields["plan"]
@@ -160,10 +160,10 @@ def _cluster(told: Told, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]
         ranks *= plan.get(axis, 1)
     num_devices = asked.cluster.devices or ranks
     devices_per_node = asked.cluster.devices_per_node or (
-        told.devices_per_node if num_devices % max(1, told.devices_per_node) == 0 else 0
+        result.devices_per_node if num_devices % max(1, result.devices_per_node) == 0 else 0
     )
     if not devices_per_node and not asked.cluster.device:
         devices_per_node = usual_divisor(num_devices)
-        told.settings.note(f"nodes of {devices_per_node} devices are taken (--devices-per-node N)")
+        result.settings.note(f"nodes of {devices_per_node} devices are taken (--devices-per-node N)")
     full_cluster = AskedCluster(num_devices, asked.cluster.device, devices_per_node)
-    return {"software": told.software} | full_cluster.over(cluster_fields)
+    return {"software": result.software} | full_cluster.over(cluster_fields)

@@ -24,10 +24,10 @@ _DEVICES_PER_NODE = ("nproc-per-node", "num-gpus", "num-gpus-per-node", "ntasks-
 
 @dataclass(frozen=True)
 class Launched:
-    """A training command: the options of the launcher (`before`), the options of the program (`settings`), and how many
+    """A training command: the settings of the launcher, the settings of the program, and how many
     nodes and devices per node it starts; 0 means unknown."""
 
-    before: dict[str, Any]
+    launcher_settings: dict[str, Any]
     settings: dict[str, Any]
     nodes: int
     devices_per_node: int
@@ -52,21 +52,21 @@ def launched(
     files = {PurePath(name).name: texts[name] for name in others}
     script = Script(Variables(dict(variables), frozenset(variables)), files)
     script.follow(texts[first])
-    starts = [command for command in script.commands if is_training(command.words)]
-    if not starts:
-        near = "; ".join(script.notes[:3])
+    training_commands = [command for command in script.commands if is_training(command.words)]
+    if not training_commands:
+        reasons = "; ".join(script.notes[:3])
         raise ShellFault(
             "no command in it trains a model here"
-            + (f" ({near})" if near else "")
+            + (f" ({reasons})" if reasons else "")
             + "; name the script with the training command first, and those that it sources or starts behind it"
         )
-    return _of_command(starts[-1], script)
+    return _of_command(training_commands[-1], script)
 
 
 def missing_ranks(command: Launched) -> list[str]:
     """A list with one fault if the number of devices depends on variables or files that are not read, or none."""
     if command.hosts:
-        option = f"--{command.hosts} {shortened(plain_text(command.before.get(command.hosts)), 40)}"
+        option = f"--{command.hosts} {shortened(plain_text(command.launcher_settings.get(command.hosts)), 40)}"
         return [f"{option} says which nodes there are, and is not read; say how many GPUs there are with --devices"]
     if not command.missing:
         return []
@@ -76,57 +76,47 @@ def missing_ranks(command: Launched) -> list[str]:
 
 def _of_command(command: Command, script: Script) -> Launched:
     words = [word for word in command.words if word]
-    program_place = next(
-        (place for place, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1
-    )
-    end = max(program_place, 0)
-    if program_place < 0:
-        program_place = (
-            next((place for place, word in enumerate(words) if word == "-m" and place + 1 < len(words)), -1) + 1
-        )
-        end = max(program_place - 1, 0)
-    before, settings = settings_of(words[:end]), settings_of(words[program_place + 1 :])
-    before |= {f"slurm-{name}": value for name, value in script.batch.items()}
-    nodes = _first_number(before, [*_NODES, "slurm-nodes"])
-    devices_per_node = _first_number(before, [*_DEVICES_PER_NODE, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
-    hosts = next((name for name in _HOSTS if name in before), "")
-    if not nodes and devices_per_node and not hosts and not any(name in before for name in (*_NODES, "slurm-nodes")):
+    program_index = next((i for i, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
+    end = max(program_index, 0)
+    if program_index < 0:
+        program_index = next((i for i, word in enumerate(words) if word == "-m" and i + 1 < len(words)), -1) + 1
+        end = max(program_index - 1, 0)
+    options, settings = settings_of(words[:end]), settings_of(words[program_index + 1 :])
+    options |= {f"slurm-{name}": value for name, value in script.batch.items()}
+    nodes = _first_number(options, [*_NODES, "slurm-nodes"])
+    devices_per_node = _first_number(options, [*_DEVICES_PER_NODE, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
+    hosts = next((name for name in _HOSTS if name in options), "")
+    if not nodes and devices_per_node and not hosts and not any(name in options for name in (*_NODES, "slurm-nodes")):
         nodes = 1
-    missing = [name for key in (*_NODES, *_DEVICES_PER_NODE) for name in unknown_names(plain_text(before.get(key, "")))]
+    missing = [
+        name for key in (*_NODES, *_DEVICES_PER_NODE) for name in unknown_names(plain_text(options.get(key, "")))
+    ]
     is_made = script.variables.is_made
     if not (nodes and devices_per_node):  # unknown words of the launcher may give them
         missing += [
-            name for word in loose_words(words[: max(program_place, 0)], is_made) if word.place for name in word.names
+            name for word in loose_words(words[: max(program_index, 0)], is_made) if word.place for name in word.names
         ]
     notes = list(script.notes)
     taken = [
         f"{name}={shortened(value, 30)}"
         for name, value in script.variables.defaulted.items()
-        if _matters(name, value) and name not in script.variables.fixed
+        if _could_be_size(name, value) and name not in script.variables.fixed
     ]
     if taken:
         notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
     exported = {name: value for name, value in script.variables.values.items() if isinstance(value, str)}
     return Launched(
-        before,
-        settings,
-        nodes,
-        devices_per_node,
-        words[program_place] if program_place >= 0 else "",
-        arguments=tuple(words[program_place + 1 :]),
-        exported=exported,
-        written=dict(script.written),
-        notes=tuple(notes),
-        missing=tuple(dict.fromkeys(missing)),
-        loose=loose_words(words[program_place + 1 :], is_made),
-        hosts=hosts if not nodes else "",
-    )
+        options, settings, nodes, devices_per_node, words[program_index] if program_index >= 0 else "",
+        arguments=tuple(words[program_index + 1 :]), exported=exported, written=dict(script.written),
+        notes=tuple(notes), missing=tuple(dict.fromkeys(missing)),
+        loose=loose_words(words[program_index + 1 :], is_made), hosts=hosts if not nodes else "",
+    )  # fmt: skip
 
 
 _RENDEZVOUS_WORDS = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 
 
-def _matters(name: str, value: str) -> bool:
+def _could_be_size(name: str, value: str) -> bool:
     """True if the default of a variable could be a degree or a size."""
     return not any(word in name for word in _RENDEZVOUS_WORDS) and whole(value.replace(".", "", 1)) is not None
 

@@ -7,7 +7,7 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.launcher import launched, missing_ranks
 from shardwright.config.other_systems.loose_words import loose_faults
@@ -40,7 +40,7 @@ def is_training(words: list[str]) -> bool:
     return len(_TRAINING_FLAGS & {word.partition("=")[0].replace("_", "-") for word in words}) >= 2
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a launch script; `texts` has it first, then scripts that it sources or starts. Raises ShellFault."""
     command = launched(texts, asked.variables, is_training)
     given = dict(command.settings)
@@ -54,7 +54,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0
     software = software_of_flags(settings, fields)
-    return Told(
+    return ReadResult(
         fields,
         settings,
         software,

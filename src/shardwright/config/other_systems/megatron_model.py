@@ -11,10 +11,13 @@ from shardwright.config.other_systems.whole_text import whole
 
 # Number of tokens, and owner, of vocabularies that a launch script names only by their tokenizer.
 _VOCABULARIES = {
-    "gpt2bpetokenizer": (50257, "GPT-2's"), "llama2tokenizer": (32000, "Llama 2's"),
-    "deepseek-ai/deepseek-v3": (128815, "DeepSeek-V3's"), "deepseek-ai/deepseek-v2": (100015, "DeepSeek-V2's"),
-    "meta-llama/llama-3": (128256, "Llama 3's"), "mistralai/mixtral-8x7b": (32000, "Mixtral's"),
-}  # fmt: skip
+    "gpt2bpetokenizer": (50257, "GPT-2's"),
+    "llama2tokenizer": (32000, "Llama 2's"),
+    "deepseek-ai/deepseek-v3": (128815, "DeepSeek-V3's"),
+    "deepseek-ai/deepseek-v2": (100015, "DeepSeek-V2's"),
+    "meta-llama/llama-3": (128256, "Llama 3's"),
+    "mistralai/mixtral-8x7b": (32000, "Mixtral's"),
+}
 
 
 def _read_vocab(settings: Settings, fields: Flat) -> None:
@@ -162,9 +165,7 @@ def _read_positions(settings: Settings, fields: Flat) -> None:
     linear_factor = settings.count("rotary-seq-len-interpolation-factor", 1)
     llama_factor = settings.number("rope-scaling-factor", 8.0) if settings.flag("use-rope-scaling") else 1.0
     factor = settings.number("rotary-scaling-factor", 1.0)
-    rope_type = settings.one_of(
-        "rope-type", {"rope": "rope", "yarn": "yarn"}, "yarn" if is_latent or is_yarn else "rope"
-    )
+    rope = settings.one_of("rope-type", {"rope": "rope", "yarn": "yarn"}, "yarn" if is_latent or is_yarn else "rope")
     settings.ignore("rotary-interleaved", "no-position-embedding", "no-rope-fusion")
     if kind != "rotary":
         return
@@ -177,10 +178,10 @@ def _read_positions(settings: Settings, fields: Flat) -> None:
         scaling = {"kind": "llama3", "factor": llama_factor, "trained_sequence": 8192}
     elif linear_factor > 1:
         scaling = {"kind": "linear", "factor": float(linear_factor)}
-    elif is_latent and rope_type == "rope" and factor != 1.0:
+    elif is_latent and rope == "rope" and factor != 1.0:
         # Megatron-LM takes only the attention scale of YaRN here, not its angles.
         settings.lose("mscale-all-dim", "attention has its scale by the width of heads alone here")
-    elif rope_type == "yarn" and factor != 1.0:
+    elif rope == "yarn" and factor != 1.0:
         scaling = {
             "kind": "yarn",
             "factor": factor,
@@ -291,7 +292,7 @@ MODEL: Table = (
     number("norm-epsilon layernorm-epsilon", "model.norm_epsilon", 1e-5),
     Rule(("disable-bias-linear", "add-qkv-bias"), _read_biases, _write_biases),
     Rule(("qk-layernorm",), _read_qk_norm, _write_qk_norm),
-    flag("untie-embeddings-and-output-weights", "model.tied_embeddings", there=False, missing=True),
+    flag("untie-embeddings-and-output-weights", "model.tied_embeddings", present=False, absent=True),
     Rule(("hidden-dropout", "attention-dropout"), _read_dropout, _write_dropout),
     number("init-method-std", "model.init_std", 0.02),
     word("softmax-type", "model.sinks", {"vanilla": False, "learnable": True}, "vanilla"),

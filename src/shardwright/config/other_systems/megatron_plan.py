@@ -352,7 +352,10 @@ PLAN: Table = (
     Rule(("use-distributed-optimizer", *_FSDP), _read_zero, _write_zero),
     Rule(("use-tp-pp-dp-mapping",), _read_order, _write_order),
     Rule(("optimizer-cpu-offload",), _read_offload, _write_offload),
-    Rule(("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"),
-         _read_recompute, _write_recompute),
+    Rule(
+        ("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"),
+        _read_recompute,
+        _write_recompute,
+    ),
     degree("micro-batch-size batch-size", "plan.microbatch_size", largest.BATCH, always=True),
-)  # fmt: skip
+)

@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import megatron
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.megatron_plan import WORLD
 from shardwright.config.other_systems.plain_data import read_data, resolved
@@ -121,7 +121,7 @@ _SCHEDULES = {
 _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "optim_grads_params"}
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration. Raises ShellFault."""
     flat: dict[str, Any] = {}
     for name, text in texts.items():
@@ -138,16 +138,16 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     if flat.get("trainer.precision") is None:
         settings.note("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
     fields = megatron.fields_of(settings, asked)
-    told = Settings(flat, "", needed=[_KEYS.get(flag, flag) for flag in settings.needed])
-    told.notes, told.lost, told.faults = (
+    nemo_settings = Settings(flat, "", needed=[_KEYS.get(flag, flag) for flag in settings.needed])
+    nemo_settings.notes, nemo_settings.lost, nemo_settings.faults = (
         [_with_keys(line) for line in lines] for lines in (settings.notes, settings.lost, settings.faults)
     )
-    told.ignore(*_SAME, *_READ)
+    nemo_settings.ignore(*_SAME, *_READ)
     for name, why in _UNSUPPORTED.items():
-        told.lose(name, why)
-    told.note("priced as nemo software (--as NAME for another)")
+        nemo_settings.lose(name, why)
+    nemo_settings.note("priced as nemo software (--as NAME for another)")
     launched_nodes = 0 if asked.cluster.devices else nodes
-    return Told(fields, told, "nemo", launched_nodes, devices_per_node, subjects(flat, "nemo"))
+    return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, subjects(flat, "nemo"))
 
 
 _UNSUPPORTED = {

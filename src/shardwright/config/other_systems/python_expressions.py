@@ -191,9 +191,9 @@ class Expressions:
                 self.reader.note(scope.source, node, f"**{source_of(argument.value)} is not followed")
         if not isinstance(called, Named):
             return self.unread(node, scope)
-        return self._made(called, positional, keywords, node, scope)
+        return self._call_result(called, positional, keywords, node, scope)
 
-    def _made(
+    def _call_result(
         self, called: Named, positional: list[Any], keywords: dict[str, Any], node: ast.Call, scope: Scope
     ) -> Any:
         if called.text in ("os.environ.get", "os.getenv") and positional and isinstance(positional[0], str):
@@ -201,11 +201,11 @@ class Expressions:
         if called.last == "cast" and len(positional) == 2:
             return positional[1]
         if called.last in _COPIERS and positional and isinstance(positional[0], Made):
-            original = positional[0] if called.last == "replace" else self._copied(positional[0])
+            original = positional[0] if called.last == "replace" else self._copy(positional[0])
             return Made(original.maker, original.values | keywords, original.positional)
         if called.last in self.reader.makers:
             return self.reader.makers[called.last](positional, keywords)
-        source = self._defining(called, scope)
+        source = self._source_of_call(called, scope)
         if source is not None:
             return self.reader.call(source, called.last, positional, keywords)
         marks = [argument for argument in positional if isinstance(argument, str) and UNKNOWN.fullmatch(argument)]
@@ -216,20 +216,20 @@ class Expressions:
         except ValueError:
             return Made(called.text, keywords, positional)
 
-    def _copied(self, value: Any, depth: int = 0) -> Any:
+    def _copy(self, value: Any, depth: int = 0) -> Any:
         """A deep copy. An object that occurs several times is copied, and counts as steps, each time."""
         self.step()
         if depth > _MOST_LEVELS:
             raise ShellFault("a copy of what is nested too deep; check that it is the file")
         if isinstance(value, Made):
-            return Made(value.maker, self._copied(value.values, depth + 1), self._copied(value.positional, depth + 1))
+            return Made(value.maker, self._copy(value.values, depth + 1), self._copy(value.positional, depth + 1))
         if isinstance(value, list):
-            return [self._copied(item, depth + 1) for item in value]
+            return [self._copy(item, depth + 1) for item in value]
         if isinstance(value, dict):
-            return {name: self._copied(item, depth + 1) for name, item in value.items()}
+            return {name: self._copy(item, depth + 1) for name, item in value.items()}
         return value
 
-    def _defining(self, called: Named, scope: Scope) -> "Source | None":
+    def _source_of_call(self, called: Named, scope: Scope) -> "Source | None":
         """The file that defines a function: the file of the scope, or the one that the name is imported from."""
         if called.text in scope.source.functions and called.text not in self.reader.kept:
             return scope.source

@@ -48,7 +48,7 @@ def source_of_text(name: str, text: str) -> Source:
         raise ShellFault(f"{short} can't be read as Python: it is nested too deep, or has odd characters") from None
     source = Source(name)
     for node in tree.body:
-        _take(node, source)
+        _add(node, source)
     folder = PurePath(name).parent.name
     if folder:  # the package of the file, which relative imports begin with
         source.imports = {
@@ -63,7 +63,7 @@ def _is_from_own_folder(path: str) -> bool:
     return path.startswith(".") and not path.startswith("..")
 
 
-def _take(node: ast.stmt, source: Source) -> None:
+def _add(node: ast.stmt, source: Source) -> None:
     if isinstance(node, ast.FunctionDef):
         source.functions[node.name] = node
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -75,7 +75,7 @@ def _take(node: ast.stmt, source: Source) -> None:
     elif isinstance(node, ast.If):  # imports within `if TYPE_CHECKING` and the like
         for inner_node in (*node.body, *node.orelse):
             if isinstance(inner_node, (ast.Import, ast.ImportFrom)):
-                _take(inner_node, source)
+                _add(inner_node, source)
 
 
 def imports_of(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
@@ -130,9 +130,9 @@ class Reader:
 
     def note(self, source: Source, node: ast.AST, text: str) -> None:
         """Report, once, code that is not followed."""
-        told = f"{source.short}, line {getattr(node, 'lineno', 0)}: {text}"
-        if told not in self.notes:
-            self.notes.append(told)
+        line = f"{source.short}, line {getattr(node, 'lineno', 0)}: {text}"
+        if line not in self.notes:
+            self.notes.append(line)
 
     def _arguments(
         self, source: Source, function: ast.FunctionDef, positional: list[Any], keywords: dict[str, Any]
@@ -225,8 +225,8 @@ class Reader:
             if is_index or (isinstance(holder, dict) and isinstance(key, str)):
                 holder[key] = value
                 return
-        self.note(scope.source, target, f"{source_of(target)} = {_told(value)} is not followed")
+        self.note(scope.source, target, f"{source_of(target)} = {_shown(value)} is not followed")
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return shortened(str(value), 40) if not isinstance(value, (Made, Unread, list, dict)) else "..."

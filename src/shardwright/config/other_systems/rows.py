@@ -95,9 +95,9 @@ def number(names: str, job_field: str, default: float, always: bool = False) -> 
     return SettingRow(tuple(names.split()), job_field, "number", default, always=always)
 
 
-def flag(names: str, job_field: str, there: Any = True, missing: Any = False, default: bool = False) -> SettingRow:
-    """A row of an option; the field is `there` if the option is present, else `missing`."""
-    return SettingRow(tuple(names.split()), job_field, "flag", default, {True: there, False: missing})
+def flag(names: str, job_field: str, present: Any = True, absent: Any = False, default: bool = False) -> SettingRow:
+    """A row of an option; the field is `present` if the option is there, else `absent`."""
+    return SettingRow(tuple(names.split()), job_field, "flag", default, {True: present, False: absent})
 
 
 def word(names: str, job_field: str, words: Mapping[str, Any], default: str, always: bool = False) -> SettingRow:

@@ -143,7 +143,7 @@ class Settings:
 
     def unread(self) -> list[str]:
         """Names that no table has read and whose values are not empty."""
-        return [name for name, value in self.given.items() if name not in self.asked and _says(value)]
+        return [name for name, value in self.given.items() if name not in self.asked and _is_present(value)]
 
     def _value_text(self, name: str) -> str:
         value = self.given.get(name)
@@ -189,7 +189,7 @@ class Settings:
             self.faults.append(fault)
 
 
-def _says(value: Any) -> bool:
+def _is_present(value: Any) -> bool:
     """True if a value may have an effect: null, false and an empty value count as absent."""
     return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
 

@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.config.base import PlanError, printable
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan, torchtitan_toml
-from shardwright.config.other_systems.imported import Asked, Imported, Told, imported
+from shardwright.config.other_systems.imported import Asked, Imported, ReadResult, imported
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
@@ -26,7 +26,7 @@ class System:
     title: str
     reads: str
     prefix: str
-    read: Callable[[Mapping[str, str], Asked], Told]
+    read: Callable[[Mapping[str, str], Asked], ReadResult]
     write: Callable[[JobSpec], dict[str, str]]
     settings: Callable[[JobSpec], dict[str, Any]]
     has: Mapping[str, tuple[Any, ...]]  # field of the plan -> values that a search may take
@@ -36,17 +36,23 @@ class System:
 # For fields that a search chooses: the values that a system is known to have. Writing a plan finds the other limits.
 _ATTENTION: tuple[Any, ...] = (["attention"], ["norm"])
 _MEGATRON_HAS: dict[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b", "interleaved-1f1b"), "zero": (0, 1), "offload_activations": (False,),
+    "schedule": ("1f1b", "interleaved-1f1b"),
+    "zero": (0, 1),
+    "offload_activations": (False,),
     "recompute_operators": _ATTENTION,
-}  # fmt: skip
-_TITAN_HAS: dict[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"), "zero": (0, 2, 3),
-    "offload_activations": (False,), "recompute_operators": (["attention"], ["norm", "activation"]),
-}  # fmt: skip
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b",), "offload_activations": (False,), "sequence_parallel": (False,),
+}
+_TORCHTITAN_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"),
+    "zero": (0, 2, 3),
+    "offload_activations": (False,),
+    "recompute_operators": (["attention"], ["norm", "activation"]),
+}
+_DEEPSPEED_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b",),
+    "offload_activations": (False,),
+    "sequence_parallel": (False,),
     "recompute": ("none", "full"),
-}  # fmt: skip
+}
 
 SYSTEMS = {
     system.name: system
@@ -56,13 +62,13 @@ SYSTEMS = {
         System("nemo", "NeMo", "a YAML configuration of megatron_gpt_pretraining", "", nemo.read, nemo.write,
                nemo.settings_of, _MEGATRON_HAS),
         System("torchtitan", "torchtitan", "a launch script, and the Python file with its configuration function", "",
-               torchtitan.read, torchtitan.write, torchtitan.settings_of, _TITAN_HAS, {".toml": "torchtitan-0.2"}),
+               torchtitan.read, torchtitan.write, torchtitan.settings_of, _TORCHTITAN_HAS, {".toml": "torchtitan-0.2"}),
         System("torchtitan-0.2", "torchtitan 0.2", "a TOML file", "", torchtitan_toml.read, torchtitan_toml.write,
-               torchtitan_toml.settings_of, _TITAN_HAS),
+               torchtitan_toml.settings_of, _TORCHTITAN_HAS),
         System("deepspeed", "DeepSpeed", "ds_config.json with config.json, and a launch script", "", deepspeed.read,
-               deepspeed.write, deepspeed.settings_of, _PLAIN),
+               deepspeed.write, deepspeed.settings_of, _DEEPSPEED_HAS),
         System("accelerate", "Accelerate", "its YAML with config.json, and a launch script", "", accelerate.read,
-               accelerate.write, accelerate.settings_of, _PLAIN),
+               accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS),
     )
 }  # fmt: skip
 
@@ -70,8 +76,8 @@ SYSTEMS = {
 def system_of(name: str, files: Iterable[str]) -> System:
     """The system of a name, in the release that the suffix of the files belongs to."""
     system = SYSTEMS[name]
-    endings = {PurePath(file).suffix.lower() for file in files}
-    return SYSTEMS[system.others[endings.pop()]] if len(endings) == 1 and endings <= system.others.keys() else system
+    suffixes = {PurePath(file).suffix.lower() for file in files}
+    return SYSTEMS[system.others[suffixes.pop()]] if len(suffixes) == 1 and suffixes <= system.others.keys() else system
 
 
 def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Imported:
@@ -99,12 +105,12 @@ def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject
     """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
     system = system_of(system.name, texts)
     try:
-        told = system.read(texts, asked)
+        result = system.read(texts, asked)
     except (ShellFault, RecursionError) as error:
         raise PlanError(subject, [printable(str(error))]) from None
-    told.settings.note(f"what nothing says has {system.title}'s own default")
+    result.settings.note(f"what nothing says has {system.title}'s own default")
     first = next(iter(texts))
-    return imported(told, asked, subject, _name_of(first), Path(first).parent)
+    return imported(result, asked, subject, _name_of(first), Path(first).parent)
 
 
 def _text_of(path: Path) -> str:
@@ -118,5 +124,7 @@ def _text_of(path: Path) -> str:
 def _name_of(path: str) -> str:
     """The name of the job: the file's name, reduced to letters, digits, and - _ ."""
     stem = Path(path).absolute().stem
-    kept = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(".-")
-    return kept[:100] or "job"
+    allowed = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(
+        ".-"
+    )
+    return allowed[:100] or "job"

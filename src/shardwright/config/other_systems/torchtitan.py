@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.launcher import Launched, launched, missing_ranks
 from shardwright.config.other_systems.python_source import Reader, Source, source_of_text
@@ -18,7 +18,7 @@ from shardwright.config.other_systems.torchtitan_config import KEPT, MAKERS, con
 from shardwright.config.other_systems.torchtitan_flags import CommandLine, command_line
 from shardwright.config.other_systems.torchtitan_models import FLAVORS
 from shardwright.config.other_systems.torchtitan_python import FUNCTION, python_text
-from shardwright.config.other_systems.torchtitan_releases import IN_PYTHON, told_of
+from shardwright.config.other_systems.torchtitan_releases import IN_PYTHON, read_settings
 
 _SCRIPT_ARGUMENTS = (mark("@"), mark("*"))  # "$@" and "$*": arguments of the script itself
 _MODULE = "job_config"
@@ -31,7 +31,7 @@ def is_training(words: list[str]) -> bool:
     return any(name.endswith(program("torchtitan")) for name in programs) or {"--module", "--config"} <= flags
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a launch script and the Python files that `texts` has beside it. Raises ShellFault."""
     scripts = {name: text for name, text in texts.items() if PurePath(name).suffix != ".py"}
     command = launched(scripts, asked.variables, is_training) if scripts else Launched({}, {}, 0, 0)
@@ -56,14 +56,14 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
         overrides=asked.fields,
     )
     settings.faults += IN_PYTHON.faults(config.given | words.given)
-    _lose(settings)
+    _report_lost(settings)
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
-    told = told_of(settings, IN_PYTHON, asked, command.nodes, command.devices_per_node)
+    result = read_settings(settings, IN_PYTHON, asked, command.nodes, command.devices_per_node)
     tell_unread(settings, IN_PYTHON.plain(config.unread))
-    return replace(told, without_effect=subjects(settings.given, "torchtitan"))
+    return replace(result, without_effect=subjects(settings.given, "torchtitan"))
 
 
-def _lose(settings: Settings) -> None:
+def _report_lost(settings: Settings) -> None:
     """Report the settings that a job cannot express."""
     settings.lose("model_registry.num_mtp_layers", "layers that predict further tokens are not in the model here")
     settings.lose("model_registry.non_blocking_capacity_factor", "experts take all of their tokens here")
@@ -88,10 +88,10 @@ def _function(words: CommandLine, reader: Reader, asked: Asked) -> tuple[Source,
     source = reader.find(name, words.module)
     if source is None:
         module = words.module[:60]
-        where = f"torchtitan/models/{module}/config_registry.py" if module.isidentifier() else f"that of {module}"
+        path = f"torchtitan/models/{module}/config_registry.py" if module.isidentifier() else f"that of {module}"
         raise ShellFault(
             f"the settings are what the Python function {name[:60]} of {module or 'its module'} returns, and it is in "
-            f"no file here; name its file behind the script (plan: --with FILE), such as {where}"
+            f"no file here; name its file behind the script (plan: --with FILE), such as {path}"
         )
     return source, name
 

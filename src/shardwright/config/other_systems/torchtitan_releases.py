@@ -9,7 +9,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
@@ -27,15 +27,15 @@ class Release:
     """A release of torchtitan, with its form of the configuration.
 
     `spelled` maps names of the table to the release's names. `lacks` are names, or "name=value" pairs, that the release
-    does not have. `holds` are its defaults that differ from the table's. `without` are the models that it lacks, and
-    `modules` maps the table's names for parts of a model to the release's names.
+    does not have. `defaults` has the defaults that differ from the table's. `missing_models` are names of models that
+    the release lacks. `modules` maps the table's names for parts of a model to the release's names.
     """
 
     number: str
     spelled: Mapping[str, str] = field(default_factory=dict)
     lacks: frozenset[str] = frozenset()
-    holds: Mapping[str, Any] = field(default_factory=dict)
-    without: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    missing_models: frozenset[str] = frozenset()
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,12 +52,12 @@ class Release:
     @property
     def known(self) -> str:
         """The names and flavors of the models that are known for the release."""
-        return ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS if name not in self.without)
+        return ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS if name not in self.missing_models)
 
     def written(self, job: JobSpec) -> dict[str, Any]:
         """A job's settings under the names of the table, without those that the release lacks. PlanError if the release
         has no such model."""
-        name_and_flavor = flavor_of(job.model, self.without)
+        name_and_flavor = flavor_of(job.model, self.missing_models)
         if name_and_flavor is None:
             known = f"known here (known: {self.known})"
             fault = f"it names its models, and this one is none of those that are {known}; take another --to"
@@ -101,17 +101,21 @@ IN_PYTHON = Release(
     },
     lacks=frozenset(
         {
-            "activation_checkpoint.selective_ac_option", "parallelism.context_parallel_rotate_method",
-            "parallelism.expert_tensor_parallel_degree", "quantize.linear.float8.recipe_name=tensorwise",
+            "activation_checkpoint.selective_ac_option",
+            "parallelism.context_parallel_rotate_method",
+            "parallelism.expert_tensor_parallel_degree",
+            "quantize.linear.float8.recipe_name=tensorwise",
         }
     ),
-    holds={"activation_checkpoint.selective_ac_option": "op", "quantize.linear.float8.recipe_name": "rowwise"},
-    without=frozenset({"llama2"}),
+    defaults={"activation_checkpoint.selective_ac_option": "op", "quantize.linear.float8.recipe_name": "rowwise"},
+    missing_models=frozenset({"llama2"}),
     modules={"output": "lm_head"},
-)  # fmt: skip
+)
 
 
-def told_of(settings: Settings, release: Release, asked: Asked, nodes: int = 0, devices_per_node: int = 0) -> Told:
+def read_settings(
+    settings: Settings, release: Release, asked: Asked, nodes: int = 0, devices_per_node: int = 0
+) -> ReadResult:
     """The fields of a job, read from settings under the names of the table.
 
     The launcher starts `nodes` nodes with `devices_per_node` devices each; 0 means unknown.
@@ -119,10 +123,10 @@ def told_of(settings: Settings, release: Release, asked: Asked, nodes: int = 0, 
     given = settings.given
     without_effect = subjects(given, "torchtitan")
     world = asked.cluster.devices or nodes * devices_per_node
-    given |= {name: value for name, value in release.holds.items() if given.get(name) is None}
+    given |= {name: value for name, value in release.defaults.items() if given.get(name) is None}
     given |= {WORLD: world} if world else {}
     name_and_flavor = settings.text("model.name", "llama3"), settings.text("model.flavor", "debugmodel")
-    model = None if name_and_flavor[0] in release.without else model_fields(*name_and_flavor)
+    model = None if name_and_flavor[0] in release.missing_models else model_fields(*name_and_flavor)
     if model is None and not any(field.startswith("model.") for field in asked.fields):
         problem = f"model {name_and_flavor[0][:40]} {name_and_flavor[1][:40]} is not known here"
         if not settings.has("model.name", "model.flavor"):
@@ -136,8 +140,10 @@ def told_of(settings: Settings, release: Release, asked: Asked, nodes: int = 0, 
     del fields["layers"]
     fields |= {f"model.{name}": value for name, value in flat_keys(model or {}).items()}
     settings.note(f"priced as {_SOFTWARE} software (--as NAME for another)")
-    settings.ignore(WORLD, *release.holds)
-    return Told(fields, settings, _SOFTWARE, 0 if asked.cluster.devices else nodes, devices_per_node, without_effect)
+    settings.ignore(WORLD, *release.defaults)
+    return ReadResult(
+        fields, settings, _SOFTWARE, 0 if asked.cluster.devices else nodes, devices_per_node, without_effect
+    )
 
 
 def _layers_of(model: dict[str, Any], asked: Asked) -> int:

@@ -25,7 +25,7 @@ _P = "parallelism."
 PARTS = _P + "module_fqns_per_model_part"  # the modules of each stage
 
 
-def _old(name: str) -> str:
+def _all_names(name: str) -> str:
     """The names of a key of [parallelism], which was in [training] or [experimental] in 2024."""
     return f"{_P}{name} training.{name} experimental.{name}"
 
@@ -41,8 +41,8 @@ def _number_or_all(text: str, name: str, settings: Settings) -> int | None:
 def _read_degrees(settings: Settings, fields: Flat) -> None:
     """Read dp, the shard degree times the replicate degree, and ZeRO, which shards over dp and context parallelism."""
     replica_ranks = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
-    copies = settings.count(_old("data_parallel_replicate_degree").split(), 1)
-    text = settings.text([*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
+    copies = settings.count(_all_names("data_parallel_replicate_degree").split(), 1)
+    text = settings.text([*_all_names("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
     world = settings.count(WORLD, 0)
     if (shard_degree := _number_or_all(text, _P + "data_parallel_shard_degree", settings)) is not None:
         shards = max(1, shard_degree)
@@ -92,7 +92,7 @@ def generated_stages(stages: int, layers: int, first: int, last: int) -> list[in
 
 def _read_pipeline(settings: Settings, fields: Flat) -> None:
     pp = fields["plan.pp"]
-    schedule = settings.one_of(_old("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
+    schedule = settings.one_of(_all_names("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
     layers, layers_per_stage = fields.get("layers", 0), settings.count(_P + "pipeline_parallel_layers_per_stage", 0)
     less_layers = [settings.count(f"{_P}pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
     parts = settings.raw(PARTS)
@@ -214,7 +214,7 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     if settings.text("training.dtype", "float32") == "bfloat16":
         settings.lost.append("training.dtype = bfloat16: weights that are updated are in float32 here")
     converters = settings.words("model.converters")
-    others = [one for one in converters if not _is_float8(one)]
+    others = [converter for converter in converters if not _is_float8(converter)]
     if others:
         settings.lost.append(f"{settings.shown('model.converters')} {' '.join(others)[:60]}: it can't be said here")
     recipe = settings.text(("quantize.linear.float8.recipe_name", "float8.recipe_name"), "tensorwise")
@@ -342,7 +342,7 @@ def _write_graphs(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_context(settings: Settings, fields: Flat) -> None:
-    names = _old("context_parallel_rotate_method").split()
+    names = _all_names("context_parallel_rotate_method").split()
     fields["plan.cp_method"] = settings.one_of(names, {"allgather": "all-gather", "alltoall": "ring"}, "allgather")
 
 
@@ -352,9 +352,9 @@ def _write_context(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 TABLE: Table = (
-    degree(_old("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
-    degree(_old("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
-    degree(_old("context_parallel_degree"), "plan.cp", largest.RANKS),
+    degree(_all_names("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
+    degree(_all_names("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
+    degree(_all_names("context_parallel_degree"), "plan.cp", largest.RANKS),
     Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
     Rule((_P + "enable_sequence_parallel",), _read_sequence, _write_sequence),

@@ -84,7 +84,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
     if scripts:
         command = launched(scripts, asked.variables, is_training)
-        for flags in (command.before, command.settings):
+        for flags in (command.launcher_settings, command.settings):
             given |= {
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }

@@ -44,8 +44,8 @@ class BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no typ
         super().flatten_mapping(node)
 
     @staticmethod
-    def _fault(what: str, node: Any) -> Exception:
-        error: Exception = yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+    def _fault(problem: str, node: Any) -> Exception:
+        error: Exception = yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return error
 
 
