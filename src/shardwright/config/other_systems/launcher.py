@@ -24,8 +24,8 @@ _DEVICES_PER_NODE = ("nproc-per-node", "num-gpus", "num-gpus-per-node", "ntasks-
 
 @dataclass(frozen=True)
 class Launched:
-    """A training command: the settings of the launcher, the settings of the program, and how many
-    nodes and devices per node it starts; 0 means unknown."""
+    """A training command: the settings of its launcher and of its program, and how many nodes and devices per node it
+    starts; 0 means unknown."""
 
     launcher_settings: dict[str, Any]
     settings: dict[str, Any]
