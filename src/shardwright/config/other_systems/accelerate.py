@@ -1,4 +1,4 @@
-"""Accelerate's configuration, with the launch script and the config.json that belong to it."""
+"""Accelerate's configuration, with its launch script and config.json: to a job, and from a job."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import deepspeed
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
@@ -25,17 +25,21 @@ from shardwright.config.other_systems.training_arguments import (
 from shardwright.config.other_systems.whole_text import whole
 from shardwright.config.yaml_text import yaml_text
 
+# Prefixes of the keys of the sections.
 _P, _F, _M, _D = (
     "parallelism_config.parallelism_config_",
     "fsdp_config.fsdp_",
     "megatron_lm_config.megatron_lm_",
     "deepspeed_config.",
 )
-# Strategies in the order of their numbers, from 1: the ZeRO stage, and whether each machine has a whole copy.
-_SHARDED = {
-    "FULL_SHARD": (3, False), "SHARD_GRAD_OP": (2, False), "NO_SHARD": (0, False), "HYBRID_SHARD": (3, True),
+# FSDP strategies in the order of their numbers, which begin at 1 -> (ZeRO stage, each machine has a full copy).
+_STRATEGIES = {
+    "FULL_SHARD": (3, False),
+    "SHARD_GRAD_OP": (2, False),
+    "NO_SHARD": (0, False),
+    "HYBRID_SHARD": (3, True),
     "HYBRID_SHARD_ZERO2": (2, True),
-}  # fmt: skip
+}
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
 
 
@@ -49,13 +53,13 @@ def _read_degrees(settings: Settings, fields: Flat) -> None:
     fields["plan.pp"] = settings.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
     fields["plan.cp"] = settings.count(_P + "cp_size", 1, largest.RANKS, 1)
     fields["plan.cp_method"] = settings.one_of(_P + "cp_comm_strategy", _CP, "allgather")
-    split = settings.count(_P + "sp_size", 1)
-    if split > 1:
-        fields |= {"plan.cp": split, "plan.cp_method": "ulysses"}
+    sp_size = settings.count(_P + "sp_size", 1)
+    if sp_size > 1:
+        fields |= {"plan.cp": sp_size, "plan.cp_method": "ulysses"}
     fields["plan.schedule"] = "1f1b"
-    is_said = is_megatron and settings.flag(_M + "sequence_parallelism")
-    fields["plan.sequence_parallel"] = is_said and fields["plan.tp"] > 1
-    if is_said and fields["plan.tp"] == 1:
+    is_requested = is_megatron and settings.flag(_M + "sequence_parallelism")
+    fields["plan.sequence_parallel"] = is_requested and fields["plan.tp"] > 1
+    if is_requested and fields["plan.tp"] == 1:
         settings.note(
             f"{_M}sequence_parallelism is off, as Megatron-LM turns it off where no tensors are split (tensor 1)"
         )
@@ -103,38 +107,41 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
 
 
 def _strategy(settings: Settings) -> tuple[int, bool, str]:
-    """The ZeRO stage, whether each machine has a whole copy, and the word for it. The newer key says the same."""
-    gathers = settings.text(_F + "reshard_after_forward").upper()
+    """The ZeRO stage, True if each machine has a full copy, and the word for both.
+
+    The newer key reshard_after_forward replaces sharding_strategy.
+    """
+    reshard = settings.text(_F + "reshard_after_forward").upper()
     word = settings.text(_F + "sharding_strategy", "FULL_SHARD").upper()
     if settings.count(_F + "version", 1) == 2 or (
-        gathers in ("TRUE", "FALSE") and not settings.has(_F + "sharding_strategy")
+        reshard in ("TRUE", "FALSE") and not settings.has(_F + "sharding_strategy")
     ):
-        return 2 if gathers == "FALSE" else 3, False, word
-    if gathers and not settings.has(_F + "sharding_strategy"):
-        word = gathers
+        return 2 if reshard == "FALSE" else 3, False, word
+    if reshard and not settings.has(_F + "sharding_strategy"):
+        word = reshard
     number = whole(word)
-    if number is not None and 0 < number <= len(_SHARDED):
-        word = [*_SHARDED][number - 1]
-    if word not in _SHARDED:
+    if number is not None and 0 < number <= len(_STRATEGIES):
+        word = [*_STRATEGIES][number - 1]
+    if word not in _STRATEGIES:
         settings.faults.append(
             f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)} can't be said here; use one of "
-            f"{', '.join(_SHARDED)}"
+            f"{', '.join(_STRATEGIES)}"
         )
-    return *_SHARDED.get(word, (3, False)), word
+    return *_STRATEGIES.get(word, (3, False)), word
 
 
 def _read_fsdp(settings: Settings, fields: Flat) -> None:
     zero, is_hybrid, strategy = _strategy(settings)
-    copies = settings.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
-    shards = settings.count(_P + "dp_shard_size", 0)
+    num_copies = settings.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
+    num_shards = settings.count(_P + "dp_shard_size", 0)
     replicas = fields["plan.dp"] * fields["plan.cp"]
-    fields["plan.zero"] = zero if replicas > 1 and shards * fields["plan.cp"] != 1 else 0
+    fields["plan.zero"] = zero if replicas > 1 and num_shards * fields["plan.cp"] != 1 else 0
     nodes = settings.count(("--num_machines", "num_machines"), 1)
     if is_hybrid and nodes > 1:
-        copies = nodes
+        num_copies = nodes
         settings.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
     fields["plan.zero_ranks"] = (
-        replicas // copies if fields["plan.zero"] and copies > 1 and replicas % copies == 0 else 0
+        replicas // num_copies if fields["plan.zero"] and num_copies > 1 and replicas % num_copies == 0 else 0
     )
     if settings.flag(_F + "offload_params") and fields["plan.zero"]:
         fields |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": fields["plan.zero"] == 3}
@@ -153,10 +160,10 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
         return
     settings |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
     settings |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
-    copies = plan.shard_copies
-    copies = 1 if plan.dp // copies <= 1 else copies  # with tp or cp something has to be sharded
-    if copies > 1 or plan.tp > 1 or plan.cp > 1:
-        settings |= {_P + "dp_replicate_size": copies, _P + "dp_shard_size": max(1, plan.dp // copies)}
+    num_copies = plan.shard_copies
+    num_copies = 1 if plan.dp // num_copies <= 1 else num_copies  # with tp or cp FSDP has to shard something
+    if num_copies > 1 or plan.tp > 1 or plan.cp > 1:
+        settings |= {_P + "dp_replicate_size": num_copies, _P + "dp_shard_size": max(1, plan.dp // num_copies)}
     if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):
         settings[_F + "offload_params"] = True
 
@@ -166,21 +173,22 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
     deepspeed.read_batch(renamed, fields)
     for name in ("faults", "notes", "needed"):
         getattr(settings, name).extend(getattr(renamed, name))
-    times = "gradient_accumulation_steps"
+    accumulation = "gradient_accumulation_steps"
     settings.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
-    settings.ignore(times, f"--{times}", _D + times)
+    settings.ignore(accumulation, f"--{accumulation}", _D + accumulation)
 
 
 def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
-    """Settings under the names that DeepSpeed has for them."""
+    """Settings under DeepSpeed's names for them, beside the original names."""
     keys = dict(given)
     names = {
         "zero_stage": "zero_optimization.stage",
         "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-        "offload_param_device": "zero_optimization.offload_param.device", "gradient_clipping": "gradient_clipping",
+        "offload_param_device": "zero_optimization.offload_param.device",
+        "gradient_clipping": "gradient_clipping",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
-    }  # fmt: skip
-    keys |= {settings: given[_D + fields] for fields, settings in names.items() if _D + fields in given}
+    }
+    keys |= {key: given[_D + name] for name, key in names.items() if _D + name in given}
     if "--gradient_accumulation_steps" in given:
         keys["gradient_accumulation_steps"] = given["--gradient_accumulation_steps"]
     elif _M + "num_micro_batches" in given:
@@ -191,7 +199,7 @@ def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
 def _read_numbers(settings: Settings, fields: Flat) -> None:
     numbers = {"no": "float32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
     fields["precision.compute"] = settings.one_of(("--mixed_precision", "mixed_precision"), numbers, "no")
-    for name in ("fp16", "bf16"):  # of the program, which have the last word
+    for name in ("fp16", "bf16"):  # options of the program override the configuration
         if settings.flag((f"--{name}", f"{name}.enabled")):
             fields["precision.compute"] = name
     if "fp8" in (settings.given.get("mixed_precision"), settings.given.get("--mixed_precision")):
@@ -246,28 +254,40 @@ TABLE: Table = (
 )
 
 
-# Keys of a file of --fsdp_config.
-_FSDP_FILE = ("reshard_after_forward", "fsdp_reshard_after_forward", "activation_checkpointing", "auto_wrap_policy",
-              "transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "min_num_params", "version",
-              "backward_prefetch", "fsdp_backward_prefetch", "forward_prefetch", "fsdp_forward_prefetch", "cpu_offload",
-              "use_orig_params", "fsdp_use_orig_params", "state_dict_type", "limit_all_gathers", "xla",
-              "cpu_ram_efficient_loading", "sync_module_states")  # fmt: skip
+# Keys of the file that --fsdp_config names.
+_FSDP_FILE_KEYS = (
+    "reshard_after_forward", "fsdp_reshard_after_forward", "activation_checkpointing", "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "min_num_params", "version",
+    "backward_prefetch", "fsdp_backward_prefetch", "forward_prefetch", "fsdp_forward_prefetch", "cpu_offload",
+    "use_orig_params", "fsdp_use_orig_params", "state_dict_type", "limit_all_gathers", "xla",
+    "cpu_ram_efficient_loading", "sync_module_states",
+)  # fmt: skip
 
 
 def _is_own(data: dict[str, Any]) -> bool:
-    own = {"distributed_type", "compute_environment", "num_processes", "fsdp_config", "parallelism_config", *_FSDP_FILE}
-    return bool(own & data.keys()) or deepspeed.is_own(data)
+    own_keys = {
+        "distributed_type",
+        "compute_environment",
+        "num_processes",
+        "fsdp_config",
+        "parallelism_config",
+        *_FSDP_FILE_KEYS,
+    }
+    return bool(own_keys & data.keys()) or deepspeed.is_own(data)
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
     parts = read_parts(texts, asked, _is_own)
     given, command = parts.given, parts.command
     settings = parts.settings(asked, asked.cluster.devices)
     _fsdp_of_options(settings)
-    started = (command.nodes, command.each) if command and command.nodes * command.each else (1, 0)  # by torchrun
-    machines = settings.count(("--num_machines", "num_machines"), started[0]) or 1
-    processes = settings.count(("--num_processes", "num_processes"), started[0] * started[1])
+    # Default counts: those of torchrun, if it starts the program.
+    launched = (
+        (command.nodes, command.devices_per_node) if command and command.nodes * command.devices_per_node else (1, 0)
+    )
+    machines = settings.count(("--num_machines", "num_machines"), launched[0]) or 1
+    processes = settings.count(("--num_processes", "num_processes"), launched[0] * launched[1])
     world = asked.cluster.devices or processes
     settings.given |= {WORLD: world} if world else {}
     settings.given |= {"num_machines": machines} if machines > 1 else {}
@@ -278,56 +298,63 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     settings.faults += loose_faults(command.loose if command else (), settings, "accelerate", "deepspeed", "options")
     settings.ignore(WORLD)
     settings.note("priced as fsdp-2024 software (--as NAME for another)")
-    told = bool(processes) and not asked.cluster.devices and processes % machines == 0
-    without = subjects(given, "accelerate", "deepspeed", "options")
-    return Told(fields, settings, "fsdp-2024", machines if told else 0, processes // machines if told else 0, without)
+    uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
+    without_effect = subjects(given, "accelerate", "deepspeed", "options")
+    return ReadResult(
+        fields,
+        settings,
+        "fsdp-2024",
+        machines if uses_launcher else 0,
+        processes // machines if uses_launcher else 0,
+        without_effect,
+    )
 
 
 def _fsdp_of_options(settings: Settings) -> None:
-    """The options --fsdp and --fsdp_config of the program, under Accelerate's names for them."""
+    """Put the program's options --fsdp and --fsdp_config under Accelerate's names for them."""
     words = [word.strip("'\"") for word in settings.words("--fsdp")]
     if not words and settings.given.get("--fsdp") is not True:
         return
     settings.given["distributed_type"] = "FSDP"
     options: dict[str, Any] = {}
     for word in words:
-        if word.upper() in _SHARDED:
+        if word.upper() in _STRATEGIES:
             options["sharding_strategy"] = word
         elif word == "offload":
             options["offload_params"] = True
         elif word.lower() not in ("auto_wrap", "true"):
             settings.faults.append(
-                f"--fsdp {shortened(word)} can't be said here; use one of {', '.join(_SHARDED).lower()}"
+                f"--fsdp {shortened(word)} can't be said here; use one of {', '.join(_STRATEGIES).lower()}"
             )
     text = settings.text("--fsdp_config")
     try:
-        more = json.loads(text) if text.lstrip().startswith("{") else {}
+        file_options = json.loads(text) if text.lstrip().startswith("{") else {}
     except (ValueError, RecursionError):
         settings.faults.append(f"{settings.said('--fsdp_config')}: it should be JSON, or the name of a file of it")
-        more = {}
-    more |= {name: settings.given.pop(name) for name in _FSDP_FILE if name in settings.given}
-    options |= {str(name).removeprefix("fsdp_"): value for name, value in more.items()}
+        file_options = {}
+    file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
+    options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}
     names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
     settings.given |= {_F + names.get(name, name): value for name, value in options.items()}
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
-    """Accelerate's keys of a job, and options of the program."""
+    """A job's settings: keys of Accelerate's configuration, and options of the program (names with --)."""
     return write_table(TABLE, job)
 
 
 def write(job: JobSpec) -> dict[str, str]:
-    """A launch script, Accelerate's configuration, and the model's, by their names."""
-    flat, (nodes, each) = settings_of(job), nodes_of(job)
-    own = {name: value for name, value in flat.items() if not name.startswith("--")}
+    """The launch script, Accelerate's configuration, and config.json of the model, by file name."""
+    flat, (nodes, devices_per_node) = settings_of(job), nodes_of(job)
+    configuration = {name: value for name, value in flat.items() if not name.startswith("--")}
     fixed = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "use_cpu": False}
     fixed |= {"main_training_function": "main", "rdzv_backend": "static"}
-    own = fixed | {"num_machines": nodes, "num_processes": nodes * each} | own
+    configuration = fixed | {"num_machines": nodes, "num_processes": nodes * devices_per_node} | configuration
     launcher = "accelerate launch --config_file accelerate.yaml"
-    if nodes > 1:  # which the file says for one machine alone
+    if nodes > 1:  # each node has its own rank, so the file cannot have it
         launcher += " --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
     return {
         "run.sh": deepspeed.launch_text(job, flat, launcher, "Accelerate", []),
-        "accelerate.yaml": yaml_text(nested_keys(own)),
+        "accelerate.yaml": yaml_text(nested_keys(configuration)),
         "config.json": model_file(job),
     }

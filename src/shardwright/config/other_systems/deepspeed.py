@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration, with the launch script and the config.json that belong to it."""
+"""DeepSpeed's configuration, with its launch script and config.json: to a job, and from a job."""
 
 import json
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.rows import Rule, Table, read_row, write_table
-from shardwright.config.other_systems.script_text import MEETING, nodes_of, torchrun_line
+from shardwright.config.other_systems.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.training_arguments import (
     OPTIONS,
@@ -26,44 +26,45 @@ from shardwright.config.usual_links import USUAL_NODE, filled_nodes
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
 _MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
-_OWN = frozenset((
+_TOP_LEVEL_KEYS = frozenset((
     "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
     "gradient_accumulation_steps", "optimizer", "scheduler", "steps_per_print",
 ))  # fmt: skip
 
 
 def read_batch(settings: Settings, fields: Flat) -> None:
-    """dp, the microbatch and the batch: of their three numbers two make the third."""
-    shared = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
+    """Read dp, the microbatch size, and the global batch size. Two of DeepSpeed's three sizes determine the third."""
+    ranks_per_replica = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
     world = settings.count(WORLD, 0)
-    micro = settings.overridden("plan.microbatch_size") or settings.count(_MICRO, 0)
-    whole = settings.count("train_batch_size", 0)
-    times = settings.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
-    if not micro and whole and times and world:
-        micro = whole // max(1, times * (world // shared))
-    if not micro:
-        micro, whose = (8, ", the program's default,") if _MICRO[0] in settings.automatic else (1, "")
+    microbatch_size = settings.overridden("plan.microbatch_size") or settings.count(_MICRO, 0)
+    batch_size = settings.count("train_batch_size", 0)
+    accumulation_steps = settings.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
+    if not microbatch_size and batch_size and accumulation_steps and world:
+        microbatch_size = batch_size // max(1, accumulation_steps * (world // ranks_per_replica))
+    if not microbatch_size:
+        microbatch_size, source = (8, ", the program's default,") if _MICRO[0] in settings.automatic else (1, "")
         settings.note(
-            f"nothing says how many sequences a device takes at once; {micro}{whose} is taken (--set "
+            f"nothing says how many sequences a device takes at once; {microbatch_size}{source} is taken (--set "
             "plan.microbatch_size=N)"
         )
-    if world and world % shared == 0:
-        dp = world // shared
-    elif whole and times and whole % (micro * times) == 0:
-        dp = whole // (micro * times)
+    if world and world % ranks_per_replica == 0:
+        dp = world // ranks_per_replica
+    elif batch_size and accumulation_steps and batch_size % (microbatch_size * accumulation_steps) == 0:
+        dp = batch_size // (microbatch_size * accumulation_steps)
         settings.note(
-            f"{dp * shared} GPUs, for a batch of {whole} is {micro} x {times} x {dp} (--devices N for others)"
+            f"{dp * ranks_per_replica} GPUs, for a batch of {batch_size} is "
+            f"{microbatch_size} x {accumulation_steps} x {dp} (--devices N for others)"
         )
     else:
         dp = 1
-        ways = f"say how many with --devices, such as {filled_nodes(shared, world or USUAL_NODE)}"
+        way_out = f"say how many with --devices, such as {filled_nodes(ranks_per_replica, world or USUAL_NODE)}"
         settings.faults.append(
-            f"{world} GPUs are not a multiple of {shared} that share a replica; {ways}"
+            f"{world} GPUs are not a multiple of {ranks_per_replica} that share a replica; {way_out}"
             if world
-            else f"nothing says how many GPUs there are; {ways}"
+            else f"nothing says how many GPUs there are; {way_out}"
         )
-    fields |= {"plan.dp": dp, "plan.microbatch_size": micro}
-    fields["batch.global_batch_size"] = whole or micro * max(1, times) * dp
+    fields |= {"plan.dp": dp, "plan.microbatch_size": microbatch_size}
+    fields["batch.global_batch_size"] = batch_size or microbatch_size * max(1, accumulation_steps) * dp
 
 
 def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -73,7 +74,7 @@ def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def read_zero(settings: Settings, fields: Flat) -> None:
-    """The stage, what is offloaded, and over how many ranks is sharded."""
+    """Read the ZeRO stage, what is offloaded, and over how many ranks ZeRO shards."""
     stage = settings.count(_ZERO + "stage", 0)
     if stage > 3:
         settings.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
@@ -90,7 +91,7 @@ def read_zero(settings: Settings, fields: Flat) -> None:
         settings.given.get(_ZERO + "offload_param.device"),
     ):
         settings.lost.append("what is offloaded to NVMe there is in host memory here")
-    if stage == 3 and settings.has(_ZERO + "mics_shard_size"):  # which releases had until 2026
+    if stage == 3 and settings.has(_ZERO + "mics_shard_size"):  # a setting of releases before 2026
         fields["plan.zero_ranks"] = settings.count(_ZERO + "mics_shard_size", 0)
     settings.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
@@ -105,29 +106,35 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
         settings[_ZERO + "stage"] = min(1, settings[_ZERO + "stage"])
     if plan.offload_optimizer and settings[_ZERO + "stage"]:
         settings[_ZERO + "offload_optimizer.device"] = "cpu"
-        if plan.offload_optimizer != 1.0 and settings[_ZERO + "stage"] == 3:  # a part alone: ZeRO-Offload++
+        if plan.offload_optimizer != 1.0 and settings[_ZERO + "stage"] == 3:  # partial offload: ZeRO-Offload++
             settings[_ZERO + "offload_optimizer.ratio"] = plan.offload_optimizer
     if plan.offload_parameters and plan.zero == 3:
         settings[_ZERO + "offload_param.device"] = "cpu"
 
 
 def read_numbers(settings: Settings, fields: Flat) -> None:
-    """Number types of what is computed and of gradients."""
+    """Read the number types of compute, gradients, and their reduction, and the loss scale."""
     names = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
-    left = [name for name in names if name in settings.automatic]
-    if left and not settings.has("--bf16", "--fp16"):
+    open_names = [name for name in names if name in settings.automatic]
+    if open_names and not settings.has("--bf16", "--fp16"):
         settings.note(
-            f"{' and '.join(left)} is auto, and no option --bf16 or --fp16 of the program is there, so numbers are "
-            "float32 (--set precision.compute=bf16)"
+            f"{' and '.join(open_names)} is auto, and no option --bf16 or --fp16 of the program is there, "
+            "so numbers are float32 (--set precision.compute=bf16)"
         )
     bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
     fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
-    numbers = {"fp32": "float32", "float32": "float32", "bf16": "compute", "bfloat16": "compute", "fp16": "compute"}
+    number_types = {
+        "fp32": "float32",
+        "float32": "float32",
+        "bf16": "compute",
+        "bfloat16": "compute",
+        "fp16": "compute",
+    }
     default = "fp32" if not (bf16 or fp16) else "bf16"
-    fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", numbers, default)
-    travels = settings.text("communication_data_type", "")
-    if travels in ("fp32", "float32") and fields["precision.gradients"] == "compute":
+    fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", number_types, default)
+    reduce_type = settings.text("communication_data_type", "")
+    if reduce_type in ("fp32", "float32") and fields["precision.gradients"] == "compute":
         fields["precision.reduce"] = "float32"
     if fp16:
         constant = settings.number("fp16.loss_scale", 0.0)
@@ -156,10 +163,10 @@ def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_degrees(settings: Settings, fields: Flat) -> None:
-    """Ulysses' sequence parallelism is context parallelism here."""
+    """Read the parallel degrees. Ulysses' sequence parallelism is a method of context parallelism in a job."""
     fields["plan.cp"] = settings.count(("sequence_parallel_size", "--sequence_parallel_size"), 1, largest.RANKS, 1)
     fields["plan.cp_method"] = "ulysses"
-    fields["plan.tp"] = settings.count("tensor_parallel.autotp_size", 1, largest.RANKS) or 1  # 0 is none
+    fields["plan.tp"] = settings.count("tensor_parallel.autotp_size", 1, largest.RANKS) or 1  # 0 means none
     fields["plan.pp"] = settings.count("pipeline.stages", 1, largest.PIPELINE_RANKS) or 1
     fields["plan.schedule"] = "1f1b"
 
@@ -202,16 +209,18 @@ TABLE: Table = (
 
 
 def is_own(data: dict[str, Any]) -> bool:
-    """True if keys are of a configuration of DeepSpeed's."""
-    return bool(_OWN & data.keys())
+    """True if a file with these keys is a configuration of DeepSpeed's."""
+    return bool(_TOP_LEVEL_KEYS & data.keys())
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
     parts = read_parts(texts, asked, is_own)
     given, command = parts.given, parts.command
-    nodes, each = (command.nodes, command.each) if command and not asked.cluster.devices else (0, 0)
-    world = asked.cluster.devices or nodes * each
+    nodes, devices_per_node = (
+        (command.nodes, command.devices_per_node) if command and not asked.cluster.devices else (0, 0)
+    )
+    world = asked.cluster.devices or nodes * devices_per_node
     settings = parts.settings(asked, world)
     fields: Flat = {}
     read_model(parts.model, asked, settings, fields)
@@ -222,36 +231,40 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     settings.note(
         "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
     )
-    without = subjects(given, "deepspeed", "options")
-    return Told(fields, settings, "fsdp-2024", nodes, each, without)
+    without_effect = subjects(given, "deepspeed", "options")
+    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, without_effect)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
-    """DeepSpeed's keys of a job, and options of the program."""
+    """A job's settings: keys of DeepSpeed's configuration, and options of the program (names with --)."""
     return write_table(TABLE, job)
 
 
 def write(job: JobSpec) -> dict[str, str]:
-    """A launch script, DeepSpeed's configuration, and the model's, by their names."""
+    """The launch script, DeepSpeed's configuration, and config.json of the model, by file name."""
     flat = settings_of(job)
-    own = nested_keys({name: value for name, value in flat.items() if not name.startswith("--")})
+    configuration = nested_keys({name: value for name, value in flat.items() if not name.startswith("--")})
     return {
         "run.sh": launch_text(job, flat, _launcher(job), "DeepSpeed", ["--deepspeed ds_config.json"]),
-        "ds_config.json": json.dumps(own, indent=2) + "\n",
+        "ds_config.json": json.dumps(configuration, indent=2) + "\n",
         "config.json": model_file(job),
     }
 
 
 def _launcher(job: JobSpec) -> str:
-    """DeepSpeed's own launcher on one node. On several it reads a file of their names; torchrun needs none."""
-    nodes, each = nodes_of(job)
-    return torchrun_line(str(nodes), str(each)) if nodes > 1 else f"deepspeed --num_nodes 1 --num_gpus {each}"
+    """The launcher: DeepSpeed's on one node; torchrun on several, because DeepSpeed's needs a hostfile there."""
+    nodes, devices_per_node = nodes_of(job)
+    return (
+        torchrun_line(str(nodes), str(devices_per_node))
+        if nodes > 1
+        else f"deepspeed --num_nodes 1 --num_gpus {devices_per_node}"
+    )
 
 
-def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: str, first: list[str]) -> str:
-    """The script that starts the program, on each node."""
+def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: str, first_lines: list[str]) -> str:
+    """The script that each node runs to start the program. The arguments begin with `first_lines`."""
     lines = [
-        *first,
+        *first_lines,
         "--config_name config.json",
         "--dataset_name wikitext",
         "--output_dir out",
@@ -260,5 +273,5 @@ def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: st
     ]
     words = " \\\n".join(f"    {line}" for line in lines)
     heading = f"#!/bin/bash\n# {' '.join(job.name.split())}, for {system}, written by shardwright.\n"
-    meeting = "".join(f"{line}\n" for line in MEETING) if nodes_of(job)[0] > 1 else ""
-    return f"{heading}set -euo pipefail\n{meeting}\n{launcher} {program('options')} \\\n{words}\n"
+    rendezvous = "".join(f"{line}\n" for line in RENDEZVOUS) if nodes_of(job)[0] > 1 else ""
+    return f"{heading}set -euo pipefail\n{rendezvous}\n{launcher} {program('options')} \\\n{words}\n"

@@ -1,7 +1,7 @@
-"""A job as another system's files, where that system has its plan; else what it lacks, and the nearest plan it has.
+"""A job as another system's files, if that system has its plan; else what the system lacks, and its nearest plan.
 
-What is written is read back before anybody gets it. So a plan is written whole or not at all, and what differs is what
-the system lacks.
+The files are read back before they are returned. A plan is therefore written completely or not at all, and a field that
+comes back with another value is one that the system lacks.
 """
 
 from contextlib import suppress
@@ -17,13 +17,18 @@ from shardwright.config.other_systems.nearest import near_job, variants
 from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.systems import System, job_of_texts
 
-_SECTIONS = ("data", "run", "checkpoint", "health")  # that other systems say in their own way
-_HOW = ("bucket_mib", "loss_chunk_mib", "compress_least", "fallback")  # of [plan], how and when it is done
+_SECTIONS = ("data", "run", "checkpoint", "health")  # each system has its own form of them
+_WITHOUT_EFFECT = (
+    "bucket_mib",
+    "loss_chunk_mib",
+    "compress_least",
+    "fallback",
+)  # fields of [plan] that do not change the plan
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Files by their names, fields of the job that are not in them, and the learning rate if the job left it to us."""
+    """Files by name, fields of the job that they lack, and the learning rate that was written if the job sets none."""
 
     files: dict[str, str]
     left_out: tuple[str, ...]
@@ -31,8 +36,8 @@ class Exported:
     nodes: int = 1
 
 
-class Lacking(PlanError):  # noqa: N818 (what a plan needs and a system has not)
-    """A plan that a system does not have. `nearest` is the one that it has."""
+class Lacking(PlanError):  # noqa: N818 (it names what the system lacks)
+    """A plan that a system lacks. `nearest` is a job with the nearest plan that the system has; None if unknown."""
 
     def __init__(self, subject: str, faults: list[str], nearest: JobSpec | None) -> None:
         super().__init__(subject, faults)
@@ -40,7 +45,7 @@ class Lacking(PlanError):  # noqa: N818 (what a plan needs and a system has not)
 
 
 def exported(system: System, job: JobSpec) -> Exported:
-    """The job in the files of a system. Raises Lacking."""
+    """The job as files of a system. Raises Lacking."""
     subject = f"job {job.name} for {system.title}"
     try:
         files = system.write(job)
@@ -51,32 +56,35 @@ def exported(system: System, job: JobSpec) -> Exported:
     except PlanError as error:
         if (near := _nearest(system, job)) is None:
             raise Lacking(subject, [_no_such_job(system, fault) for fault in error.faults], None) from None
-        raise Lacking(subject, [_lack(system, *one) for one in differences(job, near)], near) from None
+        raise Lacking(subject, [_lack(system, *difference) for difference in differences(job, near)], near) from None
     differing = differences(job, back)
     if differing:
         near = _nearest(system, job)
-        raise Lacking(subject, [_lack(system, *one) for one in (differences(job, near) if near else differing)], near)
+        raise Lacking(
+            subject,
+            [_lack(system, *difference) for difference in (differences(job, near) if near else differing)],
+            near,
+        )
     optimizer = job.optimizer
     unsaid = None if "learning_rate" in optimizer.model_fields_set else optimizer.learning_rate
     return Exported(files, tuple(_left_out(job)), unsaid, nodes_of(job)[0])
 
 
 def asked_of(job: JobSpec) -> Asked:
-    """Fields that files leave to the command line: how many devices there are."""
-    nodes, each = nodes_of(job)
-    return Asked(cluster=AskedCluster(nodes * each, "", each))
+    """The cluster of a job, which reading its files back needs: how many devices there are."""
+    nodes, devices_per_node = nodes_of(job)
+    return Asked(cluster=AskedCluster(nodes * devices_per_node, "", devices_per_node))
 
 
 def _no_such_job(system: System, fault: str) -> str:
-    """Why a job can't be written. A fault of reading it back names a way out for who brings files, which is none for
-    who writes them."""
+    """A fault of reading the written files back. Its own way out is for users who import files, so it is replaced."""
     return f"{system.title} has no such job: {fault.rpartition('; ')[0] or fault}; take another --to"
 
 
-def _lack(system: System, name: str, mine: Any, settings: Any) -> str:
-    if settings is None:
-        return f"{name} = {_shown(mine)} can't be said to {system.title}"
-    return f"{name} = {_shown(mine)} can't be said to {system.title}; the nearest is {_shown(settings)}"
+def _lack(system: System, name: str, wanted: Any, nearest: Any) -> str:
+    if nearest is None:
+        return f"{name} = {_shown(wanted)} can't be said to {system.title}"
+    return f"{name} = {_shown(wanted)} can't be said to {system.title}; the nearest is {_shown(nearest)}"
 
 
 def _shown(value: Any) -> str:
@@ -89,7 +97,7 @@ def _there_and_back(system: System, job: JobSpec, subject: str) -> tuple[dict[st
 
 
 def _nearest(system: System, job: JobSpec) -> JobSpec | None:
-    """The job that the system has and that differs in the fewest fields."""
+    """The job that the system can express and that differs from `job` in the fewest fields; None if there is none."""
     candidates = []
     for variant in variants(job):
         with suppress(PlanError):
@@ -103,7 +111,7 @@ def _nearest(system: System, job: JobSpec) -> JobSpec | None:
 
 
 def _left_out(job: JobSpec) -> list[str]:
-    """Fields that are set and not written."""
+    """Fields that the job sets and that are not written."""
     fields = job.model_dump(exclude_defaults=True)
     names = [f"{section}.{name}" for section in _SECTIONS for name in fields.get(section, {})]
-    return names + [f"plan.{name}" for name in _HOW if name in fields.get("plan", {})]
+    return names + [f"plan.{name}" for name in _WITHOUT_EFFECT if name in fields.get("plan", {})]

@@ -13,7 +13,7 @@ def _known() -> dict[str, Any]:
 
 @cache
 def _beginnings(system: str) -> tuple[tuple[str, str], ...]:
-    """Beginnings of names with what they are about, the longest first."""
+    """Pairs of the beginning of a name and its subject, the longest beginning first."""
     pairs = [(beginning, subject) for subject, names in _known()[system].items() for beginning in names]
     return tuple(sorted(pairs, key=lambda pair: -len(pair[0])))
 
@@ -24,26 +24,26 @@ def subject_of(system: str, name: str) -> str:
 
 
 def is_uncounted(subject: str) -> bool:
-    """True if settings on a subject change something that counts, and that is not counted here."""
+    """True if settings on a subject have an effect that the cost model does not count."""
     return subject in _known()["uncounted"]["subjects"]
 
 
 def is_usual(name: str, value: Any) -> bool:
-    """True if a setting that could change something that is not counted has the value that is counted with."""
+    """True if a setting on an uncounted subject has the value that the cost model assumes."""
     return str(value) in _known()["usual"].get(name, ())
 
 
 def subjects(names: Any, *systems: str) -> dict[str, str]:
-    """Names that say nothing of the plan in one of the systems, with what they are about."""
+    """Subjects, by name, of the settings that have no effect on the plan in one of the systems."""
     by_name = {name: next(filter(None, (subject_of(system, name) for system in systems)), "") for name in names}
     return {name: subject for name, subject in by_name.items() if subject}
 
 
 def known_setting(list_name: str, system: str, name: str) -> bool:
-    """True if a setting is in a list of a system that is there for another reason than its subject."""
+    """True if a list of known.toml ("takes_nothing", "takes_several") has a setting of a system."""
     return name.startswith(tuple(_known()[list_name].get(system, ())))
 
 
 def program(system: str) -> str:
-    """The program that launchers start."""
+    """The program that launchers of a system start."""
     return str(_known()["programs"][system])

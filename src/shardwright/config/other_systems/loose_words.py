@@ -1,5 +1,6 @@
-"""Words of a training command that are not known and that could be further options: what nobody set, what a function
-or a command gives. One that is the value of a setting is asked for where the setting matters; any other is a fault."""
+"""Unknown words of a training command that could be further options: variables that nobody set, and the output of
+functions or commands. A word that is the value of a setting is asked for if the setting has an effect; any other word
+is a fault."""
 
 import shlex
 from collections.abc import Callable, Collection, Sequence
@@ -12,43 +13,43 @@ from shardwright.config.other_systems.shell_values import UNKNOWN, unknown_names
 
 @dataclass(frozen=True)
 class LooseWord:
-    """A word that is not known. `behind` is the option before it, with `place` values between; empty is none.
-    `is_of_script` is one that the script itself makes."""
+    """An unknown word. `option` is the last option before it (empty if none), with `place` values between the two.
+    `names` are the unknown variables in the word. `is_of_script` is True if the script itself makes the word."""
 
-    behind: str
+    option: str
     place: int
     names: tuple[str, ...]
     is_of_script: bool
 
 
 def loose_words(words: Sequence[str], is_made: Callable[[str], bool]) -> tuple[LooseWord, ...]:
-    """Words of a command's arguments that are not known. `is_made` says what the script itself makes."""
-    loose, behind, place = [], "", 0
+    """The unknown words among a command's arguments. `is_made` tells if the script itself makes a variable."""
+    unknown_words, option, num_values = [], "", 0
     for word in words:
         names = tuple(unknown_names(word))
         if word.startswith("--") and not UNKNOWN.search(word.partition("=")[0]):
-            behind, equals, _ = word[2:].partition("=")
-            behind, place = behind.partition(" ")[0].replace("_", "-"), int(bool(equals))
+            option, equals, _ = word[2:].partition("=")
+            option, num_values = option.partition(" ")[0].replace("_", "-"), int(bool(equals))
             continue
         if names and not UNKNOWN.sub("", word).strip("- "):
-            loose.append(LooseWord(behind, place, names, any(map(is_made, names))))
-        place += 1
-    return tuple(loose)
+            unknown_words.append(LooseWord(option, num_values, names, any(map(is_made, names))))
+        num_values += 1
+    return tuple(unknown_words)
 
 
 def loose_faults(words: Sequence[LooseWord], settings: Settings, *systems: str) -> list[str]:
-    """One fault for all that could be options. The settings have been read."""
-    asked = {_bare(name) for name in settings.needed}
+    """A list with one fault for all words that could be options, or none. Call it after the settings are read."""
+    needed = {_bare(name) for name in settings.needed}
     read = {_bare(name) for name in settings.asked}
-    where: dict[str, str] = {}
+    places: dict[str, str] = {}
     for word in words:
-        if word.behind not in asked and not _is_value(word, read, systems):
-            where |= dict.fromkeys(word.names, f"behind --{word.behind}" if word.behind else "first")
-    if not where:
+        if word.option not in needed and not _is_value(word, read, systems):
+            places |= dict.fromkeys(word.names, f"behind --{word.option}" if word.option else "first")
+    if not places:
         return []
-    told = ", ".join(f"${name} {place}" for name, place in where.items())
-    ways = " ".join(f"--set {shlex.quote(name)}=WORDS" for name in where)
-    return [f"words of the training command are not followed here ({told}); say what they are, or nothing: {ways}"]
+    listed = ", ".join(f"${name} {position}" for name, position in places.items())
+    ways = " ".join(f"--set {shlex.quote(name)}=WORDS" for name in places)
+    return [f"words of the training command are not followed here ({listed}); say what they are, or nothing: {ways}"]
 
 
 def _bare(name: str) -> str:
@@ -56,11 +57,11 @@ def _bare(name: str) -> str:
 
 
 def _is_value(word: LooseWord, read: Collection[str], systems: Sequence[str]) -> bool:
-    """True if a word belongs to the option before it."""
-    if not word.behind or any(known_setting("takes_nothing", system, word.behind) for system in systems):
+    """True if a word is a value of the option before it."""
+    if not word.option or any(known_setting("takes_nothing", system, word.option) for system in systems):
         return False
-    if any(known_setting("takes_several", system, word.behind) for system in systems):
+    if any(known_setting("takes_several", system, word.option) for system in systems):
         return word.place == 0 or not word.is_of_script
-    names = (word.behind, f"--{word.behind.replace('-', '_')}")
-    is_known = word.behind in read or any(subject_of(system, name) for system in systems for name in names)
+    names = (word.option, f"--{word.option.replace('-', '_')}")
+    is_known = word.option in read or any(subject_of(system, name) for system in systems for name in names)
     return word.place == 0 and is_known

@@ -1,8 +1,8 @@
-"""The meaning of a job, field by field, however it is written: two jobs of one meaning are the same plan.
+"""The meaning of a job, field by field: two jobs with equal meanings are the same plan, however they are written.
 
-Defaults are filled in, and a field that nothing reads (the method of context parallelism of one rank, the memory of an
-optimizer that has none) counts as its default. Fields that change only how fast or how often something else is done
-(buckets, logs, checkpoints, watching) are not in it: other systems have their own.
+Defaults are filled in. A field without effect (the method of context parallelism with one rank, the momentum of an
+optimizer without momentum) counts as its default. Fields that change only speed or frequency (buckets, logs,
+checkpoints, monitoring) are left out: each system has its own.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ _ROUTING = ("capacity_factor", "z_coefficient", "aux_loss", "bias_update")
 
 
 def meaning(job: JobSpec) -> Flat:
-    """All that counts, by whole names of fields."""
+    """The fields that have an effect, by full name."""
     return {
         **{f"model.{name}": value for name, value in _model(job.model).items()},
         **{f"plan.{name}": value for name, value in _plan(job).items()},
@@ -35,11 +35,13 @@ def meaning(job: JobSpec) -> Flat:
 
 
 def differences(job: JobSpec, other: JobSpec) -> list[tuple[str, Any, Any]]:
-    """Fields that two jobs have otherwise: the name, the value of the one and of the other."""
-    mine, settings = meaning(job), meaning(other)
-    names = dict.fromkeys([*mine, *settings])
+    """The fields whose values differ: name, value in `job`, value in `other`."""
+    fields, other_fields = meaning(job), meaning(other)
+    names = dict.fromkeys([*fields, *other_fields])
     return [
-        (name, mine.get(name), settings.get(name)) for name in names if not is_close(mine.get(name), settings.get(name))
+        (name, fields.get(name), other_fields.get(name))
+        for name in names
+        if not is_close(fields.get(name), other_fields.get(name))
     ]
 
 
@@ -53,8 +55,8 @@ def _plan(job: JobSpec) -> Flat:
     plan, model, facts = job.plan, job.model, SCHEDULES[job.plan.schedule]
     replicas = plan.replicas
     zero = plan.zero if replicas > 1 else 0
-    meant: Flat = {name: getattr(plan, name) for name in _PLAN}
-    meant |= {
+    fields: Flat = {name: getattr(plan, name) for name in _PLAN}
+    fields |= {
         "schedule": "1f1b" if plan.pp == 1 and plan.schedule == "sequential" else plan.schedule,
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "order": _order(plan),
@@ -64,91 +66,99 @@ def _plan(job: JobSpec) -> Flat:
         "recompute": _recompute(plan, model),
     }
     if facts.stages_per_rank == 0:
-        meant["virtual_stages"] = plan.virtual_stages
+        fields["virtual_stages"] = plan.virtual_stages
     if plan.cp > 1:
-        meant["cp_method"] = plan.cp_method
+        fields["cp_method"] = plan.cp_method
     if model.moe.experts:
-        meant |= {"ep": plan.ep, "expert_tp": plan.expert_tp_size}
-        meant |= {"dispatch": plan.dispatch} if plan.ep > 1 else {}
+        fields |= {"ep": plan.ep, "expert_tp": plan.expert_tp_size}
+        fields |= {"dispatch": plan.dispatch} if plan.ep > 1 else {}
     if zero >= 2 and plan.reductions != plan.model_copy(update={"reduce_each": "auto"}).reductions:
-        meant["reduce_each"] = plan.reductions
-    meant |= {"offload_parameters": True} if zero == 3 and plan.offload_parameters else {}
-    meant |= {"extra_warmup": plan.extra_warmup} if "extra_warmup" in facts.understands and plan.extra_warmup else {}
-    meant |= {"most_alive": plan.most_alive} if "most_alive" in facts.understands else {}
-    meant |= {"offload_activations": True} if plan.offload_activations and plan.recompute == "full" else {}
+        fields["reduce_each"] = plan.reductions
+    fields |= {"offload_parameters": True} if zero == 3 and plan.offload_parameters else {}
+    fields |= {"extra_warmup": plan.extra_warmup} if "extra_warmup" in facts.understands and plan.extra_warmup else {}
+    fields |= {"most_alive": plan.most_alive} if "most_alive" in facts.understands else {}
+    fields |= {"offload_activations": True} if plan.offload_activations and plan.recompute == "full" else {}
     by_method = {"powersgd": "compress_rank", "topk": "compress_share"}
     if plan.compress in by_method:
-        meant[by_method[plan.compress]] = getattr(plan, by_method[plan.compress])
-    return meant
+        fields[by_method[plan.compress]] = getattr(plan, by_method[plan.compress])
+    return fields
 
 
 def _order(plan: PlanSpec) -> str:
-    """The order of the axes with more than one rank, where it is not the usual one."""
+    """The order of the axes with more than one rank; "usual" if it is the default order."""
     order = [axis for axis in ORDERS[number_of(plan.order)].axes if getattr(plan, axis) > 1]
     return "-".join(order) if order != [axis for axis in AXES if axis in order] else "usual"
 
 
 def _recompute(plan: PlanSpec, model: ModelSpec) -> Any:
-    """The recomputation of each layer, in words."""
+    """The recompute policy of each layer, as text; a single policy if all layers have the same."""
     if plan.recompute == "budget":
         return f"budget {plan.memory_limit_gib:g} GiB"
     if plan.recompute == "stage" and set(plan.stage_layers(model.layers)) != {1}:
         return "stage"
-    named = plan.model_copy(update={"recompute": "full"}) if plan.recompute == "stage" else plan
-    policies = ["+".join(sorted(policy)) or "none" for policy in layer_policies(named, model.layers)]
+    expanded = plan.model_copy(update={"recompute": "full"}) if plan.recompute == "stage" else plan
+    policies = ["+".join(sorted(policy)) or "none" for policy in layer_policies(expanded, model.layers)]
     return policies[0] if len(set(policies)) == 1 else policies
 
 
 def _precision(job: JobSpec) -> Flat:
     precision = job.precision
-    meant: Flat = {
-        "compute": precision.compute, "gradients": precision.gradient_number, "reduce": precision.reduce_number,
-        "moments": precision.moments, "float8": precision.float8, "float8_dispatch": precision.float8_dispatch,
-    }  # fmt: skip
+    fields: Flat = {
+        "compute": precision.compute,
+        "gradients": precision.gradient_number,
+        "reduce": precision.reduce_number,
+        "moments": precision.moments,
+        "float8": precision.float8,
+        "float8_dispatch": precision.float8_dispatch,
+    }
     if precision.compute == "fp16":
-        meant["loss_scale"] = precision.loss_scale
-        meant |= {"loss_scale_growth_steps": precision.loss_scale_growth_steps} if precision.loss_scale else {}
+        fields["loss_scale"] = precision.loss_scale
+        fields |= {"loss_scale_growth_steps": precision.loss_scale_growth_steps} if precision.loss_scale else {}
     if precision.float8 != "none":
-        meant["float8_weight_gradients"] = precision.float8_weight_gradients
+        fields["float8_weight_gradients"] = precision.float8_weight_gradients
     if precision.float8 == "delayed":
-        meant["float8_history"] = precision.float8_history
-    return meant
+        fields["float8_history"] = precision.float8_history
+    return fields
 
 
 def _optimizer(job: JobSpec) -> Flat:
     optimizer = job.optimizer
-    dropped = {name for facts in OPTIMIZERS.values() for name in facts.reads} - optimizer.facts.reads
-    of_schedules = {name for facts in RATE_SCHEDULES.values() for name in facts.reads}
-    dropped |= of_schedules - RATE_SCHEDULES[optimizer.schedule].reads
-    dropped |= set() if job.batch.grows else {"batch_rule"}
-    return {name: getattr(optimizer, name) for name in OptimizerSpec.model_fields if name not in dropped}
+    unused = {name for facts in OPTIMIZERS.values() for name in facts.reads} - optimizer.facts.reads
+    schedule_fields = {name for facts in RATE_SCHEDULES.values() for name in facts.reads}
+    unused |= schedule_fields - RATE_SCHEDULES[optimizer.schedule].reads
+    unused |= set() if job.batch.grows else {"batch_rule"}
+    return {name: getattr(optimizer, name) for name in OptimizerSpec.model_fields if name not in unused}
 
 
 def _model(model: ModelSpec) -> Flat:
-    meant = arithmetic(model)
-    meant |= {"sequence": model.sequence, "dropout": model.dropout, "init_std": model.init_std}
+    fields = arithmetic(model)
+    fields |= {"sequence": model.sequence, "dropout": model.dropout, "init_std": model.init_std}
     if model.mtp_layers:
-        meant["mtp_weight"] = model.mtp_weight
+        fields["mtp_weight"] = model.mtp_weight
     if model.positions == "rotary" and not model.is_latent:
-        meant["rotary_dim"] = model.rotary_width
+        fields["rotary_dim"] = model.rotary_width
     if model.positions != "rotary":
-        del meant["rotary_base"]
+        del fields["rotary_base"]
     if not model.is_latent:
-        del meant["latent"]
-    meant |= {f"{name}.{key}": value for name in ("latent", "window", "rotary_scaling") if name in meant
-              for key, value in meant.pop(name).items()}  # fmt: skip
-    experts = meant.pop("moe")
+        del fields["latent"]
+    fields |= {
+        f"{name}.{key}": value
+        for name in ("latent", "window", "rotary_scaling")
+        if name in fields
+        for key, value in fields.pop(name).items()
+    }
+    experts = fields.pop("moe")
     if not model.moe.experts:
-        return meant
+        return fields
     experts |= {name: getattr(model.moe, name) for name in _ROUTING}
     if model.moe.aux_loss != "none":
         experts |= {"aux_coefficient": model.moe.aux_coefficient, "aux_scope": model.moe.aux_scope}
     if model.moe.capacity_factor and model.moe.gate != "expert-choice":
         experts["overflow"] = model.moe.overflow
     if model.moe.gate == "softmax" and model.moe.normalise:
-        experts["softmax_over"] = "chosen"  # weights that add up to one are the softmax over the chosen
+        experts["softmax_over"] = "chosen"  # normalised weights equal the softmax over the chosen experts
     for name in ("partners", "co_activation_decay") if model.moe.gate != "correlation" else ():
         del experts[name]
     if model.moe.num_groups == 1:
         del experts["groups_kept"], experts["group_score"]
-    return meant | {f"moe.{name}": value for name, value in experts.items() if name in MoeSpec.model_fields}
+    return fields | {f"moe.{name}": value for name, value in experts.items() if name in MoeSpec.model_fields}

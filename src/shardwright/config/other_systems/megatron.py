@@ -1,4 +1,4 @@
-"""Megatron-LM: a launch script to a job, and a job to a launch script."""
+"""Megatron-LM: a job from a launch script, and a launch script from a job."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -7,11 +7,11 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import program, subjects
 from shardwright.config.other_systems.launcher import launched, missing_ranks
 from shardwright.config.other_systems.loose_words import loose_faults
-from shardwright.config.other_systems.megatron_experts import EXPERTS, FURTHER
+from shardwright.config.other_systems.megatron_experts import EXPERTS, MTP
 from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.megatron_model import MODEL, REQUIRED, SHAPE
 from shardwright.config.other_systems.megatron_plan import PLAN, WORLD
@@ -24,20 +24,27 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
 from shardwright.config.software_support import plan_lacks
 
-_TELLING = {"--num-layers", "--hidden-size", "--num-attention-heads", "--tensor-model-parallel-size",
-            "--micro-batch-size", "--encoder-num-layers"}  # fmt: skip
+# A command with two of these flags trains.
+_TRAINING_FLAGS = {
+    "--num-layers",
+    "--hidden-size",
+    "--num-attention-heads",
+    "--tensor-model-parallel-size",
+    "--micro-batch-size",
+    "--encoder-num-layers",
+}
 
 
 def is_training(words: list[str]) -> bool:
     """True if a command trains with Megatron-LM."""
-    return len(_TELLING & {word.partition("=")[0].replace("_", "-") for word in words}) >= 2
+    return len(_TRAINING_FLAGS & {word.partition("=")[0].replace("_", "-") for word in words}) >= 2
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
-    """Read a launch script; scripts that it sources or starts come behind it. Raises ShellFault."""
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a launch script; `texts` has it first, then scripts that it sources or starts. Raises ShellFault."""
     command = launched(texts, asked.variables, is_training)
     given = dict(command.settings)
-    world = asked.cluster.devices or command.nodes * command.each
+    world = asked.cluster.devices or command.nodes * command.devices_per_node
     settings = Settings(
         given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes), overrides=asked.fields
     )
@@ -45,16 +52,20 @@ def read(texts: Mapping[str, str], asked: Asked) -> Told:
     _read_stage(settings, dict(texts) | command.written)
     fields = fields_of(settings, asked)
     settings.faults += loose_faults(command.loose, settings, "megatron")
-    is_whole = asked.cluster.devices == 0
+    uses_launcher = asked.cluster.devices == 0
     software = software_of_flags(settings, fields)
-    return Told(
-        fields, settings, software, command.nodes if is_whole else 0, command.each,
+    return ReadResult(
+        fields,
+        settings,
+        software,
+        command.nodes if uses_launcher else 0,
+        command.devices_per_node,
         subjects(given, "megatron"),
-    )  # fmt: skip
+    )
 
 
 def _read_stage(settings: Settings, texts: Mapping[str, str]) -> None:
-    """The ZeRO stage of DeepSpeed's configuration, where no flag says it."""
+    """Set --zero-stage from DeepSpeed's configuration, if neither a flag nor --set gives the stage."""
     name = settings.given.get("deepspeed-config")
     if not isinstance(name, str) or settings.has("zero-stage") or "plan.zero" in settings.overrides:
         return
@@ -71,14 +82,14 @@ def _read_stage(settings: Settings, texts: Mapping[str, str]) -> None:
 
 
 def fields_of(settings: Settings, asked: Asked) -> Flat:
-    """Fields of a job of Megatron-LM's flags."""
+    """The fields of a job that Megatron-LM's flags give."""
     for name in REQUIRED:
         if not settings.has(name) and not (name == "num-layers" and settings.has("encoder-num-layers")):
             settings.faults.append(f"--{name} is not said, and a model needs it; add it")
     fields: Flat = {}
     for row in SHAPE:
         read_row(row, settings, fields)
-    if settings.faults or settings.needed:  # what follows would be of no model
+    if settings.faults or settings.needed:  # the other rows need a valid model
         return fields
     tables = [PLAN, MODEL]
     if settings.has("num-experts") and settings.count("num-experts", 0) > 1:
@@ -86,7 +97,7 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     else:
         settings.ignore(*(name for name in settings.given if name.startswith("moe-")))
     if settings.count("mtp-num-layers", 0):
-        tables.append(FURTHER)
+        tables.append(MTP)
     if "model.vocab" in asked.fields:
         settings.ignore(
             "vocab-size", "make-vocab-size-divisible-by", "padded-vocab-size", "tokenizer-type", "tokenizer-model"
@@ -102,7 +113,7 @@ _GENERATIONS = ("megatron-2021", "megatron-2022", "megatron-core")  # the oldest
 
 
 def software_of_flags(settings: Settings, fields: Flat) -> str:
-    """The generation of software that a command is of: the oldest that its flags belong to and that has its plan."""
+    """The generation of software of a command: the oldest one that has both its flags and its plan."""
     given = settings.given
     plan = PlanSpec.model_construct(
         **{name.removeprefix("plan."): value for name, value in fields.items() if name.startswith("plan.")}
@@ -124,7 +135,7 @@ def software_of_flags(settings: Settings, fields: Flat) -> str:
 
 
 def flags(job: JobSpec) -> dict[str, Any]:
-    """Flags of a job."""
+    """The flags of a job, with their values."""
     flags_of_job: dict[str, Any] = {}
     for _, table in _sections(job):
         flags_of_job |= write_table(table, job)
@@ -133,12 +144,12 @@ def flags(job: JobSpec) -> dict[str, Any]:
 
 def _sections(job: JobSpec) -> list[tuple[str, Any]]:
     experts = EXPERTS if job.model.moe.experts else ()
-    further = FURTHER if job.model.mtp_layers else ()
-    return [("MODEL", (*SHAPE, *MODEL, *experts, *further)), ("PARALLEL", PLAN), ("TRAINING", TRAINING)]
+    mtp = MTP if job.model.mtp_layers else ()
+    return [("MODEL", (*SHAPE, *MODEL, *experts, *mtp)), ("PARALLEL", PLAN), ("TRAINING", TRAINING)]
 
 
 def write(job: JobSpec) -> dict[str, str]:
-    """A launch script, by its name."""
+    """The launch script of a job, by its file name."""
     sections = {name: flag_words(write_table(table, job)) for name, table in _sections(job)}
     if job.model.moe.experts:
         sections["MODEL"].append("--moe-grouped-gemm")

@@ -1,4 +1,4 @@
-"""Megatron-LM's flags for experts and for further tokens."""
+"""Megatron-LM's flags for experts and for multi-token prediction (MTP)."""
 
 import re
 from typing import Any
@@ -9,16 +9,19 @@ from shardwright.config.other_systems.rows import Rule, Table, count, number, wo
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.other_systems.whole_text import whole
 
+# Words of --moe-router-load-balancing-type -> (aux_loss, aux_scope).
 _AUX = {
-    "aux_loss": ("switch", "microbatch"), "seq_aux_loss": ("switch", "sequence"),
-    "global_aux_loss": ("switch", "global"), "none": ("none", "microbatch"),
-}  # fmt: skip
+    "aux_loss": ("switch", "microbatch"),
+    "seq_aux_loss": ("switch", "sequence"),
+    "global_aux_loss": ("switch", "global"),
+    "none": ("none", "microbatch"),
+}
 _DROPS = {"probs": "drop-probability", "position": "drop-position"}
-_TO_EXPERTS = {"alltoall": "direct", "allgather": "direct", "alltoall_seq": "direct", "flex": "node-aware"}
+_DISPATCHERS = {"alltoall": "direct", "allgather": "direct", "alltoall_seq": "direct", "flex": "node-aware"}
 
 
 def _read_layers(settings: Settings, fields: Flat) -> None:
-    """The layers with experts, as a rule of ours."""
+    """Read which layers have experts, as the rule (first_dense, every) of the model."""
     text = settings.text(("moe-layer-freq", "expert-interval"), "1").replace(" ", "")
     layers = fields["model.layers"]
     pattern = _pattern(text, layers)
@@ -59,30 +62,38 @@ def _write_layers(job: JobSpec, settings: dict[str, Any]) -> None:
     if all(routed):
         return
     runs: list[tuple[int, int]] = []
-    for one in routed:
-        runs = [*runs[:-1], (int(one), runs[-1][1] + 1)] if runs and runs[-1][0] == one else [*runs, (int(one), 1)]
-    settings["moe-layer-freq"] = "+".join(f"[{one}]*{number}" for one, number in runs)
+    for kind in routed:
+        runs = [*runs[:-1], (int(kind), runs[-1][1] + 1)] if runs and runs[-1][0] == kind else [*runs, (int(kind), 1)]
+    settings["moe-layer-freq"] = "+".join(f"[{kind}]*{length}" for kind, length in runs)
 
 
 def _read_router(settings: Settings, fields: Flat) -> None:
     score = settings.one_of("moe-router-score-function", {"softmax": "softmax", "sigmoid": "sigmoid"}, "softmax")
-    top_k, before = fields["model.moe.top_k"], settings.flag("moe-router-pre-softmax")
+    top_k, softmax_first = fields["model.moe.top_k"], settings.flag("moe-router-pre-softmax")
     fields["model.moe.gate"] = score
     if score == "softmax":
-        fields |= {"model.moe.normalise": not before, "model.moe.softmax_over": "all" if before else "chosen"}
+        fields |= {
+            "model.moe.normalise": not softmax_first,
+            "model.moe.softmax_over": "all" if softmax_first else "chosen",
+        }
     else:
         fields["model.moe.normalise"] = top_k > 1
         rate = settings.number("moe-router-bias-update-rate", 1e-3)
         fields["model.moe.bias_update"] = rate if settings.flag("moe-router-enable-expert-bias") else 0.0
     settings.ignore("moe-router-bias-update-rate", "moe-router-enable-expert-bias")
     fields["model.moe.weigh"] = "input" if settings.flag("moe-apply-probs-on-input") else "output"
-    groups, kept = settings.count("moe-router-num-groups", 1), settings.count("moe-router-group-topk", 1)
+    groups, groups_kept = settings.count("moe-router-num-groups", 1), settings.count("moe-router-group-topk", 1)
     if groups > 1:
-        each = top_k // max(1, kept)
-        fields |= {"model.moe.num_groups": groups, "model.moe.groups_kept": kept,
-                 "model.moe.group_score": "max" if each == 1 else "top2"}  # fmt: skip
-        if each not in (1, 2):
-            settings.lost.append(f"groups of experts are compared by their {each} best there, and by 2 here")
+        chosen_per_group = top_k // max(1, groups_kept)
+        fields |= {
+            "model.moe.num_groups": groups,
+            "model.moe.groups_kept": groups_kept,
+            "model.moe.group_score": "max" if chosen_per_group == 1 else "top2",
+        }
+        if chosen_per_group not in (1, 2):
+            settings.lost.append(
+                f"groups of experts are compared by their {chosen_per_group} best there, and by 2 here"
+            )
 
 
 def _write_router(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -142,18 +153,18 @@ def _write_shared(job: JobSpec, settings: dict[str, Any]) -> None:
         settings |= {"moe-shared-expert-gate": True} if moe.shared_gate else {}
 
 
-def _read_room(settings: Settings, fields: Flat) -> None:
+def _read_capacity(settings: Settings, fields: Flat) -> None:
     factor = settings.number("moe-expert-capacity-factor", 0.0)
     policy = settings.one_of("moe-token-drop-policy", _DROPS, "probs")
     if factor > 0:
         fields |= {"model.moe.capacity_factor": factor, "model.moe.overflow": policy}
 
 
-def _write_room(job: JobSpec, settings: dict[str, Any]) -> None:
+def _write_capacity(job: JobSpec, settings: dict[str, Any]) -> None:
     moe = job.model.moe
     if moe.capacity_factor and moe.gate != "expert-choice":
         settings["moe-expert-capacity-factor"] = moe.capacity_factor
-        policy = next((word for word, fields in _DROPS.items() if fields == moe.overflow), "probs")
+        policy = next((word for word, overflow in _DROPS.items() if overflow == moe.overflow), "probs")
         settings["moe-token-drop-policy"] = policy
 
 
@@ -166,7 +177,7 @@ def _write_widths(job: JobSpec, settings: dict[str, Any]) -> None:
     settings["moe-ffn-hidden-size"] = job.model.moe.ffn_size(job.model.ffn_size)
 
 
-def _tell_what_has_no_field(settings: Settings, fields: Flat) -> None:
+def _read_unsupported(settings: Settings, fields: Flat) -> None:
     settings.lose("moe-latent-size", "experts work on the whole width here")
     settings.lose("moe-input-jitter-eps", "inputs of the router are not jittered here")
     if settings.text("moe-token-dispatcher-type") == "allgather":
@@ -183,12 +194,12 @@ EXPERTS: Table = (
     Rule(("moe-router-load-balancing-type", "moe-aux-loss-coeff"), _read_balance, _write_balance),
     number("moe-z-loss-coeff", "model.moe.z_coefficient", 0.0),
     Rule(("moe-shared-expert-intermediate-size",), _read_shared, _write_shared),
-    Rule(("moe-expert-capacity-factor",), _read_room, _write_room),
-    word("moe-token-dispatcher-type", "plan.dispatch", _TO_EXPERTS, "allgather", always=True),
-    Rule((), _tell_what_has_no_field),
+    Rule(("moe-expert-capacity-factor",), _read_capacity, _write_capacity),
+    word("moe-token-dispatcher-type", "plan.dispatch", _DISPATCHERS, "allgather", always=True),
+    Rule((), _read_unsupported),
 )
 
-FURTHER: Table = (
+MTP: Table = (
     count("mtp-num-layers", "model.mtp_layers", 0, always=True),
     number("mtp-loss-scaling-factor", "model.mtp_weight", 0.1, always=True),
 )

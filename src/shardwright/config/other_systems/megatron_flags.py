@@ -5,33 +5,33 @@ from typing import Any
 
 
 def settings_of(words: list[str]) -> dict[str, Any]:
-    """The flags of a command with their values: one, several, or True for none. Later ones hold."""
+    """The flags of a command with their values: a word, a list of words, or True if none. The last of a name counts."""
     settings: dict[str, list[str]] = {}
     name = ""
     for word in words:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
-            # "--fp8-format hybrid" in one word, as quoted parts of arrays are
-            name, blank, more = name.partition(" ")
+            # A quoted element of an array is one word: "--fp8-format hybrid".
+            name, blank, attached = name.partition(" ")
             name = name if name == "DDP-impl" else name.replace("_", "-")
-            settings[name] = ([value] if equals else []) + (more.split() if blank else [])
+            settings[name] = ([value] if equals else []) + (attached.split() if blank else [])
         elif name:
             settings[name].append(word)
     return {key: True if not values else values[0] if len(values) == 1 else values for key, values in settings.items()}
 
 
 def flag_words(settings: dict[str, Any]) -> list[str]:
-    """Lines of a command: each flag with its values."""
+    """The lines of a command, one for each flag with its values."""
     lines = []
     for name, value in settings.items():
         if value is True:
             lines.append(f"--{name}")
         elif value is not False and value is not None:
             values = value if isinstance(value, list) else [value]
-            lines.append(" ".join([f"--{name}", *(shlex.quote(value_word(one)) for one in values)]))
+            lines.append(" ".join([f"--{name}", *(shlex.quote(value_word(item)) for item in values)]))
     return lines
 
 
 def value_word(value: Any) -> str:
-    """One value as an argument."""
+    """The text of a value as an argument."""
     return repr(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Megatron-LM's flags for the plan: degrees, pipeline, sharding, recomputation."""
+"""Megatron-LM's flags for the plan: parallel degrees, pipeline, sharding, recompute."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from shardwright.config.plan import even_stages, layer_policies
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE
 from shardwright.config.usual_links import filled_nodes
 
-WORLD = "world-size"  # ranks, by the launcher of the command
+WORLD = "world-size"  # number of ranks that the launcher starts
 
 _VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
 _LAYOUT = "pipeline-model-parallel-layout"
@@ -41,16 +41,16 @@ def _read_dp(settings: Settings, fields: Flat) -> None:
 
 
 def _read_pipeline(settings: Settings, fields: Flat) -> None:
-    """Schedule, virtual stages and what each stage holds."""
+    """Read the schedule, the virtual stages, and the layers of each stage."""
     pp, layers = fields["plan.pp"], fields["model.layers"]
     text = settings.text(_LAYOUT)
-    by_layers, by_number = (settings.count(name, 0, largest.LAYERS) for name in _VIRTUAL)
+    layers_per_stage, stages_per_rank = (settings.count(name, 0, largest.LAYERS) for name in _VIRTUAL)
     first = settings.count("decoder-first-pipeline-num-layers", 0)
     last = settings.count("decoder-last-pipeline-num-layers", 0)
-    around = [settings.flag(f"account-for-{name}-in-pipeline-split") for name in ("embedding", "loss")]
-    counted = layers + sum(around)
+    extra_layers = [settings.flag(f"account-for-{name}-in-pipeline-split") for name in ("embedding", "loss")]
+    num_counted = layers + sum(extra_layers)
     stages: list[int] = []
-    if by_layers and by_number:
+    if layers_per_stage and stages_per_rank:
         settings.faults.append(
             f"{settings.said(_VIRTUAL[0])} and {settings.said(_VIRTUAL[1])} are both there, and Megatron-LM takes one "
             "of them; leave one out"
@@ -58,23 +58,23 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
     if text:
         stages = _stages_of(text, settings)
         virtual = max(1, len(stages) // pp)
-    elif by_layers and pp and counted % (pp * by_layers):
+    elif layers_per_stage and pp and num_counted % (pp * layers_per_stage):
         settings.faults.append(
-            f"--{_VIRTUAL[0]} {by_layers} x --pipeline-model-parallel-size {pp} = {by_layers * pp} does not divide "
-            f"{counted} layers"
+            f"--{_VIRTUAL[0]} {layers_per_stage} x --pipeline-model-parallel-size {pp} = {layers_per_stage * pp} "
+            f"does not divide {num_counted} layers"
         )
         virtual = 1
     else:
-        virtual = max(1, counted // (pp * by_layers) if by_layers else by_number)
-    if pp * virtual > counted and not text:
+        virtual = max(1, num_counted // (pp * layers_per_stage) if layers_per_stage else stages_per_rank)
+    if pp * virtual > num_counted and not text:
         stages = []
-    elif any(around) and not text:
-        stages = even_stages(counted, pp * virtual)
-        stages[0] -= around[0]
-        stages[-1] -= around[1]
+    elif any(extra_layers) and not text:
+        stages = even_stages(num_counted, pp * virtual)
+        stages[0] -= extra_layers[0]
+        stages[-1] -= extra_layers[1]
     elif (first or last) and not text and pp > 1:
-        stages = _around_the_middle(layers, pp, virtual, first, last)
-    if pp * virtual > layers + 2:  # which the checks of the job will say
+        stages = _uneven_stages(layers, pp, virtual, first, last)
+    if pp * virtual > layers + 2:  # the checks of the job report this
         stages = []
     fields["plan.schedule"] = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
     fields["plan.virtual_stages"] = virtual if pp > 1 else 1
@@ -82,16 +82,16 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
         fields["plan.layout"] = stages
 
 
-def _around_the_middle(layers: int, pp: int, virtual: int, first: int, last: int) -> list[int]:
-    """Stages where those of the first and the last rank are said, and the others share the rest."""
-    middle = pp - (first > 0) - (last > 0)
-    each = (layers - first - last) // middle if middle else 0
-    ranks = [first or each, *[each] * (pp - 2), last or each]
+def _uneven_stages(layers: int, pp: int, virtual: int, first: int, last: int) -> list[int]:
+    """Layers of each stage, with `first` and `last` layers on the first and the last rank; 0 takes an equal share."""
+    num_middle = pp - (first > 0) - (last > 0)
+    per_middle_rank = (layers - first - last) // num_middle if num_middle else 0
+    ranks = [first or per_middle_rank, *[per_middle_rank] * (pp - 2), last or per_middle_rank]
     return [ranks[stage % pp] // virtual for stage in range(pp * virtual)]
 
 
 def _stages_of(text: str, settings: Settings) -> list[int]:
-    """Layers of each stage of a layout such as Et*3|(tt|)*29,m|L."""
+    """Layers of each stage of a layout, such as Et*3|(tt|)*29,m|L; empty, with a fault, if it is not valid."""
     if len(text) > 4096 or not re.fullmatch(r"[EtmL|(),*0-9\s]*", text):
         settings.faults.append(f"--{_LAYOUT} {text[:60]} has other letters than E, t, m and L")
         return []
@@ -104,11 +104,11 @@ def _stages_of(text: str, settings: Settings) -> list[int]:
     return [stage.count("t") for stage in text.split("|")]
 
 
-def _layout_text(stages: list[int], further: int) -> str:
-    """Stages as Megatron-LM writes them."""
+def _layout_text(stages: list[int], mtp_layers: int) -> str:
+    """The layout of stages as Megatron-LM writes it: E embedding, t layer, m MTP layer, L loss."""
     words = ["t" * count for count in stages]
     words[0] = "E" + words[0]
-    words[-1] += "m" * further + "L"
+    words[-1] += "m" * mtp_layers + "L"
     return "|".join(words)
 
 
@@ -128,13 +128,13 @@ def _read_context(settings: Settings, fields: Flat) -> None:
         settings.faults.append(
             f"{settings.said('cp-comm-type')} can't be said here; use one of {', '.join(_CP)} for all layers"
         )
-    is_split = settings.has("ds-sequence-parallel-size")  # of Megatron-DeepSpeed: Ulysses
-    fields["plan.cp_method"] = "ulysses" if is_split else _CP.get(words[0], "ring")
+    is_ulysses = settings.has("ds-sequence-parallel-size")  # Megatron-DeepSpeed: Ulysses
+    fields["plan.cp_method"] = "ulysses" if is_ulysses else _CP.get(words[0], "ring")
 
 
 def _write_context(job: JobSpec, settings: dict[str, Any]) -> None:
     if job.plan.cp > 1:
-        settings["cp-comm-type"] = next(word for word, fields in _CP.items() if fields == job.plan.cp_method)
+        settings["cp-comm-type"] = next(word for word, method in _CP.items() if method == job.plan.cp_method)
 
 
 def _read_zero(settings: Settings, fields: Flat) -> None:
@@ -152,12 +152,14 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
             )
     if settings.flag("use-torch-fsdp2"):
         zero = 2 if settings.flag("torch-fsdp2-no-reshard-after-forward") else 3
-    copies = settings.count("num-distributed-optimizer-instances", 1)
+    num_copies = settings.count("num-distributed-optimizer-instances", 1)
     replicas = fields["plan.dp"] * fields["plan.cp"]
     fields["plan.zero"] = zero
-    fields["plan.zero_ranks"] = replicas // copies if zero and copies > 1 and replicas % copies == 0 else 0
-    if copies > 1 and (not zero or replicas % copies):
-        settings.faults.append(f"--num-distributed-optimizer-instances {copies} does not divide {replicas} replicas")
+    fields["plan.zero_ranks"] = replicas // num_copies if zero and num_copies > 1 and replicas % num_copies == 0 else 0
+    if num_copies > 1 and (not zero or replicas % num_copies):
+        settings.faults.append(
+            f"--num-distributed-optimizer-instances {num_copies} does not divide {replicas} replicas"
+        )
 
 
 def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -186,7 +188,7 @@ def _write_offload(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def shards_state(job: JobSpec) -> bool:
-    """True if replicas share the state of Adam, which its parts in other numbers and in host memory need."""
+    """True if replicas shard the state of Adam. Offload and moments in bf16 need it."""
     return job.plan.zero > 0 and job.plan.replicas > 1 and job.optimizer.name == "adamw"
 
 
@@ -202,8 +204,8 @@ def _write_order(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_expert_tp(settings: Settings, fields: Flat) -> None:
-    degree = settings.count("expert-tensor-parallel-size", 0)
-    fields["plan.expert_tp"] = 0 if degree == fields["plan.tp"] else degree
+    expert_tp = settings.count("expert-tensor-parallel-size", 0)
+    fields["plan.expert_tp"] = 0 if expert_tp == fields["plan.tp"] else expert_tp
 
 
 def _write_expert_tp(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -211,13 +213,13 @@ def _write_expert_tp(job: JobSpec, settings: dict[str, Any]) -> None:
         settings["expert-tensor-parallel-size"] = job.plan.expert_tp_size
 
 
-# ---- recomputation -------------------------------------------------------------------------------------------------
+# ---- recompute -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Module:
-    """A module that can be computed again: the operators that it is, and the models that have it. `is_part` is one
-    that is less than an operator here."""
+    """A module that can be recomputed: the operators of a plan that it consists of, and the models that have it.
+    `is_part` is True if the module is only a part of an operator."""
 
     operators: frozenset[str]
     is_in: Callable[[ModelSpec], bool] = lambda model: True
@@ -242,8 +244,8 @@ def _read_recompute(settings: Settings, fields: Flat) -> None:
     number = settings.count(("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers"), 1)
     modules = settings.words("recompute-modules")
     selective = settings.flag("recompute-activations")
-    whole = settings.flag(("checkpoint-activations", "deepspeed-activation-checkpointing"))
-    if whole or (method and not granularity):
+    all_layers = settings.flag(("checkpoint-activations", "deepspeed-activation-checkpointing"))
+    if all_layers or (method and not granularity):
         granularity, method = "full", method or "uniform"
     granularity = granularity or ("selective" if selective else "")
     settings.lose("distribute-saved-activations", "inputs of recomputed layers are whole on each rank here")
@@ -267,18 +269,18 @@ def _read_modules(modules: list[str], settings: Settings, fields: Flat) -> None:
         if module.is_part and not (module.operators and module.operators <= operators):
             settings.lost.append(f"--recompute-modules {name}: no operator here is that part alone; it is kept")
     if operators:
-        names = [one for one in ("norm", "qkv", "attention", "up", "activation") if one in operators]
+        names = [operator for operator in ("norm", "qkv", "attention", "up", "activation") if operator in operators]
         fields |= {"plan.recompute": "selective", "plan.recompute_operators": names}
 
 
 def _read_full(method: str, number: int, settings: Settings, fields: Flat) -> None:
     layers = fields["model.layers"]
-    number_of = min(max(1, fields["plan.pp"] * fields["plan.virtual_stages"]), layers + 2)
-    stages = fields.get("plan.layout") or even_stages(layers, number_of)
+    num_stages = min(max(1, fields["plan.pp"] * fields["plan.virtual_stages"]), layers + 2)
+    stages = fields.get("plan.layout") or even_stages(layers, num_stages)
     if method == "block":
-        kept = [["layer"] if place < number else [] for count in stages for place in range(count)]
+        policies = [["layer"] if place < number else [] for count in stages for place in range(count)]
         fields |= (
-            {"plan.recompute": "layers", "plan.recompute_layers": kept}
+            {"plan.recompute": "layers", "plan.recompute_layers": policies}
             if number < max(stages)
             else {"plan.recompute": "full"}
         )
@@ -321,15 +323,15 @@ def _modules_of(policy: frozenset[str], job: JobSpec) -> list[str]:
     modules = [
         name for name, operators in recomputed.items() if not any(operators < other for other in recomputed.values())
     ]
-    # Norms and activations are made again from what they gave, which delayed scales do not allow.
+    # Megatron-LM discards outputs of norms and activations to recompute them, which delayed scaling does not allow.
     is_refused = job.precision.float8 == "delayed" and {"layernorm", "moe_act"} & {*modules}
     return [] if is_refused else modules
 
 
 def _read_sequence(settings: Settings, fields: Flat) -> None:
-    is_said = settings.flag("sequence-parallel")
-    fields["plan.sequence_parallel"] = is_said and fields["plan.tp"] > 1
-    if is_said and fields["plan.tp"] == 1:
+    is_requested = settings.flag("sequence-parallel")
+    fields["plan.sequence_parallel"] = is_requested and fields["plan.tp"] > 1
+    if is_requested and fields["plan.tp"] == 1:
         settings.note("--sequence-parallel is off, as Megatron-LM turns it off where no tensors are split (tensor 1)")
 
 
@@ -350,7 +352,10 @@ PLAN: Table = (
     Rule(("use-distributed-optimizer", *_FSDP), _read_zero, _write_zero),
     Rule(("use-tp-pp-dp-mapping",), _read_order, _write_order),
     Rule(("optimizer-cpu-offload",), _read_offload, _write_offload),
-    Rule(("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"),
-         _read_recompute, _write_recompute),
+    Rule(
+        ("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"),
+        _read_recompute,
+        _write_recompute,
+    ),
     degree("micro-batch-size batch-size", "plan.microbatch_size", largest.BATCH, always=True),
-)  # fmt: skip
+)

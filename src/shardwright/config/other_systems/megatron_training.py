@@ -1,4 +1,4 @@
-"""Megatron-LM's flags for the batch, the number types, and the optimizer with its learning rate."""
+"""Megatron-LM's flags for the batch, the number types, the optimizer, and the learning rate."""
 
 from itertools import pairwise
 from typing import Any
@@ -33,7 +33,7 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
     fields["batch.global_batch_size"] = size
     if not ramp:
         return
-    numbers = [number for one in ramp if (number := whole(one.replace("_", ""))) is not None]
+    numbers = [number for word in ramp if (number := whole(word.replace("_", ""))) is not None]
     if len(numbers) != 3 or len(ramp) != 3:
         settings.faults.append(f"{settings.said('rampup-batch-size')}: it should be three whole numbers")
         return
@@ -51,22 +51,25 @@ _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def _ramp_of(text: str, sequence: int, settings: Settings, size: int) -> tuple[list[str], int]:
-    """Equal steps of "tokens:batch tokens:batch ..." as a ramp of ours, and the last batch."""
+    """The ramp (start, increment, samples) of a schedule "TOKENS:BATCH TOKENS:BATCH ...", and its last batch size.
+
+    The ramp is empty if the schedule is not valid or its steps are not equal.
+    """
     pairs = []
-    for one in text.split()[:1000]:
-        tokens, _, batch = one.partition(":")
+    for word in text.split()[:1000]:
+        tokens, _, batch = word.partition(":")
         scale = _SCALES.get(tokens[-1:].upper(), 1.0)
         number = tokens[:-1] if scale > 1 else tokens
-        size_then = whole(batch)
-        if size_then is None or whole(number.replace(".", "", 1)) is None:
+        batch_size = whole(batch)
+        if batch_size is None or whole(number.replace(".", "", 1)) is None:
             settings.faults.append(
                 f"--step-batch-size-schedule {text[:60]}: it should be TOKENS:BATCH with blanks between"
             )
             return [], size
-        pairs.append((float(number) * scale, size_then))
+        pairs.append((float(number) * scale, batch_size))
     if len(pairs) < 2 or sequence == 0:
         return [], pairs[0][1] if pairs else size
-    steps = {(round(b[0] - a[0], 3), b[1] - a[1]) for a, b in pairwise(pairs)}
+    steps = {(round(after[0] - before[0], 3), after[1] - before[1]) for before, after in pairwise(pairs)}
     if len(steps) > 1 or pairs[0][0] or min(step[1] for step in steps) <= 0:
         settings.lost.append(
             f"--step-batch-size-schedule {text[:60]}: its steps are not equal; all have the last batch here"
@@ -86,11 +89,11 @@ def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
 def _read_numbers(settings: Settings, fields: Flat) -> None:
     bf16, fp16 = settings.flag("bf16"), settings.flag("fp16")
     compute = "bf16" if bf16 else "fp16" if fp16 else "float32"
-    in_16 = settings.flag("grad-reduce-in-bf16") if bf16 else not settings.flag("accumulate-allreduce-grads-in-fp32")
+    is_half = settings.flag("grad-reduce-in-bf16") if bf16 else not settings.flag("accumulate-allreduce-grads-in-fp32")
     settings.ignore("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16")
     fields |= {
         "precision.compute": compute,
-        "precision.gradients": "compute" if in_16 and (bf16 or fp16) else "float32",
+        "precision.gradients": "compute" if is_half and (bf16 or fp16) else "float32",
     }
     moments = {settings.one_of(f"exp-avg{end}-dtype", _NUMBERS, "fp32") for end in ("", "-sq")}
     fields["precision.moments"] = "bf16" if moments == {"bf16"} else "float32"
@@ -146,7 +149,7 @@ def _write_float8(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def steps_of(batch: BatchSpec, samples: int) -> int:
-    """Steps that take so many sequences, the last one of which may be wanted in part."""
+    """The number of steps that train on at least so many sequences."""
     low, high = 0, 1
     while batch.samples_before(high) < samples:
         high *= 2
@@ -157,7 +160,7 @@ def steps_of(batch: BatchSpec, samples: int) -> int:
 
 
 def _batch_of(fields: Flat) -> BatchSpec:
-    """The batch; one that does not grow where what is said of growing is wrong, which the checks will say."""
+    """The batch of the fields; without its ramp if that is not valid, which the checks of the job report."""
     names = ("start", "increment", "samples")
     ramp = {name: fields[f"batch.ramp.{name}"] for name in names if f"batch.ramp.{name}" in fields}
     size = max(1, fields["batch.global_batch_size"])
@@ -169,7 +172,7 @@ def _batch_of(fields: Flat) -> BatchSpec:
 
 
 def _read_length(settings: Settings, fields: Flat) -> None:
-    """Steps of the run, of its warm-up and of its decay."""
+    """Read the steps of the run, of its warm-up, and of its decay."""
     batch = _batch_of(fields)
 
     def steps(name: str, default: int) -> int:
@@ -187,30 +190,30 @@ def _read_length(settings: Settings, fields: Flat) -> None:
     if not total:
         total = 1
         settings.note("nothing says how long the run is; one step is taken (--set optimizer.steps=N)")
-    decay = steps("lr-decay", total)
-    share = settings.number("lr-warmup-fraction", -1.0)
-    warmup = round(share * decay) if share >= 0 else steps("lr-warmup", 0)
+    decay_end = steps("lr-decay", total)
+    warmup_share = settings.number("lr-warmup-fraction", -1.0)
+    warmup = round(warmup_share * decay_end) if warmup_share >= 0 else steps("lr-warmup", 0)
     fields |= {"optimizer.steps": total, "optimizer.warmup_steps": min(warmup, total)}
-    if decay != total and fields["optimizer.schedule"] not in ("constant", "wsd"):
+    if decay_end != total and fields["optimizer.schedule"] not in ("constant", "wsd"):
         settings.lost.append(
-            f"the learning rate falls until step {decay:,} there, and until the last of {total:,} here"
+            f"the learning rate falls until step {decay_end:,} there, and until the last of {total:,} here"
         )
-    falling = settings.count("lr-wsd-decay-iters", 0)
+    decay_steps = settings.count("lr-wsd-decay-iters", 0)
     if samples := min(settings.count("lr-wsd-decay-samples", 0), 1 << 50):
-        falling = total - steps_of(batch, max(0, batch.samples_before(total) - samples))
-    if fields["optimizer.schedule"] == "wsd" and falling:
-        fields["optimizer.decay_share"] = min(1.0, falling / total)
+        decay_steps = total - steps_of(batch, max(0, batch.samples_before(total) - samples))
+    if fields["optimizer.schedule"] == "wsd" and decay_steps:
+        fields["optimizer.decay_share"] = min(1.0, decay_steps / total)
 
 
 def _write_length(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer, batch = job.optimizer, job.batch
-    ends = {"train": optimizer.steps, "lr-decay": optimizer.steps, "lr-warmup": optimizer.warmup_steps}
+    lengths = {"train": optimizer.steps, "lr-decay": optimizer.steps, "lr-warmup": optimizer.warmup_steps}
     if optimizer.schedule == "wsd":
-        ends["lr-wsd-decay"] = round(optimizer.decay_share * optimizer.steps)
-    for name, steps in ends.items():
+        lengths["lr-wsd-decay"] = round(optimizer.decay_share * optimizer.steps)
+    for name, steps in lengths.items():
         if batch.grows:
-            before = optimizer.steps - steps if name == "lr-wsd-decay" else 0
-            settings[f"{name}-samples"] = batch.samples_before(steps + before) - batch.samples_before(before)
+            start = optimizer.steps - steps if name == "lr-wsd-decay" else 0
+            settings[f"{name}-samples"] = batch.samples_before(steps + start) - batch.samples_before(start)
         else:
             settings[f"{name}-iters"] = steps
 
@@ -237,13 +240,11 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
     settings["lr"] = optimizer.learning_rate
     settings["min-lr"] = optimizer.learning_rate * optimizer.min_learning_rate_ratio
-    settings["lr-decay-style"] = next(word for word, fields in _STYLES.items() if fields == optimizer.schedule).replace(
-        "wsd", "WSD"
-    )
+    settings["lr-decay-style"] = next(
+        word for word, schedule in _STYLES.items() if schedule == optimizer.schedule
+    ).replace("wsd", "WSD")
     if optimizer.schedule == "wsd":
-        settings["lr-wsd-decay-style"] = next(
-            word for word, fields in _DECAYS.items() if fields == optimizer.decay_shape
-        )
+        settings["lr-wsd-decay-style"] = next(word for word, shape in _DECAYS.items() if shape == optimizer.decay_shape)
 
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
@@ -264,8 +265,8 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
 
 def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer, name = job.optimizer, job.optimizer.name
-    name_there = next((word for word, fields in _OPTIMIZERS.items() if fields == name), "adam")
-    settings["optimizer"] = name_there
+    optimizer_word = next((word for word, optimizer_name in _OPTIMIZERS.items() if optimizer_name == name), "adam")
+    settings["optimizer"] = optimizer_word
     if name == "lion":
         settings |= {"lion-beta1": optimizer.beta1, "lion-beta2": optimizer.beta2}
     elif name == "sgd":

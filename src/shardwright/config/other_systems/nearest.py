@@ -1,4 +1,4 @@
-"""The nearest job to one that a system lacks, and the fields that make it of that one."""
+"""The job nearest to a job that a system lacks, and the fields to change to get it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +14,7 @@ _SECTIONS = ("model", "plan", "batch", "precision", "optimizer")
 
 
 def variants(job: JobSpec) -> Iterator[JobSpec]:
-    """The job, and what it is without a field that decides what a system has of the others."""
+    """The job itself, and variants without sequence parallelism or MTP layers, which limit what else a system has."""
     yield job
     if job.plan.sequence_parallel and job.plan.tp > 1:
         yield job.model_copy(update={"plan": job.plan.model_copy(update={"sequence_parallel": False})})
@@ -24,15 +24,18 @@ def variants(job: JobSpec) -> Iterator[JobSpec]:
 
 
 def near_job(job: JobSpec, back: JobSpec, differing: list[tuple[str, Any, Any]]) -> JobSpec | None:
-    """The job with the values that came `back` from a system, which are `differing`; None if that is no job."""
+    """The job with the values of `back`, the job that was read back from a system's files; None if it is not valid.
+
+    `differing` are the differences of the two: name, value in `job`, value in `back`.
+    """
     plan = back.plan.model_copy(update={name: getattr(job.plan, name) for name in UNSEARCHED if name != "compress"})
     plan = plan.model_copy(update={"compress_rank": 4, "compress_share": 0.01})
     near = job.model_copy(
         update={"plan": plan, "batch": back.batch, "precision": back.precision, "optimizer": back.optimizer}
     )
-    of_model = {name: settings for name, _, settings in differing if name.startswith("model.")}
-    if of_model:
-        changed = None if None in of_model.values() else with_fields(near, of_model)
+    model_values = {name: value for name, _, value in differing if name.startswith("model.")}
+    if model_values:
+        changed = None if None in model_values.values() else with_fields(near, model_values)
         if changed is None:
             return None
         near = changed
@@ -40,22 +43,24 @@ def near_job(job: JobSpec, back: JobSpec, differing: list[tuple[str, Any, Any]])
 
 
 def way_to(job: JobSpec, near: JobSpec, more_faults: Callable[[JobSpec], list[str]] = lambda job: []) -> Flat:
-    """The fewest fields that make a job mean what the near one does, and that leave it without faults; `more_faults`
-    are those that are not seen from here."""
+    """The fewest fields to set so that `job` means the same as `near` and has no faults.
+
+    `more_faults` returns the faults that the checks of this package do not see.
+    """
     old, new = _fields_of(job), _fields_of(near)
     fields = {name: new[name] for name in new if name in old and new[name] != old[name]}
     for name in list(fields):
-        rest = {one: value for one, value in fields.items() if one != name}
-        without = with_fields(job, rest)
+        fewer = {other: value for other, value in fields.items() if other != name}
+        without = with_fields(job, fewer)
         if without is None or differences(without, near):
             continue
         if not job_faults(without) and not more_faults(without):
-            fields = rest
+            fields = fewer
     return fields
 
 
 def with_fields(job: JobSpec, fields: Flat) -> JobSpec | None:
-    """The job with other values of fields; None where they are no fields, or have no such values."""
+    """The job with other values of some fields; None if a name is no field, or a value is not valid."""
     data = job.model_dump(exclude_unset=True)
     for path, value in fields.items():
         *sections, name = path.split(".")

@@ -1,5 +1,5 @@
-"""NeMo's configuration of a GPT (megatron_gpt_config.yaml, and those of the launcher): Megatron-LM's settings under
-names of its own."""
+"""NeMo's configuration of a GPT (megatron_gpt_config.yaml, and the launcher's files): settings of Megatron-LM under
+NeMo's own keys."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import megatron
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.megatron_plan import WORLD
 from shardwright.config.other_systems.plain_data import read_data, resolved
@@ -16,7 +16,7 @@ from shardwright.config.other_systems.script_text import nodes_of
 from shardwright.config.other_systems.settings import Settings
 from shardwright.config.yaml_text import yaml_text
 
-# NeMo's keys for flags of Megatron-LM whose values are the same.
+# NeMo's keys -> flags of Megatron-LM with the same values.
 _SAME = {
     "model.tensor_model_parallel_size": "tensor-model-parallel-size",
     "model.pipeline_model_parallel_size": "pipeline-model-parallel-size",
@@ -94,56 +94,69 @@ _SAME = {
     "trainer.max_steps": "train-iters",
     "trainer.gradient_clip_val": "clip-grad",
 }
-# Defaults of NeMo's where Megatron-LM has others.
+# NeMo's defaults that differ from Megatron-LM's.
 _DEFAULTS = {"make-vocab-size-divisible-by": 128, "adam-beta2": 0.98, "lr-decay-style": "cosine"}
 _ACTIVATIONS = {
-    "swiglu": ("swiglu",), "fast-swiglu": ("swiglu",), "squared-relu": ("squared-relu",), "gelu": (),
-    "openai_gelu": ("openai-gelu",), "geglu": ("geglu",), "fast-geglu": ("geglu",), "quick-geglu": ("quick-geglu",),
-}  # fmt: skip
+    "swiglu": ("swiglu",),
+    "fast-swiglu": ("swiglu",),
+    "squared-relu": ("squared-relu",),
+    "gelu": (),
+    "openai_gelu": ("openai-gelu",),
+    "geglu": ("geglu",),
+    "fast-geglu": ("geglu",),
+    "quick-geglu": ("quick-geglu",),
+}
 _NORMS = {
     "layernorm": "LayerNorm",
     "layernorm1p": "LayerNorm",
     "low_precision_layernorm": "LayerNorm",
     "rmsnorm": "RMSNorm",
 }
-_SCHEDULES = {"CosineAnnealing": "cosine", "WarmupAnnealing": "linear", "WarmupPolicy": "constant",
-              "InverseSquareRootAnnealing": "inverse-square-root"}  # fmt: skip
+_SCHEDULES = {
+    "CosineAnnealing": "cosine",
+    "WarmupAnnealing": "linear",
+    "WarmupPolicy": "constant",
+    "InverseSquareRootAnnealing": "inverse-square-root",
+}
 _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "optim_grads_params"}
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration. Raises ShellFault."""
     flat: dict[str, Any] = {}
     for name, text in texts.items():
         flat |= flat_keys(read_data(name, text))
     flat = resolved({name.removeprefix("training."): value for name, value in flat.items()})
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
-    nodes, each = (flat.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
-    counts = [one if isinstance(one, int) and not isinstance(one, bool) and one > 0 else 1 for one in (nodes, each)]
-    given = _DEFAULTS | _flags_of(flat, counts[0])
-    world = asked.cluster.devices or counts[0] * counts[1]
+    sizes = (flat.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
+    nodes, devices_per_node = (
+        size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 1 for size in sizes
+    )
+    given = _DEFAULTS | _flags_of(flat, nodes)
+    world = asked.cluster.devices or nodes * devices_per_node
     settings = Settings(given | {WORLD: world}, "", overrides=asked.fields)
     if flat.get("trainer.precision") is None:
         settings.note("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
     fields = megatron.fields_of(settings, asked)
-    told = Settings(flat, "", needed=[_THEIRS.get(key, key) for key in settings.needed])
-    told.notes, told.lost, told.faults = (
-        [_named(one) for one in texts] for texts in (settings.notes, settings.lost, settings.faults)
+    nemo_settings = Settings(flat, "", needed=[_KEYS.get(flag, flag) for flag in settings.needed])
+    nemo_settings.notes, nemo_settings.lost, nemo_settings.faults = (
+        [_with_keys(line) for line in lines] for lines in (settings.notes, settings.lost, settings.faults)
     )
-    told.ignore(*_SAME, *_READ)
-    for name, why in _NOT_HERE.items():
-        told.lose(name, why)
-    told.note("priced as nemo software (--as NAME for another)")
-    whole = 0 if asked.cluster.devices else counts[0]
-    return Told(fields, told, "nemo", whole, counts[1], subjects(flat, "nemo"))
+    nemo_settings.ignore(*_SAME, *_READ)
+    for name, why in _UNSUPPORTED.items():
+        nemo_settings.lose(name, why)
+    nemo_settings.note("priced as nemo software (--as NAME for another)")
+    launched_nodes = 0 if asked.cluster.devices else nodes
+    return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, subjects(flat, "nemo"))
 
 
-_NOT_HERE = {
+_UNSUPPORTED = {
     "model.cpu_offloading": "activations of single layers are not offloaded here",
     "model.activations_checkpoint_layers_per_pipeline": "all stages recompute alike here, later ones less there",
     "model.num_micro_batches_with_partial_activation_checkpoints": "all microbatches are recomputed alike here",
 }
-_THEIRS = {flag: key for key, flag in _SAME.items()}
+_KEYS = {flag: key for key, flag in _SAME.items()}
+# Keys without such a flag that are read below.
 _READ = (
     "model.normalization", "model.activation", "model.bias", "model.share_embeddings_and_output_weights", "model.fp8",
     "model.fp8_e4m3", "model.fp8_hybrid", "model.fp8_wgrad", "model.fsdp", "model.fsdp_sharding_strategy",
@@ -154,15 +167,15 @@ _READ = (
 )  # fmt: skip
 
 
-def _named(text: str) -> str:
-    """A text about flags in NeMo's names."""
+def _with_keys(text: str) -> str:
+    """A text with NeMo's keys in place of Megatron-LM's flags."""
     return re.sub(
-        r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)", lambda match: _THEIRS.get(match[1], match[0]), text
+        r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)", lambda match: _KEYS.get(match[1], match[0]), text
     )
 
 
 def _flags_of(flat: dict[str, Any], nodes: int) -> dict[str, Any]:
-    """Flags of Megatron-LM for NeMo's keys, on so many nodes."""
+    """Megatron-LM's flags for NeMo's keys; hybrid sharding depends on the number of nodes."""
     flags = {flag: flat[key] for key, flag in _SAME.items() if flat.get(key) is not None and flat[key] is not False}
     flags = {flag: value for flag, value in flags.items() if not (flag in _OPTIONAL and value == 1)}
     model = {key.removeprefix("model."): value for key, value in flat.items() if key.startswith("model.")}
@@ -208,19 +221,20 @@ def _flags_of(flat: dict[str, Any], nodes: int) -> dict[str, Any]:
     return flags
 
 
+# Flags whose value 1 means that NeMo leaves the setting out.
 _OPTIONAL = ("num-virtual-stages-per-pipeline-rank",)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
-    """NeMo's keys of a job."""
+    """A job's settings under NeMo's keys."""
     flags = megatron.flags(job)
     flat: dict[str, Any] = {key: flags[flag] for key, flag in _SAME.items() if flag in flags}
-    if job.batch.grows:  # which Megatron-LM counts in samples, and NeMo in steps
+    if job.batch.grows:  # Megatron-LM counts the run in samples then, NeMo in steps
         flat |= {"trainer.max_steps": job.optimizer.steps}
         flat |= {"model.optim.sched.warmup_steps": job.optimizer.warmup_steps}
-    nodes, each = nodes_of(job)
+    nodes, devices_per_node = nodes_of(job)
     precision = {"bf16": "bf16", "fp16": "16", "float32": "32"}[job.precision.compute]
-    flat |= {"trainer.num_nodes": nodes, "trainer.devices": each, "trainer.precision": precision}
+    flat |= {"trainer.num_nodes": nodes, "trainer.devices": devices_per_node, "trainer.precision": precision}
     names = {flag[0]: name for name, flag in _ACTIVATIONS.items() if flag and not name.startswith("fast-")}
     flat["model.activation"] = next((names[flag] for flag in names if flag in flags), "gelu")
     flat["model.normalization"] = job.model.norm
@@ -247,7 +261,7 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
 
 
 def write(job: JobSpec) -> dict[str, str]:
-    """A configuration for pretraining, by its name."""
+    """The configuration for pretraining, by its file name."""
     flat = settings_of(job)
     flat |= {"model.mcore_gpt": True, "model.megatron_amp_O2": True, "name": "megatron_gpt"}
     flat |= {"model.data.data_prefix": [], "model.data.data_impl": "mock", "model.data.seq_length": job.model.sequence}

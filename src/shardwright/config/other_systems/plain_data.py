@@ -1,4 +1,4 @@
-"""Configurations as plain data: YAML, TOML and JSON of strangers, read with limits, their nested keys as settings."""
+"""Configurations as plain data: untrusted YAML, TOML and JSON, read with limits; and references of Hydra's in them."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ _MOST_YAML = 256 * KIB
 
 
 def read_data(name: str, text: str) -> dict[str, Any]:
-    """The keys of a configuration, by the ending of its name. Raises ShellFault."""
+    """The data of a configuration; the suffix of its name gives the format. Raises ShellFault."""
     kind = name.rpartition(".")[2].lower()
     try:
         data = parse_toml(text) if kind == "toml" else json.loads(text) if kind == "json" else _yaml(text)
@@ -41,51 +41,50 @@ def _yaml(text: str) -> Any:
         raise ShellFault("reading YAML takes PyYAML: pip install 'shardwright[yaml]'") from None
     try:
         return load_yaml(text)
-    # A value that is not of the type that its tag says (!!bool x) ends in whatever PyYAML meets.
+    # A value that does not fit its tag (!!bool x) raises whatever PyYAML runs into.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f"line {where.line + 1}: " if where else ""
-        what = getattr(error, "problem", None) or f"a value can't be read as its type ({type(error).__name__})"
-        raise ShellFault(f"it is not valid YAML: {line}{shortened(str(what), 200)}; mend it") from None
+        position = getattr(error, "problem_mark", None)
+        line = f"line {position.line + 1}: " if position else ""
+        problem = getattr(error, "problem", None) or f"a value can't be read as its type ({type(error).__name__})"
+        raise ShellFault(f"it is not valid YAML: {line}{shortened(str(problem), 200)}; mend it") from None
 
 
 def resolved(flat: dict[str, Any]) -> dict[str, Any]:
-    """Values with references of Hydra's in them, ${.name} and ${multiply:4, ${.name}}, as what they mean; what is not
-    known is marked."""
+    """Values with Hydra's references (${.name}, ${multiply:4, ${.name}}) resolved; an unknown one becomes a mark."""
     return {name: _resolve(value, name, flat, 0) for name, value in flat.items()}
 
 
-def _resolve(value: Any, name: str, flat: dict[str, Any], deep: int) -> Any:
+def _resolve(value: Any, name: str, flat: dict[str, Any], depth: int) -> Any:
     if not isinstance(value, str) or "${" not in value:
         return value
-    if deep > 8 or len(value) > 1000:
+    if depth > 8 or len(value) > 1000:
         return mark(name)
     text = value.strip()
     if not (text.startswith("${") and _closing(text, 2) == len(text) - 1):
         return value  # text around a reference: a path
     inner = text[2:-1]
-    function, colon, rest = inner.partition(":")
+    function, colon, arguments = inner.partition(":")
     if not colon:
-        return _referred(inner.strip(), name, flat, deep)
-    parts = _split(rest)
-    if len(parts) != 2:  # before any is looked at: references to references would multiply
+        return _referred(inner.strip(), name, flat, depth)
+    parts = _split(arguments)
+    if len(parts) != 2:  # checked before they are resolved: references to references would multiply
         return mark(name)
-    a, b = (_number(_resolve(part.strip(), name, flat, deep + 1)) for part in parts)
-    if a is None or b is None:
+    left, right = (_number(_resolve(part.strip(), name, flat, depth + 1)) for part in parts)
+    if left is None or right is None:
         return mark(name)
-    known = {"multiply": a * b, "sum": a + b}
-    if b and function in ("divide", "divide_floor", "divide_ceil"):
-        known |= {"divide": a / b, "divide_floor": a // b, "divide_ceil": -(-a // b)}
+    known = {"multiply": left * right, "sum": left + right}
+    if right and function in ("divide", "divide_floor", "divide_ceil"):
+        known |= {"divide": left / right, "divide_floor": left // right, "divide_ceil": -(-left // right)}
     return known.get(function, mark(name))
 
 
-def _referred(path: str, name: str, flat: dict[str, Any], deep: int) -> Any:
-    points = len(path) - len(path.lstrip("."))
-    sections = name.split(".")[: -points or None] if points else []
+def _referred(path: str, name: str, flat: dict[str, Any], depth: int) -> Any:
+    num_points = len(path) - len(path.lstrip("."))
+    sections = name.split(".")[: -num_points or None] if num_points else []
     full = ".".join([*sections, path.lstrip(".")])
     for key in (full, full.removeprefix("training.")):
         if key in flat and key != name:
-            return _resolve(flat[key], key, flat, deep + 1)
+            return _resolve(flat[key], key, flat, depth + 1)
     return mark(full)
 
 
@@ -95,18 +94,18 @@ def _number(value: Any) -> float | None:
     return signed(str(value))
 
 
-def _closing(text: str, at: int) -> int:
+def _closing(text: str, place: int) -> int:
     depth = 1
-    while at < len(text):
-        depth += (text[at] == "{") - (text[at] == "}")
+    while place < len(text):
+        depth += (text[place] == "{") - (text[place] == "}")
         if depth == 0:
-            return at
-        at += 1
+            return place
+        place += 1
     return -1
 
 
 def _split(text: str) -> list[str]:
-    """Arguments of a function, at commas that are not in brackets."""
+    """Arguments of a function, split at the commas outside brackets."""
     parts, depth = [""], 0
     for char in text:
         depth += (char == "{") - (char == "}")

@@ -1,4 +1,4 @@
-"""Expressions of Python files, each to its value as far as that is known (python_values.py), and at most so many."""
+"""The values of expressions of Python files, as far as they are known (python_values.py), within limits."""
 
 import ast
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ from shardwright.config.other_systems.shell_words import ShellFault
 if TYPE_CHECKING:
     from shardwright.config.other_systems.python_source import Reader, Source
 
-_MOST_STEPS, _MOST_DEEP = 50_000, 60
-_COPIES = ("deepcopy", "copy", "replace")
+_MOST_STEPS, _MOST_LEVELS = 50_000, 60
+_COPIERS = ("deepcopy", "copy", "replace")
 
 
 @dataclass
 class Scope:
-    """Where names are looked up: the values of a function, and its file."""
+    """The scope of names: the file, and the local values and imports of a function in it."""
 
     source: "Source"
     values: dict[str, Any]
@@ -36,28 +36,28 @@ class Scope:
 
 
 class Expressions:
-    """Values of expressions. Each counts as a step, and the steps are limited."""
+    """An evaluator of expressions. Each expression counts as a step, and the number of steps is limited."""
 
     def __init__(self, reader: "Reader") -> None:
-        self.reader, self.steps, self.deep = reader, 0, 0
-        self._open: set[tuple[str, str]] = set()  # constants that are being read
+        self.reader, self.steps, self.depth = reader, 0, 0
+        self._open: set[tuple[str, str]] = set()  # (file, name) of constants that are being evaluated
 
     def step(self) -> None:
-        """Count one. Raises ShellFault."""
+        """Count a step. Raises ShellFault if there are too many."""
         self.steps += 1
         if self.steps > _MOST_STEPS:
             raise ShellFault(f"more than {_MOST_STEPS:,} expressions are followed in it; check that it is the file")
 
     def unread(self, node: ast.AST, scope: Scope) -> Unread:
-        """That a value is not known."""
+        """The mark of an unknown value."""
         return Unread(source_of(node), f"{scope.source.short}, line {getattr(node, 'lineno', 0)}")
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
-        """The value of an expression. Raises ShellFault where it is nested too deep."""
+        """The value of an expression; an Unread if it is unknown. Raises ShellFault if it is nested too deeply."""
         self.step()
-        if self.deep > _MOST_DEEP * 4:
+        if self.depth > _MOST_LEVELS * 4:
             raise ShellFault(f"{scope.source.short}: expressions nested too deep; check that it is the file")
-        self.deep += 1
+        self.depth += 1
         try:
             return self._value(node, scope)
         except ValueError as error:
@@ -65,7 +65,7 @@ class Expressions:
                 raise
             return self.unread(node, scope)
         finally:
-            self.deep -= 1
+            self.depth -= 1
 
     def _value(self, node: ast.expr, scope: Scope) -> Any:
         match node:
@@ -76,7 +76,7 @@ class Expressions:
             case ast.Attribute():
                 return self._attribute(node, scope)
             case ast.List() | ast.Tuple():
-                return [self.value(one, scope) for one in node.elts]
+                return [self.value(item, scope) for item in node.elts]
             case ast.Dict():
                 return self._dict(node, scope)
             case ast.Subscript():
@@ -88,35 +88,36 @@ class Expressions:
             case ast.UnaryOp():
                 return self._unary(node, scope)
             case ast.IfExp():
-                says = self.truth(node.test, scope)
-                if says is None:
+                truth = self.truth(node.test, scope)
+                if truth is None:
                     return self.unread(node, scope)
-                return self.value(node.body if says else node.orelse, scope)
+                return self.value(node.body if truth else node.orelse, scope)
             case ast.BoolOp() | ast.Compare():
-                says = self.truth(node, scope)
-                return self.unread(node, scope) if says is None else says
+                truth = self.truth(node, scope)
+                return self.unread(node, scope) if truth is None else truth
         return self.unread(node, scope)
 
     def truth(self, node: ast.expr, scope: Scope) -> bool | None:
-        """True if a condition holds; None where that is not known."""
+        """True if a condition holds; None if that is unknown."""
         if isinstance(node, ast.BoolOp):
-            ends = isinstance(node.op, ast.Or)
-            says = [self.truth(one, scope) for one in node.values]
-            return ends if ends in says else None if None in says else not ends
+            deciding = isinstance(node.op, ast.Or)
+            truths = [self.truth(operand, scope) for operand in node.values]
+            return deciding if deciding in truths else None if None in truths else not deciding
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            inner = self.truth(node.operand, scope)
-            return None if inner is None else not inner
+            negated = self.truth(node.operand, scope)
+            return None if negated is None else not negated
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             left, right = self.value(node.left, scope), self.value(node.comparators[0], scope)
             try:
                 return compared(type(node.ops[0]), left, right)
             except ValueError:
                 return None
-        value_of_node = self.value(node, scope) if not isinstance(node, ast.Compare) else None
-        return bool(value_of_node) if is_plain(value_of_node) and not isinstance(node, ast.Compare) else None
+        value = self.value(node, scope) if not isinstance(node, ast.Compare) else None
+        return bool(value) if is_plain(value) and not isinstance(node, ast.Compare) else None
 
     def holder(self, node: ast.expr, scope: Scope) -> Any:
-        """The object into which a field or an item is put: a missing field is its default, with changes."""
+        """The object whose field or item is assigned. A missing field becomes a Made without a name: a default with
+        changes."""
         if isinstance(node, ast.Attribute):
             outer = self.holder(node.value, scope)
             if isinstance(outer, Made):
@@ -145,8 +146,8 @@ class Expressions:
 
     def _dict(self, node: ast.Dict, scope: Scope) -> Any:
         items: dict[str, Any] = {}
-        for key, one in zip(node.keys, node.values, strict=True):
-            value = self.value(one, scope)
+        for key, value_node in zip(node.keys, node.values, strict=True):
+            value = self.value(value_node, scope)
             if key is None:
                 if not isinstance(value, dict):
                     return self.unread(node, scope)
@@ -162,81 +163,83 @@ class Expressions:
         outer, key = self.value(node.value, scope), self.value(node.slice, scope)
         if isinstance(outer, Named) and outer.text == "os.environ" and isinstance(key, str):
             return self.reader.environment.get(key, mark(key))
-        is_place = isinstance(outer, list) and isinstance(key, int) and -len(outer) <= key < len(outer)
-        if is_place or (isinstance(outer, dict) and isinstance(key, str) and key in outer):
+        is_index = isinstance(outer, list) and isinstance(key, int) and -len(outer) <= key < len(outer)
+        if is_index or (isinstance(outer, dict) and isinstance(key, str) and key in outer):
             return outer[key]
         return self.unread(node, scope)
 
     def _unary(self, node: ast.UnaryOp, scope: Scope) -> Any:
         if isinstance(node.op, ast.Not):
-            says = self.truth(node, scope)
-            return self.unread(node, scope) if says is None else says
-        value_of_it = self.value(node.operand, scope)
-        if isinstance(node.op, (ast.USub, ast.UAdd)) and is_number(value_of_it):
-            return -value_of_it if isinstance(node.op, ast.USub) else value_of_it
+            truth = self.truth(node, scope)
+            return self.unread(node, scope) if truth is None else truth
+        operand = self.value(node.operand, scope)
+        if isinstance(node.op, (ast.USub, ast.UAdd)) and is_number(operand):
+            return -operand if isinstance(node.op, ast.USub) else operand
         return self.unread(node, scope)
 
     def _call(self, node: ast.Call, scope: Scope) -> Any:
         called = self.value(node.func, scope)
-        placed = [self.value(one, scope) for one in node.args]
-        named: dict[str, Any] = {}
-        for one in node.keywords:
-            value = self.value(one.value, scope)
-            if one.arg is not None:
-                named[one.arg] = value
+        positional = [self.value(argument, scope) for argument in node.args]
+        keywords: dict[str, Any] = {}
+        for argument in node.keywords:
+            value = self.value(argument.value, scope)
+            if argument.arg is not None:
+                keywords[argument.arg] = value
             elif isinstance(value, dict):
-                named |= value
+                keywords |= value
             else:
-                self.reader.note(scope.source, node, f"**{source_of(one.value)} is not followed")
+                self.reader.note(scope.source, node, f"**{source_of(argument.value)} is not followed")
         if not isinstance(called, Named):
             return self.unread(node, scope)
-        return self._made(called, placed, named, node, scope)
+        return self._call_result(called, positional, keywords, node, scope)
 
-    def _made(self, called: Named, placed: list[Any], named: dict[str, Any], node: ast.Call, scope: Scope) -> Any:
-        if called.text in ("os.environ.get", "os.getenv") and placed and isinstance(placed[0], str):
-            return self._variable(placed, named)
-        if called.last == "cast" and len(placed) == 2:
-            return placed[1]
-        if called.last in _COPIES and placed and isinstance(placed[0], Made):
-            taken = placed[0] if called.last == "replace" else self._copied(placed[0])
-            return Made(taken.maker, taken.values | named, taken.placed)
+    def _call_result(
+        self, called: Named, positional: list[Any], keywords: dict[str, Any], node: ast.Call, scope: Scope
+    ) -> Any:
+        if called.text in ("os.environ.get", "os.getenv") and positional and isinstance(positional[0], str):
+            return self._variable(positional, keywords)
+        if called.last == "cast" and len(positional) == 2:
+            return positional[1]
+        if called.last in _COPIERS and positional and isinstance(positional[0], Made):
+            original = positional[0] if called.last == "replace" else self._copy(positional[0])
+            return Made(original.maker, original.values | keywords, original.positional)
         if called.last in self.reader.makers:
-            return self.reader.makers[called.last](placed, named)
-        source = self._defining(called, scope)
+            return self.reader.makers[called.last](positional, keywords)
+        source = self._source_of_call(called, scope)
         if source is not None:
-            return self.reader.call(source, called.last, placed, named)
-        marked = [one for one in placed if isinstance(one, str) and UNKNOWN.fullmatch(one)]
-        if called.text in ("int", "float", "str") and marked:
-            return marked[0]
+            return self.reader.call(source, called.last, positional, keywords)
+        marks = [argument for argument in positional if isinstance(argument, str) and UNKNOWN.fullmatch(argument)]
+        if called.text in ("int", "float", "str") and marks:
+            return marks[0]
         try:
-            return called_plainly(called.text, placed, named)
+            return called_plainly(called.text, positional, keywords)
         except ValueError:
-            return Made(called.text, named, placed)
+            return Made(called.text, keywords, positional)
 
-    def _copied(self, value: Any, deep: int = 0) -> Any:
-        """All of a value anew. What stands in it several times counts several times."""
+    def _copy(self, value: Any, depth: int = 0) -> Any:
+        """A deep copy. An object that occurs several times is copied, and counts as steps, each time."""
         self.step()
-        if deep > _MOST_DEEP:
+        if depth > _MOST_LEVELS:
             raise ShellFault("a copy of what is nested too deep; check that it is the file")
         if isinstance(value, Made):
-            return Made(value.maker, self._copied(value.values, deep + 1), self._copied(value.placed, deep + 1))
+            return Made(value.maker, self._copy(value.values, depth + 1), self._copy(value.positional, depth + 1))
         if isinstance(value, list):
-            return [self._copied(one, deep + 1) for one in value]
+            return [self._copy(item, depth + 1) for item in value]
         if isinstance(value, dict):
-            return {name: self._copied(one, deep + 1) for name, one in value.items()}
+            return {name: self._copy(item, depth + 1) for name, item in value.items()}
         return value
 
-    def _defining(self, called: Named, scope: Scope) -> "Source | None":
-        """The file that has a function: this one, or the one that it is imported from."""
+    def _source_of_call(self, called: Named, scope: Scope) -> "Source | None":
+        """The file that defines a function: the file of the scope, or the one that the name is imported from."""
         if called.text in scope.source.functions and called.text not in self.reader.kept:
             return scope.source
-        module, point, name = called.text.rpartition(".")
-        return self.reader.find(name, module) if point else None
+        module, dot, name = called.text.rpartition(".")
+        return self.reader.find(name, module) if dot else None
 
-    def _variable(self, placed: list[Any], named: dict[str, Any]) -> Any:
-        """A variable of the environment, or its default."""
-        name = placed[0]
-        default = placed[1] if len(placed) > 1 else named.get("default")
+    def _variable(self, positional: list[Any], keywords: dict[str, Any]) -> Any:
+        """The value of os.environ.get(): the variable of the environment, or its default."""
+        name = positional[0]
+        default = positional[1] if len(positional) > 1 else keywords.get("default")
         if name not in self.reader.environment and default is not None:
             self.reader.notes.append(f"nobody set {name}, so its default holds: {str(default)[:40]}")
             return default

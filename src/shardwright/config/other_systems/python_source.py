@@ -1,8 +1,8 @@
-"""Python files, of which functions are followed without running anything: what one returns.
+"""Python files whose functions are followed, without running them, to the value that they return.
 
-Assignments to names, to fields and to items, what is returned, `if` whose condition is known, and calls of other
-functions in the files. What is not followed (loops, with, try, what other modules do) is said, with its line, and what
-it would set is not known from there on.
+Followed are assignments to names, attributes and items, return, `if` with a known condition, and calls of other
+functions in the files. Other statements (loops, with, try) and calls of other modules are reported with their lines,
+and the names that they would set are unknown from there on.
 """
 
 import ast
@@ -26,7 +26,7 @@ class Source:
 
     name: str
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
-    imports: dict[str, str] = field(default_factory=dict)  # "a.b.c" of `from a.b import c`
+    imports: dict[str, str] = field(default_factory=dict)  # c -> "a.b.c" for `from a.b import c`
     constants: dict[str, ast.expr] = field(default_factory=dict)
 
     @property
@@ -36,7 +36,7 @@ class Source:
 
 
 def source_of_text(name: str, text: str) -> Source:
-    """A file, parsed. Raises ShellFault."""
+    """The parsed file. Raises ShellFault."""
     short = PurePath(name).name
     if len(text) > _MOST_TEXT:
         raise ShellFault(f"{short} has {len(text):,} characters, and at most {_MOST_TEXT:,} of Python are read here")
@@ -48,19 +48,22 @@ def source_of_text(name: str, text: str) -> Source:
         raise ShellFault(f"{short} can't be read as Python: it is nested too deep, or has odd characters") from None
     source = Source(name)
     for node in tree.body:
-        _take(node, source)
+        _add(node, source)
     folder = PurePath(name).parent.name
-    if folder:  # of a package: what relative imports begin with
-        source.imports = {own: folder + whole if _is_beside(whole) else whole for own, whole in source.imports.items()}
+    if folder:  # the package of the file, which relative imports begin with
+        source.imports = {
+            name_here: folder + path if _is_from_own_folder(path) else path
+            for name_here, path in source.imports.items()
+        }
     return source
 
 
-def _is_beside(whole: str) -> bool:
-    """True if an import is of the file's own folder."""
-    return whole.startswith(".") and not whole.startswith("..")
+def _is_from_own_folder(path: str) -> bool:
+    """True if an import is relative to the file's own folder."""
+    return path.startswith(".") and not path.startswith("..")
 
 
-def _take(node: ast.stmt, source: Source) -> None:
+def _add(node: ast.stmt, source: Source) -> None:
     if isinstance(node, ast.FunctionDef):
         source.functions[node.name] = node
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -69,24 +72,29 @@ def _take(node: ast.stmt, source: Source) -> None:
         source.constants[node.targets[0].id] = node.value
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
         source.constants[node.target.id] = node.value
-    elif isinstance(node, ast.If):  # `if TYPE_CHECKING`, and others that import
-        for one in (*node.body, *node.orelse):
-            if isinstance(one, (ast.Import, ast.ImportFrom)):
-                _take(one, source)
+    elif isinstance(node, ast.If):  # imports within `if TYPE_CHECKING` and the like
+        for inner_node in (*node.body, *node.orelse):
+            if isinstance(inner_node, (ast.Import, ast.ImportFrom)):
+                _add(inner_node, source)
 
 
 def imports_of(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
-    """Names that an import gives, with what they are; relative ones begin with points."""
+    """The names that an import binds, and their full paths; a relative path begins with dots."""
     if isinstance(node, ast.Import):
-        return {one.asname or one.name.partition(".")[0]: (one.asname and one.name) or one.name.partition(".")[0]
-                for one in node.names}  # fmt: skip
-    before = "." * node.level + (f"{node.module}." if node.module else "")
-    return {one.asname or one.name: before + one.name for one in node.names}
+        return {
+            alias.asname or alias.name.partition(".")[0]: (alias.asname and alias.name) or alias.name.partition(".")[0]
+            for alias in node.names
+        }
+    prefix = "." * node.level + (f"{node.module}." if node.module else "")
+    return {alias.asname or alias.name: prefix + alias.name for alias in node.names}
 
 
 class Reader:
-    """The files of one configuration, and what was told on the way. `environment` are variables that are known, and
-    `kept` names of functions whose calls say more than what they return, and `makers` give what others return."""
+    """The files of a configuration, and notes about statements that are not followed.
+
+    `environment` has the known variables of the environment. Calls of functions named in `kept` are not followed, since
+    the call itself is needed. `makers` return the results of library functions.
+    """
 
     def __init__(
         self,
@@ -97,54 +105,56 @@ class Reader:
     ) -> None:
         self.sources, self.environment, self.kept, self.makers = sources, environment, kept, makers or {}
         self.notes: list[str] = []
-        self.deep = 0
+        self.depth = 0
         self.expressions = Expressions(self)
 
     def find(self, name: str, module: str = "") -> Source | None:
-        """The file with a function, of several the one that a module's name fits best."""
-        having = [source for source in self.sources if name in source.functions and name not in self.kept]
+        """The file that defines a function: one whose path fits `module`, else the first; None if no file does."""
+        candidates = [source for source in self.sources if name in source.functions and name not in self.kept]
         parts = [part for part in module.split(".") if part and part != "config_registry"]
-        fits = [source for source in having if parts and parts[-1] in (*PurePath(source.name).with_suffix("").parts,)]
-        return next(iter([*fits, *having]), None)
+        fitting = [
+            source for source in candidates if parts and parts[-1] in (*PurePath(source.name).with_suffix("").parts,)
+        ]
+        return next(iter([*fitting, *candidates]), None)
 
-    def call(self, source: Source, name: str, placed: list[Any], named: dict[str, Any]) -> Any:
-        """The value that a function of a file returns."""
+    def call(self, source: Source, name: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
+        """The value that a function of a file returns. Raises ShellFault if calls are nested too deeply."""
         function = source.functions[name]
-        if self.deep >= _MOST_CALLS:
+        if self.depth >= _MOST_CALLS:
             raise ShellFault(f"{source.short}: functions that call each other, more than {_MOST_CALLS} deep")
-        self.deep += 1
-        scope = Scope(source, self._arguments(source, function, placed, named))
+        self.depth += 1
+        scope = Scope(source, self._arguments(source, function, positional, keywords))
         returned = self._block(function.body, scope)
-        self.deep -= 1
+        self.depth -= 1
         return returned[0] if returned else None
 
     def note(self, source: Source, node: ast.AST, text: str) -> None:
-        """Tell what is not followed, once."""
-        told = f"{source.short}, line {getattr(node, 'lineno', 0)}: {text}"
-        if told not in self.notes:
-            self.notes.append(told)
+        """Report, once, code that is not followed."""
+        line = f"{source.short}, line {getattr(node, 'lineno', 0)}: {text}"
+        if line not in self.notes:
+            self.notes.append(line)
 
     def _arguments(
-        self, source: Source, function: ast.FunctionDef, placed: list[Any], named: dict[str, Any]
+        self, source: Source, function: ast.FunctionDef, positional: list[Any], keywords: dict[str, Any]
     ) -> dict[str, Any]:
         declared = function.args
-        names = [one.arg for one in (*declared.posonlyargs, *declared.args)]
+        names = [parameter.arg for parameter in (*declared.posonlyargs, *declared.args)]
         scope = Scope(source, {})
         arguments: dict[str, Any] = {}
-        for one, default in zip(reversed(names), reversed(declared.defaults), strict=False):
-            arguments[one] = self.expressions.value(default, scope)
-        for keyword, own in zip(declared.kwonlyargs, declared.kw_defaults, strict=True):
-            if own is not None:
-                arguments[keyword.arg] = self.expressions.value(own, scope)
-        arguments |= dict(zip(names, placed, strict=False))
-        known = {*names, *(one.arg for one in declared.kwonlyargs)}
-        arguments |= {name: value for name, value in named.items() if name in known}
+        for name, default in zip(reversed(names), reversed(declared.defaults), strict=False):
+            arguments[name] = self.expressions.value(default, scope)
+        for parameter, keyword_default in zip(declared.kwonlyargs, declared.kw_defaults, strict=True):
+            if keyword_default is not None:
+                arguments[parameter.arg] = self.expressions.value(keyword_default, scope)
+        arguments |= dict(zip(names, positional, strict=False))
+        known = {*names, *(parameter.arg for parameter in declared.kwonlyargs)}
+        arguments |= {name: value for name, value in keywords.items() if name in known}
         if declared.kwarg:
-            arguments[declared.kwarg.arg] = {name: value for name, value in named.items() if name not in known}
+            arguments[declared.kwarg.arg] = {name: value for name, value in keywords.items() if name not in known}
         return arguments
 
     def _block(self, body: list[ast.stmt], scope: Scope) -> list[Any]:
-        """Statements in their order; what is returned, in a list, or none."""
+        """Follow statements in their order. A list with the returned value, or empty if they do not return."""
         for node in body:
             self.expressions.step()
             if isinstance(node, ast.Return):
@@ -157,16 +167,16 @@ class Reader:
         return []
 
     def _if(self, node: ast.If, scope: Scope) -> list[Any]:
-        says = self.expressions.truth(node.test, scope)
-        if says is not None:
-            return self._block(node.body if says else node.orelse, scope)
+        truth = self.expressions.truth(node.test, scope)
+        if truth is not None:
+            return self._block(node.body if truth else node.orelse, scope)
         self.note(scope.source, node, f"if {source_of(node.test)} can't be known here")
         self._forget([*node.body, *node.orelse], scope)
         return []
 
     def _forget(self, body: list[ast.stmt], scope: Scope) -> None:
-        """Mark the names that statements would set, if they are not followed, as unknown from there on."""
-        for node in (one for statement in body for one in ast.walk(statement)):
+        """Mark the names that statements would set as unknown, because the statements are not followed."""
+        for node in (inner for statement in body for inner in ast.walk(statement)):
             self.expressions.step()
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -200,7 +210,7 @@ class Reader:
             self._forget([node], scope)
 
     def _put(self, target: ast.expr, value: Any, scope: Scope) -> None:
-        """A value where it belongs: a name, a field of what a call made, or an item."""
+        """Assign a value to a name, to an attribute of a Made, or to an item."""
         if isinstance(target, ast.Name):
             scope.values[target.id] = value
             return
@@ -211,12 +221,12 @@ class Reader:
                 return
         elif isinstance(target, ast.Subscript):
             holder, key = self.expressions.holder(target.value, scope), self.expressions.value(target.slice, scope)
-            is_place = isinstance(holder, list) and isinstance(key, int) and -len(holder) <= key < len(holder)
-            if is_place or (isinstance(holder, dict) and isinstance(key, str)):
+            is_index = isinstance(holder, list) and isinstance(key, int) and -len(holder) <= key < len(holder)
+            if is_index or (isinstance(holder, dict) and isinstance(key, str)):
                 holder[key] = value
                 return
-        self.note(scope.source, target, f"{source_of(target)} = {_told(value)} is not followed")
+        self.note(scope.source, target, f"{source_of(target)} = {_shown(value)} is not followed")
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return shortened(str(value), 40) if not isinstance(value, (Made, Unread, list, dict)) else "..."

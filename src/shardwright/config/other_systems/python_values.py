@@ -1,7 +1,7 @@
-"""Values of expressions of a Python file, as far as they are known without running anything.
+"""Values of expressions of a Python file, as far as they are known without running it.
 
-Constants, lists and dictionaries are themselves. What a call makes is a Made, a name that the files do not define a
-Named, and what can't be known an Unread, which says its line: so a value that nobody needs may stay unknown.
+Constants, lists and dictionaries stand for themselves. The result of a call is a Made; a name that the files do not
+define is a Named; an unknown value is an Unread with its line, so that a value without effect may stay unknown.
 """
 
 import ast
@@ -23,18 +23,18 @@ class Named:
 
     @property
     def last(self) -> str:
-        """The part behind the last point."""
+        """The part behind the last dot."""
         return self.text.rpartition(".")[2]
 
 
 @dataclass
 class Made:
-    """The result of a call: the called name, and its arguments by name and by place. What is put in later is among
-    them."""
+    """The result of a call: the called name (`maker`), its keyword arguments (`values`), and its positional arguments.
+    An attribute that is assigned later is added to `values`."""
 
     maker: str
     values: dict[str, Any] = field(default_factory=dict)
-    placed: list[Any] = field(default_factory=list)
+    positional: list[Any] = field(default_factory=list)
 
     @property
     def last(self) -> str:
@@ -44,55 +44,77 @@ class Made:
 
     @property
     def is_of_class(self) -> bool:
-        """True if a class is called, by its name."""
+        """True if the called name looks like a class."""
         return self.maker.rpartition(".")[2].lstrip("_")[:1].isupper()
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A value that is not known: its text, and where it stands."""
+    """An unknown value: the text of its expression, and its place (file and line)."""
 
     text: str
-    where: str
+    place: str
 
 
 _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
 _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.In: lambda one, among: one in among, ast.NotIn: lambda one, among: one not in among,
-}  # fmt: skip
-# Functions of Python's own on plain values.
-_PLAIN: dict[str, Callable[..., Any]] = {
-    "int": int, "float": float, "str": str, "bool": bool, "len": len, "max": max, "min": min, "abs": abs,
-    "round": round, "list": list, "tuple": list, "dict": dict,
-}  # fmt: skip
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda item, items: item in items,
+    ast.NotIn: lambda item, items: item not in items,
+}
+# Built-in functions that are followed for plain values.
+_BUILTINS: dict[str, Callable[..., Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "len": len,
+    "max": max,
+    "min": min,
+    "abs": abs,
+    "round": round,
+    "list": list,
+    "tuple": list,
+    "dict": dict,
+}
 
 
 def is_plain(value: Any) -> bool:
-    """True if a value is a constant, or a list or dictionary of them, of which not too much is read."""
+    """True if a value is a constant, or a list or dictionary of at most 10,000 constants."""
     if isinstance(value, list):
-        return len(value) <= _MOST_ITEMS and all(is_constant(one) for one in value)
+        return len(value) <= _MOST_ITEMS and all(is_constant(item) for item in value)
     if isinstance(value, dict):
-        return len(value) <= _MOST_ITEMS and all(is_constant(one) for one in value.values())
+        return len(value) <= _MOST_ITEMS and all(is_constant(item) for item in value.values())
     return is_constant(value)
 
 
 def is_constant(value: Any) -> bool:
-    """True if a value is a number, a word, true, false or nothing."""
+    """True if a value is a number, a string, a bool or None."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 def is_number(value: Any) -> bool:
-    """True if a value counts something."""
+    """True if a value is an int or a float, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def computed(kind: type[ast.AST], left: Any, right: Any) -> Any:
-    """Two values put together. ValueError where that is not known, or too large."""
+    """The result of a binary operator. ValueError if it is unknown or too large."""
     both_lists = isinstance(left, list) and isinstance(right, list)
     both_texts = isinstance(left, str) and isinstance(right, str)
     if kind is ast.Add and (both_lists or both_texts):
@@ -115,9 +137,9 @@ def computed(kind: type[ast.AST], left: Any, right: Any) -> Any:
 
 
 def compared(kind: type[ast.AST], left: Any, right: Any) -> bool:
-    """True if a comparison holds. ValueError where that is not known."""
-    sides = [isinstance(one, (Named, Made)) or is_plain(one) for one in (left, right)]
-    if not all(sides) or (not (is_plain(left) and is_plain(right)) and left is not None and right is not None):
+    """True if a comparison holds. ValueError if that is unknown."""
+    are_known = [isinstance(side, (Named, Made)) or is_plain(side) for side in (left, right)]
+    if not all(are_known) or (not (is_plain(left) and is_plain(right)) and left is not None and right is not None):
         raise ValueError("a side of it is not known")
     try:
         return bool(_COMPARISONS[kind](left, right))
@@ -125,14 +147,14 @@ def compared(kind: type[ast.AST], left: Any, right: Any) -> bool:
         raise ValueError(str(error)) from None
 
 
-def called_plainly(name: str, placed: list[Any], named: dict[str, Any]) -> Any:
-    """The result of one of Python's own functions for plain values. ValueError where that is not known."""
-    if name not in _PLAIN or not all(map(is_plain, (*placed, *named.values()))):
+def called_plainly(name: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """The result of a built-in function of plain values. ValueError if it is unknown."""
+    if name not in _BUILTINS or not all(map(is_plain, (*positional, *keywords.values()))):
         raise ValueError(f"{name} is not followed")
-    if named and name != "dict":
+    if keywords and name != "dict":
         raise ValueError(f"{name} has arguments by name")
     try:
-        result = _PLAIN[name](*placed, **named)
+        result = _BUILTINS[name](*positional, **keywords)
     except (ArithmeticError, ValueError, TypeError) as error:
         raise ValueError(str(error)) from None
     if isinstance(result, int) and abs(result) > _MOST_NUMBER:

@@ -1,7 +1,7 @@
-"""The table of a system: each row pairs a setting of it with a field of a job, and is read in both directions.
+"""The table of a system: each row pairs a setting of the system with a field of a job, and works in both directions.
 
-A SettingRow is one setting of the other system for one field of a job. A Rule is for several of either: two functions,
-one for each direction, side by side.
+A SettingRow maps one setting of the system to one field of a job. A Rule maps several settings to several fields with
+two functions, one for each direction.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,10 @@ from shardwright.config.other_systems.settings import Flat, Settings, field_of
 
 @dataclass(frozen=True)
 class SettingRow:
-    """A setting and a field. `names` are those of the setting, the newest first; `default` is its value if absent.
+    """A setting and a field. `names` are the names of the setting, the newest first; `default` is its value if absent.
 
-    `words` are the system's words for our values. The words of a flag are our values for "there" and "not there".
-    `always` writes the setting even if it has its default.
+    `words` maps the system's words to values of the field; for a flag it maps True (present) and False (absent).
+    `always` writes the setting even if it has its default. `least` and `most` limit a count.
     """
 
     names: tuple[str, ...]
@@ -46,10 +46,10 @@ class SettingRow:
         )
 
     def write(self, job: JobSpec, settings: dict[str, Any]) -> None:
-        """Write the setting. A value for which the system has no word is left out, and reading it back shows that."""
+        """Write the setting. A value without a word in the system is left out; reading the files back shows that."""
         value = field_of(job, self.job_field)
         if self.words:
-            words = [word for word, one in self.words.items() if one == value]
+            words = [word for word, job_value in self.words.items() if job_value == value]
             if not words:
                 return
             value = words[0]
@@ -59,8 +59,8 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class Rule:
-    """Several settings and several fields. `names` are the settings that it writes. `reads` is None if they are read
-    elsewhere, and `writes` is None if the system's newest releases have no setting for the fields."""
+    """Several settings and several fields. `names` are the settings that the rule writes. `reads` is None if another
+    row reads them, and `writes` is None if the system's newest releases have no setting for the fields."""
 
     names: tuple[str, ...]
     reads: Callable[[Settings, Flat], None] | None
@@ -86,7 +86,7 @@ def count(names: str, job_field: str, default: int = 1, always: bool = False, mo
 
 
 def degree(names: str, job_field: str, most: int, always: bool = False) -> SettingRow:
-    """A row of a number of ranks, or of something else of which there is one at least."""
+    """A row of a number of ranks or of another count that is at least 1."""
     return SettingRow(tuple(names.split()), job_field, "count", 1, always=always, most=most, least=1)
 
 
@@ -95,21 +95,21 @@ def number(names: str, job_field: str, default: float, always: bool = False) -> 
     return SettingRow(tuple(names.split()), job_field, "number", default, always=always)
 
 
-def flag(names: str, job_field: str, there: Any = True, missing: Any = False, default: bool = False) -> SettingRow:
-    """A row of an option that is there or not."""
-    return SettingRow(tuple(names.split()), job_field, "flag", default, {True: there, False: missing})
+def flag(names: str, job_field: str, present: Any = True, absent: Any = False, default: bool = False) -> SettingRow:
+    """A row of an option; the field is `present` if the option is there, else `absent`."""
+    return SettingRow(tuple(names.split()), job_field, "flag", default, {True: present, False: absent})
 
 
 def word(names: str, job_field: str, words: Mapping[str, Any], default: str, always: bool = False) -> SettingRow:
-    """A row of a word."""
+    """A row of a word, which `words` maps to a value of the field."""
     return SettingRow(tuple(names.split()), job_field, "word", default, words, always)
 
 
 def read_row(row: SettingRow | Rule, settings: Settings, fields: Flat) -> None:
-    """Our fields of a row, with what is there of the settings that it was read from."""
+    """Set the fields of a row, and record in `settings.sources` which present settings the row has read."""
     asked, settings.asked = settings.asked, set()
     row.read(settings, fields)
-    for field_name in settings.overrides.keys() & fields.keys():  # rows behind it go by what is said beside the files
+    for field_name in settings.overrides.keys() & fields.keys():  # later rows use the values of --set
         if type(fields[field_name]) is int and (override := settings.overridden(field_name)) is not None:
             fields[field_name] = override
     present = tuple(name for name in settings.given if name in settings.asked)
@@ -118,7 +118,7 @@ def read_row(row: SettingRow | Rule, settings: Settings, fields: Flat) -> None:
 
 
 def write_table(table: Table, job: JobSpec) -> dict[str, Any]:
-    """Their settings of a job."""
+    """The system's settings for a job."""
     settings: dict[str, Any] = {}
     for row in table:
         row.write(job, settings)

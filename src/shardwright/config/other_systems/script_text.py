@@ -5,41 +5,43 @@ from collections.abc import Mapping, Sequence
 from shardwright.config.job import JobSpec
 from shardwright.config.usual_links import USUAL_NODE, node_devices
 
-# How nodes find each other: each says its number, and the address of the first one.
-MEETING = (
-    "NODE_RANK=${NODE_RANK:-0}", "MASTER_ADDR=${MASTER_ADDR:-localhost}", "MASTER_PORT=${MASTER_PORT:-6000}",
-)  # fmt: skip
+# Rendezvous of the nodes: the rank of this node, and the address and port of the first node.
+RENDEZVOUS = (
+    "NODE_RANK=${NODE_RANK:-0}",
+    "MASTER_ADDR=${MASTER_ADDR:-localhost}",
+    "MASTER_PORT=${MASTER_PORT:-6000}",
+)
 
 
-def torchrun_line(nodes: str, each: str) -> str:
-    """torchrun on each of some nodes, as variables of MEETING say."""
-    where = "--node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
-    return f"torchrun --nproc_per_node {each} --nnodes {nodes} {where}"
+def torchrun_line(nodes: str, devices_per_node: str) -> str:
+    """The command torchrun of a node, with the variables of RENDEZVOUS."""
+    rendezvous = "--node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
+    return f"torchrun --nproc_per_node {devices_per_node} --nnodes {nodes} {rendezvous}"
 
 
 def nodes_of(job: JobSpec) -> tuple[int, int]:
-    """Nodes, and devices of each."""
+    """How many nodes a job takes, and how many devices of each node."""
     world = job.plan.world
-    each = min(world, node_devices(job.cluster) or USUAL_NODE)
-    while world % each:
-        each -= 1
-    return world // each, each
+    devices_per_node = min(world, node_devices(job.cluster) or USUAL_NODE)
+    while world % devices_per_node:
+        devices_per_node -= 1
+    return world // devices_per_node, devices_per_node
 
 
 def script_text(
     job: JobSpec, system: str, program: str, sections: Mapping[str, Sequence[str]], exports: Mapping[str, str]
-) -> str:  # fmt: skip
-    """A script for bash. Its data is made up: what trains is to be put in its place."""
-    nodes, each = nodes_of(job)
+) -> str:
+    """A bash script that starts `program` with the words of `sections` as its arguments. Its data is a placeholder."""
+    nodes, devices_per_node = nodes_of(job)
     lines = [
         "#!/bin/bash",
         f"# {' '.join(job.name.split())}, for {system}, written by shardwright.",
         "set -euo pipefail",
         "",
         *(f"export {name}={value}" for name, value in exports.items()),
-        f"GPUS_PER_NODE={each}",
+        f"GPUS_PER_NODE={devices_per_node}",
         f"NUM_NODES={nodes}",
-        *MEETING,
+        *RENDEZVOUS,
     ]
     for name, words in sections.items():
         lines += ["", f"{name}_ARGS=(", *(f"    {word}" for word in words), ")"]

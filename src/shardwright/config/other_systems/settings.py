@@ -1,7 +1,7 @@
-"""The settings of a launch script or a configuration of another system, read one by one.
+"""The settings of a launch script or a configuration of another system, read one at a time.
 
-A setting that is there and that nobody reads is never passed over: it is told at the end, with the reason where it is
-known to change nothing of the plan.
+No setting is dropped silently: a setting that no table reads is reported at the end, with the reason if it is known to
+leave the plan unchanged.
 """
 
 import sys
@@ -13,18 +13,19 @@ from shardwright.config.base import shortened
 from shardwright.config.other_systems.shell_values import UNKNOWN
 from shardwright.config.other_systems.whole_text import signed, whole
 
-Flat = dict[str, Any]  # fields of a job by their whole names: {"plan.tp": 8}
+Flat = dict[str, Any]  # fields of a job by their full names: {"plan.tp": 8}
 
 
 @dataclass
 class Settings:
-    """Settings by name. A value is text, as a command line has it, or what a configuration has; True is an option that
-    takes nothing. `prefix` is what stands before names where they are told: "--", and `spelled` are names that are told
-    otherwise than they stand here.
+    """Settings by name.
 
-    Each method gives the value of the first of several names of one setting that is there, or the default; a value of
-    the wrong kind is a fault, and the default is given. `notes` are what was assumed, and `lost` what was read and
-    can't be said here.
+    A value in `given` is text (from a command line) or plain data (from a configuration); True is an option without a
+    value. Messages show a name as `prefix` (such as "--") and the name, or its spelling in `spelled`.
+
+    A method takes all names of one setting and returns the value of the first name that is present, else the default.
+    A value of the wrong kind adds a fault, and the default is returned. `notes` lists assumptions; `lost` lists
+    settings that were read and that a job cannot express.
     """
 
     given: dict[str, Any]
@@ -34,23 +35,23 @@ class Settings:
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    needed: list[str] = field(default_factory=list)  # whose values depend on what nobody has set
-    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of what a row writes, what it was read from
-    overrides: Mapping[str, str] = field(default_factory=dict)  # fields that are said beside the files
-    automatic: frozenset[str] = frozenset()  # names whose values their files leave to another: "auto"
+    needed: list[str] = field(default_factory=list)  # names whose values depend on variables that nobody has set
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names that a row writes -> names that it read
+    overrides: Mapping[str, str] = field(default_factory=dict)  # fields that --set gives beside the files
+    automatic: frozenset[str] = frozenset()  # names whose value is "auto": another file has it
 
     def has(self, *names: str) -> bool:
-        """True if one of the names is there and says something."""
+        """True if one of the names is present, with a value other than null and false."""
         self.asked.update(names)
         return any(self.given.get(name) is not None and self.given[name] is not False for name in names)
 
     def raw(self, *names: str) -> Any:
-        """The value as it stands; None where nothing is said."""
+        """The value, unconverted; None if the setting is absent."""
         self.asked.update(names)
         return next((value for name in names if (value := self.given.get(name)) is not None), None)
 
     def count(self, names: str | Sequence[str], default: int, most: int = 1 << 53, least: int = 0) -> int:
-        """A whole number within limits, not negative."""
+        """A whole number from `least` to `most`, not negative."""
         value = self._number(_names(names))
         if value is None:
             return default
@@ -68,7 +69,7 @@ class Settings:
         return default if value is None else float(value)
 
     def flag(self, names: str | Sequence[str], default: bool = False) -> bool:
-        """True if an option is there, or true."""
+        """True if an option is present without a value, or its value is true."""
         value = self.raw(*_names(names))
         if value is None:
             return default
@@ -92,14 +93,14 @@ class Settings:
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def words(self, names: str | Sequence[str]) -> list[str]:
-        """Several words; empty where nothing is said."""
+        """A list of words; empty if the setting is absent."""
         value = self.raw(*_names(names))
         if value is None or value is True:
             return []
-        return [str(one) for one in value] if isinstance(value, list) else str(value).split()
+        return [str(word) for word in value] if isinstance(value, list) else str(value).split()
 
     def one_of(self, names: str | Sequence[str], words: Mapping[str, Any], default: str) -> Any:
-        """Our value for one of their words."""
+        """The value in `words` for the system's word; case does not matter."""
         word = self.text(names, default)
         if self._is_unknown(word, _names(names)):
             word = default
@@ -115,34 +116,34 @@ class Settings:
         self.asked.update(names)
 
     def note(self, text: str) -> None:
-        """Tell what was assumed, but where the field is said that the text offers to say."""
+        """Add an assumption, unless --set already gives the field that the text suggests to set."""
         if not any(f"--set {name}=" in text for name in self.overrides):
             self.notes.append(text)
 
     def overridden(self, name: str) -> int | None:
-        """The whole number, at least 1, that is said for a field beside the files."""
+        """The positive whole number that --set gives for a field; None if it gives none."""
         return whole(self.overrides.get(name, "")) or None
 
     def is_open(self, *names: str) -> bool:
-        """True if nothing is said, and no file leaves it to another."""
+        """True if no file gives the setting, not even as "auto"."""
         return not any(name in self.automatic or self.given.get(name) is not None for name in names)
 
     def lose(self, name: str, why: str) -> None:
-        """Tell that a setting, if it is there, is not in the job, and why."""
+        """Report that a setting, if present, is not in the job, and why."""
         if self.has(name):
             self.lost.append(f"{self.shown(name)}{self._value_text(name)}: {why}")
 
     def shown(self, name: str) -> str:
-        """A name as their users write it."""
+        """A name as the system's users write it."""
         return self.prefix + self.spelled.get(name, name)
 
     def said(self, name: str) -> str:
-        """A setting with its value, as their users write it."""
+        """A setting with its value, as the system's users write it."""
         return self.shown(name) + self._value_text(name)
 
     def unread(self) -> list[str]:
-        """Names that nobody asked for and that say something."""
-        return [name for name, value in self.given.items() if name not in self.asked and _says(value)]
+        """Names that no table has read and whose values are not empty."""
+        return [name for name, value in self.given.items() if name not in self.asked and _is_present(value)]
 
     def _value_text(self, name: str) -> str:
         value = self.given.get(name)
@@ -173,7 +174,7 @@ class Settings:
         return read_value
 
     def _is_unknown(self, value: Any, names: tuple[str, ...]) -> bool:
-        """True if a value that matters depends on what nobody has set, which is told then."""
+        """True if a value depends on a variable that nobody has set; its name is added to `needed`."""
         if not isinstance(value, (str, list)) or not UNKNOWN.search(plain_text(value)):
             return False
         self.needed.append(next(name for name in names if self.given.get(name) is not None))
@@ -188,13 +189,13 @@ class Settings:
             self.faults.append(fault)
 
 
-def _says(value: Any) -> bool:
-    """True if a value may mean something: null, false and nothing mean that it is absent."""
+def _is_present(value: Any) -> bool:
+    """True if a value may have an effect: null, false and an empty value count as absent."""
     return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
 
 
 def plain_text(value: Any) -> str:
-    """A value, or several with blanks between."""
+    """A value as text; the items of a list are joined by blanks."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -203,7 +204,7 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def field_of(job: Any, path: str) -> Any:
-    """The value of a field of a job by its whole name."""
+    """The value of a field of a job by its full name, such as "plan.tp"."""
     for name in path.split("."):
         job = getattr(job, name)
     return job

@@ -27,39 +27,39 @@ _WITHOUT_EFFECT = (
     "wait",
     "sleep",
 )
-_CHANGED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))")
+_ARITHMETIC_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))")
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that the script would run, with its words expanded."""
+    """A command that the script runs, with expanded words."""
 
     line: int
     words: list[str]
 
 
 class CommandEffects:
-    """The commands of one text, `deep` levels within others. It `ended` where it exits."""
+    """The effects of the commands of one text, which is nested `depth` levels in others. `ended` is True after exit."""
 
-    def __init__(self, script: "Script", deep: int) -> None:
-        self.script, self.deep, self.ended = script, deep, False
+    def __init__(self, script: "Script", depth: int) -> None:
+        self.script, self.depth, self.ended = script, depth, False
 
-    def act(self, line: int, tokens: list[Token], redirected: dict[str, Token]) -> bool | None:
-        """The effect of a command with its assignments and redirections. Whether it succeeds; None is not known."""
+    def apply(self, line: int, tokens: list[Token], redirected: dict[str, Token]) -> bool | None:
+        """Apply a command with its assignments and redirections. True if it succeeds; None if that is unknown."""
         variables, script = self.script.variables, self.script
-        rest = [token for token in tokens if token.pieces]
-        if len(rest) == 1 and [piece.kind for piece in rest[0].pieces] == ["arithmetic"]:
-            return self._counted(rest[0].pieces[0].text)
-        if rest and rest[0].plain in DECLARING:
-            rest = [token for token in rest[1:] if assigned(token)]
-            while rest:
-                rest = self._assign(rest)
+        tokens_left = [token for token in tokens if token.pieces]
+        if len(tokens_left) == 1 and [piece.kind for piece in tokens_left[0].pieces] == ["arithmetic"]:
+            return self._arithmetic(tokens_left[0].pieces[0].text)
+        if tokens_left and tokens_left[0].plain in DECLARING:
+            tokens_left = [token for token in tokens_left[1:] if assigned(token)]
+            while tokens_left:
+                tokens_left = self._assign(tokens_left)
             return True
-        while rest and assigned(rest[0]):
-            rest = self._assign(rest)
-        if not rest and not redirected:
+        while tokens_left and assigned(tokens_left[0]):
+            tokens_left = self._assign(tokens_left)
+        if not tokens_left and not redirected:
             return True
-        words = [word for token in rest for word in variables.words_of(token)]
+        words = [word for token in tokens_left for word in variables.words_of(token)]
         document = next((redirected[name].document for name in ("<<", "<<-") if name in redirected), None)
         if document is not None:
             token = redirected.get("<<") or redirected["<<-"]
@@ -67,10 +67,10 @@ class CommandEffects:
             return self._document(words, text, redirected)
         return self._command(line, words, script) if words else True
 
-    def _counted(self, text: str) -> bool | None:
-        """The value of (( ... )); assignments in it are not followed."""
+    def _arithmetic(self, text: str) -> bool | None:
+        """The truth of (( ... )); None if it is unknown. Variables that it assigns become unknown."""
         variables = self.script.variables
-        if changed := _CHANGED.findall(text):
+        if changed := _ARITHMETIC_ASSIGNMENT.findall(text):
             for name in changed:
                 variables.doubt(name, appends=False)
             return None
@@ -79,10 +79,10 @@ class CommandEffects:
 
     def _assign(self, tokens: list[Token]) -> list[Token]:
         name, appends = assigned(tokens[0]) or ("", False)
-        first = tokens[0].pieces[0]
-        pieces = (WordPiece("text", first.text[first.text.index("=") + 1 :], False), *tokens[0].pieces[1:])
+        first_piece = tokens[0].pieces[0]
+        pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *tokens[0].pieces[1:])
         value = self.script.variables.text_of(Token(tokens[0].line, pieces=pieces))
-        self.script.variables.put(name, self.script.variables.named(name, value), appends)
+        self.script.variables.put(name, self.script.variables.with_own_mark(name, value), appends)
         return tokens[1:]
 
     def _document(self, words: list[str], text: str, redirected: dict[str, Token]) -> bool:
@@ -91,7 +91,7 @@ class CommandEffects:
             self.script.written[self.script.variables.text_of(target)] = text
         elif words and PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun"):
             self.script.batch_options([part for word in words for part in word.split("=", 1)])
-            self.script.follow(text, self.deep + 1)
+            self.script.follow(text, self.depth + 1)
         return True
 
     def _command(self, line: int, words: list[str], script: "Script") -> bool | None:
@@ -119,27 +119,27 @@ class CommandEffects:
             return None
         if name in ("sbatch", "srun", "salloc"):
             script.batch_options([part for word in words for part in word.split("=", 1)])
-        sourced = name in ("source", ".")
-        other = next((word for word in words[1:] if PurePath(word).name in script.files), None)
-        if other and (sourced or name in ("sbatch", "bash", "sh", "srun")):
-            script.follow(script.files[PurePath(other).name], self.deep + 1, words[-1] != other)
-        elif sourced:
+        is_sourced = name in ("source", ".")
+        script_name = next((word for word in words[1:] if PurePath(word).name in script.files), None)
+        if script_name and (is_sourced or name in ("sbatch", "bash", "sh", "srun")):
+            script.follow(script.files[PurePath(script_name).name], self.depth + 1, words[-1] != script_name)
+        elif is_sourced:
             script.notes.append(
                 f"line {line}: {shortened(readable(' '.join(words[:2])))} is not read: name that file too"
             )
         else:
-            return self._started(line, words, script)
+            return self._other_command(line, words, script)
         return True
 
-    def _started(self, line: int, words: list[str], script: "Script") -> bool | None:
-        """A command, of which nobody knows how it ends, or the script within one of its words."""
+    def _other_command(self, line: int, words: list[str], script: "Script") -> bool | None:
+        """Record a command, whose result is unknown, or follow the script within one of its words."""
         if words[0] == "eval":
-            script.follow(" ".join(words[1:]), self.deep + 1)
+            script.follow(" ".join(words[1:]), self.depth + 1)
             return True
-        for before, word in zip(["", *words], words, strict=False):
-            is_script = before == "-c" or (" --" in word and ".py" in word)
-            if is_script and any(blank in word for blank in " \n"):
-                script.follow(word, self.deep + 1)
+        for previous, word in zip(["", *words], words, strict=False):
+            is_script = previous == "-c" or (" --" in word and ".py" in word)
+            if is_script and any(separator in word for separator in " \n"):
+                script.follow(word, self.depth + 1)
                 return True
         script.commands.append(Command(line, words))
         return None

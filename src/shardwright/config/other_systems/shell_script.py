@@ -1,7 +1,8 @@
 """A launch script, followed without running it: its variables, conditions and commands.
 
-Assignments, arrays, here-documents, if, case, groups, scripts within strings (`bash -c "..."`), and other scripts that
-it starts or sources where these are given too. What is not followed (loops, functions, what a command prints) is said.
+Followed are assignments, arrays, here-documents, if, case, groups, scripts within strings (`bash -c "..."`), and other
+scripts that it starts or sources, if they are among the files. Loops, functions and the output of commands are not
+followed; notes report the loops and functions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,61 +17,63 @@ from shardwright.config.other_systems.shell_values import Variables, unknown_nam
 from shardwright.config.other_systems.shell_words import ShellFault, ShellReader, Token, WordPiece
 from shardwright.config.other_systems.whole_text import whole
 
-_MOST_STEPS, _MOST_DEEP = 20_000, 10
+_MOST_STEPS, _MOST_LEVELS = 20_000, 10
 _ENDS = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done"}
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
-# Options of a batch system that say how large the job is, and the variables that it sets from them.
+# Slurm's options for the size of a job -> the variables that Slurm sets from them.
 _SLURM = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"), "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-}  # fmt: skip
-_SHORT = {"-N": "nodes", "-n": "ntasks"}
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+}
+_SHORT_OPTIONS = {"-N": "nodes", "-n": "ntasks"}
 
 
 @dataclass
 class Script:
-    """The result of following a script. `files` are other scripts by their names, without folders."""
+    """The result of following a script. `files` are other scripts by name, without folders."""
 
     variables: Variables
     files: Mapping[str, str] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
-    written: dict[str, str] = field(default_factory=dict)  # files that here-documents make
+    written: dict[str, str] = field(default_factory=dict)  # texts of files that here-documents write, by name
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system
     notes: list[str] = field(default_factory=list)
     functions: dict[str, SkippedPart] = field(default_factory=dict)
     steps: int = 0
 
-    def follow(self, text: str, deep: int = 0, has_words: bool = False) -> None:
-        """All of a script, which starts with words of its own or without. Raises ShellFault."""
-        if deep > _MOST_DEEP:
-            raise ShellFault(f"scripts within scripts, more than {_MOST_DEEP} levels deep; name the innermost one")
+    def follow(self, text: str, depth: int = 0, has_words: bool = False) -> None:
+        """Follow a script. `has_words` is True if it is started with arguments. Raises ShellFault."""
+        if depth > _MOST_LEVELS:
+            raise ShellFault(f"scripts within scripts, more than {_MOST_LEVELS} levels deep; name the innermost one")
         self._directives(text)
         if not has_words:
             self.variables.values.setdefault("#", "0")
         else:
             self.variables.values.pop("#", None)
-        _Followed(self, ShellReader(text).read(), deep).all()
+        _Followed(self, ShellReader(text).read(), depth).all()
 
     def doubt(self, part: SkippedPart) -> None:
-        """From here on nothing is known of what a part would have set, nor the functions that it would have called."""
-        called, seen = [part], set[str]()
-        while called:
-            one = called.pop()
-            for name, appends in one.sets.items():
+        """Make unknown what a skipped part would set, and what the functions that it calls would set."""
+        parts, seen = [part], set[str]()
+        while parts:
+            skipped = parts.pop()
+            for name, appends in skipped.sets.items():
                 self.variables.doubt(name, appends)
-            called += [self.functions[name] for name in one.calls - seen if name in self.functions]
-            seen |= one.calls
+            parts += [self.functions[name] for name in skipped.calls - seen if name in self.functions]
+            seen |= skipped.calls
 
     def _directives(self, text: str) -> None:
         for line in text.splitlines():
             if line.startswith("#SBATCH"):
                 words = line.split("#", 2)[1].split()[1:]
-                self.batch_options([word for one in words for word in one.split("=", 1)])
+                self.batch_options([word for option in words for word in option.split("=", 1)])
 
     def batch_options(self, words: list[str]) -> None:
-        """Options of sbatch or srun, of which those that say how large the job is are kept."""
+        """Keep the options of sbatch or srun that give the size of the job."""
         for word, value in pairwise(words):
-            name = _SHORT.get(word, word.removeprefix("--"))
+            name = _SHORT_OPTIONS.get(word, word.removeprefix("--"))
             if name == "gres" and value.startswith("gpu"):
                 name, value = "gpus-per-node", value.rpartition(":")[2]
             if name in _SLURM and whole(value) is not None:
@@ -80,12 +83,12 @@ class Script:
 
 
 class _Followed(CommandEffects):
-    """One text on its way: the place of the next token, and whether what is read there is followed."""
+    """A text that is being followed, from token to token. Tokens of a part that does not run are passed over."""
 
-    def __init__(self, script: Script, tokens: list[Token], deep: int) -> None:
-        super().__init__(script, deep)
+    def __init__(self, script: Script, tokens: list[Token], depth: int) -> None:
+        super().__init__(script, depth)
         self.tokens, self.at = tokens, 0
-        self.noted: SkippedPart | None = None  # what the commands that are passed would set
+        self.noted: SkippedPart | None = None  # records what the passed commands would set
 
     @contextmanager
     def _noting(self) -> Iterator[SkippedPart]:
@@ -98,7 +101,7 @@ class _Followed(CommandEffects):
             self.noted = outer
 
     def _is_doubtful(self, begin: int) -> bool:
-        """True if words from there on hang on more than what nobody has set, which counts as empty."""
+        """True if the words from `begin` on are unknown, and not only for unset variables, which count as empty."""
         variables = self.script.variables
         names = [name for token in self.tokens[begin : self.at] for name in unknown_names(variables.text_of(token))]
         return not names or any(map(variables.is_made, names))
@@ -106,21 +109,24 @@ class _Followed(CommandEffects):
     def all(self) -> None:
         while self.at < len(self.tokens) and not self.ended:
             self._until((), active=True)
-            self.at += 1  # an end without its beginning
+            self.at += 1  # a closing word without its opening word
 
     def _peek(self) -> Token | None:
         return self.tokens[self.at] if self.at < len(self.tokens) else None
 
-    def _until(self, ends: tuple[str, ...], active: bool, nested: int = 0) -> bool | None:
-        """Commands up to a word that ends them, or the end. Returns what the last one says."""
-        says: bool | None = True
-        if nested > 60:
+    def _until(self, ends: tuple[str, ...], active: bool, level: int = 0) -> bool | None:
+        """Follow commands up to one of the closing words in `ends`, or the end of the text.
+
+        Returns True if the last command succeeds; None if that is unknown.
+        """
+        succeeds: bool | None = True
+        if level > 60:
             raise ShellFault("blocks more than 60 levels deep; check that it is the launch script")
         connector = ""
         while (token := self._peek()) is not None and not self.ended:
             if token.operator in ("\n", ";", "&", ";;", "|", "|&") or not (token.operator or token.pieces):
                 if token.operator == ";;" and ";;" in ends:
-                    return says
+                    return succeeds
                 connector = "" if token.operator in ("\n", ";", "&") else connector
                 self.at += 1
                 continue
@@ -128,71 +134,71 @@ class _Followed(CommandEffects):
                 connector, self.at = token.operator, self.at + 1
                 continue
             if token.plain in ends or (token.operator in ends and token.operator):
-                return says
-            skips = (connector == "&&" and says is False) or (connector == "||" and says is not False)
-            is_followed = self._one(active and not skips, nested)
-            says, connector = (says if skips else is_followed), ""
-        return says
+                return succeeds
+            is_skipped = (connector == "&&" and succeeds is False) or (connector == "||" and succeeds is not False)
+            result = self._statement(active and not is_skipped, level)
+            succeeds, connector = (succeeds if is_skipped else result), ""
+        return succeeds
 
-    def _one(self, active: bool, nested: int) -> bool | None:
+    def _statement(self, active: bool, level: int) -> bool | None:
         token = self.tokens[self.at]
         self.script.steps += 1
         if self.script.steps > _MOST_STEPS:
             raise ShellFault(f"more than {_MOST_STEPS:,} commands; check that it is the launch script")
         if token.plain == "if":
-            return self._if(active, nested)
+            return self._if(active, level)
         if token.plain == "case":
-            return self._case(active, nested)
+            return self._case(active, level)
         if token.plain in _ENDS or token.plain == "function" or self._is_function():
-            return self._skipped(active, nested)
+            return self._skipped(active, level)
         if token.plain == "{" or token.operator == "(":
             end = "}" if token.plain == "{" else ")"
             self.at += 1
-            says = self._until((end,), active, nested + 1)
+            succeeds = self._until((end,), active, level + 1)
             self.at += 1
-            return says
+            return succeeds
         return self._simple(active)
 
-    def _if(self, active: bool, nested: int) -> bool | None:
+    def _if(self, active: bool, level: int) -> bool | None:
         with self._noting() as part:
-            is_doubtful = self._branches(active, nested, part)
+            is_doubtful = self._branches(active, level, part)
         if is_doubtful:
             self.script.doubt(part)
         return True
 
-    def _branches(self, active: bool, nested: int, part: SkippedPart) -> bool:
-        """All of an if. Whether it is not known which branch is the one."""
+    def _branches(self, active: bool, level: int, part: SkippedPart) -> bool:
+        """Follow an if with all of its branches. True if it is unknown which branch runs."""
         begin, is_done, is_doubtful = self.tokens[self.at].line, not active, False
         while (token := self._peek()) is not None and token.plain in ("if", "elif"):
             self.at += 1
             start = self.at
-            says = self._until(("then",), active and not is_done, nested + 1)
-            if says is None and not is_done:
+            succeeds = self._until(("then",), active and not is_done, level + 1)
+            if succeeds is None and not is_done:
                 if not is_doubtful and self._is_doubtful(start):
                     is_doubtful = True
                     part.sets.clear()
                     part.calls.clear()
                 self.script.notes.append(f"line {token.line}: a condition that can't be known here is taken as not so")
             self.at += 1
-            self._until(("elif", "else", "fi"), active and not is_done and says is True, nested + 1)
-            is_done = is_done or says is True
+            self._until(("elif", "else", "fi"), active and not is_done and succeeds is True, level + 1)
+            is_done = is_done or succeeds is True
         if (token := self._peek()) is not None and token.plain == "else":
             self.at += 1
-            self._until(("fi",), active and not is_done, nested + 1)
+            self._until(("fi",), active and not is_done, level + 1)
         if not self.ended and self._peek() is None:
             raise ShellFault(f"line {begin}: if without fi; check it")
         self.at += 1
         return is_doubtful
 
-    def _case(self, active: bool, nested: int) -> bool | None:
+    def _case(self, active: bool, level: int) -> bool | None:
         with self._noting() as part:
-            is_doubtful = self._patterns(active, nested)
+            is_doubtful = self._patterns(active, level)
         if is_doubtful:
             self.script.doubt(part)
         return True
 
-    def _patterns(self, active: bool, nested: int) -> bool:
-        """All of a case. Whether it is not known which pattern is the one."""
+    def _patterns(self, active: bool, level: int) -> bool:
+        """Follow a case with all of its patterns. True if it is unknown which pattern matches."""
         begin = self.tokens[self.at].line
         words: list[str] = []
         self.at += 1
@@ -212,40 +218,40 @@ class _Followed(CommandEffects):
                 patterns += [self.script.variables.text_of(token)] if not token.operator else []
                 self.at += 1
             self.at += 1
-            fits = not is_done and any(fnmatchcase(subject, pattern[:200]) for pattern in patterns)
-            self._until((";;", "esac"), active and fits, nested + 1)
-            is_done = is_done or fits
+            is_match = not is_done and any(fnmatchcase(subject, pattern[:200]) for pattern in patterns)
+            self._until((";;", "esac"), active and is_match, level + 1)
+            is_done = is_done or is_match
         if not self.ended and self._peek() is None:
             raise ShellFault(f"line {begin}: case without esac; check it")
         self.at += 1
         return is_doubtful
 
     def _is_function(self) -> bool:
-        """True if NAME() { begins here."""
-        after = self.tokens[self.at + 1 : self.at + 10]
-        rest = [token for token in after[2:] if token.operator != "\n"]
-        is_called = [token.operator for token in after[:2]] == ["(", ")"] and not assigned(self.tokens[self.at])
-        return is_called and bool(rest) and (rest[0].plain == "{" or rest[0].operator == "(")
+        """True if a function, NAME() {, begins here."""
+        following = self.tokens[self.at + 1 : self.at + 10]
+        body = [token for token in following[2:] if token.operator != "\n"]
+        is_called = [token.operator for token in following[:2]] == ["(", ")"] and not assigned(self.tokens[self.at])
+        return is_called and bool(body) and (body[0].plain == "{" or body[0].operator == "(")
 
-    def _skipped(self, active: bool, nested: int) -> bool | None:
-        """A loop or a function, which is passed over."""
+    def _skipped(self, active: bool, level: int) -> bool | None:
+        """Pass over a loop or a function; note it, and make unknown what a loop would set."""
         token = self.tokens[self.at]
         end, is_loop = _ENDS.get(token.plain, "}"), token.plain in _ENDS
         header: list[Token] = []
-        says: bool | None = None
+        condition: bool | None = None
         with self._noting() as part:
             if token.plain in ("while", "until"):
                 self.at += 1
-                says = self._until(("do",), active, nested + 1)
-            while (one := self._peek()) is not None and one.plain not in ("do", "{"):
-                header.append(one)
+                condition = self._until(("do",), active, level + 1)
+            while (header_token := self._peek()) is not None and header_token.plain not in ("do", "{"):
+                header.append(header_token)
                 self.at += 1
             self.at += 1
-            self._until((end,), active=False, nested=nested + 1)
+            self._until((end,), active=False, level=level + 1)
         if self._peek() is None:
             raise ShellFault(f"line {token.line}: {token.plain or 'a function'} without {end}; check it")
         self.at += 1
-        if not active or (is_loop and self._is_empty(token.plain, header, says)):
+        if not active or (is_loop and self._is_empty(token.plain, header, condition)):
             return True
         self.script.notes.append(
             f"line {token.line}: {f'a {token.plain} loop' if is_loop else 'a function'} is not followed"
@@ -258,19 +264,23 @@ class _Followed(CommandEffects):
             self.script.functions[(header[1] if token.plain == "function" else token).plain] = part
         return True
 
-    def _is_empty(self, kind: str, header: list[Token], says: bool | None) -> bool:
-        """True if a loop is known to do nothing."""
+    def _is_empty(self, kind: str, header: list[Token], condition: bool | None) -> bool:
+        """True if it is known that the body of a loop never runs."""
         if kind in ("while", "until"):
-            return says is (kind == "until")
-        words = [one for one in header[2:] if not one.operator]
-        if words and words[0].plain != "in":
+            return condition is (kind == "until")
+        tokens = [token for token in header[2:] if not token.operator]
+        if tokens and tokens[0].plain != "in":
             return False
         variables = self.script.variables
-        listed = [word for one in words[1:] for word in variables.words_of(one)] if words else variables.values.get("@")
-        return not listed
+        items = (
+            [word for token in tokens[1:] for word in variables.words_of(token)]
+            if tokens
+            else variables.values.get("@")
+        )
+        return not items
 
     def _simple(self, active: bool) -> bool | None:
-        """Assignments, and a command behind them."""
+        """Follow a simple command with the assignments and redirections around it."""
         line, tokens, redirected = self.tokens[self.at].line, list[Token](), dict[str, Token]()
         in_test = self.tokens[self.at].plain == "[["
         while (token := self._peek()) is not None:
@@ -297,10 +307,10 @@ class _Followed(CommandEffects):
             self.at += 1  # an operator out of place
         if self.noted is not None:
             self.noted.command(tokens)
-        return self.act(line, tokens, redirected) if active else True
+        return self.apply(line, tokens, redirected) if active else True
 
     def _array(self, name: Token, active: bool) -> Token:
-        """The words within NAME=( ... ), which are put where they belong; nothing is left to do then."""
+        """Assign the array NAME=( ... ). Returns an empty token, since nothing is left to do."""
         self.at += 1
         values: list[str] = []
         while (token := self._peek()) is not None and token.operator != ")":
@@ -310,10 +320,10 @@ class _Followed(CommandEffects):
         if self._peek() is None:
             raise ShellFault(f"line {name.line}: ( is not closed; check it")
         self.at += 1
-        named, appends = assigned(name) or ("", False)
+        variable_name, appends = assigned(name) or ("", False)
         if self.noted is not None:
-            self.noted.put(named, appends)
+            self.noted.put(variable_name, appends)
         if active:
             variables = self.script.variables
-            variables.put(named, [variables.named(named, value) for value in values], appends)
+            variables.put(variable_name, [variables.with_own_mark(variable_name, value) for value in values], appends)
         return Token(name.line)

@@ -1,6 +1,6 @@
-"""The names that an unfollowed part of a script would set: a loop, a function, a branch whose condition is unknown.
+"""The variables that a skipped part of a script would set: a loop, a function, a branch with an unknown condition.
 
-A variable that it would set has no value that is known from there on.
+The value of such a variable is unknown from there on.
 """
 
 from collections.abc import Sequence
@@ -15,31 +15,31 @@ _OF_FUNCTIONS = ("local", "declare", "typeset")
 
 @dataclass
 class SkippedPart:
-    """Variables by their names, and whether each is only added to; and the commands that it would run."""
+    """The variables that a part sets (`sets`), with True if it only appends to them; and the commands that it calls."""
 
     sets: dict[str, bool] = field(default_factory=dict)
     calls: set[str] = field(default_factory=set)
 
     def put(self, name: str, appends: bool) -> None:
-        """A variable that is set, or added to."""
+        """Record a variable that is set or appended to."""
         self.sets[name] = appends and self.sets.get(name, True)
 
     def add(self, other: "SkippedPart") -> None:
-        """All of another part."""
+        """Record everything of another part."""
         for name, appends in other.sets.items():
             self.put(name, appends)
         self.calls |= other.calls
 
     def command(self, tokens: Sequence[Token]) -> None:
-        """A command with the assignments before it."""
-        rest = [token for token in tokens if token.pieces]
-        first = rest[0].plain if rest else ""
+        """Record a command and the assignments before it."""
+        words = [token for token in tokens if token.pieces]
+        first = words[0].plain if words else ""
         if first in _OF_FUNCTIONS:
             return
         if first in READING:
-            for name in names_of(rest[1:]):
+            for name in names_of(words[1:]):
                 self.put(name, False)
-        for token in rest[1:] if first in DECLARING else rest:
+        for token in words[1:] if first in DECLARING else words:
             assignment = assigned(token)
             if assignment is None:
                 self.calls.add(token.plain)
@@ -48,7 +48,7 @@ class SkippedPart:
 
 
 def assigned(token: Token) -> tuple[str, bool] | None:
-    """The name that a word assigns, and whether it adds to what is there."""
+    """The name that a word such as NAME=VALUE assigns, and True for NAME+=VALUE; None if it is no assignment."""
     if not token.pieces or token.pieces[0].kind != "text" or token.pieces[0].quoted:
         return None
     name, equals, _ = token.pieces[0].text.partition("=")
@@ -58,5 +58,5 @@ def assigned(token: Token) -> tuple[str, bool] | None:
 
 
 def names_of(tokens: Sequence[Token]) -> list[str]:
-    """The words that are names of variables."""
+    """The words that are valid names of variables."""
     return [token.plain for token in tokens if token.plain.isascii() and token.plain.isidentifier()]

@@ -1,7 +1,7 @@
-"""Values of a script's variables, and what its words become with them; nothing is run.
+"""The values of a script's variables, and the expansion of its words with them; nothing is run.
 
-What nobody has set stays a mark with its name in the text (UNKNOWN), so that only a setting that matters and depends on
-it has to be asked for.
+A variable that nobody has set stays in the text as a mark with its name (UNKNOWN), so that the user has to give it only
+if a setting with an effect depends on it.
 """
 
 import operator
@@ -15,44 +15,44 @@ from shardwright.config.other_systems.whole_text import signed, whole
 
 Value = str | list[str]
 
-_OPEN, _CLOSE = "\ue000", "\ue001"  # of a mark; private characters, which no script has a use for
+_OPEN, _CLOSE = "\ue000", "\ue001"  # around the name in a mark: private-use characters, which no script contains
 UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 _ODD = re.compile(r"[^A-Za-z0-9_@*#?$!-]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
-_MOST_TEXT, _MOST_DEEP = 1 << 20, 12
+_MOST_TEXT, _MOST_LEVELS = 1 << 20, 12
 
 
 def mark(name: str) -> str:
-    """The text of what is not known. It is one word for every shell that reads it again."""
+    """The text for an unknown value. It stays one word if a shell reads it again."""
     return f"{_OPEN}{_ODD.sub('_', name[:80])}{_CLOSE}"
 
 
 def unknown_names(text: str) -> list[str]:
-    """The unknown names on which a text depends."""
+    """The names of the marks in a text, each once."""
     return [name for name in dict.fromkeys(UNKNOWN.findall(text)) if name]
 
 
 def readable(text: str) -> str:
-    """A text with its marks as a script has them: $NAME."""
+    """A text with its marks written as in a script: $NAME."""
     return UNKNOWN.sub(lambda match: f"${match[1]}", text)
 
 
 @dataclass
 class Variables:
-    """The variables that a script has set. `fixed` were given from outside and stay. `defaulted` are those of
-    ${NAME:-default} that nobody set, with what was taken."""
+    """The variables of a script. `fixed` names were given from outside and keep their values. `defaulted` maps unset
+    variables in ${NAME:-default} to the defaults that were taken."""
 
     values: dict[str, Value] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     defaulted: dict[str, str] = field(default_factory=dict)
-    expansions: set[str] = field(default_factory=set)  # names of marks that stand for no variable
+    expansions: set[str] = field(default_factory=set)  # names of marks for anything but variables, such as output
 
     def is_made(self, name: str) -> bool:
-        """True if what is not known is made by the script itself, and not left to its environment."""
+        """True if the script itself makes an unknown value; False if it comes from the environment."""
         return name in self.values or name in self.expansions
 
     def put(self, name: str, value: Value, appends: bool = False) -> None:
-        """Set one, or add to it."""
+        """Set a variable, or append to it."""
         if name in self.fixed:
             return
         old = self.values.get(name)
@@ -65,45 +65,45 @@ class Variables:
         self.values[name] = value
 
     def doubt(self, name: str, appends: bool) -> None:
-        """From here on a variable has a value that is not known, or has more than is known."""
+        """Make the value of a variable unknown, or append an unknown value to it."""
         old = self.values.get(name) if appends else None
         self.put(name, f" {mark(name)}" if isinstance(old, str) and old else mark(name), appends)
 
-    def named(self, name: str, text: str) -> str:
-        """A text that a variable gets. What a command prints has no name by which it could be given; the variable
-        has."""
+    def with_own_mark(self, name: str, text: str) -> str:
+        """The text with the variable's mark in place of marks for the output of commands, since the user can give a
+        value only for a variable."""
         return UNKNOWN.sub(lambda match: mark(name) if match[1] in self.expansions else match[0], text)
 
-    def unfollowed(self, what: str) -> str:
-        """The value given for an expansion that is not followed, else its mark."""
-        marked = mark(what)
+    def unfollowed(self, text: str) -> str:
+        """The value that was given for an expansion that is not followed, else its mark."""
+        marked = mark(text)
         given = self.values.get(marked[1:-1])
         if isinstance(given, str):
             return given
         self.expansions.add(marked[1:-1])
         return marked
 
-    def words_of(self, token: Token, deep: int = 0) -> list[str]:
-        """A word with its expansions: cut at blanks where they are not quoted. "$@" of nothing is no word."""
+    def words_of(self, token: Token, depth: int = 0) -> list[str]:
+        """The expanded words of a token. Unquoted expansions are split at blanks; "$@" without arguments is no word."""
         words: list[str] = []
         current: str | None = None
-        vanishes = False
+        can_vanish = False
         for piece in token.pieces:
-            values = self._values(piece, deep)
-            vanishes = vanishes or (not values and piece.quoted)
-            for number, (text, splits) in enumerate(values):
-                if number:
+            values = self._values(piece, depth)
+            can_vanish = can_vanish or (not values and piece.quoted)
+            for text_index, (text, is_split) in enumerate(values):
+                if text_index:
                     words += [] if current is None else [current]
                     current = None
-                if not splits:
+                if not is_split:
                     current = (current or "") + text
                     continue
                 parts = text.split()
                 if text[:1].isspace() and current is not None:
                     words.append(current)
                     current = None
-                for place, part in enumerate(parts):
-                    if place:
+                for part_index, part in enumerate(parts):
+                    if part_index:
                         words.append(current or "")
                         current = None
                     current = (current or "") + part
@@ -111,82 +111,84 @@ class Variables:
                     words.append(current or "")
                     current = None
             _check(sum(map(len, words)) + len(current or ""))
-        if current is not None and not (vanishes and not current):
+        if current is not None and not (can_vanish and not current):
             words.append(current)
         return words
 
-    def text_of(self, token: Token, deep: int = 0) -> str:
-        """A word as one text, as in an assignment."""
-        joined = "".join(" ".join(text for text, _ in self._values(piece, deep)) for piece in token.pieces)
+    def text_of(self, token: Token, depth: int = 0) -> str:
+        """The expanded token as one text, as in an assignment."""
+        joined = "".join(" ".join(text for text, _ in self._values(piece, depth)) for piece in token.pieces)
         _check(len(joined))
         return joined
 
     def document_of(self, text: str) -> str:
-        """A here-document with its expansions."""
+        """The expanded text of a here-document."""
         reader = ShellReader('"' + text.replace('"', '\\"') + '"')
         return self.text_of(Token(1, pieces=tuple(reader.quoted())))
 
-    def _values(self, piece: WordPiece, deep: int) -> list[tuple[str, bool]]:
-        """The texts of a piece, and whether they are cut at blanks; several of an array."""
+    def _values(self, piece: WordPiece, depth: int) -> list[tuple[str, bool]]:
+        """The texts of a piece, each with True if it is split at blanks; an array may have several texts."""
         if piece.kind == "text":
             return [(piece.text, False)]
-        if deep > _MOST_DEEP:
-            raise ShellFault(f"expansions more than {_MOST_DEEP} levels deep; set the variable plainly")
+        if depth > _MOST_LEVELS:
+            raise ShellFault(f"expansions more than {_MOST_LEVELS} levels deep; set the variable plainly")
         if piece.kind == "arithmetic":
-            return [(self.arithmetic(piece.text, deep), False)]
+            return [(self.arithmetic(piece.text, depth), False)]
         if piece.kind == "command":
             return [(self._command(piece.text), not piece.quoted)]
-        return [(text, not piece.quoted) for text in self._variable(piece.text, piece.quoted, deep)]
+        return [(text, not piece.quoted) for text in self._variable(piece.text, piece.quoted, depth)]
 
     def _command(self, text: str) -> str:
-        """The output of a command: known for pwd alone."""
+        """The output of a command, which is known only for pwd."""
         return "." if text.strip() == "pwd" else self.unfollowed(f"({' '.join(text.split())})")
 
-    def _variable(self, text: str, quoted: bool, deep: int) -> list[str]:
+    def _variable(self, text: str, quoted: bool, depth: int) -> list[str]:
         name_match = _NAME.match(text)
         if not name_match or (text.startswith(("#", "!")) and len(text) > 1):
             return [self.unfollowed(f"{{{text}}}")]
-        name, rest = name_match[0], text[name_match.end() :]
+        name, modifier = name_match[0], text[name_match.end() :]
         value = self.values.get(name)
-        if name in ("@", "*") and value is None:  # nobody gives the script any words
+        if name in ("@", "*") and value is None:  # the script has no arguments
             return [""] if name == "*" and quoted else []
-        if rest.startswith("["):
-            value = value.split() if isinstance(value, str) and name in self.fixed else value  # an array, as one text
-            index, _, rest = rest[1:].partition("]")
+        if modifier.startswith("["):
+            # An array is given from outside as one text.
+            value = value.split() if isinstance(value, str) and name in self.fixed else value
+            index, _, modifier = modifier[1:].partition("]")
             value = _element(value, index, quoted)
-        is_empty = value is None or (rest.startswith(":") and value in ("", []))
-        sign, other = (rest[:2], rest[2:]) if rest.startswith(":") else (rest[:1], rest[1:])
+        is_empty = value is None or (modifier.startswith(":") and value in ("", []))
+        sign, word = (modifier[:2], modifier[2:]) if modifier.startswith(":") else (modifier[:1], modifier[1:])
         kind = sign.removeprefix(":")
-        if not rest:
-            return _listed(value if value is not None else mark(name))
+        if not modifier:
+            return _as_list(value if value is not None else mark(name))
         if kind in ("-", "="):
             if not is_empty:
-                return _listed(value)
-            default = self._expanded(other, deep)
+                return _as_list(value)
+            default = self._expanded(word, depth)
             self.defaulted.setdefault(name, readable(default))
             return [default]
         if kind == "+":
-            return [""] if is_empty else [self._expanded(other, deep)]
+            return [""] if is_empty else [self._expanded(word, depth)]
         if kind == "?":
-            return _listed(mark(name) if is_empty else value)
+            return _as_list(mark(name) if is_empty else value)
         return [self.unfollowed(f"{{{text}}}")]
 
-    def _expanded(self, text: str, deep: int) -> str:
+    def _expanded(self, text: str, depth: int) -> str:
         tokens = [token for token in ShellReader(text).read() if not token.operator]
-        return " ".join(self.text_of(token, deep + 1) for token in tokens)
+        return " ".join(self.text_of(token, depth + 1) for token in tokens)
 
-    def arithmetic(self, text: str, deep: int = 0) -> str:
-        """The value of $(( )): a whole number as text; a mark where a name is not known."""
+    def arithmetic(self, text: str, depth: int = 0) -> str:
+        """The value of $(( )): a whole number as text; a mark if a name in it is unknown."""
         plain = "".join(
-            " ".join(one for one, _ in self._values(piece, deep + 1)) if piece else " " for piece in _pieces_of(text)
+            " ".join(piece_text for piece_text, _ in self._values(piece, depth + 1)) if piece else " "
+            for piece in _pieces_of(text)
         )
         if names := unknown_names(plain):
             return mark(names[0])
-        return str(_Sum(plain, self).value())
+        return str(_Arithmetic(plain, self).value())
 
 
 def _pieces_of(text: str) -> Iterator[WordPiece | None]:
-    """The pieces of arithmetic, whose brackets and comparisons are no operators of the shell."""
+    """The pieces of an arithmetic expression, in which brackets and comparisons are no operators of the shell."""
     reader = ShellReader(text)
     while reader.at < len(text):
         if text[reader.at] in "$`":
@@ -202,11 +204,11 @@ def _element(value: Value | None, index: str, quoted: bool) -> Value | None:
     values = [value] if isinstance(value, str) else value
     if index in ("@", "*"):
         return " ".join(values) if index == "*" and quoted else values
-    place = whole(index)
-    return values[place] if place is not None and place < len(values) else None
+    position = whole(index)
+    return values[position] if position is not None and position < len(values) else None
 
 
-def _listed(value: Value | None) -> list[str]:
+def _as_list(value: Value | None) -> list[str]:
     return list(value) if isinstance(value, list) else [value or ""]
 
 
@@ -215,12 +217,13 @@ def _check(length: int) -> None:
         raise ShellFault(f"a word of more than {_MOST_TEXT:,} characters; check that it is the launch script")
 
 
-_SUM = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|[0-9]+|[A-Za-z_]\w*)")
-_BINDS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
+_ARITHMETIC_TOKEN = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|[0-9]+|[A-Za-z_]\w*)")
+# Operators by precedence, the weakest first.
+_PRECEDENCE = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
 _LARGEST = 1 << 63
 
 
-_APPLIED: dict[str, Callable[[int, int], int]] = {
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow,
     "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     "%": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
@@ -229,14 +232,14 @@ _APPLIED: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-class _Sum:
-    """One arithmetic expression, of whole numbers and names."""
+class _Arithmetic:
+    """An arithmetic expression of whole numbers and names."""
 
     def __init__(self, text: str, variables: Variables) -> None:
         self.variables, self.tokens, at = variables, list[str](), 0
         text = text.strip()
         while at < len(text):
-            token_match = _SUM.match(text, at)
+            token_match = _ARITHMETIC_TOKEN.match(text, at)
             if not token_match or len(self.tokens) > 500:
                 raise ShellFault(f"$(( {text[:60]} )) can't be computed; give its value with --set")
             self.tokens.append(token_match[1])
@@ -252,26 +255,26 @@ class _Sum:
     def _fail(self) -> None:
         raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
 
-    def _take(self) -> str:
+    def _next_token(self) -> str:
         if self.at >= len(self.tokens):
             self._fail()
         self.at += 1
         return self.tokens[self.at - 1]
 
     def _level(self, level: int) -> int:
-        if level == len(_BINDS):
+        if level == len(_PRECEDENCE):
             return self._atom()
         total = self._level(level + 1)
-        while self.at < len(self.tokens) and self.tokens[self.at] in _BINDS[level]:
-            sign = self._take()
+        while self.at < len(self.tokens) and self.tokens[self.at] in _PRECEDENCE[level]:
+            sign = self._next_token()
             total = self._apply(sign, total, self._level(level + 1))
         return total
 
     def _atom(self) -> int:
-        token = self._take()
+        token = self._next_token()
         if token == "(":
             inner = self._level(0)
-            if self._take() != ")":
+            if self._next_token() != ")":
                 self._fail()
             return inner
         if token in ("-", "+", "!"):
@@ -291,39 +294,39 @@ class _Sum:
             raise ShellFault(f"$(( {self.text[:60]} )) divides by 0; give its value with --set")
         if sign == "**" and (b < 0 or b > 63):
             self._fail()
-        result = int(_APPLIED[sign](a, b))
+        result = int(_OPERATIONS[sign](a, b))
         if abs(result) > _LARGEST:
             self._fail()
         return result
 
 
-_COMPARED = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
+_COMPARISONS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 
 
 def is_true(words: list[str], variables: Variables) -> bool | None:
-    """The truth of `[ ... ]`; None if it is unknown. Files are there, and what nobody set is empty."""
+    """The truth of `[ ... ]`; None if it is unknown. Tested files count as present, and unset variables as empty."""
     if "||" in words or "-o" in words:
-        at = next(n for n, word in enumerate(words) if word in ("||", "-o"))
-        either = (is_true(words[:at], variables), is_true(words[at + 1 :], variables))
-        return True if True in either else None if None in either else False
+        place = next(index for index, word in enumerate(words) if word in ("||", "-o"))
+        sides = (is_true(words[:place], variables), is_true(words[place + 1 :], variables))
+        return True if True in sides else None if None in sides else False
     if "&&" in words or "-a" in words:
-        at = next(n for n, word in enumerate(words) if word in ("&&", "-a"))
-        both = (is_true(words[:at], variables), is_true(words[at + 1 :], variables))
-        return False if False in both else None if None in both else True
+        place = next(index for index, word in enumerate(words) if word in ("&&", "-a"))
+        both_sides = (is_true(words[:place], variables), is_true(words[place + 1 :], variables))
+        return False if False in both_sides else None if None in both_sides else True
     if words[:1] == ["!"]:
         truth = is_true(words[1:], variables)
         return None if truth is None else not truth
-    bare = [UNKNOWN.sub("", word) for word in words]
+    known_parts = [UNKNOWN.sub("", word) for word in words]
     if len(words) <= 1:
-        return bool(bare and bare[0])
+        return bool(known_parts and known_parts[0])
     if len(words) == 2:
-        return {"-n": bool(bare[1]), "-z": not bare[1], "-v": words[1] in variables.values}.get(
+        return {"-n": bool(known_parts[1]), "-z": not known_parts[1], "-v": words[1] in variables.values}.get(
             words[0], True if words[0] in ("-f", "-d", "-e", "-s", "-r", "-x") else None
         )
     if len(words) != 3 or any(map(unknown_names, (words[0], words[2]))):
         return None
     if words[1] in ("=", "==", "!="):
         return fnmatchcase(words[0], words[2][:200]) == (words[1] != "!=")
-    if words[1] in _COMPARED and None not in (signed(words[0]), signed(words[2])):
-        return bool(_Sum(f"{words[0]} {_COMPARED[words[1]]} {words[2]}", variables).value())
+    if words[1] in _COMPARISONS and None not in (signed(words[0]), signed(words[2])):
+        return bool(_Arithmetic(f"{words[0]} {_COMPARISONS[words[1]]} {words[2]}", variables).value())
     return None

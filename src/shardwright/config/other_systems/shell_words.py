@@ -1,13 +1,14 @@
-"""The words of a shell script, as POSIX and bash cut them, without running anything.
+"""The words of a shell script, split as POSIX shells and bash do, without running anything.
 
-A line becomes words and operators. A word is pieces: text as it stands, and expansions (a variable, arithmetic, what a
-command would print), each quoted or not; which values they have is decided later (shell_script.py).
+A line becomes words and operators. A word consists of pieces: literal text, and expansions (a variable, arithmetic, the
+output of a command), each quoted or not. shell_values.py gives the expansions their values.
 """
 
 from dataclasses import dataclass
 
 from shardwright.config.other_systems.whole_text import whole
 
+# Longer operators come before their beginnings.
 OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|", "<", ">",
              "(", ")", "\n")  # fmt: skip
 _ENDS_WORD = " \t\r\n;&|<>()"
@@ -16,12 +17,12 @@ _MOST_WORDS = 100_000
 
 
 class ShellFault(ValueError):  # noqa: N818 (a fault in the words of PlanError)
-    """A part of a script that can't be read, in one sentence with its line."""
+    """A part of a file that can't be read, described in one sentence."""
 
 
 @dataclass(frozen=True)
 class WordPiece:
-    """A part of a word: text, or an expansion: `kind` is text, variable, arithmetic or command."""
+    """A part of a word. `kind` is "text", or the kind of an expansion: "variable", "arithmetic" or "command"."""
 
     kind: str
     text: str
@@ -30,8 +31,8 @@ class WordPiece:
 
 @dataclass(frozen=True)
 class Token:
-    """A word of pieces, or an operator. `document` is the text of a here-document, whose words are expanded where its
-    end is not quoted."""
+    """A word of pieces, or an operator. `document` is the text of a here-document, whose words are expanded if
+    `expands`: its end marker is not quoted."""
 
     line: int
     operator: str = ""
@@ -41,7 +42,7 @@ class Token:
 
     @property
     def plain(self) -> str:
-        """The word where it is text alone and nothing of it is quoted, as keywords are."""
+        """The word if it is unquoted text without expansions, as keywords are; else empty."""
         is_plain = all(piece.kind == "text" and not piece.quoted for piece in self.pieces)
         return "".join(piece.text for piece in self.pieces) if is_plain else ""
 
@@ -52,11 +53,11 @@ class ShellReader:
     def __init__(self, text: str, line: int = 1) -> None:
         self.text, self.at, self.line = text, 0, line
         self.tokens: list[Token] = []
-        self._documents: list[tuple[int, bool, bool]] = []  # tokens that a document follows, tabs cut, end awaited
+        self._documents: list[tuple[int, bool, bool]] = []  # index of its end marker, cuts tabs, is quoted
         self._word_end = -1  # where the last word ends
 
     def read(self) -> list[Token]:
-        """All words and operators. Raises ShellFault."""
+        """Read all words and operators. Raises ShellFault."""
         while self.at < len(self.text):
             if len(self.tokens) > _MOST_WORDS:
                 raise ShellFault(f"line {self.line}: more than {_MOST_WORDS:,} words; check the file")
@@ -74,7 +75,7 @@ class ShellReader:
         elif char == "#":
             self.at = _end(self.text, self.at)
         else:
-            operator = next((one for one in OPERATORS if self.text.startswith(one, self.at)), "")
+            operator = next((sign for sign in OPERATORS if self.text.startswith(sign, self.at)), "")
             if operator:
                 self._operator(operator)
             else:
@@ -98,7 +99,7 @@ class ShellReader:
             self._read_documents()
 
     def _is_descriptor(self) -> bool:
-        """True if digits stand directly before a redirection: the number of a file, and no word of the command."""
+        """True if the digits directly before a redirection are a file descriptor, not a word of the command."""
         if not self.tokens or self._word_end != self.at or whole(self.tokens[-1].plain) is None:
             return False
         return not self._documents or self._documents[-1][0] != len(self.tokens) - 1
@@ -114,9 +115,11 @@ class ShellReader:
             pieces += self._piece()
         self.tokens.append(Token(line, pieces=tuple(pieces)))
         self._word_end = self.at
-        before = self.tokens[-2].operator if len(self.tokens) > 1 else ""
-        if before in ("<<", "<<-"):
-            self._documents.append((len(self.tokens) - 1, before == "<<-", any(piece.quoted for piece in pieces)))
+        previous_operator = self.tokens[-2].operator if len(self.tokens) > 1 else ""
+        if previous_operator in ("<<", "<<-"):
+            self._documents.append(
+                (len(self.tokens) - 1, previous_operator == "<<-", any(piece.quoted for piece in pieces))
+            )
 
     def _piece(self) -> list[WordPiece]:
         char = self.text[self.at]
@@ -151,7 +154,7 @@ class ShellReader:
         return inside
 
     def quoted(self) -> list[WordPiece]:
-        """The pieces of a text in double quotes, which begins here. Raises ShellFault."""
+        """Read the pieces of the text in double quotes that begins here. Raises ShellFault."""
         begin, pieces, text = self.line, [WordPiece("text", "", True)], ""
         self.at += 1
         while self.at < len(self.text) and self.text[self.at] != '"':
@@ -173,7 +176,7 @@ class ShellReader:
         return [*pieces, WordPiece("text", text, True)]
 
     def expansion(self, quoted: bool) -> WordPiece:
-        """The expansion that begins here, at $ or a backtick. Raises ShellFault."""
+        """Read the expansion that begins here, at $ or a backtick. Raises ShellFault."""
         text, at = self.text, self.at
         if text[at] == "`":
             return WordPiece("command", self._until("`"), quoted)
@@ -190,9 +193,9 @@ class ShellReader:
         return WordPiece("variable", text[at + 1 : end], quoted) if end > at + 1 else WordPiece("text", "$", quoted)
 
     def _bracketed(self, opening: str, closing: str) -> str:
-        """The text within brackets, which may have others of their kind in them."""
+        """Read the text within brackets, which may be nested."""
         begin, depth = self.at + len(opening), 1
-        first, last = opening[-1], closing[-1]
+        opening_char, closing_char = opening[-1], closing[-1]
         self.at = begin
         if closing == "))":
             depth = 2
@@ -200,7 +203,7 @@ class ShellReader:
             char = self.text[self.at]
             if char == "\\":
                 self.at += 1
-            depth += (char == first) - (char == last)
+            depth += (char == opening_char) - (char == closing_char)
             self.line += char == "\n"
             self.at += 1
             if depth == 0:
@@ -208,8 +211,8 @@ class ShellReader:
         raise ShellFault(f"line {self.line}: {opening} is not closed; check it")
 
     def _read_documents(self) -> None:
-        for place, cuts_tabs, is_quoted in self._documents:
-            token = self.tokens[place]
+        for token_index, cuts_tabs, is_quoted in self._documents:
+            token = self.tokens[token_index]
             mark = "".join(piece.text for piece in token.pieces)
             lines = []
             while self.at < len(self.text):
@@ -219,7 +222,7 @@ class ShellReader:
                 if (line.lstrip("\t") if cuts_tabs else line).rstrip("\r") == mark:
                     break
                 lines.append(line)
-            self.tokens[place] = Token(
+            self.tokens[token_index] = Token(
                 token.line, pieces=token.pieces, document="\n".join(lines), expands=not is_quoted
             )
         self._documents = []

@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.config.base import PlanError, printable
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan, torchtitan_toml
-from shardwright.config.other_systems.imported import Asked, Imported, Told, imported
+from shardwright.config.other_systems.imported import Asked, Imported, ReadResult, imported
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
@@ -19,64 +19,69 @@ _MOST_FILES = 16
 
 @dataclass(frozen=True)
 class System:
-    """One system: how its files are read and written, and a job's settings as its users say them. `prefix` stands
-    before the names of settings."""
+    """One system: functions that read and write its files, and `settings`, which returns a job's settings under the
+    names of the system. `reads` describes the files. `prefix` stands before the names of settings in messages."""
 
     name: str
     title: str
     reads: str
     prefix: str
-    read: Callable[[Mapping[str, str], Asked], Told]
+    read: Callable[[Mapping[str, str], Asked], ReadResult]
     write: Callable[[JobSpec], dict[str, str]]
     settings: Callable[[JobSpec], dict[str, Any]]
-    has: Mapping[str, tuple[Any, ...]]  # values of fields of the plan that a search may take
-    others: Mapping[str, str] = field(default_factory=dict)  # endings of files that are of another release, by its name
+    has: Mapping[str, tuple[Any, ...]]  # field of the plan -> values that a search may take
+    others: Mapping[str, str] = field(default_factory=dict)  # suffix of a file -> the system of another release
 
 
-# Of fields that a search chooses the values that systems have, as far as they say. The rest is seen when plans are
-# written.
+# For fields that a search chooses: the values that a system is known to have. Writing a plan finds the other limits.
 _ATTENTION: tuple[Any, ...] = (["attention"], ["norm"])
 _MEGATRON_HAS: dict[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b", "interleaved-1f1b"), "zero": (0, 1), "offload_activations": (False,),
+    "schedule": ("1f1b", "interleaved-1f1b"),
+    "zero": (0, 1),
+    "offload_activations": (False,),
     "recompute_operators": _ATTENTION,
-}  # fmt: skip
-_TITAN_HAS: dict[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"), "zero": (0, 2, 3),
-    "offload_activations": (False,), "recompute_operators": (["attention"], ["norm", "activation"]),
-}  # fmt: skip
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b",), "offload_activations": (False,), "sequence_parallel": (False,),
+}
+_TORCHTITAN_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"),
+    "zero": (0, 2, 3),
+    "offload_activations": (False,),
+    "recompute_operators": (["attention"], ["norm", "activation"]),
+}
+_DEEPSPEED_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b",),
+    "offload_activations": (False,),
+    "sequence_parallel": (False,),
     "recompute": ("none", "full"),
-}  # fmt: skip
+}
 
 SYSTEMS = {
-    one.name: one
-    for one in (
+    system.name: system
+    for system in (
         System("megatron", "Megatron-LM", "a launch script, and those that it sources", "--", megatron.read,
                megatron.write, megatron.flags, _MEGATRON_HAS),
         System("nemo", "NeMo", "a YAML configuration of megatron_gpt_pretraining", "", nemo.read, nemo.write,
                nemo.settings_of, _MEGATRON_HAS),
         System("torchtitan", "torchtitan", "a launch script, and the Python file with its configuration function", "",
-               torchtitan.read, torchtitan.write, torchtitan.settings_of, _TITAN_HAS, {".toml": "torchtitan-0.2"}),
+               torchtitan.read, torchtitan.write, torchtitan.settings_of, _TORCHTITAN_HAS, {".toml": "torchtitan-0.2"}),
         System("torchtitan-0.2", "torchtitan 0.2", "a TOML file", "", torchtitan_toml.read, torchtitan_toml.write,
-               torchtitan_toml.settings_of, _TITAN_HAS),
+               torchtitan_toml.settings_of, _TORCHTITAN_HAS),
         System("deepspeed", "DeepSpeed", "ds_config.json with config.json, and a launch script", "", deepspeed.read,
-               deepspeed.write, deepspeed.settings_of, _PLAIN),
+               deepspeed.write, deepspeed.settings_of, _DEEPSPEED_HAS),
         System("accelerate", "Accelerate", "its YAML with config.json, and a launch script", "", accelerate.read,
-               accelerate.write, accelerate.settings_of, _PLAIN),
+               accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS),
     )
 }  # fmt: skip
 
 
 def system_of(name: str, files: Iterable[str]) -> System:
-    """The system of a name, in the release that the files are of."""
+    """The system of a name, in the release that the suffix of the files belongs to."""
     system = SYSTEMS[name]
-    endings = {PurePath(file).suffix.lower() for file in files}
-    return SYSTEMS[system.others[endings.pop()]] if len(endings) == 1 and endings <= system.others.keys() else system
+    suffixes = {PurePath(file).suffix.lower() for file in files}
+    return SYSTEMS[system.others[suffixes.pop()]] if len(suffixes) == 1 and suffixes <= system.others.keys() else system
 
 
 def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Imported:
-    """The job that files of a system describe. PlanError lists every fault."""
+    """The job that the files of a system describe. PlanError lists every fault."""
     subject = f"{system.title}, {' '.join(paths)}"
     if len(paths) > _MOST_FILES:
         raise PlanError(
@@ -97,15 +102,15 @@ def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Importe
 
 
 def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
-    """The job of texts by their names. PlanError lists every fault."""
+    """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
     system = system_of(system.name, texts)
     try:
-        told = system.read(texts, asked)
+        result = system.read(texts, asked)
     except (ShellFault, RecursionError) as error:
         raise PlanError(subject, [printable(str(error))]) from None
-    told.settings.note(f"what nothing says has {system.title}'s own default")
+    result.settings.note(f"what nothing says has {system.title}'s own default")
     first = next(iter(texts))
-    return imported(told, asked, subject, _name_of(first), Path(first).parent)
+    return imported(result, asked, subject, _name_of(first), Path(first).parent)
 
 
 def _text_of(path: Path) -> str:
@@ -117,7 +122,9 @@ def _text_of(path: Path) -> str:
 
 
 def _name_of(path: str) -> str:
-    """A name for the job: the file's."""
+    """The name of the job: the file's name, reduced to letters, digits, and - _ ."""
     stem = Path(path).absolute().stem
-    kept = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(".-")
-    return kept[:100] or "job"
+    allowed = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(
+        ".-"
+    )
+    return allowed[:100] or "job"

@@ -1,4 +1,4 @@
-"""The result of a configuration function of torchtitan 0.3, a Trainer.Config, as settings under the release's names."""
+"""The result of torchtitan 0.3's configuration function, a Trainer.Config, as settings under the release's names."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,30 +12,35 @@ _ADAMW = "default_adamw"
 KEPT = ("model_registry", "decoder_vocab_size")
 
 
-def _default_adamw(placed: list[Any], named: dict[str, Any]) -> Made:
-    """The optimizer of torchtitan's default_adamw, whose defaults are those of the table."""
+def _default_adamw(positional: list[Any], keywords: dict[str, Any]) -> Made:
+    """The result of torchtitan's default_adamw(). Its defaults equal those of the table."""
     group = {"pattern": ".*", "optimizer_name": "AdamW", "optimizer_kwargs": {}}
-    group["optimizer_kwargs"] = dict(zip(("lr",), placed, strict=False)) | named
+    group["optimizer_kwargs"] = dict(zip(("lr",), positional, strict=False)) | keywords
     return Made(CLASSES["optimizer"], {"param_groups": [Made(_ADAMW, group)]})
 
 
-MAKERS = {_ADAMW: _default_adamw}  # functions of torchtitan's own whose results are changed item by item
+# Functions of torchtitan whose results the configuration function may change.
+MAKERS = {_ADAMW: _default_adamw}
 POLICIES = {"selective": "SelectiveAC.Config", "full": "FullAC.Config", "memory-budget": "MemoryBudgetAC.Config"}
-# Classes of the sections that say something of a plan. Another class may have other defaults.
+# Classes of the sections that affect a plan. Another class may have other defaults.
 CLASSES = {
-    "training": "TrainingConfig", "parallelism": "ParallelismConfig", "lr_scheduler": "LRSchedulersContainer.Config",
-    "optimizer": "OptimizersContainer.Config", "compile": "CompileConfig",
-}  # fmt: skip
-# Defaults of torch's optimizers, which hold where a group of parameters does not say them.
+    "training": "TrainingConfig",
+    "parallelism": "ParallelismConfig",
+    "lr_scheduler": "LRSchedulersContainer.Config",
+    "optimizer": "OptimizersContainer.Config",
+    "compile": "CompileConfig",
+}
+# Defaults of torch's optimizers, for what a group of parameters leaves out.
 _TORCH = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}
 _DECAY = {"AdamW": 0.01, "Adam": 0.0}
-_REGISTRY = ("flavor", "attn_backend")  # arguments of model_registry that may stand without their names
-_MOST_SETTINGS, _MOST_DEEP = 5_000, 20
+_REGISTRY = ("flavor", "attn_backend")  # positional arguments of model_registry
+_MOST_SETTINGS, _MOST_LEVELS = 5_000, 20
 
 
 @dataclass
 class Config:
-    """Settings of a configuration, those that are not known, and what was assumed or has no place in a job."""
+    """Settings of a configuration (`given`), settings with unknown values (`unread`), assumptions (`notes`), and
+    settings that a job cannot express (`lost`)."""
 
     given: dict[str, Any] = field(default_factory=dict)
     unread: dict[str, Unread] = field(default_factory=dict)
@@ -43,21 +48,21 @@ class Config:
     lost: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def put(self, name: str, value: Any, deep: int = 0) -> None:
-        """A setting, or all that are within it. Raises ShellFault."""
-        if deep > _MOST_DEEP or len(self.given) + len(self.unread) > _MOST_SETTINGS:
+    def put(self, name: str, value: Any, depth: int = 0) -> None:
+        """Add a setting, or all settings within a nested value. Raises ShellFault."""
+        if depth > _MOST_LEVELS or len(self.given) + len(self.unread) > _MOST_SETTINGS:
             raise ShellFault("the configuration has too many settings, or too deep ones; check that it is the file")
         if isinstance(value, Made) and (value.is_of_class or not value.maker):
             expected = CLASSES.get(name)
             if expected and value.maker and value.last not in (expected, expected.partition(".")[0]):
                 self.notes.append(f"{name}: {value.last[:60]} is taken for {expected}, with its defaults")
-            if value.placed:
+            if value.positional:
                 self.notes.append(f"{name}: arguments of {value.last[:60]} without names are not read")
-            for key, one in value.values.items():
-                self.put(f"{name}.{key}", one, deep + 1)
+            for key, item in value.values.items():
+                self.put(f"{name}.{key}", item, depth + 1)
         elif isinstance(value, dict):
-            for key, one in value.items():
-                self.put(f"{name}.{key}", one, deep + 1)
+            for key, item in value.items():
+                self.put(f"{name}.{key}", item, depth + 1)
         elif isinstance(value, Made):
             self.unread[name] = Unread(f"{value.maker[:60]}(...)", "")
         elif isinstance(value, Named):
@@ -69,10 +74,12 @@ class Config:
 
 
 def _shallow(value: Any) -> Any:
-    """A list of constants, or of lists of them; others as words."""
+    """The value; in a list, items that are no constants become words, and inner lists become lists of words."""
     if isinstance(value, list):
-        return [[str(part) for part in one] if isinstance(one, list) else one if is_constant(one) else _word(one)
-                for one in value]  # fmt: skip
+        return [
+            [str(word) for word in item] if isinstance(item, list) else item if is_constant(item) else _word(item)
+            for item in value
+        ]
     return value
 
 
@@ -80,16 +87,18 @@ def _word(value: Any) -> str:
     return value.last if isinstance(value, (Named, Made)) else "..."
 
 
-def config_of(result: Any, where: str, family: str) -> Config:
-    """The settings of what a function returns. `family` is the package that a model is of where no import says it.
-    Raises ShellFault."""
+def config_of(result: Any, origin: str, family: str) -> Config:
+    """The settings of the Trainer.Config that a function returns. `origin` is its file and name, for messages.
+
+    `family` is the package of the model if no import names it. Raises ShellFault.
+    """
     if isinstance(result, Made) and result.maker and not result.is_of_class:
         module, _, function = result.maker.rpartition(".")
         path = f"{module.strip('.').replace('.', '/')}.py" if module.strip(".") else f"the file with {function[:60]}"
-        raise ShellFault(f"{where} begins with {function[:60]}, which is in no file here; name {path[:100]} too")
+        raise ShellFault(f"{origin} begins with {function[:60]}, which is in no file here; name {path[:100]} too")
     if not isinstance(result, Made):
-        what = result.text if isinstance(result, Unread) else "nothing that is known here"
-        raise ShellFault(f"{where} returns {what}, and not a Trainer.Config; check that it is the function")
+        shown = result.text if isinstance(result, Unread) else "nothing that is known here"
+        raise ShellFault(f"{origin} returns {shown}, and not a Trainer.Config; check that it is the function")
     config = Config()
     if result.last not in ("Trainer.Config", "Config", ""):
         config.notes.append(f"{result.last[:60]} is taken for Trainer.Config, with its defaults")
@@ -113,25 +122,25 @@ def _put_model(value: Any, config: Config, family: str) -> None:
         return
     package = value.maker.strip(".").split(".")[:-1]
     config.given["model_spec.name"] = package[-1] if package else family
-    arguments = dict(zip(_REGISTRY, value.placed, strict=False)) | value.values
-    for name, one in arguments.items():
+    arguments = dict(zip(_REGISTRY, value.positional, strict=False)) | value.values
+    for name, argument in arguments.items():
         if name == "flavor":
-            config.put("model_spec.flavor", one)
+            config.put("model_spec.flavor", argument)
         elif name == "converters":
-            _put_converters(one, config)
+            _put_converters(argument, config)
         else:
-            config.put(f"model_registry.{name}", one)
+            config.put(f"model_registry.{name}", argument)
 
 
 def _put_converters(value: Any, config: Config) -> None:
-    if not isinstance(value, list) or not all(isinstance(one, Made) for one in value):
+    if not isinstance(value, list) or not all(isinstance(converter, Made) for converter in value):
         if value is not None:
             config.put("model_registry.converters", value if isinstance(value, Unread) else Unread("it", ""))
         return
-    config.given["model_registry.converters"] = [one.last.removesuffix(".Config") for one in value]
-    for one in value:
-        for name, setting in one.values.items():
-            config.put(f"{one.last.removesuffix('.Config')}.{name}", setting)
+    config.given["model_registry.converters"] = [converter.last.removesuffix(".Config") for converter in value]
+    for converter in value:
+        for name, setting in converter.values.items():
+            config.put(f"{converter.last.removesuffix('.Config')}.{name}", setting)
 
 
 def _put_policy(value: Any, config: Config) -> None:
@@ -140,58 +149,63 @@ def _put_policy(value: Any, config: Config) -> None:
         config.given["activation_checkpoint"] = "none"
     elif isinstance(value, Made) and value.last in words:
         config.given["activation_checkpoint"] = words[value.last]
-        for name, one in value.values.items():
-            config.put(f"activation_checkpoint.{name}", one)
+        for name, setting in value.values.items():
+            config.put(f"activation_checkpoint.{name}", setting)
     else:
         maker = value.last if isinstance(value, Made) else "it"
         config.unread["activation_checkpoint"] = value if isinstance(value, Unread) else Unread(maker[:60], "")
 
 
 def _put_optimizer(value: Any, config: Config) -> None:
-    """The group of parameters that no other takes, the last one; others have rates of their own, which are lost."""
+    """Add the last group of parameters, which takes all that no other group takes; the other groups are lost."""
     if not isinstance(value, Made):
         config.put("optimizer", value if isinstance(value, Unread) else Unread("it", ""))
         return
     groups = value.values.get("param_groups")
-    if not isinstance(groups, list) or not groups or not all(isinstance(one, Made) for one in groups):
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, Made) for group in groups):
         config.put("optimizer", groups if isinstance(groups, Unread) else Unread("its groups of parameters", ""))
         return
     *others, last = groups
-    for one in others:
-        pattern = str(one.values.get("pattern", ""))[:60]
+    for group in others:
+        pattern = str(group.values.get("pattern", ""))[:60]
         config.lost.append(f"optimizer.param_groups of {pattern}: all parameters are trained as those of the last are")
     name = last.values.get("optimizer_name", "AdamW")
     given = last.values.get("optimizer_kwargs", {})
     if not isinstance(given, dict):
         config.put("optimizer", given if isinstance(given, Unread) else Unread("optimizer_kwargs", ""))
         return
-    own = {} if last.maker == _ADAMW else _TORCH | {"weight_decay": _DECAY.get(str(name), 0.0)}
-    _put_group(own | given, name, config)
-    for key, one in value.values.items():
+    defaults = {} if last.maker == _ADAMW else _TORCH | {"weight_decay": _DECAY.get(str(name), 0.0)}
+    _put_group(defaults | given, name, config)
+    for key, setting in value.values.items():
         if key != "param_groups":
-            config.put(f"optimizer.{key}", one)
+            config.put(f"optimizer.{key}", setting)
 
 
-def _put_group(given: dict[str, Any], name: Any, config: Config) -> None:
+def _put_group(settings: dict[str, Any], name: Any, config: Config) -> None:
     config.put(f"{GROUP}optimizer_name", name)
-    for key, one in given.items():
-        if key == "betas" and isinstance(one, list) and len(one) == 2:
-            for place, beta in enumerate(one):
+    for key, setting in settings.items():
+        if key == "betas" and isinstance(setting, list) and len(setting) == 2:
+            for place, beta in enumerate(setting):
                 config.put(f"{GROUP}optimizer_kwargs.betas.{place}", beta)
         else:
-            config.put(f"{GROUP}optimizer_kwargs.{key}", one)
+            config.put(f"{GROUP}optimizer_kwargs.{key}", setting)
 
 
 def tell_unread(settings: Settings, unknown: dict[str, Unread]) -> None:
-    """Faults for what is not known and counts, and words for the rest. Names are those of the table."""
+    """Add a fault for each unknown setting that the table reads, and the text of each other one as its value.
+
+    The keys of `unknown` are names of the table. Call it after the settings are read.
+    """
     for name, unread in unknown.items():
-        inside = [one for one in settings.asked if one == name or one.startswith(name + ".")]
+        read_names = [
+            read_name for read_name in settings.asked if read_name == name or read_name.startswith(name + ".")
+        ]
         shown = settings.shown(name)
-        if any(settings.given.get(one) is None for one in inside):
-            where = f" ({unread.where})" if unread.where else ""
+        if any(settings.given.get(read_name) is None for read_name in read_names):
+            place = f" ({unread.place})" if unread.place else ""
             settings.faults.append(
-                f"{shown} = {unread.text}{where} can't be known without running it; write its value there, say it as a "
+                f"{shown} = {unread.text}{place} can't be known without running it; write its value there, say it as a "
                 "flag of the command, or name the file with the function too"
             )
-        elif not inside:
+        elif not read_names:
             settings.given[name] = unread.text

@@ -1,4 +1,4 @@
-"""The command line of torchtitan 0.3: the function that it names, and the flags that hold over what that returns."""
+"""The command line of torchtitan 0.3: the configuration function, and the flags that override its result."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ _POLICY = "activation_checkpoint"
 
 @dataclass
 class CommandLine:
-    """The module and the function of a configuration, and settings under the release's names."""
+    """The module and the name of the configuration function, and settings under the release's names."""
 
     module: str = ""
     config: str = ""
@@ -19,7 +19,7 @@ class CommandLine:
 
 
 def command_line(words: list[str]) -> CommandLine:
-    """The words behind torchtitan.train."""
+    """Parse the words behind torchtitan.train."""
     flags: dict[str, list[str]] = {}
     name = ""
     for word in words:
@@ -27,7 +27,7 @@ def command_line(words: list[str]) -> CommandLine:
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
             flags[name] = [value] if equals else []
-        elif word.replace("-", "_").startswith(f"{_POLICY}:"):  # a class, where a field may have several
+        elif word.replace("-", "_").startswith(f"{_POLICY}:"):  # the class of a field that has several possible classes
             flags[_POLICY], name = [word.partition(":")[2]], ""
         elif name:
             flags[name].append(word)

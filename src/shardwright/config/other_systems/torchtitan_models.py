@@ -1,4 +1,4 @@
-"""The models that torchtitan knows by a name and a flavor, as models of the catalog or as their own fields."""
+"""The models that torchtitan knows by name and flavor, as models of the catalog or as fields of [model]."""
 
 from collections.abc import Container
 from functools import cache
@@ -9,9 +9,10 @@ from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.model import ModelSpec
 
 _QWEN3 = {"head_dim": 128, "kv_heads": 8, "qk_norm": "head", "vocab": 151936, "rotary_base": 1e6, "norm_epsilon": 1e-6}
-_WITHOUT_FURTHER = {
-    "mtp_layers": 0, "moe": {"aux_loss": "none", "aux_scope": "microbatch", "aux_coefficient": 0.01},
-}  # fmt: skip
+_WITHOUT_MTP = {
+    "mtp_layers": 0,
+    "moe": {"aux_loss": "none", "aux_scope": "microbatch", "aux_coefficient": 0.01},
+}
 
 
 def _qwen3(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -> tuple[str, dict[str, Any]]:
@@ -26,7 +27,7 @@ FLAVORS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("llama2", "7B"): ("llama2-7b", {}),
     ("llama2", "13B"): ("llama2-13b", {}),
     ("llama2", "70B"): ("llama2-70b", {}),
-    ("deepseek_v3", "671B"): ("deepseek-v3", _WITHOUT_FURTHER),
+    ("deepseek_v3", "671B"): ("deepseek-v3", _WITHOUT_MTP),
     ("qwen3", "0.6B"): _qwen3(28, 1024, 16, 3072, tied=True),
     ("qwen3", "1.7B"): _qwen3(28, 2048, 16, 6144, tied=True),
     ("qwen3", "4B"): _qwen3(36, 2560, 32, 9728, tied=True),
@@ -39,8 +40,8 @@ FLAVORS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
 
 
 def model_fields(name: str, flavor: str) -> dict[str, Any] | None:
-    """Fields of [model] of a flavor; None where it is not known."""
-    kinds = ("", "_flex", "_varlen", "_flex_attn", "_varlen_attn")  # kernels of attention
+    """Fields of [model] for a flavor; None if it is unknown."""
+    kinds = ("", "_flex", "_varlen", "_flex_attn", "_varlen_attn")  # suffixes that choose the attention kernel
     bare = next((flavor.removesuffix(kind) for kind in kinds[1:] if flavor.endswith(kind)), flavor)
     flavor_fields = FLAVORS.get((name, bare))
     if flavor_fields is None:
@@ -49,9 +50,9 @@ def model_fields(name: str, flavor: str) -> dict[str, Any] | None:
     return ({"name": entry} if entry else {"name": f"{name}-{bare}".lower()}) | fields
 
 
-def flavor_of(model: ModelSpec, but: Container[str] = ()) -> tuple[str, str] | None:
-    """The name and flavor of a model, `but` of some names; None if torchtitan has none."""
-    return next((key for key in FLAVORS if key[0] not in but and is_same(_spec(*key), model)), None)
+def flavor_of(model: ModelSpec, excluded: Container[str] = ()) -> tuple[str, str] | None:
+    """The name and flavor of a model, without `excluded` names; None if torchtitan has no such model."""
+    return next((key for key in FLAVORS if key[0] not in excluded and is_same(_spec(*key), model)), None)
 
 
 @cache

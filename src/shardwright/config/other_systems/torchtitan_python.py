@@ -31,10 +31,10 @@ _SECTIONS = ("training", "parallelism", "lr_scheduler")
 
 
 def python_text(job: JobSpec, settings: Mapping[str, Any]) -> str:
-    """A file of one function, from settings under the names of the table."""
-    optimizer = _of(settings, "optimizer.")
+    """The text of a file with one function, for settings under the names of the table."""
+    optimizer = _with_prefix(settings, "optimizer.")
     fields = {name: value for name, value in settings.items() if name not in IN_PYTHON.spelled}
-    sections = {section: _of(fields, f"{section}.") for section in _SECTIONS}
+    sections = {section: _with_prefix(fields, f"{section}.") for section in _SECTIONS}
     lines = _model_lines(settings) if "model.name" in settings else []
     lines += ["return Trainer.Config(", *(["    model_spec=model_spec,"] if lines else [])]
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
@@ -54,12 +54,12 @@ def python_text(job: JobSpec, settings: Mapping[str, Any]) -> str:
     return "\n".join([heading, "", *_import_lines("\n".join(body), settings), "", "", *body]) + "\n"
 
 
-def _of(settings: Mapping[str, Any], before: str) -> dict[str, Any]:
-    return {name.removeprefix(before): value for name, value in settings.items() if name.startswith(before)}
+def _with_prefix(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
 
 
 def _import_lines(body: str, settings: Mapping[str, Any]) -> list[str]:
-    """Imports of what the body uses."""
+    """The import lines for the names that the body uses."""
     modules: dict[str, list[str]] = {}
     for name, module in _IMPORTS.items():
         if name in body:
@@ -81,11 +81,11 @@ def _model_lines(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _optimizer_lines(settings: dict[str, Any]) -> list[str]:
-    """One group of all parameters. AdamW has a function for that."""
+    """The optimizer with one group of all parameters, or default_adamw() for a plain AdamW."""
     name, beta1, beta2 = settings.pop("name", "AdamW"), settings.pop("beta1", 0.9), settings.pop("beta2", 0.95)
-    further = {"implementation": settings.pop("implementation")} if "implementation" in settings else {}
+    extra_arguments = {"implementation": settings.pop("implementation")} if "implementation" in settings else {}
     kwargs = {"lr": settings.pop("lr"), "betas": (beta1, beta2), "eps": settings.pop("eps", 1e-8)} | settings
-    if name == "AdamW" and not further:
+    if name == "AdamW" and not extra_arguments:
         return ["optimizer=default_adamw(", *_arguments(kwargs, 4), "),"]
     inner = ", ".join(f"{_value(key)}: {_value(value)}" for key, value in kwargs.items())
     return [
@@ -97,18 +97,18 @@ def _optimizer_lines(settings: dict[str, Any]) -> list[str]:
         f"            optimizer_kwargs={{{inner}}},",
         "        )",
         "    ],",
-        *_arguments(further, 4),
+        *_arguments(extra_arguments, 4),
         "),",
     ]
 
 
-def _arguments(values: Mapping[str, Any], deep: int) -> list[str]:
+def _arguments(values: Mapping[str, Any], indent: int) -> list[str]:
     assert not any(keyword.iskeyword(name) for name in values)
-    return [f"{' ' * deep}{name}={_value(value)}," for name, value in values.items()]
+    return [f"{' ' * indent}{name}={_value(value)}," for name, value in values.items()]
 
 
 def _value(value: Any) -> str:
-    """A value as Python has it."""
+    """A value as Python source."""
     if isinstance(value, str):
         return json.dumps(value)
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,4 @@
-"""torchtitan's settings, under the names that its releases up to 0.2 have; what others call them is in
-torchtitan_releases.py."""
+"""torchtitan's settings under the names of its releases up to 0.2. torchtitan_releases.py has the later names."""
 
 import math
 from typing import Any
@@ -15,20 +14,24 @@ from shardwright.config.schedule_facts import SCHEDULES
 
 WORLD = "world"
 _SCHEDULES = {
-    "1F1B": "1f1b", "Interleaved1F1B": "interleaved-1f1b", "GPipe": "gpipe", "LoopedBFS": "looped-bfs",
-    "ZBVZeroBubble": "zb-v", "DualPipeV": "dualpipev",
-}  # fmt: skip
+    "1F1B": "1f1b",
+    "Interleaved1F1B": "interleaved-1f1b",
+    "GPipe": "gpipe",
+    "LoopedBFS": "looped-bfs",
+    "ZBVZeroBubble": "zb-v",
+    "DualPipeV": "dualpipev",
+}
 _P = "parallelism."
-PARTS = _P + "module_fqns_per_model_part"  # of each stage
+PARTS = _P + "module_fqns_per_model_part"  # the modules of each stage
 
 
-def _old(name: str) -> str:
-    """Names of a key of [parallelism]: it was in [training] or [experimental] in 2024."""
+def _all_names(name: str) -> str:
+    """The names of a key of [parallelism], which was in [training] or [experimental] in 2024."""
     return f"{_P}{name} training.{name} experimental.{name}"
 
 
-def _or_the_rest(text: str, name: str, settings: Settings) -> int | None:
-    """A number; None for -1, which takes what is left."""
+def _number_or_all(text: str, name: str, settings: Settings) -> int | None:
+    """The number in a text; None for -1, which means all that is left."""
     number = whole(text)
     if number is None and text != "-1":
         settings.faults.append(f"{name} = {shortened(text)}: it should be a whole number, or -1")
@@ -36,33 +39,38 @@ def _or_the_rest(text: str, name: str, settings: Settings) -> int | None:
 
 
 def _read_degrees(settings: Settings, fields: Flat) -> None:
-    """dp is what shards times what replicates; with context parallelism tokens are sharded over too."""
-    shared = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
-    copies = settings.count(_old("data_parallel_replicate_degree").split(), 1)
-    text = settings.text([*_old("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
+    """Read dp, the shard degree times the replicate degree, and ZeRO, which shards over dp and context parallelism."""
+    replica_ranks = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
+    copies = settings.count(_all_names("data_parallel_replicate_degree").split(), 1)
+    text = settings.text([*_all_names("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
     world = settings.count(WORLD, 0)
-    if (degree := _or_the_rest(text, _P + "data_parallel_shard_degree", settings)) is not None:
-        shards = max(1, degree)
-    elif world and world % max(1, shared * copies) == 0:
-        shards = world // max(1, shared * copies)
+    if (shard_degree := _number_or_all(text, _P + "data_parallel_shard_degree", settings)) is not None:
+        shards = max(1, shard_degree)
+    elif world and world % max(1, replica_ranks * copies) == 0:
+        shards = world // max(1, replica_ranks * copies)
     else:
         shards = 1
-        what = f"{world} GPUs are not a multiple of {shared} x {copies}" if world else "how many there are is not said"
+        reason = (
+            f"{world} GPUs are not a multiple of {replica_ranks} x {copies}"
+            if world
+            else "how many there are is not said"
+        )
         settings.faults.append(
-            f"parallelism.data_parallel_shard_degree = {text[:20]} takes the GPUs that are left, and {what}; "
-            f"say it with --devices, such as {shared * copies * 8}"
+            f"parallelism.data_parallel_shard_degree = {text[:20]} takes the GPUs that are left, and {reason}; "
+            f"say it with --devices, such as {replica_ranks * copies * 8}"
         )
     fields["plan.dp"] = shards * copies
-    keeps = settings.text(_P + "fsdp_reshard_after_forward", "default")
-    is_kept = keeps == "never" or (keeps == "default" and fields["plan.pp"] > 1)
-    sharing = shards * fields["plan.cp"]
-    fields["plan.zero"] = 0 if sharing == 1 else 2 if is_kept else 3
-    fields["plan.zero_ranks"] = sharing if sharing > 1 and copies > 1 else 0
+    reshard = settings.text(_P + "fsdp_reshard_after_forward", "default")
+    is_zero_2 = reshard == "never" or (reshard == "default" and fields["plan.pp"] > 1)
+    zero_ranks = shards * fields["plan.cp"]
+    fields["plan.zero"] = 0 if zero_ranks == 1 else 2 if is_zero_2 else 3
+    fields["plan.zero_ranks"] = zero_ranks if zero_ranks > 1 and copies > 1 else 0
 
 
 def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
-    if plan.zero == 0 and plan.cp == 1 and (plan.dp == 1 or plan.tp == plan.pp == 1):  # its DDP stands alone
+    # torchtitan combines DDP with no other axis.
+    if plan.zero == 0 and plan.cp == 1 and (plan.dp == 1 or plan.tp == plan.pp == 1):
         settings |= {_P + "data_parallel_replicate_degree": plan.dp, _P + "data_parallel_shard_degree": 1}
         return
     shards = (plan.zero_ranks or plan.replicas) // plan.cp or 1
@@ -72,20 +80,21 @@ def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
     settings[_P + "fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
 
 
-def generated(stages: int, layers: int, first: int, last: int) -> list[int]:
-    """Layers of each stage as torchtitan spreads them, embedding and head counted as so many layers."""
-    each, longer = divmod(layers + first + last, stages)
-    layers_of = [each + (stage < longer) for stage in range(stages)]
-    layers_of[0] -= first
-    layers_of[-1] -= last
-    return layers_of
+def generated_stages(stages: int, layers: int, first: int, last: int) -> list[int]:
+    """Layers of each stage as torchtitan divides them, with the embedding and the head counted as `first` and `last`
+    layers."""
+    layers_per_stage, num_longer = divmod(layers + first + last, stages)
+    stage_layers = [layers_per_stage + (stage < num_longer) for stage in range(stages)]
+    stage_layers[0] -= first
+    stage_layers[-1] -= last
+    return stage_layers
 
 
 def _read_pipeline(settings: Settings, fields: Flat) -> None:
     pp = fields["plan.pp"]
-    schedule = settings.one_of(_old("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
-    layers, each = fields.get("layers", 0), settings.count(_P + "pipeline_parallel_layers_per_stage", 0)
-    around = [settings.count(f"{_P}pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
+    schedule = settings.one_of(_all_names("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
+    layers, layers_per_stage = fields.get("layers", 0), settings.count(_P + "pipeline_parallel_layers_per_stage", 0)
+    less_layers = [settings.count(f"{_P}pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
     parts = settings.raw(PARTS)
     if pp == 1:
         fields["plan.schedule"] = "1f1b"
@@ -95,13 +104,13 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
     if isinstance(parts, list) and parts and all(isinstance(part, list) for part in parts):
         stages = [sum(str(name).startswith("layers.") for name in part) for part in parts]
         virtual = max(1, len(stages) // pp)
-    elif each:
-        virtual = max(1, -(-(layers + sum(around)) // each) // pp)
+    elif layers_per_stage:
+        virtual = max(1, -(-(layers + sum(less_layers)) // layers_per_stage) // pp)
     fields["plan.schedule"] = schedule
     if SCHEDULES[schedule].stages_per_rank == 0:
         fields["plan.virtual_stages"] = virtual
     if not stages and pp * virtual <= layers + 2:
-        stages = generated(pp * virtual, layers, *around)
+        stages = generated_stages(pp * virtual, layers, *less_layers)
     if stages and (stages != even_stages(layers, len(stages)) or 0 in stages):
         fields["plan.layout"] = stages
 
@@ -110,17 +119,17 @@ def _write_pipeline(job: JobSpec, settings: dict[str, Any]) -> None:
     plan, layers = job.plan, job.model.layers
     if plan.pp == 1:
         return
-    name = next((theirs_ for theirs_, fields in _SCHEDULES.items() if fields == plan.schedule), None)
+    name = next((word for word, schedule in _SCHEDULES.items() if schedule == plan.schedule), None)
     settings |= {_P + "pipeline_parallel_schedule": name} if name else {}
     stages = plan.stage_layers(layers)
     if len(stages) == plan.pp * (1 if plan.schedule in ("1f1b", "gpipe") else 2):
-        for ends in (1, 0):
-            if stages == generated(len(stages), layers, ends, ends):
+        for less in (1, 0):
+            if stages == generated_stages(len(stages), layers, less, less):
                 for end in ("first", "last"):
-                    settings[f"{_P}pipeline_parallel_{end}_stage_less_layers"] = ends
+                    settings[f"{_P}pipeline_parallel_{end}_stage_less_layers"] = less
                 return
-    numbers = iter(range(layers))
-    parts = [[f"layers.{next(numbers)}" for _ in range(number)] for number in stages]
+    layer_numbers = iter(range(layers))
+    parts = [[f"layers.{next(layer_numbers)}" for _ in range(count)] for count in stages]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "output"]
     settings[PARTS] = parts
@@ -130,9 +139,9 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
     dp, pp = fields["plan.dp"], fields["plan.pp"]
     local = settings.count(("training.local_batch_size", "training.batch_size"), 8)
     microbatches = settings.count("experimental.pipeline_parallel_microbatches", 0)
-    each = settings.count(_P + "pipeline_parallel_microbatch_size", 1)
+    microbatch_size = settings.count(_P + "pipeline_parallel_microbatch_size", 1)
     if pp > 1 and microbatches:
-        each = max(1, local // microbatches)
+        microbatch_size = max(1, local // microbatches)
     elif pp > 1 and not settings.has(_P + "pipeline_parallel_microbatch_size"):
         settings.note(
             "a microbatch has 1 sample, as since 2025; code of 2024 made as many microbatches as there are stages "
@@ -140,11 +149,11 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
         )
     if pp == 1:
         local = settings.overridden("plan.microbatch_size") or local
-    fields["plan.microbatch_size"] = each if pp > 1 else local
-    accumulated = _or_the_rest(
+    fields["plan.microbatch_size"] = microbatch_size if pp > 1 else local
+    given_size = _number_or_all(
         settings.text("training.global_batch_size", "-1"), "training.global_batch_size", settings
     )
-    size = local * dp if accumulated is None else accumulated
+    size = local * dp if given_size is None else given_size
     fields["batch.global_batch_size"] = size
     if pp > 1 and size > local * dp:
         settings.lost.append(f"the pipeline drains {size // max(1, local * dp)} times in a step there, and once here")
@@ -205,7 +214,7 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     if settings.text("training.dtype", "float32") == "bfloat16":
         settings.lost.append("training.dtype = bfloat16: weights that are updated are in float32 here")
     converters = settings.words("model.converters")
-    others = [one for one in converters if not _is_float8(one)]
+    others = [converter for converter in converters if not _is_float8(converter)]
     if others:
         settings.lost.append(f"{settings.shown('model.converters')} {' '.join(others)[:60]}: it can't be said here")
     recipe = settings.text(("quantize.linear.float8.recipe_name", "float8.recipe_name"), "tensorwise")
@@ -274,20 +283,24 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 _DISPATCH = {
-    "standard": "direct", "deepep": "node-aware", "hybridep": "node-aware", "minimal_async_ep": "direct",
-}  # fmt: skip
+    "standard": "direct",
+    "deepep": "node-aware",
+    "hybridep": "node-aware",
+    "minimal_async_ep": "direct",
+}
 
 
 def _read_experts(settings: Settings, fields: Flat) -> None:
-    degree = settings.count(_P + "expert_tensor_parallel_degree", 1)
+    expert_tp = settings.count(_P + "expert_tensor_parallel_degree", 1)
     fields["plan.ep"] = settings.count(_P + "expert_parallel_degree", 1)
-    fields["plan.expert_tp"] = 0 if degree == fields["plan.tp"] or fields["plan.ep"] == 1 else degree
+    fields["plan.expert_tp"] = 0 if expert_tp == fields["plan.tp"] or fields["plan.ep"] == 1 else expert_tp
     fields["plan.dispatch"] = settings.one_of(_P + "expert_parallel_comm_backend", _DISPATCH, "standard")
 
 
 def _write_experts(job: JobSpec, settings: dict[str, Any]) -> None:
     shards = math.prod((settings[_P + "data_parallel_shard_degree"], job.plan.cp, job.plan.tp))
-    if job.model.moe.experts and shards % (job.plan.ep * job.plan.expert_tp_size) == 0:  # within what is sharded
+    # The ranks of ep and expert_tp are a part of the ranks that shard.
+    if job.model.moe.experts and shards % (job.plan.ep * job.plan.expert_tp_size) == 0:
         settings |= {
             _P + "expert_parallel_degree": job.plan.ep,
             _P + "expert_tensor_parallel_degree": job.plan.expert_tp_size,
@@ -301,21 +314,21 @@ def _read_sequence(settings: Settings, fields: Flat) -> None:
 
 
 def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
-    # Experts that are spread are whole there, and each rank of tp sends its own tokens to them.
+    # With ep torchtitan does not split experts over tp, and each rank of tp sends its own tokens to them.
     if job.plan.tp > 1 and not job.plan.sequence_parallel and not (job.model.moe.experts and job.plan.ep > 1):
         settings[_P + "enable_sequence_parallel"] = False
 
 
-_IN_BF16 = "fused_opt_states_bf16"
+_BF16_STATES = "fused_opt_states_bf16"
 
 
 def _read_moments(settings: Settings, fields: Flat) -> None:
-    fields["precision.moments"] = "bf16" if settings.text("optimizer.implementation") == _IN_BF16 else "float32"
+    fields["precision.moments"] = "bf16" if settings.text("optimizer.implementation") == _BF16_STATES else "float32"
 
 
 def _write_moments(job: JobSpec, settings: dict[str, Any]) -> None:
     if job.precision.moments == "bf16":
-        settings["optimizer.implementation"] = _IN_BF16
+        settings["optimizer.implementation"] = _BF16_STATES
 
 
 def _read_graphs(settings: Settings, _: Flat) -> None:
@@ -323,13 +336,13 @@ def _read_graphs(settings: Settings, _: Flat) -> None:
 
 
 def _write_graphs(job: JobSpec, settings: dict[str, Any]) -> None:
-    """CUDA graphs can't hold a pipeline, nor experts whose tokens the host counts, nor what comes from the host."""
+    """Turn CUDA graphs off if they can't record the step: pipelines, experts with host-side counts, host offload."""
     if job.plan.pp > 1 or (job.model.moe.experts and job.plan.ep > 1) or job.plan.offload_optimizer:
         settings["training.disable_cuda_graphs"] = True
 
 
 def _read_context(settings: Settings, fields: Flat) -> None:
-    names = _old("context_parallel_rotate_method").split()
+    names = _all_names("context_parallel_rotate_method").split()
     fields["plan.cp_method"] = settings.one_of(names, {"allgather": "all-gather", "alltoall": "ring"}, "allgather")
 
 
@@ -339,9 +352,9 @@ def _write_context(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 TABLE: Table = (
-    degree(_old("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
-    degree(_old("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
-    degree(_old("context_parallel_degree"), "plan.cp", largest.RANKS),
+    degree(_all_names("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
+    degree(_all_names("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
+    degree(_all_names("context_parallel_degree"), "plan.cp", largest.RANKS),
     Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
     Rule((_P + "enable_sequence_parallel",), _read_sequence, _write_sequence),

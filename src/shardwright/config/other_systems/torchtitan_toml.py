@@ -1,32 +1,32 @@
-"""torchtitan's TOML, of 2024 to early 2026, as it was read by its releases up to 0.2."""
+"""torchtitan's TOML, which its releases up to 0.2 read (2024 to early 2026)."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.imported import Asked, Told
+from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.plain_data import read_data
 from shardwright.config.other_systems.settings import Settings
-from shardwright.config.other_systems.torchtitan_releases import IN_TOML, told_of
+from shardwright.config.other_systems.torchtitan_releases import IN_TOML, read_settings
 from shardwright.config.toml_text import value_text
 
 
-def read(texts: Mapping[str, str], asked: Asked) -> Told:
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a TOML file. Raises ShellFault."""
     flat: dict[str, Any] = {}
     for name, text in texts.items():
         flat |= flat_keys(read_data(name, text))
-    return told_of(Settings(flat, overrides=asked.fields), IN_TOML, asked)
+    return read_settings(Settings(flat, overrides=asked.fields), IN_TOML, asked)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
-    """torchtitan's keys of a job."""
+    """A job's settings under torchtitan's keys."""
     return IN_TOML.settings(job)
 
 
 def write(job: JobSpec) -> dict[str, str]:
-    """A configuration, by its name."""
+    """The configuration of a job, by its file name."""
     lines = [
         f"# {' '.join(job.name.split())}, for torchtitan up to 0.2, written by shardwright.",
         f"# It takes {job.plan.world} GPUs.",

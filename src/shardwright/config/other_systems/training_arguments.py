@@ -1,5 +1,5 @@
-"""Settings that DeepSpeed and Accelerate leave to the program that they start: the options of transformers'
-TrainingArguments, and the model in its config.json. Keys are as command lines have them: "--learning_rate"."""
+"""Settings of the program that DeepSpeed and Accelerate start: options of transformers' TrainingArguments, and the
+model in config.json. Keys have the form of the command line: "--learning_rate"."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -22,27 +22,39 @@ from shardwright.config.other_systems.shell_values import unknown_names
 from shardwright.config.other_systems.shell_words import ShellFault
 
 WORLD = "world_size"
-_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant",
-              "cosine_with_min_lr": "cosine", "inverse_sqrt": "inverse-sqrt", "warmup_stable_decay": "wsd"}  # fmt: skip
+_SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine_with_min_lr": "cosine",
+    "inverse_sqrt": "inverse-sqrt",
+    "warmup_stable_decay": "wsd",
+}
 _OPTIMIZERS = {
-    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_apex_fused": "adamw",
-    "adafactor": "adafactor", "sgd": "sgd", "lion_32bit": "lion",
-}  # fmt: skip
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+    "lion_32bit": "lion",
+}
 _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length")
 
 
 def is_training(words: list[str]) -> bool:
-    """True if a command starts training with DeepSpeed, Accelerate, or options that transformers reads."""
+    """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments."""
     names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
-    program = any(word.endswith(".py") for word in words)
-    telling = {"deepspeed", "deepspeed_config", "per_device_train_batch_size", "config_file", "learning_rate"}
-    return program and (bool(names & telling) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
+    has_program = any(word.endswith(".py") for word in words)
+    training_words = {"deepspeed", "deepspeed_config", "per_device_train_batch_size", "config_file", "learning_rate"}
+    return has_program and (bool(names & training_words) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
 
 
 @dataclass(frozen=True)
 class FileParts:
-    """Settings of all files, names of those that are left to another file ("auto"), keys of a config.json, the command
-    of a launch script, and a fault for each file that they name and that is not there."""
+    """The contents of all files: settings, names of settings whose value is "auto", keys of config.json (`model`), the
+    training command, and a fault for each file that they name and that is missing."""
 
     given: dict[str, Any]
     automatic: frozenset[str]
@@ -51,16 +63,19 @@ class FileParts:
     faults: tuple[str, ...]
 
     def settings(self, asked: Asked, world: int) -> Settings:
-        """The settings of all files and of the command, to be read for so many devices; 0 is not known."""
+        """The settings of all files and of the command, for `world` devices; 0 means unknown."""
         missing = [] if world or not self.command else missing_ranks(self.command)
         return Settings(
-            self.given | ({WORLD: world} if world else {}), notes=list(self.command.notes) if self.command else [],
-            faults=[*self.faults, *missing], overrides=asked.fields, automatic=self.automatic,
-        )  # fmt: skip
+            self.given | ({WORLD: world} if world else {}),
+            notes=list(self.command.notes) if self.command else [],
+            faults=[*self.faults, *missing],
+            overrides=asked.fields,
+            automatic=self.automatic,
+        )
 
 
 def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[str, Any]], bool]) -> FileParts:
-    """Read all files. `is_own` says whether keys are of the system's own configuration. Raises ShellFault."""
+    """Read all files. `is_own` tells if a file with some keys is the system's own configuration. Raises ShellFault."""
     given: dict[str, Any] = {}
     model: dict[str, Any] | None = None
     has_own = False
@@ -69,13 +84,15 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
     if scripts:
         command = launched(scripts, asked.variables, is_training)
-        for flags in (command.before, command.settings):
+        for flags in (command.launcher_settings, command.settings):
             given |= {
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
     written = command.written if command else {}
-    for name, text in {**{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
-                       **{name: text for name, text in texts.items() if name not in scripts}}.items():  # fmt: skip
+    for name, text in {
+        **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
+        **{name: text for name, text in texts.items() if name not in scripts},
+    }.items():
         data = read_data(name if name.endswith((".json", ".yaml", ".yml")) else f"{name}.json", text)
         if "model_type" in data or "text_config" in data:
             model = data
@@ -98,23 +115,29 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     )
 
 
-_FILES = ("--deepspeed", "--deepspeed_config", "--deepspeed_config_file", "deepspeed_config.deepspeed_config_file",
-          "--config_file", "--fsdp_config")  # fmt: skip
+_FILES = (
+    "--deepspeed",
+    "--deepspeed_config",
+    "--deepspeed_config_file",
+    "deepspeed_config.deepspeed_config_file",
+    "--config_file",
+    "--fsdp_config",
+)
 
 
 def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Iterator[str]:
-    """A fault for each configuration that is named in another file, or in a script, and that is not read."""
+    """A fault for each configuration that a script or another file names and that is not among the files."""
     for key in _FILES:
         value = given.get(key)
         if not isinstance(value, str) or value in ("none", "") or value.lstrip().startswith("{"):
             continue
-        is_there = has_own if unknown_names(value) else PurePath(value).name in names
-        if not is_there:
+        is_given = has_own if unknown_names(value) else PurePath(value).name in names
+        if not is_given:
             yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
 
 
 def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, fields: Flat) -> None:
-    """Fields of the model of a config.json, and its sequences."""
+    """Set the fields of the model from the keys of its config.json."""
     if model is None:
         if not any(name in asked.fields for name in ("model.name", "model.weights", "model.layers")):
             settings.faults.append(
@@ -155,13 +178,13 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
         steps = 1000
         settings.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
     kind = settings.one_of("--lr_scheduler_type", _SCHEDULES, "linear")
-    more = settings.raw("--lr_scheduler_kwargs")
+    raw_kwargs = settings.raw("--lr_scheduler_kwargs")
     try:
-        extra = more if isinstance(more, dict) else json.loads(str(more)) if more else {}
+        kwargs = raw_kwargs if isinstance(raw_kwargs, dict) else json.loads(str(raw_kwargs)) if raw_kwargs else {}
     except (ValueError, RecursionError):
-        extra = {}
+        kwargs = {}
         settings.faults.append(f"{settings.said('--lr_scheduler_kwargs')}: it should be JSON")
-    extra = extra if isinstance(extra, dict) else {}
+    kwargs = kwargs if isinstance(kwargs, dict) else {}
     kind = _own_schedule(settings, kind)
     ratio = settings.number("--warmup_ratio", 0.0)
     warmup = settings.count(
@@ -170,15 +193,17 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     )
     fields |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
     is_cosine = settings.text("scheduler.type") == "WarmupCosineLR"
-    lowest = 0.0001 if is_cosine and settings.is_open("scheduler.params.cos_min_ratio") else 0.0
-    least = extra.get(
-        "min_lr_rate", extra.get("min_lr_ratio", settings.number("scheduler.params.cos_min_ratio", lowest))
+    default_ratio = 0.0001 if is_cosine and settings.is_open("scheduler.params.cos_min_ratio") else 0.0
+    lowest_ratio = kwargs.get(
+        "min_lr_rate", kwargs.get("min_lr_ratio", settings.number("scheduler.params.cos_min_ratio", default_ratio))
     )
-    fields["optimizer.min_learning_rate_ratio"] = least if isinstance(least, (int, float)) else 0.0
+    fields["optimizer.min_learning_rate_ratio"] = lowest_ratio if isinstance(lowest_ratio, (int, float)) else 0.0
     if kind == "wsd":
-        falling = extra.get("num_decay_steps", max(1, steps // 10))
-        fields["optimizer.decay_share"] = min(1.0, falling / steps) if isinstance(falling, int) and falling > 0 else 0.1
-        shape = str(extra.get("decay_type", "cosine"))
+        decay_steps = kwargs.get("num_decay_steps", max(1, steps // 10))
+        fields["optimizer.decay_share"] = (
+            min(1.0, decay_steps / steps) if isinstance(decay_steps, int) and decay_steps > 0 else 0.1
+        )
+        shape = str(kwargs.get("decay_type", "cosine"))
         fields["optimizer.decay_shape"] = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}.get(
             shape, "linear"
         )
@@ -189,31 +214,31 @@ _OWN_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosi
 
 
 def _is_default(settings: Settings, name: str) -> bool:
-    """True if a schedule of DeepSpeed's own is there, and a parameter of it has DeepSpeed's default."""
+    """True if the schedule is DeepSpeed's own, and a parameter of it is left at DeepSpeed's default."""
     return settings.text("scheduler.type") in _OWN_SCHEDULES and settings.is_open(name)
 
 
 def _own_schedule(settings: Settings, kind: str) -> str:
-    """The schedule of DeepSpeed's configuration in place of the program's."""
-    own = settings.text("scheduler.type")
-    if not own:
+    """The schedule of DeepSpeed's configuration if it has one, else the program's schedule `kind`."""
+    own_type = settings.text("scheduler.type")
+    if not own_type:
         return kind
-    if own not in _OWN_SCHEDULES and "optimizer.schedule" not in settings.overrides:
+    if own_type not in _OWN_SCHEDULES and "optimizer.schedule" not in settings.overrides:
         settings.faults.append(
-            f"scheduler.type = {shortened(own)} can't be said here; use one of {', '.join(_OWN_SCHEDULES)}, or say "
-            "what comes near it with --set optimizer.schedule=NAME, such as cosine"
+            f"scheduler.type = {shortened(own_type)} can't be said here; use one of {', '.join(_OWN_SCHEDULES)}, "
+            "or say what comes near it with --set optimizer.schedule=NAME, such as cosine"
         )
-    if own in _OWN_SCHEDULES and settings.text("scheduler.params.warmup_type", "log") == "log":
+    if own_type in _OWN_SCHEDULES and settings.text("scheduler.params.warmup_type", "log") == "log":
         settings.lost.append("scheduler.params.warmup_type is log there, and the warm-up is linear here")
-    return _OWN_SCHEDULES.get(own, kind)
+    return _OWN_SCHEDULES.get(own_type, kind)
 
 
 def _read_peak(settings: Settings, fields: Flat) -> None:
-    """The learning rate: an optimizer or a schedule of DeepSpeed's own has DeepSpeed's default, 1e-3."""
+    """Read the peak learning rate. Its default is 1e-3 with an optimizer or schedule of DeepSpeed's, else 5e-5."""
     names = ("--learning_rate", "optimizer.params.lr", "scheduler.params.warmup_max_lr")
-    falls = settings.text("scheduler.type") == "WarmupDecayLR" and settings.is_open(names[2])
-    own = settings.has("optimizer.type") and settings.is_open(names[1])
-    default = 1e-3 if falls or own else 5e-5
+    has_own_schedule = settings.text("scheduler.type") == "WarmupDecayLR" and settings.is_open(names[2])
+    has_own_optimizer = settings.has("optimizer.type") and settings.is_open(names[1])
+    default = 1e-3 if has_own_schedule or has_own_optimizer else 5e-5
     if settings.is_open(*names):
         settings.note(f"nothing says the learning rate; {default:g} is taken (--set optimizer.learning_rate=RATE)")
     fields["optimizer.learning_rate"] = settings.number(names, default)
@@ -226,35 +251,37 @@ def _write_peak(job: JobSpec, settings: dict[str, Any]) -> None:
 def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
     settings |= {"--max_steps": optimizer.steps, "--warmup_steps": optimizer.warmup_steps}
-    least = optimizer.min_learning_rate_ratio
+    lowest_ratio = optimizer.min_learning_rate_ratio
     names = {"constant": "constant_with_warmup", "inverse-sqrt": "inverse_sqrt", "wsd": "warmup_stable_decay"}
     name = names.get(optimizer.schedule, optimizer.schedule)
-    if name == "cosine" and least:
+    if name == "cosine" and lowest_ratio:
         name = "cosine_with_min_lr"
-        settings["--lr_scheduler_kwargs"] = json.dumps({"min_lr_rate": least})
+        settings["--lr_scheduler_kwargs"] = json.dumps({"min_lr_rate": lowest_ratio})
     if name == "warmup_stable_decay":
         shape = {"sqrt": "1-sqrt"}.get(optimizer.decay_shape, optimizer.decay_shape)
-        falling = max(1, round(optimizer.decay_share * optimizer.steps))
+        decay_steps = max(1, round(optimizer.decay_share * optimizer.steps))
         settings["--lr_scheduler_kwargs"] = json.dumps(
-            {"num_decay_steps": falling, "decay_type": shape, "min_lr_ratio": least}
+            {"num_decay_steps": decay_steps, "decay_type": shape, "min_lr_ratio": lowest_ratio}
         )
     settings["--lr_scheduler_type"] = name
 
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
-    own = settings.text("optimizer.type").lower()
+    own_type = settings.text("optimizer.type").lower()
     fields["optimizer.name"] = settings.one_of("--optim", _OPTIMIZERS, "adamw_torch")
-    if own:
+    if own_type:
         names = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
-        if own not in names:
-            settings.faults.append(f"optimizer.type = {own[:40]} can't be said here; use one of {', '.join(names)}")
-        fields["optimizer.name"] = names.get(own, "adamw")
-        if own == "adam" and settings.flag("optimizer.params.adam_w_mode", True) is False:
+        if own_type not in names:
+            settings.faults.append(
+                f"optimizer.type = {own_type[:40]} can't be said here; use one of {', '.join(names)}"
+            )
+        fields["optimizer.name"] = names.get(own_type, "adamw")
+        if own_type == "adam" and settings.flag("optimizer.params.adam_w_mode", True) is False:
             fields["optimizer.name"] = "adam"
     betas = settings.raw("optimizer.params.betas")
     pair = (
         betas
-        if isinstance(betas, list) and len(betas) == 2 and all(type(one) in (int, float) for one in betas)
+        if isinstance(betas, list) and len(betas) == 2 and all(type(beta) in (int, float) for beta in betas)
         else (0.9, 0.999)
     )
     fields |= {
@@ -267,9 +294,7 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
 
 def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
-    settings["--optim"] = next(
-        (word for word, fields in _OPTIMIZERS.items() if fields == optimizer.name), "adamw_torch"
-    )
+    settings["--optim"] = next((word for word, name in _OPTIMIZERS.items() if name == optimizer.name), "adamw_torch")
     if optimizer.name not in ("sgd", "adafactor"):
         settings |= {
             "--adam_beta1": optimizer.beta1,
@@ -299,7 +324,7 @@ OPTIONS: Table = (
 
 
 def model_file(job: JobSpec) -> str:
-    """The config.json of a job's model. PlanError if no family has it."""
+    """The text of config.json for a job's model. PlanError if no family of Hugging Face's has such a model."""
     try:
         keys = written_config(job.model)[1]
     except PlanError as error:
@@ -313,5 +338,5 @@ def model_file(job: JobSpec) -> str:
 
 
 def option_lines(options: dict[str, Any]) -> list[str]:
-    """Options as lines of a command."""
+    """The options among some settings (names with --), as lines of a command."""
     return flag_words({name.removeprefix("--"): value for name, value in options.items() if name.startswith("--")})

@@ -1,7 +1,7 @@
-"""PyYAML's safe loader with a bound on merge keys. Imports PyYAML, which not everybody has.
+"""PyYAML's safe loader with a limit on merge keys. It imports PyYAML, which is an optional dependency.
 
-`<<: [*a, *a]` puts the pairs of other mappings into one. PyYAML does that before anybody can look at what it makes: ten
-of ten, eight times, are a thousand million pairs of a few hundred characters.
+`<<: [*a, *a]` copies the pairs of other mappings into a mapping. PyYAML does so while it parses, before the result can
+be checked: ten references to ten pairs, repeated on eight levels, make 10^9 pairs of a few hundred characters.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def load_yaml(text: str) -> Any:
-    """The plain values of a YAML document. Raises yaml.YAMLError, and what Python does of values that can't be."""
+    """The plain values of a YAML document. Raises yaml.YAMLError, or ValueError and the like for an invalid value."""
     loader = BoundedLoader(text)
     try:
         return loader.get_single_data()
@@ -23,7 +23,7 @@ def load_yaml(text: str) -> Any:
 
 
 class BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """A loader that refuses merge keys which would make more values than a configuration has."""
+    """A loader that refuses merge keys that would make more than MOST_VALUES values."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -31,7 +31,7 @@ class BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no typ
         self._merging: set[int] = set()
 
     def flatten_mapping(self, node: Any) -> None:
-        """Put the pairs of merged mappings into a node. Raises ConstructorError where they are too many."""
+        """Copy the pairs of merged mappings into a node. Raises ConstructorError if there are too many."""
         if id(node) in self._merging:
             raise self._fault("a mapping that merges itself", node)
         self._merging.add(id(node))
@@ -44,13 +44,15 @@ class BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no typ
         super().flatten_mapping(node)
 
     @staticmethod
-    def _fault(what: str, node: Any) -> Exception:
-        error: Exception = yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+    def _fault(problem: str, node: Any) -> Exception:
+        error: Exception = yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return error
 
 
 def _merged_by(node: Any) -> list[Any]:
-    """The mappings that the merge keys of a mapping name."""
+    """The mappings that the merge keys of a mapping refer to."""
     values = [value for key, value in node.value if key.tag == _MERGE]
-    listed = [one for value in values for one in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
-    return [one for one in listed if isinstance(one, yaml.MappingNode)]
+    listed = [
+        merged for value in values for merged in (value.value if isinstance(value, yaml.SequenceNode) else [value])
+    ]
+    return [merged for merged in listed if isinstance(merged, yaml.MappingNode)]
