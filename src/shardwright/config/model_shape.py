@@ -1,8 +1,8 @@
 """The shape of a decoder: its widths, the weight matrices of its layers, its parameters and its FLOPs.
 
-The model of a job has a shape, and so does a row of published measurements, which gives fewer facts. `ModelShape.
-matrices` is the one table of a layer's matrices: the runtime's parameters (sharding/stage_parameters.py), the products
-of the cost model (workload/operators.py), the counts of parameters and of FLOPs are read from it.
+The model of a job has a shape, and so does a row of published measurements, which gives fewer facts. The one table of a
+layer's matrices is `ModelShape.matrices`: the runtime's parameters (sharding/stage_parameters.py), the products of the
+cost model (workload/operators.py), the counts of parameters and of FLOPs are read from it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -346,8 +346,8 @@ class ModelShape:
         return 6.0 * self.matrix_parameters + 6.0 * self._head_elements * sum(self._keys_by_block) * share
 
     def stage_flops(self, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
-        """Forward FLOPs by stage, for a microbatch of `sequences`. Stage s holds `layers[s]` layers; the last stage also
-        holds the head and the modules that predict further tokens.
+        """Forward FLOPs by stage, for a microbatch of `sequences`. Stage s holds `layers[s]` layers, and the last stage
+        also the head and the modules that predict further tokens.
 
         2 per matrix element and token, and attention's scores and sums of values over the full sequence, or over its
         window. The backward is twice the forward: once for input gradients, once for weight gradients. The forward and

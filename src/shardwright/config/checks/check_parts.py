@@ -1,4 +1,4 @@
-"""Does the plan fit a cluster whose parts have devices of different kinds?"""
+"""Check that the plan fits a cluster whose parts have devices of different kinds."""
 
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.cluster import DeviceSpec
@@ -7,7 +7,7 @@ from shardwright.config.rank_order import EXAMPLE
 
 
 def part_faults(job: JobSpec) -> list[str]:
-    """All that is wrong with cluster.parts, and with the plan on them."""
+    """All faults of cluster.parts, and of the plan on them."""
     cluster, plan = job.cluster, job.plan
     if not cluster.parts:
         return []
