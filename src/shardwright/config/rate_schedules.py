@@ -32,11 +32,12 @@ class RateSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class DecayShape:
-    """The shape of a decay: `left(share)` falls from 1 to 0 while `share`, the finished share of the decay, rises."""
+    """The shape of a decay: `remaining(share)` falls from 1 to 0 while `share`, the finished part of the decay, rises
+    from 0 to 1."""
 
     name: str
     place: int
-    left: Callable[[float], float]
+    remaining: Callable[[float], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def _decayed(spec: Any, step: int, first: int, shape: str) -> float:
     """The share of the peak in a decay from step `first` to the last step, which ends at the floor."""
     floor = float(spec.min_learning_rate_ratio)
     finished_share = min(1.0, max(0.0, (step - first) / max(1, spec.steps - first)))
-    return floor + (1.0 - floor) * DECAY_SHAPES[shape].left(finished_share)
+    return floor + (1.0 - floor) * DECAY_SHAPES[shape].remaining(finished_share)
 
 
 def _stable_then_decayed(spec: Any, step: int) -> float:
@@ -104,11 +105,11 @@ FACTS = (
         ),
         text=lambda spec, floor, falls: f"falls with the root of the steps, not below {floor}",
     ),
-    DecayShape(name="linear", place=10, left=lambda share: 1.0 - share),
+    DecayShape(name="linear", place=10, remaining=lambda share: 1.0 - share),
     # Loshchilov and Hutter 2017 (arXiv 1608.03983)
-    DecayShape(name="cosine", place=20, left=lambda share: 0.5 * (1.0 + math.cos(math.pi * share))),
+    DecayShape(name="cosine", place=20, remaining=lambda share: 0.5 * (1.0 + math.cos(math.pi * share))),
     # Hägele et al. 2024 (arXiv 2405.18392)
-    DecayShape(name="sqrt", place=30, left=lambda share: 1.0 - math.sqrt(share)),
+    DecayShape(name="sqrt", place=30, remaining=lambda share: 1.0 - math.sqrt(share)),
     BatchRule(name="none", place=10, factor=lambda share: 1.0, text="does not follow the batch"),
     BatchRule(
         name="sqrt",

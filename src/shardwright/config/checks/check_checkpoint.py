@@ -17,9 +17,9 @@ def _best_faults(job: JobSpec) -> list[str]:
         return []
     faults = []
     if best not in sets:
-        which = f"evaluated are {', '.join(sets)}" if sets else "nothing is evaluated"
+        names = f"evaluated are {', '.join(sets)}" if sets else "nothing is evaluated"
         faults.append(
-            f"checkpoint.keep_best {best!r} is no set that is evaluated ({which}); name one, or give data.validation a "
+            f"checkpoint.keep_best {best!r} is no set that is evaluated ({names}); name one, or give data.validation a "
             "set of that name"
         )
     if not job.checkpoint.is_on:

@@ -63,11 +63,11 @@ def _token_faults(job: JobSpec) -> list[str]:
             f"{largest.TOKENS // model.sequence:,} such sequences, or shorter ones"
         )
     widest = max(model.hidden, model.ffn_size, model.heads * model.query_width, model.vocab)
-    kept = microbatch * model.sequence * widest * model.num_blocks
-    if kept > largest.ACTIVATIONS:
+    count = microbatch * model.sequence * widest * model.num_blocks
+    if count > largest.ACTIVATIONS:
         faults.append(
             f"plan.microbatch_size {microbatch:,} x model.sequence {model.sequence:,} x {widest:,} (the widest of "
-            f"hidden, ffn, all heads and vocab) x {model.num_blocks:,} layers = {kept:.3g} elements of a microbatch, "
+            f"hidden, ffn, all heads and vocab) x {model.num_blocks:,} layers = {count:.3g} elements of a microbatch, "
             f"and it may have at most {largest.ACTIVATIONS:.3g}; use smaller microbatches or shorter sequences"
         )
     return faults

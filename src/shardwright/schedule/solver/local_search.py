@@ -75,8 +75,8 @@ class _Search:
                 self._position[op] = position
 
     def _all_tails(self) -> list[float]:
-        """By operation: the longest time from its end to the end of the step, less the `begin` of the rank that ends
-        last on that path."""
+        """The longest time from the end of each operation to the end of the step, less the `begin` of the rank that
+        ends last on that path."""
         problem, m, delay = self._problem, self._problem.num_microbatches, self._delay
         cost, user, rank_of = problem.cost, problem.user, problem.rank_of
         tails = [0.0] * len(cost)
