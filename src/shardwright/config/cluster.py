@@ -13,14 +13,14 @@ from shardwright.config.network import NetworkSpec
 from shardwright.config.units import GIB
 
 
-def _zero_or_a_rate(value: float) -> float:
+def _checked_rate(value: float) -> float:
     """Check a rate that is a divisor if it is known. ValueError if it is too small for that, and not 0."""
     if 0 < value < largest.LEAST_RATE:
         raise ValueError(f"Input should be 0, which is unknown, or at least {largest.LEAST_RATE:g}")
     return value
 
 
-KnownRate = Annotated[float, Field(ge=0, le=largest.RATE), AfterValidator(_zero_or_a_rate)]
+KnownRate = Annotated[float, Field(ge=0, le=largest.RATE), AfterValidator(_checked_rate)]
 
 
 class LinkSpec(Spec):

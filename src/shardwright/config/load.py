@@ -76,7 +76,7 @@ def read_job(job: str | Mapping[str, Any], overrides: list[str], asked: AskedClu
         job not in catalog.names("jobs") and (job in catalog.names("models") or names_config(job))
     )
     fields = plain(job) if not isinstance(job, str) else _job_of_model(job) if is_model else _read_fields(job, subject)
-    faults = _ask(fields, asked)
+    faults = _replace_cluster(fields, asked)
     faults += [fault for override in overrides for fault in _apply_override(fields, override)]
     if secrets := password_faults(fields):  # first, because other faults would quote the passwords
         raise PlanError(subject, secrets)
@@ -109,7 +109,7 @@ def _job_of_model(model: str) -> dict[str, Any]:
     return {"name": name or "model", "model": {"name": model}}
 
 
-def _ask(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
+def _replace_cluster(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
     """Replace the cluster in place by the cluster that is asked for. Returns faults."""
     section = fields.get("cluster", {})
     if asked == NOTHING_ASKED or not isinstance(section, dict):
@@ -192,7 +192,9 @@ def _read_toml(job: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         if path.suffix == ".toml" or "/" in job:
             raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
-        raise ValueError(f"{job!r} is neither a job nor a model of the catalog, nor a file; {_near(job)}") from None
+        raise ValueError(
+            f"{job!r} is neither a job nor a model of the catalog, nor a file; {_name_hint(job)}"
+        ) from None
     for section, field in _NAMING:
         values = fields.get(section)
         if isinstance(values, dict) and field in values:
@@ -232,7 +234,7 @@ def _take_tokenizer(fields: dict[str, Any]) -> None:
             fields["data"] = data | {"tokenizer": str(folder)}
 
 
-def _near(name: str) -> str:
+def _name_hint(name: str) -> str:
     """A way out for a name that is neither a job nor a model."""
     jobs, models = catalog.names("jobs"), catalog.names("models")
     near = catalog.nearest(name, sorted({*jobs, *models}), most=4)
@@ -276,7 +278,7 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
     for section, kind in (("model", "models"), ("cluster", "clusters")):
         values = fields.get(section)
         if section == "model" and isinstance(values, dict) and "name" not in values and values.get("weights"):
-            faults += _shapeless(values)
+            faults += _weights_faults(values)
             values = {"name": values["weights"]} | values
         if not isinstance(values, dict) or not isinstance(values.get("name"), str):
             continue
@@ -307,7 +309,7 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
     return faults
 
 
-def _shapeless(model: dict[str, Any]) -> list[str]:
+def _weights_faults(model: dict[str, Any]) -> list[str]:
     """The fault of a job that describes its model only by weights, if there is no config.json with them."""
     weights = model["weights"]
     if not isinstance(weights, str) or names_config(weights) or "layers" in model or "hidden" in model:

@@ -111,9 +111,9 @@ class NameOf:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of a text that is one of the names."""
-        return core_schema.no_info_after_validator_function(self._known, handler(source))
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def _known(self, name: str) -> str:
+    def _check(self, name: str) -> str:
         if name in self.registry:
             return name
         *first, last = map(repr, self.registry)

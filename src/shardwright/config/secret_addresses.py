@@ -24,13 +24,13 @@ def password_faults(fields: dict[str, Any]) -> list[str]:
     faults: list[str] = []
     pending: list[tuple[str, Any]] = [("", fields)]
     while pending:
-        where, value = pending.pop()
+        field, value = pending.pop()
         if isinstance(value, dict):
-            pending += [(f"{where}.{key}" if where else str(key), item) for key, item in reversed(value.items())]
+            pending += [(f"{field}.{key}" if field else str(key), item) for key, item in reversed(value.items())]
         elif isinstance(value, list):
-            pending += [(f"{where}[{number}]", item) for number, item in reversed(list(enumerate(value)))]
+            pending += [(f"{field}[{number}]", item) for number, item in reversed(list(enumerate(value)))]
         elif isinstance(value, str) and has_password(value):
             faults.append(
-                f"{where} {hidden(value)} has a password, which would be kept with all that the job makes; {WAY_OUT}"
+                f"{field} {hidden(value)} has a password, which would be kept with all that the job makes; {WAY_OUT}"
             )
     return faults

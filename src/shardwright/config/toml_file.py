@@ -67,19 +67,19 @@ def value_faults(fields: dict[str, Any]) -> list[str]:
     pending: list[tuple[str, Any, int]] = [("", fields, 0)]
     num_values = 0
     while pending:
-        where, value, depth = pending.pop()
+        field, value, depth = pending.pop()
         num_values += 1
         if num_values > MOST_VALUES:
             return [f"there are more than {MOST_VALUES:,} values, and no job has so many; check that it is the file"]
         if depth > _MOST_DEEP:
-            return [f"{shortened(where)} is nested {depth} levels deep; fields are at most {_MOST_DEEP} levels deep"]
+            return [f"{shortened(field)} is nested {depth} levels deep; fields are at most {_MOST_DEEP} levels deep"]
         if isinstance(value, dict):
-            pending += [(f"{where}.{key}" if where else key, item, depth + 1) for key, item in reversed(value.items())]
+            pending += [(f"{field}.{key}" if field else key, item, depth + 1) for key, item in reversed(value.items())]
         elif isinstance(value, list):
-            pending += [(f"{where}[{n}]", item, depth + 1) for n, item in reversed(list(enumerate(value)))]
+            pending += [(f"{field}[{n}]", item, depth + 1) for n, item in reversed(list(enumerate(value)))]
         elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
             return [
-                f"{shortened(where)} is a number of {value.bit_length()} bits, and TOML's have 64 with their sign; use "
+                f"{shortened(field)} is a number of {value.bit_length()} bits, and TOML's have 64 with their sign; use "
                 f"at most {_LARGEST - 1}"
             ]
     return []

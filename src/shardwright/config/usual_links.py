@@ -43,15 +43,15 @@ def node_devices(cluster: ClusterSpec) -> int:
 
 def node_gb_per_s(cluster: ClusterSpec) -> float:
     """Bandwidth of a device to other devices of its node, in 1e9 bytes per second; 0 if unknown."""
-    return cluster.intra_node.bandwidth_gb_per_s or _of_device(cluster.device, "link_gb_per_s")
+    return cluster.intra_node.bandwidth_gb_per_s or _device_field(cluster.device, "link_gb_per_s")
 
 
 def network_gb_per_s(cluster: ClusterSpec) -> float:
     """Bandwidth of a device to other nodes, in 1e9 bytes per second; 0 if unknown."""
-    return cluster.inter_node.bandwidth_gb_per_s or _of_device(cluster.device, "network_gb_per_s")
+    return cluster.inter_node.bandwidth_gb_per_s or _device_field(cluster.device, "network_gb_per_s")
 
 
-def _of_device(device: str, field: str) -> float:
+def _device_field(device: str, field: str) -> float:
     return 0.0 if device == "unknown" else float(getattr(device_entry(device), field))
 
 

@@ -27,24 +27,24 @@ def described(error: ValidationError, root: type[BaseModel]) -> list[str]:
 
 
 def _describe(details: ErrorDetails, root: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in details["loc"])
+    path = ".".join(str(part) for part in details["loc"])
     value = details["input"]
     if details["type"] == "extra_forbidden":
         section = _section(details["loc"][:-1], root)
         names = sorted(section.model_fields) if section else []
         kind = "section" if section is JobSpec else "field"
-        return f"{where} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), names)}"
+        return f"{path} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), names)}"
     if details["type"] == "model_type":
         first = next(iter((_section(details["loc"], root) or root).model_fields))
-        example = f"{where}.{first}" + (f" = {_short(value)}" if first == "name" and isinstance(value, str) else "")
-        return f"{where} = {_short(value)}: it should be a section; set fields in it, such as {example}"
+        example = f"{path}.{first}" + (f" = {_short(value)}" if first == "name" and isinstance(value, str) else "")
+        return f"{path} = {_short(value)}: it should be a section; set fields in it, such as {example}"
     if details["type"] == "missing":
-        return f"{where} is missing; set it: {_field_help(details['loc'], root) or 'it has no default'}"
+        return f"{path} is missing; set it: {_field_help(details['loc'], root) or 'it has no default'}"
     message = details["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("Input should", "it should")
     message = message.replace("input should", "it should")
     field = _field_help(details["loc"], root)
-    return f"{where} = {_short(value)}: {message}{f' ({field})' if field else ''}"
+    return f"{path} = {_short(value)}: {message}{f' ({field})' if field else ''}"
 
 
 def _short(value: object) -> str:

@@ -45,8 +45,8 @@ def _limit_faults(program: Program, buffer: Buffer, limit: int, what: str, remed
     for rank, row in enumerate(program.ranks):
         peak, index = most(life for life in lives(program, rank) if life.buffer is buffer)
         if peak > limit:
-            where = f"at action {index} ({row[index]})"
-            faults.append(f"rank {rank} keeps {peak} {what}, and {limit} are allowed; the most is {where}; {remedy}")
+            place = f"at action {index} ({row[index]})"
+            faults.append(f"rank {rank} keeps {peak} {what}, and {limit} are allowed; the most is {place}; {remedy}")
     return faults
 
 
@@ -60,13 +60,13 @@ def _coverage_faults(program: Program) -> list[str]:
     for rank, row in enumerate(program.ranks):
         for index, action in _computes(row):
             counts[action.kind, action.stage, action.microbatch] += 1
-            where = f"rank {rank}, action {index} ({action})"
+            place = f"rank {rank}, action {index} ({action})"
             if not (0 <= action.stage < program.num_stages and 0 <= action.microbatch < program.num_microbatches):
                 faults.append(
-                    f"{where}: there are {program.num_stages} stages and {program.num_microbatches} microbatches"
+                    f"{place}: there are {program.num_stages} stages and {program.num_microbatches} microbatches"
                 )
             elif (holder := program.placement.rank(action.stage, action.microbatch)) != rank:
-                faults.append(f"{where}: stage {action.stage} is held by rank {holder}")
+                faults.append(f"{place}: stage {action.stage} is held by rank {holder}")
     for stage in range(program.num_stages):
         for i in range(program.num_microbatches):
             f, b, ig, w, recomputes = (counts[kind, stage, i] for kind in _COMPUTE_ORDER)
@@ -111,25 +111,25 @@ def _gather_faults(program: Program, rank: int) -> list[str]:
     faults = []
     gathered: dict[int, int] = {}  # by stage: the index of its gather
     for index, action in enumerate(program.ranks[rank]):
-        where = f"rank {rank}, action {index} ({action})"
+        place = f"rank {rank}, action {index} ({action})"
         stage = action.stage
         faults += [
-            f"{where}: the parameters of stage {needed} are not gathered; put {needed}G before it"
+            f"{place}: the parameters of stage {needed} are not gathered; put {needed}G before it"
             for needed in sorted(stages_needed(action) - gathered.keys())
         ]
         if action.kind is Kind.GATHER:
             if stage in gathered:
                 gather = gathered[stage]
-                faults.append(f"{where}: action {gather} has gathered stage {stage}; release it (L) in between")
+                faults.append(f"{place}: action {gather} has gathered stage {stage}; release it (L) in between")
             if stage not in program.placement.stages_of(rank):
-                faults.append(f"{where}: the rank does not hold stage {stage}, it holds {_stages(program, rank)}")
+                faults.append(f"{place}: the rank does not hold stage {stage}, it holds {_stages(program, rank)}")
             gathered[stage] = index
         elif action.kind is Kind.RELEASE and gathered.pop(stage, None) is None:
-            faults.append(f"{where}: stage {stage} is not gathered, so there is nothing to let go")
+            faults.append(f"{place}: stage {stage} is not gathered, so there is nothing to let go")
         elif action.kind is Kind.STEP and gathered:
             stale = [candidate for candidate in sorted(gathered) if stage in (candidate, -1)]
             faults += [
-                f"{where}: stage {unreleased} is still gathered; put {unreleased}L before it" for unreleased in stale
+                f"{place}: stage {unreleased} is still gathered; put {unreleased}L before it" for unreleased in stale
             ]
     return faults + [
         f"rank {rank}, action {index} ({stage}G): stage {stage} is never released; put {stage}L after its last use"
@@ -179,15 +179,16 @@ def _pairing_faults(program: Program) -> list[str]:
     faults = []
     for key in sorted(sent.keys() | received.keys()):
         source, target, kind = key
-        out, into = sent.get(key, []), received.get(key, [])
-        if out != into:
-            pairs = enumerate(zip(out, into, strict=False))
+        sent_order, received_order = sent.get(key, []), received.get(key, [])
+        if sent_order != received_order:
+            pairs = enumerate(zip(sent_order, received_order, strict=False))
             number = next(
-                (n for n, (sent_one, received_one) in pairs if sent_one != received_one), min(len(out), len(into))
+                (n for n, (sent_one, received_one) in pairs if sent_one != received_one),
+                min(len(sent_order), len(received_order)),
             )
             faults.append(
-                f"rank {source} to rank {target}, message {number} of {kind}: sent is {_message(out, number)}, "
-                f"received is {_message(into, number)}"
+                f"rank {source} to rank {target}, message {number} of {kind}: sent is {_message(sent_order, number)}, "
+                f"received is {_message(received_order, number)}"
             )
     return faults
 

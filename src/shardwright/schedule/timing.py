@@ -1,4 +1,4 @@
-"""When each action of a program runs, given what each one costs.
+"""The clock of programs: the start and the end of each action, from the costs of actions.
 
 Every rank has resources that work side by side: compute, one outgoing link for each direction of the pipeline, and
 collectives (reductions and gathers, in one queue). Actions on one resource run in the order of the program. So no
@@ -269,7 +269,7 @@ class _Step:
                     now = end = start + (clock.costs.compute(action) if parts else seconds[kind][stage])
                     rank.computed = end
                     for part in parts or (action,):
-                        self._leave(number, rank, part, end)
+                        self._finish(number, rank, part, end)
             elif kind in _SENT:
                 start, end = self._send(rank, _SENT[kind], stage * m + microbatch, stage)
             elif kind in _RECEIVED:
@@ -296,7 +296,7 @@ class _Step:
             ends.append(end)
         rank.compute = now
 
-    def _leave(self, number: int, rank: _Rank, part: Action, end: float) -> None:
+    def _finish(self, number: int, rank: _Rank, part: Action, end: float) -> None:
         """Record the end of a computation: its product is made, and its gradients are added."""
         kind, stage, i, _, _ = part
         clock = self._clock

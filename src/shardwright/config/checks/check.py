@@ -146,10 +146,9 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
             ]
     elif plan.num_stages > layers:
         # Embedding and head are work for two further stages, but only if the user asks for that.
-        by_layout = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
+        hint = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
         faults.append(
-            f"{product} stages for {counted(layers, 'layer')} leaves stages without a layer; "
-            f"use at most {layers}{by_layout}"
+            f"{product} stages for {counted(layers, 'layer')} leaves stages without a layer; use at most {layers}{hint}"
         )
     return faults
 
@@ -259,7 +258,7 @@ def _batch_faults(job: JobSpec) -> list[str]:
             for _ in odd[:1]
         ]
     batches = " or ".join(str(b) for b in (batch // share * share, (batch // share + 1) * share) if b)
-    by_plan = (
+    plan_fix = (
         "another plan.dp"
         if batch % plan.dp
         else f"plan.microbatch_size {nearest_divisors(batch // plan.dp, plan.microbatch_size)}"
@@ -267,7 +266,7 @@ def _batch_faults(job: JobSpec) -> list[str]:
     return [
         f"batch.global_batch_size {batch} does not split into dp {plan.dp} x microbatch_size "
         f"{plan.microbatch_size} = {share} ({batch} / {share} = {batch / share:.2f}); "
-        f"use a batch of {batches}, or {by_plan}"
+        f"use a batch of {batches}, or {plan_fix}"
     ]
 
 
@@ -306,15 +305,15 @@ def _fallback_faults(job: JobSpec) -> list[str]:
     plans = [job.plan, *(job.plan.fallback_plan(number) for number in range(len(job.plan.fallback)))]
     known_faults, faults = set(faults_on_any_cluster(job)), list[str]()
     for number, plan in enumerate(plans[1:]):
-        where = f"plan.fallback[{number}]"
+        field = f"plan.fallback[{number}]"
         fallback = job.model_copy(update={"plan": plan})
         plan_faults = rank_faults(fallback) or faults_on_any_cluster(fallback)
-        faults += [f"{where}: {fault}" for fault in plan_faults if fault not in known_faults]
+        faults += [f"{field}: {fault}" for fault in plan_faults if fault not in known_faults]
         worlds = [earlier.world for earlier in plans[: number + 1]]
         if plan.world in worlds:
             first = worlds.index(plan.world)
             faults.append(
-                f"{where}: {plan.degrees} = {counted(plan.world, 'rank')}, for which "
+                f"{field}: {plan.degrees} = {counted(plan.world, 'rank')}, for which "
                 f"{f'plan.fallback[{first - 1}]' if first else 'the plan itself'} is taken; leave it out, or use other "
                 "degrees"
             )

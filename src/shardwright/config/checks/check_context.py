@@ -21,18 +21,18 @@ def _sequence_faults(job: JobSpec) -> list[str]:
     chunks = per_rank * plan.cp
     shared = plan.tp if plan.sequence_parallel else 1
     unit = math.lcm(chunks, plan.cp * shared)
-    such_as = f"use a sequence that is a multiple of {unit}, such as {sequence // unit * unit or unit}"
+    way_out = f"use a sequence that is a multiple of {unit}, such as {sequence // unit * unit or unit}"
     if sequence % chunks:
         pieces = f"plan.cp {plan.cp}" + (f" x {per_rank} chunks a rank = {chunks}" if per_rank > 1 else "")
-        by_degree = nearest_divisors(sequence // per_rank, plan.cp) if sequence % per_rank == 0 else "1"
+        cp_fix = nearest_divisors(sequence // per_rank, plan.cp) if sequence % per_rank == 0 else "1"
         return [
             f"{plan.cp_method} attention cuts {sequence} tokens into {pieces} equal parts "
-            f"({sequence} / {chunks} = {sequence / chunks:.2f}); {such_as}, or plan.cp = {by_degree}"
+            f"({sequence} / {chunks} = {sequence / chunks:.2f}); {way_out}, or plan.cp = {cp_fix}"
         ]
     if sequence // plan.cp % shared:
         return [
             f"sequence parallel shards the {sequence} / cp {plan.cp} = {sequence // plan.cp} tokens of a rank over tp "
-            f"{plan.tp} ({sequence // plan.cp} / {plan.tp} = {sequence / plan.cp / plan.tp:.2f}); {such_as}, or "
+            f"{plan.tp} ({sequence // plan.cp} / {plan.tp} = {sequence / plan.cp / plan.tp:.2f}); {way_out}, or "
             f"plan.sequence_parallel = false"
         ]
     return []

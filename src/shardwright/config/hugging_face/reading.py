@@ -150,12 +150,12 @@ class Reading:
             return None
         return value
 
-    def must_be(self, name: str, allowed: tuple[Any, ...], why: str, default: Any = None) -> None:
+    def must_be(self, name: str, allowed: tuple[Any, ...], reason: str, default: Any = None) -> None:
         """Add a fault if a key has a value that can't be expressed, so is not in `allowed`."""
         value = self._value(name, self.defaults.get(name, default))
         if value not in allowed:
             choices = " or ".join(map(_shown, allowed))
-            self.faults.append(f"{name} is {_shown(value)}: {why}; use {choices}, which alone can be expressed")
+            self.faults.append(f"{name} is {_shown(value)}: {reason}; use {choices}, which alone can be expressed")
 
     def word_of(self, name: str, known: dict[str, str], default: str = "") -> str:
         """Our word for the word of a key."""
@@ -175,14 +175,16 @@ class Reading:
 
     def all_faults(self) -> list[str]:
         """All faults, including one for each key with a value that nothing has read."""
-        unread = sorted(name for name in self.keys if name not in self.names_read | _NO_ARITHMETIC and self._says(name))
+        unread = sorted(
+            name for name in self.keys if name not in self.names_read | _NO_ARITHMETIC and self._has_meaning(name)
+        )
         return self.faults + [
             f"{shortened(name)} is {_shown(self.keys[name])}, and it is not known what that does; remove it if it "
             "changes nothing of what the layers compute"
             for name in unread
         ]
 
-    def _says(self, name: str) -> bool:
+    def _has_meaning(self, name: str) -> bool:
         """True if a key has a value that may mean something: null, false and empty values count as absent."""
         value = self.keys[name]
         return not (value is None or value is False or value in ({}, [], ""))

@@ -33,16 +33,16 @@ def from_building_block(
     name: str, num_ranks: int, num_microbatches: int, starts: Callable[[int, int], Block]
 ) -> Schedule:
     """Repeat the block, squeeze both ends, fill the holes. `starts(rank, num_ranks)` gives a rank's four slots."""
-    drawn = min(num_microbatches, 2 * num_ranks + 2)  # enough that neither end reaches the other
+    num_drawn = min(num_microbatches, 2 * num_ranks + 2)  # enough that neither end reaches the other
     slots = [
-        {(n, i): start + PERIOD * i for n, start in enumerate(starts(rank, num_ranks)) for i in range(drawn)}
+        {(n, i): start + PERIOD * i for n, start in enumerate(starts(rank, num_ranks)) for i in range(num_drawn)}
         for rank in range(num_ranks)
     ]
-    steady = _squeeze(slots, drawn)
+    steady = _squeeze(slots, num_drawn)
     rows = []
     for rank, rank_slots in enumerate(slots):
         stages = (rank, 2 * num_ranks - 1 - rank)
-        work = _with_weight_grads(_stretched(rank_slots, steady.start, num_microbatches - drawn))
+        work = _with_weight_grads(_stretched(rank_slots, steady.start, num_microbatches - num_drawn))
         rows.append(tuple(Action(_KINDS[n], stages[_CHUNK[n]], i) for n, i in work))
     return Schedule(name, num_microbatches, vee(num_ranks), tuple(rows))
 

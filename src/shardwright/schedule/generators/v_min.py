@@ -41,13 +41,13 @@ def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
     """Idle seconds: about two thirds of 1F1B's (Qi et al. 2024, arXiv 2405.15362). If F, I and W differ, one of the
     first two paths grows with m. Differs from the simulated step by at most 4 % of it for p >= 3 and m >= p.
     """
-    thirds = 0.5 * (p % 3 == 0)
-    equal = 2 * p - 2.5 - thirds  # the idle time if F = I = W = 1
+    correction = 0.5 * (p % 3 == 0)
+    equal_idle = 2 * p - 2.5 - correction  # the idle time if F = I = W = 1
     n = m * least(1, (p - 1) / 2)
     path = most(
-        (p - n) * f + (2 * n + equal - thirds - p - 0.5) * i + (0.5 - n) * w,
-        (2 * n - 2) * f + (equal + 1 - n) * i - (n - 1) * w,
-        (p / 2 + 1) * f + (equal - p / 2) * i - w,
+        (p - n) * f + (2 * n + equal_idle - correction - p - 0.5) * i + (0.5 - n) * w,
+        (2 * n - 2) * f + (equal_idle + 1 - n) * i - (n - 1) * w,
+        (p / 2 + 1) * f + (equal_idle - p / 2) * i - w,
     )
     return most(0.0, path)
 

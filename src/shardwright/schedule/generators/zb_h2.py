@@ -36,8 +36,8 @@ def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
     turned = where(f > i, filled // 2, 0)  # the longest path takes the longer of a forward and an input gradient
     # If `filled` is odd, one weight gradient is left over between a forward and an input gradient.
     left_over = where(f > i, filled % 2, 0) * most(0.0, f - w)
-    through = (p - 1 - filled + turned) * f + (p - 1 - turned) * i + left_over
-    return most((p - 1) * (f + i) - filled * w, through, 0.0 * f)
+    path = (p - 1 - filled + turned) * f + (p - 1 - turned) * i + left_over
+    return most((p - 1) * (f + i) - filled * w, path, 0.0 * f)
 
 
 def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:

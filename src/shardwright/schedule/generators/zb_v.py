@@ -22,12 +22,12 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     """The order for F = I = W, written for at least 2p - 1 microbatches; the writer leaves out missing microbatches."""
     rows = []
     for rank in range(num_ranks):
-        drawn = max(num_microbatches, 2 * num_ranks - 1)
+        num_drawn = max(num_microbatches, 2 * num_ranks - 1)
         row = Row([rank, 2 * num_ranks - 1 - rank], [range(num_microbatches)] * 2)
         row.write("F0", times=2 * (num_ranks - rank) - 1)
         row.write("F1 F0", times=rank)
         row.write("F1 I1 W1", times=num_ranks - rank)
-        row.write("F0 I0 W0 F1 I1 W1", times=drawn - num_ranks)
+        row.write("F0 I0 W0 F1 I1 W1", times=num_drawn - num_ranks)
         row.write("I0 I1", times=rank)
         row.write("I0 W0", times=num_ranks - rank)
         row.write("W1", times=rank)

@@ -106,9 +106,9 @@ class _Construction:
         problem = self._problem
         if problem.period == 0.0 or self._policy.warmup == inf:
             return inf
-        away = sum(problem.sizes[s] * (problem.back[s] - problem.reach[s]) for s in problem.stages_of[rank])
+        in_round_trip = sum(problem.sizes[s] * (problem.back[s] - problem.reach[s]) for s in problem.stages_of[rank])
         largest = max(problem.sizes[s] for s in problem.stages_of[rank])
-        return (self._policy.warmup * away / problem.period + largest) * (1 + TINY)
+        return (self._policy.warmup * in_round_trip / problem.period + largest) * (1 + TINY)
 
     def run(self) -> Rows:
         """Run until no work is left. Returns the order."""

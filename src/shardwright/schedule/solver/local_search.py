@@ -153,13 +153,13 @@ class _Search:
             op = self._rows[rank][first]
             start = clock.end[op] - problem.cost[op] - problem.tiny
             source = problem.source[op]
-            by_input = source != NONE and clock.arrival[source] >= start
-            by_rank = first > 0 and clock.end[self._rows[rank][first - 1]] >= start
-            if by_rank and not (by_input and self._random.random() < 0.5):
+            waits_for_input = source != NONE and clock.arrival[source] >= start
+            waits_for_rank = first > 0 and clock.end[self._rows[rank][first - 1]] >= start
+            if waits_for_rank and not (waits_for_input and self._random.random() < 0.5):
                 first -= 1
                 continue
             blocks.append((rank, first, last))
-            if not by_input:
+            if not waits_for_input:
                 return blocks
             rank, first = problem.rank_of[source // m], self._position[source]
             last = first
@@ -170,13 +170,13 @@ class _Search:
             if index in (first, last - 1):
                 moves.append(_Move(rank, index, [row[index + 1], row[index]], row[index + 1], sooner=True))
             else:
-                moves.append(self._later(rank, index, last))
-        moves += [self._sooner(rank, first, index) for index in range(first + 2, last + 1)]
+                moves.append(self._move_later(rank, index, last))
+        moves += [self._move_sooner(rank, first, index) for index in range(first + 2, last + 1)]
         first_weight_gradient = self._problem.line(W, 0) * self._problem.num_microbatches
         for index in range(first, last + 1):
             if row[index] >= first_weight_gradient:
-                moves += [self._sooner(rank, gap, index) for gap in self._gaps(rank, range(first - 1, 0, -1))]
-                moves += [self._later(rank, index, gap - 1) for gap in self._gaps(rank, range(last + 2, len(row)))]
+                moves += [self._move_sooner(rank, gap, index) for gap in self._gaps(rank, range(first - 1, 0, -1))]
+                moves += [self._move_later(rank, index, gap - 1) for gap in self._gaps(rank, range(last + 2, len(row)))]
         return moves
 
     def _gaps(self, rank: int, positions: range) -> list[int]:
@@ -187,11 +187,11 @@ class _Search:
                 return [index]
         return []
 
-    def _sooner(self, rank: int, first: int, index: int) -> _Move:
+    def _move_sooner(self, rank: int, first: int, index: int) -> _Move:
         row = self._rows[rank]
         return _Move(rank, first, [row[index], *row[first:index]], row[index], sooner=True)
 
-    def _later(self, rank: int, index: int, last: int) -> _Move:
+    def _move_later(self, rank: int, index: int, last: int) -> _Move:
         row = self._rows[rank]
         return _Move(rank, index, [*row[index + 1 : last + 1], row[index]], row[index], sooner=False)
 

@@ -32,10 +32,10 @@ def placement_bound(problem: Problem, objective: Objective = "makespan") -> floa
         costs: Costs = replace(problem.costs, forward=cheap[F], input_grad=cheap[I], weight_grad=cheap[W], pair=1.0)
         problem = Problem(problem.placement, problem.num_microbatches, costs, problem.sizes, limits=problem.limits)
     spans = [_span(problem, rank, objective) for rank in range(problem.num_ranks)]
-    return max(spans) if objective == "period" else max(_alone(problem), *spans)
+    return max(spans) if objective == "period" else max(_one_microbatch(problem), *spans)
 
 
-def _alone(problem: Problem) -> float:
+def _one_microbatch(problem: Problem) -> float:
     """The time of one microbatch, from the start to its last weight gradient and the update."""
     return problem.back[0] + problem.times[I][0] + problem.times[W][0] + _update(problem, problem.rank_of[0])
 
@@ -51,7 +51,7 @@ def _span(problem: Problem, rank: int, objective: Objective) -> float:
     objective is the period."""
     stages, times, sizes = problem.stages_of[rank], problem.times, problem.sizes
     first, last = stages[0], stages[-1]
-    start, end = 0.0, _alone(problem)
+    start, end = 0.0, _one_microbatch(problem)
     if objective == "period":
         start = problem.reach[first]
         end = problem.back[first] + times[I][first] + times[W][first] + _update(problem, rank)
@@ -78,12 +78,12 @@ def _span(problem: Problem, rank: int, objective: Objective) -> float:
         # The last F may end before the first I can start, so these two waits don't add up.
         idle = max(before_forward + max(after_forward, after_backward), before_backward + after_backward)
     work = problem.num_microbatches * sum(forwards[stage] + backwards[stage] for stage in stages)
-    return max(work + idle, problem.reach[first] - start + _stay(problem, rank))
+    return max(work + idle, problem.reach[first] - start + _memory_time(problem, rank))
 
 
-def _stay(problem: Problem, rank: int) -> float:
+def _memory_time(problem: Problem, rank: int) -> float:
     """The time that all microbatches need in a rank's memory, if as many as fit are there at a time."""
-    limit = _usable(problem, rank)
+    limit = _usable_memory(problem, rank)
     if limit == inf:
         return 0.0
     times = problem.times
@@ -94,7 +94,7 @@ def _stay(problem: Problem, rank: int) -> float:
     return problem.num_microbatches * size_times_stay / limit
 
 
-def _usable(problem: Problem, rank: int) -> float:
+def _usable_memory(problem: Problem, rank: int) -> float:
     """A rank's memory limit; if all its stages have equal sizes, rounded down to a multiple of that size."""
     sizes, limit = {problem.sizes[stage] for stage in problem.stages_of[rank]}, problem.limits[rank]
     if len(sizes) > 1 or limit == inf or min(sizes) == 0.0:
@@ -110,7 +110,7 @@ def _most_work(problem: Problem, rank: int, work: dict[int, float], reserved: in
     microbatch in the stage `reserved` is left free.
     """
     m, sizes, most = problem.num_microbatches, problem.sizes, 0.0
-    free = _usable(problem, rank) - (0.0 if reserved is None else sizes[reserved])
+    free = _usable_memory(problem, rank) - (0.0 if reserved is None else sizes[reserved])
     for stage in sorted(work, key=lambda stage: work[stage] / sizes[stage] if sizes[stage] else inf, reverse=True):
         count = min(m, free / sizes[stage]) if sizes[stage] else m
         most += count * work[stage]
