@@ -7,7 +7,7 @@ from typing import TypeVar
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import StagePlacement
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,6 @@ class PipelineShape:
     placement: StagePlacement | None = None  # auto: the placement to use; None means the best one
 
 
-def of_size(make: Callable[[int, int], Made]) -> Callable[[PipelineShape], Made]:
+def of_size(make: Callable[[int, int], Result]) -> Callable[[PipelineShape], Result]:
     """Turn a function of (ranks, microbatches) into a function of a shape."""
     return lambda shape: make(shape.num_ranks, shape.num_microbatches)

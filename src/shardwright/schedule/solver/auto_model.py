@@ -66,15 +66,8 @@ class Model:
                 f"most_alive has {len(most_alive)} values; give one number, or one for each of {num_ranks}"
             )
         sizes = tuple(activations) or (num_ranks / pieces,) * pieces
-        model = cls(
-            num_ranks,
-            num_microbatches,
-            costs,
-            sizes,
-            limits=tuple(most_alive),
-            stages_per_rank=stages_per_rank,
-            placement=placement,
-        )
+        limits = tuple(most_alive)
+        model = cls(num_ranks, num_microbatches, costs, sizes, limits, stages_per_rank, placement)
         if not model.placements():
             raise ValueError("; ".join(model._lacks(model._cuts()[0])) + "; allow more, or make microbatches smaller")
         return model
