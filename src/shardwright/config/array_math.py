@@ -1,14 +1,14 @@
-"""Arithmetic that holds for a number and, element by element, for an array of numbers, without numpy.
+"""Arithmetic for a number or, element by element, for an array of numbers, without importing numpy.
 
-Files on the ground describe what a search asks of thousands of plans at once, and whoever draws one plan has no numpy.
-Arrays are numpy's: they bring `clip` along.
+Formulas in config and schedule are evaluated for thousands of plans at once in a search, and for one plan in programs
+without numpy. Arrays are numpy arrays, which have the method `clip`.
 """
 
 from typing import Any
 
 
 class MixedError(Exception):
-    """A condition that decides what is computed holds of some elements alone: of which, `condition` says."""
+    """A condition that decides what is computed holds only for some elements of an array; `condition` is its array."""
 
     def __init__(self, condition: Any) -> None:
         super().__init__("a condition holds of some elements of an array alone")
@@ -16,8 +16,8 @@ class MixedError(Exception):
 
 
 def holds(condition: Any) -> bool:
-    """True if a condition holds, of a number or of all elements of an array. MixedError where it holds of some alone:
-    who has asked for all of them asks for either part by itself."""
+    """True if a condition holds for a number, or for all elements of an array. MixedError if it holds only for some:
+    the caller then repeats its question for each of the two parts."""
     if not hasattr(condition, "all"):
         return bool(condition)
     if (is_so := bool(condition.all())) or not condition.any():
@@ -26,23 +26,24 @@ def holds(condition: Any) -> bool:
 
 
 def least(first: Any, second: Any) -> Any:
-    """The smaller of two, of each pair of elements."""
+    """The smaller of two numbers, element by element."""
     if hasattr(first, "clip"):
         return first.clip(max=second)
     return second.clip(max=first) if hasattr(second, "clip") else min(first, second)
 
 
 def most(first: Any, *others: Any) -> Any:
-    """The largest of some, of each pair of elements."""
-    for other in others:
-        if hasattr(first, "clip"):
-            first = first.clip(min=other)
+    """The largest of some numbers, element by element."""
+    largest = first
+    for value in others:
+        if hasattr(largest, "clip"):
+            largest = largest.clip(min=value)
         else:
-            first = other.clip(min=first) if hasattr(other, "clip") else max(first, other)
-    return first
+            largest = value.clip(min=largest) if hasattr(value, "clip") else max(largest, value)
+    return largest
 
 
 def where(condition: Any, then: Any, otherwise: Any) -> Any:
-    """`then` where the condition holds, else the other; both are finite."""
+    """Select `then` if the condition holds, else `otherwise`, element by element; both must be finite."""
     is_so = condition * 1
     return is_so * then + (1 - is_so) * otherwise

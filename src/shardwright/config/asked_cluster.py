@@ -1,6 +1,6 @@
-"""A cluster that options of a command ask for: so many devices of a kind, in their usual nodes, with their usual links.
+"""A cluster that options of a command ask for: a number of devices of a kind, in their usual nodes with usual links.
 
-It takes the place of the cluster of a job, or makes one for a model of the catalog.
+It replaces the cluster of a job, or makes one for a model of the catalog.
 """
 
 from dataclasses import dataclass
@@ -13,59 +13,59 @@ from shardwright.config.usual_links import usual_node
 
 @dataclass(frozen=True)
 class AskedCluster:
-    """The cluster that a user asks for; 0 and an empty name are unset. A device may be named as tables of runs do:
-    H100."""
+    """The cluster that a user asks for; 0 and an empty name are unset. A device may have a name as in tables of runs,
+    such as H100."""
 
     devices: int = 0
     device: str = ""
     devices_per_node: int = 0
 
-    def over(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a cluster, resolved, with what is asked for in their place. ValueError has what is wrong.
+    def over(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Replace fields of a cluster, resolved from the catalog, by those asked for. ValueError with the fault.
 
-        With another device, links, topology and all else that is said of the old nodes are forgotten.
+        With another device, links, topology and all other fields of the old nodes are dropped.
         """
         if self == NOTHING_ASKED:
-            return given
-        if given.get("parts"):
+            return fields
+        if fields.get("parts"):
             raise ValueError(
                 "cluster.parts has devices of several kinds, and --devices and --device make a cluster of one; leave "
                 "them out, or name another job"
             )
-        device = _catalog_name(self.device) or str(given.get("device", "unknown"))
-        kept = {key: value for key, value in given.items() if key == "software"} if self.device else dict(given)
-        before = (_whole(given, "devices_per_node"), _whole(given, "nodes") or 1)
-        count = self.devices or before[0] * before[1]
-        own_node = before[0] if not self.device else 0
-        each = self.devices_per_node or own_node or _usual_node(device) or (1 if count == 1 else 0)
-        if not count:  # the degrees of a plan will say
-            return kept | {"device": device} | ({"devices_per_node": each} if self.devices_per_node else {})
-        if not each:
-            whose = "the cluster's nodes" if device == "unknown" else f"the usual node of {device}"
-            named = "--device, such as h100-sxm, or " if device == "unknown" else ""
-            raise ValueError(f"nothing is known of {whose}; add {named}--devices-per-node, such as {min(count, 8)}")
-        each = min(each, count)
-        if count % each:
+        device = _catalog_name(self.device) or str(fields.get("device", "unknown"))
+        kept = {key: value for key, value in fields.items() if key == "software"} if self.device else dict(fields)
+        old_node, old_nodes = _positive(fields, "devices_per_node"), _positive(fields, "nodes") or 1
+        count = self.devices or old_node * old_nodes
+        own_node = old_node if not self.device else 0
+        size = self.devices_per_node or own_node or _usual_node(device) or (1 if count == 1 else 0)
+        if not count:  # the degrees of a plan determine it later
+            return kept | {"device": device} | ({"devices_per_node": size} if self.devices_per_node else {})
+        if not size:
+            subject = "the cluster's nodes" if device == "unknown" else f"the usual node of {device}"
+            option = "--device, such as h100-sxm, or " if device == "unknown" else ""
+            raise ValueError(f"nothing is known of {subject}; add {option}--devices-per-node, such as {min(count, 8)}")
+        size = min(size, count)
+        if count % size:
             raise ValueError(
-                f"{count:,} devices are not whole nodes of {each} ({count} / {each} = {count / each:.2f}); use "
-                f"{' or '.join(str(n * each) for n in (count // each, count // each + 1))}, or --devices-per-node with "
+                f"{count:,} devices are not whole nodes of {size} ({count} / {size} = {count / size:.2f}); use "
+                f"{' or '.join(str(n * size) for n in (count // size, count // size + 1))}, or --devices-per-node with "
                 f"a divisor of {count}"
             )
         name = {"name": f"{device}-{count}"} if self.device else {}
-        return kept | name | {"device": device, "devices_per_node": each, "nodes": count // each}
+        return kept | name | {"device": device, "devices_per_node": size, "nodes": count // size}
 
 
 NOTHING_ASKED = AskedCluster()
 
 
-def _whole(fields: dict[str, Any], name: str) -> int:
-    """A number that a field is; 0 if it is none, which the checks of fields will say."""
+def _positive(fields: dict[str, Any], name: str) -> int:
+    """A field that is a positive integer; 0 if it is none, because the checks of fields report that."""
     value = fields.get(name, 0)
     return value if isinstance(value, int) and value > 0 else 0
 
 
 def _catalog_name(device: str) -> str:
-    """The entry that is meant, where there is one; else the name, of which a check will say what is wrong."""
+    """The name of the catalog entry for a device; if there is none, the name itself, whose fault a check reports."""
     if not device or catalog.is_file(device):
         return device
     try:

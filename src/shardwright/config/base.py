@@ -1,4 +1,4 @@
-"""The base of all descriptions: frozen, no unknown fields, no silent conversion of types."""
+"""The base class of all descriptions: frozen, no unknown fields, no silent conversion of types. And the errors."""
 
 import re
 
@@ -6,18 +6,18 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Spec(BaseModel):
-    """A description. `strict` refuses "4" for 4 and 1.5 for an int; `frozen` keeps data flowing forward."""
+    """A description. `strict` refuses "4" for 4 and 1.5 for an int; `frozen` forbids changes after construction."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class PlanError(ValueError):
-    """Everything that is wrong with what the user asked for, at once. Each fault is one sentence with its arithmetic
-    and a way out; `way_out` is one that all of them have in common."""
+    """All faults of the user's input at once. Each fault is one sentence with its arithmetic and a way out. `way_out`
+    is a way out that all faults share."""
 
     def __init__(self, subject: str, faults: list[str], way_out: str = "") -> None:
         assert faults, "an error needs a fault"
-        faults = list(dict.fromkeys(map(hidden, faults)))  # what many cases have in common is said once
+        faults = list(dict.fromkeys(map(hidden, faults)))  # a fault that many cases share is shown once
         self.subject = subject = hidden(subject)
         self.faults = faults
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
@@ -30,48 +30,48 @@ class PlanError(ValueError):
 
 
 def faults_in(error: ValueError) -> list[str]:
-    """The faults in an error, each by itself."""
+    """The list of the faults in an error."""
     return error.faults if isinstance(error, PlanError) else [str(error)]
 
 
-# What a message shows of what was given: the beginning and the end, where the way out stands.
+# Limits of a message. A longer text is shown by its beginning and its end, because the way out is at the end.
 _MOST_FAULTS, _MOST_SUBJECT, _MOST_TEXT = 20, 500, 2000
 
 
 def _shown(text: str, most: int) -> str:
-    """A part of a message, not too long."""
+    """A part of a message, printable and at most about `most` characters long."""
     return printable(text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}")
 
 
 _NAMED = r"[?&;#](?:sig|[\w-]{0,50}(?:password|passwd|secret|token|credential|signature|delegation)[\w-]{0,50})="
-# A password goes up to the last @ before the next /. It may have a space or a quote, unless a port ends there.
+# A password ends before the last @ before the next /. It may have a space or a quote, unless a port number ends there.
 _PLAIN = r"(?!\d+/)(?:[^@\s'\"]|@(?=[^/@\s'\"]{0,200}@)){1,200}(?=@)"
 _SPACED = r"(?!\d+(?:[\s'\",;.)\]]|$))[^/\n]{1,200}(?=@)"
 _SECRETS = re.compile(rf"(://[^/\s:\['\"]{{0,200}}:)(?:{_PLAIN}|{_SPACED})|({_NAMED})[^&\s'\"]+", re.IGNORECASE)
 
 
 def hidden(text: str) -> str:
-    """A text in which passwords of addresses are ***."""
+    """The text with passwords of addresses replaced by ***."""
     return _SECRETS.sub(lambda match: f"{match[1] or match[2]}***", text) if "://" in text else text
 
 
-# A line break, a tab, and what joins letters of some scripts or keeps them apart.
+# A line break, a tab, and the characters that join or separate letters of some scripts.
 _HARMLESS = "\n\t\u200c\u200d"
 
 
 def printable(text: str) -> str:
-    """A text without what would make a terminal do something else than print."""
+    """The text with control characters escaped, so that a terminal only prints it."""
     return "".join(c if c.isprintable() or c in _HARMLESS else repr(c)[1:-1] for c in text)
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """The beginning of what a message quotes."""
+    """The beginning of a text that a message quotes."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 class RunError(RuntimeError):
-    """A run that failed for a reason which the user can be told in a sentence. Not wrong input: that is a PlanError."""
+    """A failure of a run with a reason that one sentence tells the user. Wrong input is a PlanError instead."""
 
 
 class PassingError(RunError):
-    """A run can't go on, but one that begins again from its last checkpoint may."""
+    """A failure of a run that may succeed if it resumes from its last checkpoint."""

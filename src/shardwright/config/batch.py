@@ -1,8 +1,8 @@
 """The batch of a step, and how it grows at the beginning of a run.
 
-A ramp begins with fewer sequences and adds as many at equal intervals of sequences that were trained on, as Megatron's
---rampup-batch-size does: of (full - start) / increment sizes before the full one, each is for samples / that number of
-sequences. Which sizes the steps of a run have follows from these numbers alone, whatever the plan.
+A ramp begins with fewer sequences and adds `increment` sequences at equal intervals, as Megatron's
+--rampup-batch-size does: there are n = (full - start) / increment sizes before the full size, and each is used for
+samples / n sequences. These numbers determine the batch of every step, whatever the plan.
 """
 
 import math
@@ -21,7 +21,7 @@ SequencesOr0 = Annotated[int, Field(ge=0, le=largest.BATCH)]
 
 
 class RampSpec(Spec):
-    """How the batch grows."""
+    """The growth of the batch."""
 
     start: SequencesOr0 = Field(0, description="Sequences in the first steps; 0 means that all steps have as many.")
     increment: SequencesOr0 = Field(0, description="By how many sequences the batch grows, again and again.")
@@ -50,7 +50,7 @@ class BatchSpec(Spec):
         return [*range(self.ramp.start, self.global_batch_size, self.ramp.increment), self.global_batch_size]
 
     def with_size(self, size: int) -> "BatchSpec":
-        """Batches of another size, which do not grow; these, if it is theirs."""
+        """A batch of constant size `size`; this batch itself if that is its full size."""
         return self if size == self.global_batch_size else BatchSpec(global_batch_size=size)
 
     @property
@@ -59,25 +59,25 @@ class BatchSpec(Spec):
         return math.gcd(self.ramp.start, self.ramp.increment, self.global_batch_size)
 
     def size_at(self, step: int) -> int:
-        """Sequences of step 0, 1, ..."""
+        """Number of sequences in step 0, 1, ..."""
         return self._period(step).size
 
     def samples_before(self, step: int) -> int:
-        """Sequences that all steps before this one have."""
+        """Number of sequences in all steps before a step."""
         period = self._period(step)
         return period.first_sample + (step - period.first_step) * period.size
 
     def next_change(self, step: int) -> int | None:
-        """The first step behind this one that has another size; None if there is none."""
+        """The first step after `step` that has another size; None if there is none."""
         return next((period.first_step for period in _periods(self) if period.first_step > step), None)
 
     @property
     def num_growing(self) -> int:
-        """Steps before the first of full size."""
+        """Number of steps before the first of full size."""
         return _periods(self)[-1].first_step
 
     def steps_by_size(self, steps: int) -> dict[int, int]:
-        """How many of the first steps have each size."""
+        """The number of steps of each size, among the first `steps` steps."""
         periods = _periods(self)
         ends = [*(period.first_step for period in periods[1:]), steps]
         return {
@@ -136,7 +136,7 @@ _MOST_SIZES = 4096
 
 @dataclass(frozen=True)
 class _Period:
-    """Steps of one size: the number of the first, and of its first sequence."""
+    """Steps of one size: the number of the first step, and the number of its first sequence."""
 
     first_step: int
     first_sample: int
@@ -149,13 +149,13 @@ def _periods(batch: BatchSpec) -> tuple[_Period, ...]:
 
 
 def _growth(batch: BatchSpec) -> Iterator[_Period]:
-    """The periods of a run, up to the first of full size."""
+    """The periods of a run, the last with the full size."""
     ramp, full, step, sample, number = batch.ramp, batch.global_batch_size, 0, 0, 0
     times = (full - ramp.start) // ramp.increment if batch.grows else 0
     while number < times:
         size = ramp.start + number * ramp.increment
         yield _Period(step, sample, size)
-        # Until the step that begins behind the sequences of this size: `number` + 1 parts of `times`.
+        # The period ends with the first step that reaches (`number` + 1) / `times` of `ramp.samples`.
         steps = -(-((number + 1) * ramp.samples - sample * times) // (times * size))
         step, sample = step + steps, sample + steps * size
         number = min(times, sample * times // ramp.samples)

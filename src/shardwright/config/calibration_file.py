@@ -1,7 +1,7 @@
-"""A calibration: which share of their peaks devices, links and kernels reach, and what a step costs beside.
+"""A calibration: the shares of their peaks that devices, links and kernels reach, and the further costs of a step.
 
-The catalog's are written by benchmarks/fit_costs.py; a device or a generation of software may name a file of yours with
-some of these constants. What it does not say, common.toml says.
+benchmarks/fit_costs.py writes the catalog's calibrations. A device or a generation of software may name a user's file
+with some of these constants; common.toml has the defaults of the others.
 """
 
 from typing import Annotated
@@ -10,11 +10,11 @@ from pydantic import Field
 
 from shardwright.config.base import Spec
 
-# Shares of a peak: nothing runs faster than the peak that its device states.
+# A share of a peak: nothing runs faster than the peak that its device states.
 Share = Annotated[float, Field(ge=1e-6, le=1)]
-# One rate beside another.
+# The ratio of two rates.
 Ratio = Annotated[float, Field(ge=1e-6, le=2)]
-# Shares that are added or exposed, and may be none.
+# A share that is added or exposed, and may be 0.
 Part = Annotated[float, Field(ge=0, le=1e3)]
 Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
 Seconds = Annotated[float, Field(ge=0, le=1e3)]

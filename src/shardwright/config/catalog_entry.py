@@ -1,4 +1,4 @@
-"""One device or generation of software, from the catalog or from a file of your own, checked field by field."""
+"""Read one entry of the catalog or one user's file, such as a device, and check it field by field."""
 
 import json
 from functools import lru_cache
@@ -15,7 +15,7 @@ Entry = TypeVar("Entry", bound=Spec)
 
 
 def read_entry(kind: catalog.Kind, name: str, spec: type[Entry]) -> Entry:
-    """The entry `name` as a `spec`. KeyError if the catalog has none; PlanError with all that is wrong with a file."""
+    """The entry `name` as a `spec`. KeyError if the catalog has none; PlanError with all faults of a file."""
     try:
         entry = _entry(json.dumps(catalog.read(kind, name), default=str), spec)
     except ValidationError as error:
@@ -26,7 +26,7 @@ def read_entry(kind: catalog.Kind, name: str, spec: type[Entry]) -> Entry:
     return entry
 
 
-@lru_cache(maxsize=64)  # a search checks thousands of plans for the same devices
+@lru_cache(maxsize=64)  # because a search checks thousands of plans for the same devices
 def _entry(text: str, spec: type[Spec]) -> Spec:
     return spec.model_validate_json(text, strict=True)
 
@@ -40,10 +40,10 @@ def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) ->
         entry = read_entry(kind, name, spec)
     except PlanError as error:
         return [f"{field} {name}: {fault}" for fault in error.faults]
-    named = [(key, getattr(entry, key, "")) for key in ("generation", "calibration")]
+    calibrations = [(key, getattr(entry, key, "")) for key in ("generation", "calibration")]
     return [
         fault
-        for key, calibration in named
+        for key, calibration in calibrations
         if catalog.is_file(calibration)
         for fault in entry_faults(f"{field} {name}: {key}", "calibrations", calibration, CalibrationSpec)
     ]

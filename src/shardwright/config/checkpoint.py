@@ -1,4 +1,4 @@
-"""When a run writes checkpoints, how many it keeps, and where."""
+"""The checkpoints of a run: times of writing, number kept, place."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from shardwright.config.field_types import Steps, StepsOr0
 
 
 class CheckpointSpec(Spec):
-    """When a run writes checkpoints, how many it keeps, and where."""
+    """The times when a run writes checkpoints, the number of those it keeps, and their place."""
 
     every_steps: StepsOr0 = Field(0, description="Steps between checkpoints; 0 means that steps don't matter.")
     every_s: Annotated[float, Field(ge=0, le=largest.SECONDS)] = Field(

@@ -13,14 +13,14 @@ from shardwright.config.network import NetworkSpec
 from shardwright.config.units import GIB
 
 
-def _zero_or_a_rate(value: float) -> float:
-    """A rate that is divided by where it is known. ValueError where it is too small for that, and not 0."""
+def _checked_rate(value: float) -> float:
+    """Check a rate that is a divisor if it is known. ValueError if it is too small for that, and not 0."""
     if 0 < value < largest.LEAST_RATE:
         raise ValueError(f"Input should be 0, which is unknown, or at least {largest.LEAST_RATE:g}")
     return value
 
 
-KnownRate = Annotated[float, Field(ge=0, le=largest.RATE), AfterValidator(_zero_or_a_rate)]
+KnownRate = Annotated[float, Field(ge=0, le=largest.RATE), AfterValidator(_checked_rate)]
 
 
 class LinkSpec(Spec):
@@ -66,16 +66,20 @@ class TopologySpec(Spec):
     )
 
 
-_MOST_OF_PEAK = 1.01  # that a measured product may run at: both are rounded
-# What a device's entry calls the number types that jobs and tables of runs name.
+_MOST_OF_PEAK = 1.01  # highest share of the peak that a measured product may reach, because both are rounded
+# The names in a device's entry of the number types that jobs and tables of runs use.
 PEAK_NAMES = {
-    "float32": "float32", "bf16": "bfloat16", "fp16": "float16",
-    "fp8": "float8", "mxfp8": "float8", "nvfp4": "float4",
-}  # fmt: skip
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8",
+    "mxfp8": "float8",
+    "nvfp4": "float4",
+}
 
 
-_RESERVED = 0.012  # share of a device's memory that it does not offer, where its entry does not say how much
-_HEADROOM = 0.04  # share of it that a process of this runtime takes besides, where its entry does not say
+_RESERVED = 0.012  # share of a device's memory that it does not offer, if its entry has no reserved_gib
+_HEADROOM = 0.04  # further share that a process of this runtime needs, if its entry has no headroom_gib
 
 
 class DeviceSpec(Spec):
@@ -174,7 +178,7 @@ class DeviceSpec(Spec):
     @field_validator("measured")
     @classmethod
     def _is_within_peaks(cls, tables: list[MeasuredTable], info: ValidationInfo) -> list[MeasuredTable]:
-        """A product that ran faster than the peak would give more than all of it: one of the two is wrong."""
+        """Check that no measured product is faster than the peak; if one is, either the table or the peak is wrong."""
         peaks: dict[str, float] = info.data.get("peak_tflops", {})
         for number, table in enumerate(tables):
             name, most = PEAK_NAMES[table.number], table.most_flops() / 1e12
@@ -187,28 +191,28 @@ class DeviceSpec(Spec):
 
     @property
     def memory_bytes(self) -> float:
-        """The device's memory."""
+        """The device's memory in bytes."""
         return self.memory_gib * GIB
 
     @property
     def offered_bytes(self) -> float:
-        """The part of the memory that processes can have together, which the device shows."""
+        """The bytes of memory that all processes together can have, which the device shows."""
         return max(0.0, self.memory_gib - (self.reserved_gib or _RESERVED * self.memory_gib)) * GIB
 
     @property
     def room_bytes(self) -> float:
-        """The part of the memory that a plan of this runtime may fill."""
+        """The bytes of memory that a plan of this runtime may fill."""
         if not self.headroom_gib:
             return max(0.0, self.offered_bytes - _HEADROOM * self.memory_bytes)
         return min(self.offered_bytes, max(0.0, self.memory_gib - self.headroom_gib) * GIB)
 
     def peak_flops(self, number: str) -> float:
-        """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 where it is not known."""
+        """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 if unknown."""
         return 1e12 * self.peak_tflops.get(PEAK_NAMES[number], 0.0)
 
     @property
     def knows_host(self) -> bool:
-        """True if keeping something in its host's memory has a price."""
+        """True if the rates of its host are known, so that the time of offloading can be predicted."""
         return self.host_gb_per_s > 0 and self.host_memory_gb_per_s > 0
 
 
@@ -223,12 +227,12 @@ class PartSpec(Spec):
 
     @property
     def num_devices(self) -> int:
-        """Devices of the part."""
+        """Number of devices of the part."""
         return self.devices_per_node * self.nodes
 
 
 class ClusterSpec(Spec):
-    """Nodes of equal devices, or parts of them. `this-machine` is whatever the command runs on."""
+    """Nodes of equal devices, or parts with different devices. `this-machine` is the machine that runs the command."""
 
     name: str = Field(
         "this-machine",
@@ -300,7 +304,7 @@ class ClusterSpec(Spec):
 
     @property
     def num_devices(self) -> int:
-        """Devices in all; 0 when this machine decides."""
+        """Number of all devices; 0 if it depends on this machine."""
         return sum(part.num_devices for part in self.parts) or self.devices_per_node * self.nodes
 
     def alone(self, part: PartSpec) -> "ClusterSpec":

@@ -1,5 +1,4 @@
-"""Methods of context parallelism by name: the facts of each are a file in config/context_methods, and here one asks for
-them."""
+"""The registry of methods of context parallelism by name. The facts of each are a file in config/context_methods."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,14 +8,14 @@ from shardwright.config.registry import NameOf, Registry
 
 @dataclass(frozen=True, kw_only=True)
 class ContextFacts:
-    """A method by which ranks that share sequences attend to what others have.
+    """The facts of a method by which ranks that share a sequence attend to one another's tokens.
 
-    - `place` is where lists show it; `rule` is the function that attends across ranks, as "module:function"
+    - `place` orders lists of methods; `rule` is the function that attends across ranks, as "module:function"
       (parallel/context/ring_attention.py).
-    - `chunks` of contiguous positions fall to a rank: 2 even out the work of causal attention.
-    - `exchange` is what ranks send: "ring", keys and values that go round; "all_gather", all of them at once, kept for
-      the backward's; "all_to_all", tokens for heads and back: then a rank has a share of the heads for all tokens, and
-      needs as many of them as others.
+    - `chunks` is the number of contiguous chunks of positions per rank: 2 balance the work of causal attention.
+    - `exchange` is the kind of communication. "ring": keys and values go round the ranks. "all_gather": all keys and
+      values are gathered at once, and kept for the backward. "all_to_all": tokens are exchanged for heads and back; a
+      rank then has an equal share of the heads, for all tokens.
     """
 
     name: str
@@ -27,7 +26,7 @@ class ContextFacts:
 
     @property
     def trades_heads(self) -> bool:
-        """True where attention sees the whole sequence of some heads."""
+        """True if a rank attends with some heads over the full sequence."""
         return self.exchange == "all_to_all"
 
 
@@ -36,5 +35,5 @@ ContextMethod = Annotated[str, NameOf(CONTEXT_METHODS)]
 
 
 def sharing_tokens() -> str:
-    """Names of the methods under which a rank has all heads, as a sentence offers them."""
+    """Names of the methods under which a rank has all heads, as text for a sentence."""
     return " or ".join(f'"{facts.name}"' for facts in CONTEXT_METHODS.values() if not facts.trades_heads)

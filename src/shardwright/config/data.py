@@ -1,4 +1,4 @@
-"""The data: where tokens come from, of one source or of a mixture of several."""
+"""The data: the sources of tokens, a single one or a mixture of several."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -11,12 +11,12 @@ from shardwright.config.field_types import DayOrNone, PlainName, Positive, Proba
 
 STDLIB = "python-stdlib"
 BeginToken = Literal["auto", "none", "always"]
-# How the set is called that data.validation_share holds out, beside those of data.validation.
+# The name of the set that data.validation_share holds out, beside the sets of data.validation.
 HELD_OUT = "held-out"
 
 
 class ReadSpec(Spec):
-    """The files of one source, and the fields to read in them: all in which sources of a mixture can differ."""
+    """The files of one source and the fields to read in them: everything in which sources of a mixture can differ."""
 
     path: str = Field(description="A file, a folder or a glob; python-stdlib is the source of the standard library.")
     format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tokens", "megatron"] = Field(
@@ -46,7 +46,7 @@ class SourceSpec(ReadSpec):
 
 
 class ValidationSpec(ReadSpec):
-    """A set of the user's own that is never trained on: all of it is evaluated."""
+    """A user's validation set: all of it is evaluated, and none of it is trained on."""
 
     name: PlainName = Field(
         "validation", description="Name of the set in metrics and lines, and for checkpoint.keep_best."
@@ -54,7 +54,7 @@ class ValidationSpec(ReadSpec):
 
 
 class DataSpec(ReadSpec):
-    """Where tokens come from."""
+    """The sources of tokens, and how they are read."""
 
     path: str = Field(
         STDLIB, description="A file, a folder or a glob; python-stdlib is the source of the standard library."
@@ -104,25 +104,25 @@ class DataSpec(ReadSpec):
 
     @property
     def each(self) -> Sequence["DataSpec"]:
-        """The data of each source by itself, or these where there is but one."""
+        """The data of each source as a DataSpec of its own; the section itself if it has no `sources`."""
         return [self._read_as(source) for source in self.sources] or [self]
 
     @property
     def each_validation(self) -> Sequence["DataSpec"]:
-        """The data of each set of data.validation by itself, of which nothing is held out."""
-        return [self._read_as(one).model_copy(update={"validation_share": 0.0}) for one in self.validation]
+        """The data of each set of data.validation as a DataSpec of its own, with nothing held out."""
+        return [self._read_as(source).model_copy(update={"validation_share": 0.0}) for source in self.validation]
 
     @property
     def evaluated(self) -> list[str]:
         """The names of all sets that are evaluated."""
-        return [*([HELD_OUT] if self.validation_share else []), *(one.name for one in self.validation)]
+        return [*([HELD_OUT] if self.validation_share else []), *(source.name for source in self.validation)]
 
     @property
     def has_chats(self) -> bool:
-        """True if some source has chats, or some set of data.validation."""
+        """True if any source or any set of data.validation has chats."""
         return any(data.chats for data in (*self.each, *self.each_validation))
 
-    def _read_as(self, what: ReadSpec) -> "DataSpec":
-        """These data with the files of a source or a set, and what is read in them."""
-        fields = {name: getattr(what, name) for name in ReadSpec.model_fields}
+    def _read_as(self, source: ReadSpec) -> "DataSpec":
+        """The section with the files of a source and the fields to read in them."""
+        fields = {name: getattr(source, name) for name in ReadSpec.model_fields}
         return self.model_copy(update=fields | {"sources": [], "validation": []})

@@ -1,7 +1,7 @@
-"""The device of the catalog that a table of runs means: NVIDIA A100-SXM4-80GB, H100 SXM5, 8x V100 32GB, TPU v5p.
+"""The catalog device for a name in a table of runs: NVIDIA A100-SXM4-80GB, H100 SXM5, 8x V100 32GB, TPU v5p.
 
-A name is words. The words that say what a device is (a100, pcie, 80g) must all be among those of one catalog entry: of
-its name, its aliases and what the driver calls it. Words of makers and of packaging say nothing more.
+A name is a set of words. All words that identify a device (a100, pcie, 80g) must be words of one catalog entry: of its
+name, its aliases and its names in the driver. Words of makers and of packaging are ignored.
 """
 
 import re
@@ -16,8 +16,8 @@ _SAYS_NOTHING = frozenset(_MAKERS | _PACKAGING | _ANY_DEVICE | {"tensor", "core"
 
 
 def words_of(name: str) -> frozenset[str]:
-    """The words of a device's name, in one spelling: {"a100", "sxm", "80g"} of A100-SXM4-80GB."""
-    text = re.sub(r"^\s*\d+\s*[x*]\s*", "", name.lower())  # how many there are
+    """The words of a device's name, in one spelling: {"a100", "sxm", "80g"} for A100-SXM4-80GB."""
+    text = re.sub(r"^\s*\d+\s*[x*]\s*", "", name.lower())  # without the number of devices
     text = re.sub(r"(\d+)\s*gi?b?\b", r"\1g", text)  # 80 GB, 80GiB, 80G
     text = re.sub(r"\bsxm\d\b", "sxm", text)
     text = re.sub(r"\b(tpu|rtx|gtx)[\s_-]*(v?\d)", r"\1 \2", text)
@@ -29,15 +29,16 @@ def words_of(name: str) -> frozenset[str]:
 def device_name(name: str) -> str:
     """The catalog name of a device. KeyError with a way out if no entry has all of the words.
 
-    Of several that have, the one with an alias of just these words is meant, else the one that shares most words.
+    If several entries have them, the entry with an alias of exactly these words is preferred, then the entry that
+    shares most words.
     """
-    known = catalog.names("devices")
-    if name in known:
+    entries = catalog.names("devices")
+    if name in entries:
         return name
     name_words = words_of(name)
     essential = name_words - _SAYS_NOTHING
     devices = []
-    for entry in known:
+    for entry in entries:
         fields = catalog.read("devices", entry)
         spellings = [entry, *fields.get("aliases", ()), *fields.get("cuda_names", ())]
         is_alias = any(essential == words_of(alias) - _SAYS_NOTHING for alias in fields.get("aliases", ()))
@@ -45,5 +46,5 @@ def device_name(name: str) -> str:
         if essential and essential <= words:
             devices.append((not is_alias, -len(name_words & words), len(words), entry))
     if not devices:
-        catalog.read("devices", name)  # says which there are
+        catalog.read("devices", name)  # raises KeyError with the nearest names
     return min(devices)[-1]

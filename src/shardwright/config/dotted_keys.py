@@ -1,10 +1,10 @@
-"""Fields within fields, and the same as one dictionary whose names have points between: plan.tp."""
+"""Conversions between nested fields and one flat dictionary with dots in its keys: plan.tp."""
 
 from typing import Any
 
 
 def flat_keys(data: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested keys with points between: {"a": {"b": 1}} is {"a.b": 1}."""
+    """Flatten nested keys with dots: {"a": {"b": 1}} becomes {"a.b": 1}. `before` is a prefix of all keys."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{before}{key}"
@@ -16,7 +16,7 @@ def flat_keys(data: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def nested_keys(flat: dict[str, Any]) -> dict[str, Any]:
-    """Keys with points between as nested ones."""
+    """Nest keys with dots: {"a.b": 1} becomes {"a": {"b": 1}}."""
     nested: dict[str, Any] = {}
     for path, value in flat.items():
         *sections, name = path.split(".")

@@ -1,5 +1,5 @@
-"""Types of fields: numbers with their limits (largest.py), by what they count, and texts. 0 stands for none, or for a
-default."""
+"""Types of fields: texts, and numbers with their limits (largest.py), named after the things that they count. 0 means
+none, or the default."""
 
 import re
 from datetime import date
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
 
-Ranks = Annotated[int, Field(gt=0, le=largest.RANKS)]  # or devices
+Ranks = Annotated[int, Field(gt=0, le=largest.RANKS)]  # also for devices
 RanksOr0 = Annotated[int, Field(ge=0, le=largest.RANKS)]
 Layers = Annotated[int, Field(gt=0, le=largest.LAYERS)]
 LayersOr0 = Annotated[int, Field(ge=0, le=largest.LAYERS)]
@@ -21,7 +21,7 @@ Tokens = Annotated[int, Field(gt=0, le=largest.SEQUENCE)]  # of a sequence
 TokensOr0 = Annotated[int, Field(ge=0, le=largest.SEQUENCE)]
 Steps = Annotated[int, Field(gt=0, le=largest.STEPS)]
 StepsOr0 = Annotated[int, Field(ge=0, le=largest.STEPS)]
-Divisor = Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)]  # or what is added to one
+Divisor = Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)]  # also for what is added to a divisor
 Positive = Annotated[float, Field(gt=0, le=largest.FACTOR)]
 PositiveOr0 = Annotated[float, Field(ge=0, le=largest.FACTOR)]
 Probability = Annotated[float, Field(ge=0, lt=1)]

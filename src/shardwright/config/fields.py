@@ -1,4 +1,4 @@
-"""Every field of a job with its default and meaning, for help texts: written nowhere twice."""
+"""Every field of a job with its default and meaning, for help texts, so that no text is written twice."""
 
 from typing import Literal, get_args, get_origin
 
@@ -10,7 +10,7 @@ from shardwright.config.registry import NameOf
 
 
 def job_fields() -> dict[str, list[tuple[str, str]]]:
-    """Fields of a job by section: (field = default, meaning). The first section, called "", has what stands above all
+    """Fields of a job by section, as ("field = default", meaning). The first section, "", has the fields outside all
     sections."""
     sections: dict[str, list[tuple[str, str]]] = {"": []}
     _list_fields("", JobSpec, sections)
@@ -18,7 +18,7 @@ def job_fields() -> dict[str, list[tuple[str, str]]]:
 
 
 def _list_fields(section: str, spec: type[Spec], sections: dict[str, list[tuple[str, str]]]) -> None:
-    """The fields of one section, and of those within it."""
+    """Add the fields of one section, and of the sections within it, to `sections`."""
     for name, field in spec.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
             inner = f"{section}.{name}" if section else name

@@ -1,5 +1,5 @@
-"""Gates of experts by name: the facts of each are a file in config/gates, and its arithmetic is a file of the same name
-in model/gates. Here one asks for the facts."""
+"""The registry of experts' gates by name. The facts of each gate are a file in config/gates, and its arithmetic is a
+file of the same name in model/gates."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,19 +9,19 @@ from shardwright.config.registry import NameOf, Registry
 
 @dataclass(frozen=True, kw_only=True)
 class GateFacts:
-    """The facts of a gate, known without computing anything.
+    """The facts of a gate that are known without computing anything.
 
-    - `place` is where lists show it; `rule` is the class of its arithmetic, as "module:class".
+    - `place` orders lists of gates; `rule` is the class of its arithmetic, as "module:class".
     - `reads` are fields of model.moe that not every gate understands.
-    - `top_k` is how many experts a token gets where the model does not say; `only_top_k`: the gate has no other number.
-      `least_top_k` is the least that it makes sense with, and `instead` a gate for fewer.
-    - `sees_all`: the choice for one token depends on the others of the microbatch. Experts then choose tokens, as many
-      each: they have room for those, and need no loss that evens them out.
-    - `draws`: choices are drawn at random while a model is trained.
+    - `top_k` is the number of experts per token if the model gives none; `only_top_k`: the gate allows no other number.
+      `least_top_k` is the least number that makes sense, and `instead` a gate for fewer.
+    - `sees_all`: the choice for one token depends on the other tokens of the microbatch. Experts then choose tokens,
+      equally many each: they have room for those, and need no balance loss.
+    - `draws`: choices are drawn at random during training.
     - `adds_to_one`: weights of a token's choices are divided by their sum always, never, or as model.moe.normalise
       says.
-    - `scores_add_up`: a token's scores are probabilities; else a balance loss divides them by their sum.
-    - `counts_pairs`: it goes by how often two experts were chosen by one token.
+    - `scores_add_up`: a token's scores are probabilities; if not, a balance loss divides them by their sum.
+    - `counts_pairs`: the gate uses how often one token chose two given experts.
     """
 
     name: str

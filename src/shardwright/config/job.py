@@ -1,4 +1,4 @@
-"""The job: model + cluster + plan + batch + precision + data + optimizer + run. All that one command needs."""
+"""The job: model + cluster + plan + batch + precision + data + optimizer + run. Everything that one command needs."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ from shardwright.config.precision import PrecisionSpec
 
 
 class RunSpec(Spec):
-    """Where and how this run goes."""
+    """The place, the seed, the devices and the limits of a run."""
 
     folder: str = Field("", description="Folder of logs and metrics; empty means runs/NAME.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(1234, description="Seeds weights, data order and sampling.")
@@ -52,7 +52,7 @@ class RunSpec(Spec):
 
 
 class JobSpec(Spec):
-    """A whole job. Every field has a default that works."""
+    """A job. Every field has a default that works."""
 
     name: str = Field("job", description="Name of the job; the run folder is called after it.")
     model: ModelSpec = Field(ModelSpec(), description="The decoder.")
@@ -68,51 +68,51 @@ class JobSpec(Spec):
 
     @property
     def num_microbatches(self) -> int:
-        """Forward passes of one rank in one step."""
+        """Number of forward passes of one rank in one step."""
         return self.batch.global_batch_size // (self.plan.dp * self.plan.microbatch_size)
 
     @property
     def runs_on_cpu(self) -> bool:
-        """True if ranks are processes on CPUs, over Gloo: where the job does not say otherwise."""
+        """True if ranks are processes on CPUs, over Gloo: if the job asks for CPUs, or names no device."""
         is_unknown = self.cluster.device == "unknown" and not self.cluster.parts
         return self.run.device == "cpu" or (self.run.device == "auto" and is_unknown)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step, over all ranks."""
+        """Number of tokens of one optimizer step, over all ranks."""
         return self.batch.global_batch_size * self.model.sequence
 
     @property
     def tokens_within(self) -> int:
-        """Tokens of a sequence that a rank computes with in a layer."""
+        """Number of tokens of a sequence with which a rank computes in a layer."""
         return self.model.sequence // self.plan.cp
 
     @property
     def tokens_between(self) -> int:
-        """Tokens of a sequence whose hidden states a rank holds between layers, and so between stages."""
+        """Number of tokens of a sequence whose hidden states a rank holds between layers, and between stages."""
         return self.tokens_within // (self.plan.tp if self.plan.sequence_parallel else 1)
 
     def at_batch(self, size: int) -> "JobSpec":
-        """The job with batches of one size."""
+        """The job with batches of constant size `size`."""
         if not self.batch.grows and size == self.batch.global_batch_size:
             return self
         return self.model_copy(update={"batch": BatchSpec(global_batch_size=size)})
 
     def grown(self) -> "JobSpec":
-        """The job with full batches alone."""
+        """The job with full batches only."""
         return self.at_batch(self.batch.global_batch_size)
 
     def at_step(self, step: int) -> "JobSpec":
-        """The job as step 0, 1, ... computes it, whose batch may not have grown yet."""
+        """The job with the batch of step 0, 1, ..., which may still be growing."""
         return self.at_batch(self.batch.size_at(step))
 
     def batch_share(self, step: int) -> float:
-        """How large the batch of a step is, as a share of the full one."""
+        """The batch of a step, as a share of the full batch."""
         return self.batch.size_at(step) / self.batch.global_batch_size
 
     @property
     def tokens_of_run(self) -> int:
-        """Tokens of all steps."""
+        """Number of tokens of all steps."""
         return self.batch.samples_before(self.optimizer.steps) * self.model.sequence
 
     def as_one_rank(self) -> "JobSpec":

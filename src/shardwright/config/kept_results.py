@@ -1,33 +1,34 @@
-"""Results of functions of one frozen object, which are kept."""
+"""A cache for functions of one frozen object."""
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
-def kept_by_identity(function: Callable[[Given], Made]) -> Callable[[Given], Made]:
-    """A function whose results for the last objects it was asked of are kept. An object equals itself alone: to compare
-    all fields of two would take longer than most functions."""
-    kept = lru_cache(maxsize=64)(lambda same: function(same.one))
+def kept_by_identity(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
+    """Cache a function's results for the last objects. An object equals only itself, because comparing all fields of
+    two objects would take longer than most functions."""
+    cached = lru_cache(maxsize=64)(lambda key: function(key.subject))
 
     @wraps(function)
-    def asked(one: Given) -> Made:
-        return kept(_Same(one))
+    def cached_function(subject: Argument) -> Result:
+        return cached(_IdentityKey(subject))
 
-    return asked
+    return cached_function
 
 
-class _Same:
-    """An object as a key, by its identity. It stays alive as long as the key, so no other one gets its identity."""
+class _IdentityKey:
+    """A cache key that compares an object by its identity. The key keeps the object alive, so its identity stays
+    unique."""
 
-    def __init__(self, one: Any) -> None:
-        self.one = one
+    def __init__(self, subject: Any) -> None:
+        self.subject = subject
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.one is other.one
+        return isinstance(other, _IdentityKey) and self.subject is other.subject
 
     def __hash__(self) -> int:
-        return id(self.one)
+        return id(self.subject)

@@ -1,13 +1,13 @@
-"""The largest that a job may say, and of what is divided by the smallest: one table, for all fields.
+"""The largest values of a job's fields, and the smallest values of divisors: one table, for all fields.
 
-Each is well above what anybody builds or plans, and such that all that is computed from it takes seconds and less than
-a gigabyte. A field says its limit from here, so that a fault names it. What follows from several fields has limits too:
-config/checks/check_size.py holds a job against them, and schedule/shape_program.py the shape of a pipeline.
+Each limit is well above anything that is built or planned, and low enough that computing with it takes seconds and less
+than a gigabyte. Fields take their limits from here, so that a fault names the limit. Numbers that follow from several
+fields have limits too: config/checks/check_size.py checks a job, and schedule/shape_program.py the shape of a pipeline.
 """
 
 # --- the model ---
 
-LAYERS = 2**11  # 118 in the deepest that is sold; 1,000 in DeepNet (Wang et al. 2022, arXiv 2203.00555)
+LAYERS = 2**11  # 118 in the deepest released model; 1,000 in DeepNet (Wang et al. 2022, arXiv 2203.00555)
 WIDTH = 2**22  # of the residual stream, of a head, inside an MLP: 53,248 in Llama 3 405B
 HEADS = 2**16
 EXPERTS = 2**22  # of a layer: 1,048,576 in PEER (He 2024, arXiv 2407.04153)
@@ -16,7 +16,7 @@ SEQUENCE = 2**30  # tokens
 
 # --- the plan and the cluster ---
 
-RANKS = 2**24  # and devices, of a whole job or cluster
+RANKS = 2**24  # of a job, and devices of a cluster
 PIPELINE_RANKS = 2**10
 BATCH = 2**30  # sequences in a step
 STEPS = 10**9
@@ -37,27 +37,27 @@ WORKERS = 2**10  # processes that turn text into tokens
 
 # --- factors and rates ---
 
-FACTOR, LEAST_FACTOR = 1e9, 1e-30  # what multiplies or is added: learning rates, coefficients, epsilons
+FACTOR, LEAST_FACTOR = 1e9, 1e-30  # of factors and addends: learning rates, coefficients, epsilons
 RATE, LEAST_RATE = 1e12, 1e-9  # of links, memory and products, in the unit of the field
 
 BYTES_BY_ELEMENT = 1e4  # that an operator of a generation of software moves or keeps
-WORKSPACES = 2**20  # and other small numbers of such a generation
-TABLE_SIZES = 64  # along a side of what was measured of a device
+WORKSPACES = 2**20  # also for other small numbers of a generation of software
+TABLE_SIZES = 64  # along a side of a measured table of a device
 TABLES = 1024  # of a device
 
-# --- what follows from several fields ---
+# --- numbers that follow from several fields ---
 
 PARAMETERS = 10**16  # of a model
 TOKENS = 2**40  # of a step
-ACTIVATIONS = 2**62  # elements of a microbatch: its tokens x the widest of what they become x layers
+ACTIVATIONS = 2**62  # elements of a microbatch: tokens x width of the widest tensor x layers
 COMPUTATIONS = 2**19  # of a step: stages x microbatches, each a forward and a backward
-COMPARED = 2**13  # ranks x microbatches x steps, where every schedule is played
-SEARCHED = 2**13  # the same, of a schedule that is searched for (auto)
+COMPARED = 2**13  # ranks x microbatches x steps, if every schedule is simulated
+SEARCHED = 2**13  # stages x microbatches of a schedule that the solver makes (auto)
 
 # --- options ---
 
-COST, LEAST_COST = 1e9, 1e-9  # of an action of a schedule; 0 is none
-VERIFIED_STEPS = 10**4  # whose results are all kept until they are compared
+COST, LEAST_COST = 1e9, 1e-9  # of an action of a schedule; 0 means no cost
+VERIFIED_STEPS = 10**4  # steps whose results are all kept until they are compared
 CLUSTER_SIZES = 64  # that `scale` tries
 PICTURE = 50_000  # actions in an SVG: 10 MB
-PAGE = 300_000  # and in a page or a trace, messages among them: some 30 MB
+PAGE = 300_000  # actions, including messages, in a page or a trace: some 30 MB

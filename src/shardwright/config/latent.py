@@ -1,4 +1,4 @@
-"""Multi-head latent attention, as a model's fields say it. DeepSeek-V2 (arXiv 2405.04434, section 2.1)."""
+"""The fields of multi-head latent attention. DeepSeek-V2 (arXiv 2405.04434, section 2.1)."""
 
 from pydantic import Field
 
@@ -7,10 +7,10 @@ from shardwright.config.field_types import WidthOr0
 
 
 class LatentSpec(Spec):
-    """Keys and values are made from one small vector a token, and queries from another. Widths are of one head.
+    """Keys and values are made from one small vector per token, and queries from another. Widths are of one head.
 
-    A head's query and key are two parts side by side: `nope_dim` elements that know no position and `rope_dim` that
-    are turned by it. The turned part of the key is one for all heads.
+    A head's query and key are two parts side by side: `nope_dim` elements without position and `rope_dim` elements with
+    rotary position. All heads share the rotary part of the key.
     """
 
     kv_rank: WidthOr0 = Field(
@@ -22,7 +22,7 @@ class LatentSpec(Spec):
     value_dim: WidthOr0 = Field(128, description="Width of a head's value.")
 
     def faults(self) -> list[str]:
-        """Contradictions within the section alone."""
+        """Contradictions among the fields of the section."""
         if self == LatentSpec():
             return []
         if self.kv_rank == 0:

@@ -1,11 +1,11 @@
-"""The kinds of layers that cost and keep different amounts, as words: "dense" or "experts", by what stands for the MLP,
-and behind that how a layer attends, if not to all tokens and with positions."""
+"""The kinds of layers that differ in cost or memory, as words: "dense" or "experts" for the MLP, followed by suffixes
+for attention within a window and for attention without rotary positions."""
 
 WINDOWED, UNTURNED = " windowed", " unturned"
 
 
 def is_layer(kind: str) -> bool:
-    """True if a piece of the model is a layer: others are its ends."""
+    """True if a piece of the model is a layer; the other pieces are its ends."""
     return kind.startswith(("dense", "experts"))
 
 

@@ -1,4 +1,4 @@
-"""The words for a cluster's domains of fast links, for these links and for its network, as its fields say them."""
+"""The words for a cluster's domains of fast links, for the links and for the network, from the cluster's fields."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ _NETWORKS = {"infiniband": "InfiniBand", "roce": "RoCE", "tcp": "TCP"}
 
 @dataclass(frozen=True)
 class LinkWords:
-    """`domain` is "node", or "slice" or "torus" where devices are joined so; `link` and `network` are names such as
-    "NVLink" and "InfiniBand", empty where nothing says them."""
+    """Words: `domain` is "node", "slice" or "torus"; `link` and `network` are names such as "NVLink" and "InfiniBand",
+    empty if unknown."""
 
     domain: str
     link: str
@@ -20,7 +20,7 @@ class LinkWords:
 
     @property
     def domains(self) -> str:
-        """The plural."""
+        """The plural of the domain: "nodes"."""
         return "tori" if self.domain == "torus" else f"{self.domain}s"
 
     @property
@@ -35,9 +35,9 @@ class LinkWords:
 
 
 def link_words(cluster: ClusterSpec) -> LinkWords:
-    """The words of a cluster. A device's name of its links holds where the cluster states no other bandwidth."""
-    known = [part.device for part in cluster.parts] or [cluster.device]
-    devices = [device_entry(name) for name in dict.fromkeys(known) if name != "unknown"]
+    """The words of a cluster. The link name of a device is used if the cluster states no other bandwidth."""
+    names = [part.device for part in cluster.parts] or [cluster.device]
+    devices = [device_entry(name) for name in dict.fromkeys(names) if name != "unknown"]
     domains = {device.domain for device in devices}
     domain: str = domains.pop() if len(domains) == 1 else "node"
     if cluster.topology.torus and domain == "node":
@@ -53,7 +53,7 @@ def _link(cluster: ClusterSpec, device: DeviceSpec) -> str:
 
 
 def domain_text(cluster: ClusterSpec) -> str:
-    """ "a node of 8 devices", "a slice of 6,144 devices, a torus of 8 x 24 x 32"; empty where it is not known."""
+    """ "a node of 8 devices", "a slice of 6,144 devices, a torus of 8 x 24 x 32"; empty if unknown."""
     if not (size := node_devices(cluster)):
         return ""
     lengths = " x ".join(map(str, cluster.topology.torus))

@@ -1,4 +1,4 @@
-"""From a TOML file or a catalog name, and `--set` overrides, to a checked JobSpec."""
+"""Load a JobSpec from a TOML file or a catalog name with `--set` overrides, and check it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +21,16 @@ from shardwright.config.secret_addresses import password_faults
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, read_toml, value_faults
 from shardwright.config.validation_messages import described
 
-# Fields of a job that name an entry of the catalog, or a file of your own.
+# Fields of a job that name an entry of the catalog, or a user's file.
 _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
 
-_MOST_KEYS = 3  # of the path of a field
+_MOST_KEYS = 3  # in the path of a field
 
 
 @dataclass(frozen=True)
 class JobFields:
-    """The fields of a job, nested as in a file. `is_model` where JOB names a model of the catalog; `filled_in` says
-    what such a job has that nobody stated."""
+    """The fields of a job, nested as in a file. `is_model` if JOB names a model, not a job; `filled_in` is a text about
+    the values that such a job has by default."""
 
     fields: dict[str, Any]
     is_model: bool = False
@@ -47,7 +47,7 @@ def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
 
 
 def job_of_fields(fields: dict[str, Any], overrides: list[str], subject: str) -> JobSpec:
-    """A job of fields as a file has them, under overrides. Raises PlanError with every fault."""
+    """A job from fields nested as in a file, with overrides. Raises PlanError with every fault."""
     faults = [fault for override in overrides for fault in _apply_override(fields, override)]
     if faults := password_faults(fields) or faults + _resolve_catalog_names(fields):
         raise PlanError(subject, faults)
@@ -56,7 +56,7 @@ def job_of_fields(fields: dict[str, Any], overrides: list[str], subject: str) ->
 
 
 def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
-    """A job to find a plan for: all but the plan that it may have is checked. Raises PlanError with every fault."""
+    """A job for which a plan is to be searched: all but its own plan is checked. Raises PlanError with every fault."""
     spec, faults = validate_fields(fields)
     if faults := faults or faults_without_plan(spec):
         raise PlanError(subject, faults)
@@ -69,19 +69,19 @@ def subject_of(job: str | Mapping[str, Any]) -> str:
 
 
 def read_job(job: str | Mapping[str, Any], overrides: list[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
-    """The fields of the file and the catalog, or the given fields, on the cluster that is asked for, under the
-    overrides. Raises PlanError."""
+    """The fields of a file, of the catalog or of a mapping, on the cluster of `asked`, with overrides. Raises
+    PlanError."""
     subject = subject_of(job)
     is_model = isinstance(job, str) and (
         job not in catalog.names("jobs") and (job in catalog.names("models") or names_config(job))
     )
     fields = plain(job) if not isinstance(job, str) else _job_of_model(job) if is_model else _read_fields(job, subject)
-    faults = _ask(fields, asked)
+    faults = _replace_cluster(fields, asked)
     faults += [fault for override in overrides for fault in _apply_override(fields, override)]
-    if secrets := password_faults(fields):  # before what would quote them
+    if secrets := password_faults(fields):  # first, because other faults would quote the passwords
         raise PlanError(subject, secrets)
     faults += _resolve_catalog_names(fields)
-    if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
+    if faults:  # later faults would follow from an unknown name and confuse; faults of single fields hold anyway
         raise PlanError(subject, faults + validate_fields(fields)[1])
     _take_tokenizer(fields)
     note = _fit_warmup(fields, overrides)
@@ -90,18 +90,18 @@ def read_job(job: str | Mapping[str, Any], overrides: list[str], asked: AskedClu
 
 
 def _fit_warmup(fields: dict[str, Any], overrides: list[str]) -> str:
-    """Shorten a warm-up in place where a run of fewer steps is asked for, and it is not. Returns what to say."""
-    given = fields.get("optimizer")
-    if not isinstance(given, dict):
+    """Shorten the warm-up in place if the user sets fewer steps, but not the warm-up. Returns a note about it."""
+    section = fields.get("optimizer")
+    if not isinstance(section, dict):
         return ""
     keys = {override.partition("=")[0].strip() for override in overrides}
-    is_asked = "optimizer.warmup_steps" in keys or ("warmup_steps" in given and "optimizer.steps" not in keys)
-    fields["optimizer"], note = with_fitting_warmup(given, is_asked)
+    is_asked = "optimizer.warmup_steps" in keys or ("warmup_steps" in section and "optimizer.steps" not in keys)
+    fields["optimizer"], note = with_fitting_warmup(section, is_asked)
     return note
 
 
 def _job_of_model(model: str) -> dict[str, Any]:
-    """A job for a model of the catalog, or of a config.json."""
+    """The fields of a job for a model of the catalog or of a config.json."""
     path = Path(model)
     name = (
         (path.absolute().parent if path.suffix == ".json" else path.absolute()).name if names_config(model) else model
@@ -109,12 +109,12 @@ def _job_of_model(model: str) -> dict[str, Any]:
     return {"name": name or "model", "model": {"name": model}}
 
 
-def _ask(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
-    """Put the cluster that is asked for in place."""
-    given = fields.get("cluster", {})
-    if asked == NOTHING_ASKED or not isinstance(given, dict):
+def _replace_cluster(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
+    """Replace the cluster in place by the cluster that is asked for. Returns faults."""
+    section = fields.get("cluster", {})
+    if asked == NOTHING_ASKED or not isinstance(section, dict):
         return []
-    resolved = {"cluster": dict(given)}
+    resolved = {"cluster": dict(section)}
     if faults := _resolve_catalog_names(resolved):
         return faults
     try:
@@ -125,7 +125,7 @@ def _ask(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
 
 
 def _filled_in(fields: dict[str, Any], subject: str) -> JobFields:
-    """A job for a model, with what it does not say."""
+    """The fields of a job for a model, with usual values filled in."""
     spec = job_to_plan(fields, subject)
     cluster = spec.cluster
     if cluster.device == "unknown" and not cluster.parts:
@@ -157,11 +157,11 @@ def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
 
 
 def validate_fields(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
-    """The job, and what is wrong with single fields; the default job if something is."""
+    """(the job, faults of single fields); the default job if there are faults."""
     if faults := value_faults(fields) or password_faults(fields):
         return JobSpec(), faults
     try:
-        # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.
+        # Through JSON, because in JSON pydantic's strict mode accepts a list for a tuple and an int for a float.
         return JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True), []
     except ValidationError as error:
         return JobSpec(), described(error, JobSpec)
@@ -192,30 +192,32 @@ def _read_toml(job: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         if path.suffix == ".toml" or "/" in job:
             raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
-        raise ValueError(f"{job!r} is neither a job nor a model of the catalog, nor a file; {_near(job)}") from None
+        raise ValueError(
+            f"{job!r} is neither a job nor a model of the catalog, nor a file; {_name_hint(job)}"
+        ) from None
     for section, field in _NAMING:
-        given = fields.get(section)
-        if isinstance(given, dict) and field in given:
-            given[field] = catalog.found_from(path, given[field])
-    _find_beside(path, fields.get("model"), ("name",), names_config)
-    _find_beside(path, fields.get("model"), ("weights",), _is_there)
+        values = fields.get(section)
+        if isinstance(values, dict) and field in values:
+            values[field] = catalog.found_from(path, values[field])
+    _resolve_paths(path, fields.get("model"), ("name",), names_config)
+    _resolve_paths(path, fields.get("model"), ("weights",), _exists)
     data = fields.get("data")
     lists = [data.get(name) for name in ("sources", "validation")] if isinstance(data, dict) else []
-    for read in (data, *(one for several in lists if isinstance(several, list) for one in several)):
-        _find_beside(path, read, ("path", "tokenizer", "chat_template"), _is_there)
+    for source in (data, *(entry for entries in lists if isinstance(entries, list) for entry in entries)):
+        _resolve_paths(path, source, ("path", "tokenizer", "chat_template"), _exists)
     return {"name": path.stem} | fields
 
 
-def _find_beside(job: Path, section: Any, named: Sequence[str], is_there: Callable[[str], bool]) -> None:
-    """Look for what fields name beside the job's file first, as other files are looked for."""
-    for field in named if isinstance(section, dict) else ():
+def _resolve_paths(job: Path, section: Any, field_names: Sequence[str], exists: Callable[[str], bool]) -> None:
+    """Replace paths in fields, in place, by paths in the folder of the job's file, if they exist there."""
+    for field in field_names if isinstance(section, dict) else ():
         name = section.get(field)
-        if isinstance(name, str) and name and is_there(beside := str((job.parent / name).absolute())):
-            section[field] = beside
+        if isinstance(name, str) and name and exists(resolved := str((job.parent / name).absolute())):
+            section[field] = resolved
 
 
-def _is_there(path: str) -> bool:
-    """True if there is a file or folder of that name."""
+def _exists(path: str) -> bool:
+    """True if there is a file or folder of that path."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -223,7 +225,7 @@ def _is_there(path: str) -> bool:
 
 
 def _take_tokenizer(fields: dict[str, Any]) -> None:
-    """Let text be made tokens by the tokenizer of the weights that training begins with, where no other is named."""
+    """Set the tokenizer to that of the weights with which training begins, if the job names no tokenizer."""
     model, data = fields.get("model"), fields.get("data", {})
     weights = model.get("weights") if isinstance(model, dict) else None
     if isinstance(weights, str) and isinstance(data, dict) and "tokenizer" not in data and names_config(weights):
@@ -232,18 +234,18 @@ def _take_tokenizer(fields: dict[str, Any]) -> None:
             fields["data"] = data | {"tokenizer": str(folder)}
 
 
-def _near(name: str) -> str:
-    """A way out of a name that is neither a job nor a model."""
+def _name_hint(name: str) -> str:
+    """A way out for a name that is neither a job nor a model."""
     jobs, models = catalog.names("jobs"), catalog.names("models")
     near = catalog.nearest(name, sorted({*jobs, *models}), most=4)
     if near:
-        kinds = [f"{one} (a {'job' if one in jobs else 'model'})" for one in near]
+        kinds = [f"{candidate} (a {'job' if candidate in jobs else 'model'})" for candidate in near]
         return f"did you mean {' or '.join(kinds)}?"
     return f"there are the jobs {', '.join(jobs)}, and the models {', '.join(models)}"
 
 
 def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
-    """Set one "a.b=value" in place. The value is TOML; what is no TOML value is taken as a string."""
+    """Set one "a.b=value" in place. The value is TOML, or else a string. Returns faults."""
     path, equals, text = override.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
@@ -270,24 +272,24 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
 
 
 def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
-    """Fill the fields of a named model or cluster in; fields beside the name override the catalog's. A model may be a
-    config.json or a folder with one, and that of its weights is meant where it has no name."""
+    """Fill in the fields of a named model or cluster, in place; fields beside the name override the catalog's. A model
+    may be a config.json or a folder with one; without a name, it is the model of its weights. Returns faults."""
     faults = list[str]()
     for section, kind in (("model", "models"), ("cluster", "clusters")):
-        given = fields.get(section)
-        if section == "model" and isinstance(given, dict) and "name" not in given and given.get("weights"):
-            faults += _shapeless(given)
-            given = {"name": given["weights"]} | given
-        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        values = fields.get(section)
+        if section == "model" and isinstance(values, dict) and "name" not in values and values.get("weights"):
+            faults += _weights_faults(values)
+            values = {"name": values["weights"]} | values
+        if not isinstance(values, dict) or not isinstance(values.get("name"), str):
             continue
-        name = given["name"]
+        name = values["name"]
         if section == "model" and names_config(name):
             try:
                 entry = read_model(name)
             except PlanError as error:
                 faults += [f"{error.subject}: {fault}" for fault in error.faults]
             else:
-                fields[section] = _laid_over(entry, given) | {"name": entry["name"]}
+                fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
             continue
         if catalog.is_file(name):
             try:
@@ -295,38 +297,38 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
             except ValueError as error:
                 faults.append(f"{section}.name: {error}")
             else:
-                fields[section] = _laid_over(entry, given) | {"name": entry["name"]}
+                fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
         elif name in catalog.names(kind):  # type: ignore[arg-type]
-            fields[section] = _laid_over(catalog.read(kind, name), given)  # type: ignore[arg-type]
-        elif len(given) == 1:  # a name and nothing else can only mean the catalog
-            hint = catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
+            fields[section] = _laid_over(catalog.read(kind, name), values)  # type: ignore[arg-type]
+        elif len(values) == 1:  # a name and nothing else can only mean the catalog
+            hint = catalog.did_you_mean(values["name"], catalog.names(kind))  # type: ignore[arg-type]
             faults.append(
-                f"{section}.name {given['name']!r} is not in the catalog, and no other field describes the {section}; "
+                f"{section}.name {values['name']!r} is not in the catalog, and no other field describes the {section}; "
                 + hint
             )
     return faults
 
 
-def _shapeless(model: dict[str, Any]) -> list[str]:
-    """The fault of a job whose model is told by weights alone, in a place where nobody reads weights."""
+def _weights_faults(model: dict[str, Any]) -> list[str]:
+    """The fault of a job that describes its model only by weights, if there is no config.json with them."""
     weights = model["weights"]
     if not isinstance(weights, str) or names_config(weights) or "layers" in model or "hidden" in model:
         return []
-    lacks = "has no config.json" if _is_there(weights) else f"is not there (looked from {Path.cwd()})"
+    fault = "has no config.json" if _exists(weights) else f"is not there (looked from {Path.cwd()})"
     if is_adapter(weights):
         return [f"model.weights {shortened(weights, 200)!r} is {MERGE}"]
     return [
-        f"model.weights {shortened(weights, 200)!r} {lacks}, and no other field says what the model is; name a folder "
+        f"model.weights {shortened(weights, 200)!r} {fault}, and no other field says what the model is; name a folder "
         "of Hugging Face's, or the model in model.name"
     ]
 
 
-def _laid_over(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The fields with those given in their place, section by section."""
-    both = {name: (fields[name], value) for name, value in given.items() if name in fields}
+def _laid_over(fields: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """The fields with values replaced by overrides, section by section."""
+    pairs = {name: (fields[name], value) for name, value in overrides.items() if name in fields}
     sections = {
         name: _laid_over(old, new)
-        for name, (old, new) in both.items()
+        for name, (old, new) in pairs.items()
         if isinstance(old, dict) and isinstance(new, dict)
     }
-    return fields | given | sections
+    return fields | overrides | sections

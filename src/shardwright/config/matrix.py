@@ -1,4 +1,4 @@
-"""The weight matrices of a layer: their shapes, and what tensor-parallel ranks and experts share of them."""
+"""The weight matrices of a layer: their shapes, and how tensor-parallel ranks and experts divide them."""
 
 import math
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight that tokens are multiplied with, of full shape [*outputs, inner].
+    """A weight with which tokens are multiplied, of full shape [*outputs, inner].
 
-    `cut` is the dim that tensor-parallel ranks share, None where each has all of it. `experts` matrices of this shape
-    lie one behind the other, [experts, *outputs, inner], where each expert has its own; 0 is one for all tokens.
+    `cut` is the dim that tensor-parallel ranks shard; None if each has the full matrix. If each expert has its own
+    matrix, `experts` of them are stacked, [experts, *outputs, inner]; 0 means one matrix for all tokens.
 
-    It may be several linear maps, that lie along dim `side_by_side` of the outputs, so wide as `widths` says; where
-    that is empty it is one.
+    It may be several linear maps, concatenated along dim `side_by_side` of the outputs, with sizes `widths`; it is a
+    single map if `widths` is empty.
     """
 
     name: str
@@ -27,31 +27,31 @@ class Matrix:
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        """Shape of the whole weight."""
+        """Shape of the unsharded weight."""
         return (*((self.experts,) if self.experts else ()), *self.outputs, self.inner)
 
     @property
     def num_elements(self) -> int:
-        """Elements of all experts' together."""
+        """Number of elements, over all experts."""
         return math.prod(self.full_shape)
 
     @cached_property
     def columns(self) -> int:
-        """Width of what a product with it gives."""
+        """Width of the output of a product with it."""
         return math.prod(self.outputs)
 
     @cached_property
     def is_row_parallel(self) -> bool:
-        """True if ranks share its inputs, so that they sum what it gives, and not its outputs."""
+        """True if ranks shard its input dim, so that they sum their outputs; False if they shard its output dims."""
         return self.cut == len(self.outputs)
 
     def columns_on(self, tp: Any) -> Any:
-        """Width of what a product gives on each of `tp` ranks, a number or an array of them."""
+        """Width of the output of a product on each of `tp` ranks; `tp` is a number or an array."""
         if self.cut is None or self.is_row_parallel:
             return self.columns
-        side_by_side = self.outputs[0] if self.cut else 1  # gate and up, of which each is cut
+        side_by_side = self.outputs[0] if self.cut else 1  # gate and up, each sharded
         return side_by_side * (self.columns // side_by_side // tp)
 
     def inner_on(self, tp: Any) -> Any:
-        """Width of what a product takes on each of `tp` ranks, a number or an array of them."""
+        """Width of the input of a product on each of `tp` ranks; `tp` is a number or an array."""
         return self.inner // tp if self.is_row_parallel else self.inner

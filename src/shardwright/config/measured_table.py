@@ -1,7 +1,7 @@
-"""Seconds of one kind of work by its sizes, as `shardwright calibrate` measured them where it stood.
+"""Seconds of one kind of work by its sizes, as `shardwright calibrate` measured them on a device.
 
-A device whose entry has such tables is priced by them (cost/measured_time.py) and not by its peaks: they are of this
-runtime's own operators, with all that these take beside their arithmetic.
+If a device's entry has such tables, they replace its peaks in predictions (cost/measured_time.py): they are times of
+this runtime's own operators, with all overheads.
 """
 
 from itertools import pairwise, product
@@ -14,15 +14,15 @@ from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.field_types import Ranks
 
-# Operators of torch's that this runtime is made of, each for elements of the tensor that it is about.
+# The torch operators of this runtime, each timed by the number of elements of its tensor.
 Kernel = Literal[
     "rms norm", "layer norm", "rotary", "gated activation", "activation", "join", "embedding", "loss", "merge"
-]  # fmt: skip
-# What parallel/comm/collectives.py sends; a message goes from one rank to another, an exchange around.
+]
+# The communication of parallel/comm/collectives.py; a message goes from one rank to another, an exchange around a ring.
 Carried = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "message"]
 Work = Literal["product", "attention", Kernel, "update", Carried]
 
-# What the sizes of a table count; other work has elements alone.
+# By work, the quantities that the sizes of a table count; other work has only elements.
 SIZES: dict[str, tuple[str, ...]] = {
     "product": ("rows", "inner", "columns"),
     "attention": ("length", "heads"),
@@ -35,12 +35,12 @@ MeasuredColumn = Annotated[list[MeasuredSeconds], Field(max_length=largest.TABLE
 
 
 def sizes_of(work: str) -> tuple[str, ...]:
-    """The names of the sizes in a table of some work."""
+    """The quantities that the sizes in a table of some work count."""
     return SIZES.get(work, ("elements",))
 
 
 class MeasuredTable(Spec):
-    """Seconds of one kind of work of this runtime, by its sizes; the last size runs fastest."""
+    """Seconds of one kind of work of this runtime, by its sizes, in row-major order."""
 
     work: Work = Field(
         description="What was timed: a product with a weight, attention, another operator, the optimizer's update, or "
@@ -63,7 +63,7 @@ class MeasuredTable(Spec):
     )
 
     def most_flops(self) -> float:
-        """The highest rate at which a product ran, in FLOP/s; 0 of other work."""
+        """The highest rate at which a product ran, in FLOP/s; 0 for other work."""
         if self.work != "product":
             return 0.0
         flops = [2.0 * prod(sizes) for sizes in product(*self.sizes)]
@@ -78,8 +78,8 @@ class MeasuredTable(Spec):
         if any(first >= second for side in self.sizes for first, second in pairwise(side)):
             raise ValueError("input should have sizes in ascending order; write each once, the smallest first")
         is_product, is_operator = self.work == "product", self.work in ("product", "attention", *get_args(Kernel))
-        for name, is_there in (("seconds", True), ("backward", is_operator), ("weight_grad", is_product)):
-            length, expected = len(getattr(self, name)), count * is_there
+        for name, is_needed in (("seconds", True), ("backward", is_operator), ("weight_grad", is_product)):
+            length, expected = len(getattr(self, name)), count * is_needed
             if length != expected:
                 sides = " x ".join(str(len(side)) for side in self.sizes)
                 raise ValueError(f"input should have {expected} {name} for {sides} sizes, and there are {length}")

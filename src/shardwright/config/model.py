@@ -1,4 +1,4 @@
-"""The model: one decoder-only transformer, like Llama, GPT, Qwen or DeepSeek by its fields."""
+"""The model: one decoder-only transformer, such as Llama, GPT, Qwen or DeepSeek, depending on its fields."""
 
 import math
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ from shardwright.config.rotary_scaling import RotaryScalingSpec
 from shardwright.config.temperature import TemperatureSpec
 from shardwright.config.window import WindowSpec
 
-MOST_MTP = 4  # modules of multi-token prediction
+MOST_MTP = 4  # most modules of multi-token prediction
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "quick-gelu", "clamped-silu"]
 NormPlace = Literal["before", "after", "around"]
 ParallelBlock = Literal["none", "one-norm", "two-norms"]
@@ -149,7 +149,7 @@ class ModelSpec(Spec):
 
     @property
     def longest(self) -> int:
-        """Longest sequence that the model is made for, or its samples'."""
+        """Longest sequence that the model is made for, or the length of its samples if unknown, in tokens."""
         return self.longest_sequence or self.sequence
 
     @property
@@ -169,7 +169,7 @@ class ModelSpec(Spec):
 
     @property
     def query_width(self) -> int:
-        """Width of a head's query, and of its key."""
+        """Width of a head's query, equal to that of its key."""
         return self.latent.nope_dim + self.latent.rope_dim if self.is_latent else self.head_size
 
     @property
@@ -179,16 +179,16 @@ class ModelSpec(Spec):
 
     @property
     def rotary_width(self) -> int:
-        """Elements of a head that are turned by their position."""
+        """Number of elements of a head that rotary positions turn."""
         return self.latent.rope_dim if self.is_latent else self.rotary_dim or self.head_size
 
     @property
     def softmax_scale(self) -> float:
-        """The factor of the products of queries and keys before the softmax."""
+        """The factor by which products of queries and keys are multiplied before the softmax."""
         return self.rotary_scaling.temperature * (self.attention_scale or 1 / math.sqrt(self.query_width))
 
     def is_turned(self, block: int) -> bool:
-        """True if a block turns queries and keys by their positions. Those of multi-token prediction are like the last
+        """True if a block turns queries and keys by their positions. Blocks of multi-token prediction are like the last
         layer."""
         every, layer = self.no_rotary_every, min(block, self.layers - 1)
         return self.positions == "rotary" and not (every and (layer + 1) % every == 0)
@@ -204,12 +204,12 @@ class ModelSpec(Spec):
 
     @property
     def shares_table(self) -> bool:
-        """True if the last stage uses the table of embeddings too: for the head, or to look further tokens up."""
+        """True if the last stage also uses the embedding table: for the head, or to look up further tokens."""
         return self.tied_embeddings or self.mtp_layers > 0
 
     @property
     def num_blocks(self) -> int:
-        """Transformer blocks, with those of multi-token prediction, whose numbers follow on those of the layers."""
+        """Number of transformer blocks: the layers, and after them the blocks of multi-token prediction."""
         return self.layers + self.mtp_layers
 
     @property
@@ -219,11 +219,11 @@ class ModelSpec(Spec):
 
     @property
     def has_router_losses(self) -> bool:
-        """True if routers have losses of their own."""
+        """True if routers add losses."""
         return bool(self.blocks_with_experts) and (self.moe.aux_loss != "none" or self.moe.z_coefficient > 0)
 
     def has_experts(self, block: int) -> bool:
-        """True if a block has experts. Those of multi-token prediction are like the last layer."""
+        """True if a block has experts. Blocks of multi-token prediction are like the last layer."""
         return self.moe.has_experts(min(block, self.layers - 1))
 
     @property
@@ -232,7 +232,7 @@ class ModelSpec(Spec):
         return self.ffn or 4 * self.hidden
 
     def faults(self) -> list[str]:
-        """Contradictions within the model alone."""
+        """Contradictions among the fields of the model."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
         faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults()]
         faults += self.window.faults(self.layers)
@@ -244,7 +244,7 @@ class ModelSpec(Spec):
         return faults + (self._rotary_faults() if self.positions == "rotary" else self._unturned_faults())
 
     def _rotary_faults(self) -> list[str]:
-        """Rotary positions of what can't be turned so."""
+        """Faults of rotary positions on heads that they can't turn."""
         faults = self.rotary_scaling.faults(self.rotary_width // 2)
         if self.rotary_dim % 2 or self.rotary_dim > self.head_size:
             faults.append(
@@ -254,14 +254,14 @@ class ModelSpec(Spec):
         return faults
 
     def _unturned_faults(self) -> list[str]:
-        """Fields of rotary positions where there are none."""
-        of_window = [
+        """Faults of fields of rotary positions in a model without rotary positions."""
+        window_faults = [
             f'model.window.{name} is of rotary positions, and model.positions is "{self.positions}"; leave it out'
             for name in ("rotary_base", "rotary_scaled")
             if getattr(self.window, name) != WindowSpec.model_fields[name].default
         ]
         return (
-            of_window
+            window_faults
             + [
                 f'model.{name} is of rotary positions, and model.positions is "{self.positions}"; leave it out'
                 for name in ("rotary_dim", "rotary_scaling", "no_rotary_every")
@@ -278,20 +278,20 @@ class ModelSpec(Spec):
         )
 
     def _block_faults(self) -> list[str]:
-        """Fields of a block that have no meaning together."""
+        """Faults of fields of a block that exclude each other."""
         faults = []
         if self.parallel_block != "none":
-            what = f'model.parallel_block = "{self.parallel_block}"'
+            setting = f'model.parallel_block = "{self.parallel_block}"'
             if self.norm_place != "before":
                 faults.append(
-                    f'{what} adds what attention and MLP give at once, and model.norm_place = "{self.norm_place}" '
+                    f'{setting} adds what attention and MLP give at once, and model.norm_place = "{self.norm_place}" '
                     'normalises each; use norm_place = "before", or parallel_block = "none"'
                 )
             if self.moe.experts:
                 experts = f"model.moe.experts is {self.moe.experts}"
-                faults.append(f'{what} has an MLP beside attention, and {experts}; use "none"')
+                faults.append(f'{setting} has an MLP beside attention, and {experts}; use "none"')
             if self.is_latent:
-                faults.append(f'{what} is not for latent attention, and model.latent is set; use "none"')
+                faults.append(f'{setting} is not for latent attention, and model.latent is set; use "none"')
         if self.activation == "clamped-silu" and not self.gated_mlp:
             faults.append(
                 'model.activation = "clamped-silu" is of gate and up, and model.gated_mlp is false; set it to true'
@@ -304,7 +304,7 @@ class ModelSpec(Spec):
         return faults
 
     def _mtp_faults(self) -> list[str]:
-        """Modules of multi-token prediction that have nothing to predict, or none that a weight is for."""
+        """Faults of multi-token prediction: a weight without modules, or more modules than tokens to predict."""
         if not self.mtp_layers and self.mtp_weight != ModelSpec.model_fields["mtp_weight"].default:
             return [
                 f"model.mtp_weight is {self.mtp_weight:g}, and model.mtp_layers is 0, so nothing predicts further "
@@ -319,10 +319,10 @@ class ModelSpec(Spec):
         return []
 
     def _latent_faults(self) -> list[str]:
-        """Fields of ordinary attention that latent attention has no place for."""
+        """Faults of fields of ordinary attention that latent attention does not have."""
         faults = [
-            f"model.latent replaces {what}, and model.{name} is {_told(getattr(self, name))}; leave it out"
-            for name, what, allowed in (
+            f"model.latent replaces {replaced}, and model.{name} is {_field_text(getattr(self, name))}; leave it out"
+            for name, replaced, allowed in (
                 ("head_dim", "the width of heads by those of their parts", (0,)),
                 ("kv_heads", "groups of heads by a latent that all share", (0, self.heads)),
                 ("bias", "the matrices that have biases", (False,)),
@@ -372,26 +372,26 @@ class ModelSpec(Spec):
         return faults
 
 
-def _told(value: object) -> str:
-    """A value of a field in a message, or that a section is set."""
+def _field_text(value: object) -> str:
+    """The text of a field's value in a message; "set" for a section."""
     return "set" if isinstance(value, Spec) else repr(value)
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending: the legal values of a degree that must divide `number`."""
+    """All divisors of `number`, ascending."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
-def nearest_divisors(number: int, wanted: int) -> str:
-    """The divisors of `number` just below and above `wanted`, in words: the way out of most faults."""
+def nearest_divisors(number: int, target: int) -> str:
+    """The divisors of `number` just below and above `target`, in words: the way out of most faults."""
     legal = divisors(number)
-    below = [d for d in legal if d <= wanted][-1:]
-    above = [d for d in legal if d > wanted][:1]
-    return " or ".join(str(d) for d in below + above)
+    lower = [d for d in legal if d <= target][-1:]
+    higher = [d for d in legal if d > target][:1]
+    return " or ".join(str(d) for d in lower + higher)
 
 
 def all_divisors(number: int, most: int = 8) -> str:
-    """Divisors of `number` in words: "1, 2, 4 or 8"."""
+    """The first `most` divisors of `number` in words: "1, 2, 4 or 8"."""
     legal = [str(d) for d in divisors(number)[:most]]
     return legal[0] if len(legal) == 1 else ", ".join(legal[:-1]) + " or " + legal[-1]

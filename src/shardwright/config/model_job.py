@@ -1,7 +1,7 @@
-"""A job for a model of the catalog: what it does not say, and what that is then.
+"""The usual values of a job for a model of the catalog.
 
-A step has about as many tokens as models of its size were trained with, in whole sequences, as many for each device; a
-run has 1e12 tokens; and it is computed in 16 bits where the device does so.
+A step has about as many tokens as usual for models of its size, as an integer number of sequences, equally many for
+each device. A run has 1e12 tokens. Numbers have 16 bits if the device computes in 16 bits.
 """
 
 import math
@@ -13,29 +13,32 @@ from shardwright.config.model_shape import shape_of
 from shardwright.config.units import counted
 from shardwright.config.usual_links import device_entry
 
-# Most parameters of a model, and tokens of its step: Brown et al. 2020 (arXiv 2005.14165), table 2.1, to powers of two.
+# (most parameters of a model, tokens of its step): Brown et al. 2020 (arXiv 2005.14165), table 2.1, as powers of two.
 _TOKENS = ((1e9, 2**19), (4e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
 _RUN_TOKENS = 1e12
-_BATCH_FROM = "Brown et al. 2020, table 2.1"
+_BATCH_SOURCE = "Brown et al. 2020, table 2.1"
 
 
 def usual_batch(model: ModelSpec, num_devices: int) -> int:
-    """Sequences of a step. Where there are fewer than devices, degrees that are not powers of two still divide them.
+    """Number of sequences in a step. If there are fewer than devices, degrees that are not powers of two still divide
+    them.
 
-    A device has 1, 2, 3, 4, 6, 8, 12 and so on of them, for of a prime number no microbatch but 1 or all could be made.
+    Each device has 1, 2, 3, 4, 6, 8, 12, ... sequences, because a prime number would only allow microbatches of one
+    sequence or of all.
     """
     parameters = shape_of(model).parameters
     tokens = next(tokens for most, tokens in _TOKENS if parameters <= most)
     sequences = max(1, tokens // model.sequence)
     devices = max(1, num_devices)
     unit = devices if sequences >= devices else devices // (devices & -devices)
-    each = max(1.0, sequences / unit)
-    below = 1 << int(math.log2(each))
-    return unit * min((below, 3 * below // 2 if below > 1 else 1, 2 * below), key=lambda n: abs(math.log(n / each)))
+    target = max(1.0, sequences / unit)
+    power = 1 << int(math.log2(target))
+    candidates = (power, 3 * power // 2 if power > 1 else 1, 2 * power)
+    return unit * min(candidates, key=lambda n: abs(math.log(n / target)))
 
 
 def usual_compute(cluster: ClusterSpec) -> str:
-    """The number type of the products: the narrowest of 16 bits and more that the device has a rate for."""
+    """The number type of the products: bf16 or fp16 if the device has a rate for it, else float32."""
     device = device_entry(cluster.device)
     return next((number for number in ("bf16", "fp16") if device.peak_flops(number)), "float32")
 
@@ -43,20 +46,22 @@ def usual_compute(cluster: ClusterSpec) -> str:
 def with_usual(
     fields: dict[str, Any], model: ModelSpec, cluster: ClusterSpec, world: int
 ) -> tuple[dict[str, Any], str]:
-    """Fields of a job with what they do not say of its batch and its numbers; and what was filled in, as a sentence.
+    """(fields of a job with usual values for batch, steps and number type filled in, a sentence about these values).
 
-    `world` are the ranks of its plan.
+    `world` is the number of ranks of its plan.
     """
     filled, notes = dict(fields), []
     if "global_batch_size" not in fields.get("batch", {}):
         devices = cluster.num_devices or world
         size, usual = usual_batch(model, devices), usual_batch(model, 1)
         filled["batch"] = fields.get("batch", {}) | {"global_batch_size": size}
-        why = f"as is usual for models of its size ({_BATCH_FROM}"
+        reason = f"as is usual for models of its size ({_BATCH_SOURCE}"
         if size != usual:
-            why = f"so that {devices:,} devices share them: {usual:,} are usual for models of its size ({_BATCH_FROM}"
+            reason = (
+                f"so that {devices:,} devices share them: {usual:,} are usual for models of its size ({_BATCH_SOURCE}"
+            )
         notes.append(
-            f"a step has {counted(size, 'sequence')}, {size * model.sequence:,} tokens, {why}; "
+            f"a step has {counted(size, 'sequence')}, {size * model.sequence:,} tokens, {reason}; "
             "--set batch.global_batch_size=N for another)"
         )
     tokens = filled["batch"]["global_batch_size"] * model.sequence
@@ -71,7 +76,7 @@ def with_usual(
 
 
 def sequence_notes(model: ModelSpec) -> list[str]:
-    """A sentence where samples are longer or shorter than what a model is made for."""
+    """A sentence if samples are longer or shorter than the sequences for which a model is made; else an empty list."""
     longest, sequence = model.longest_sequence, model.sequence
     if longest in (0, sequence):
         return []

@@ -1,8 +1,8 @@
-"""The shape of a decoder: its widths, the weight matrices of its layers, and what follows: parameters and FLOPs.
+"""The shape of a decoder: its widths, the weight matrices of its layers, its parameters and its FLOPs.
 
-A model of a job has a shape, and so has a row of published measurements, which knows less. A layer's matrices stand in
-one table (`ModelShape.matrices`): the runtime's parameters (sharding/stage_parameters.py), the products of the cost
-model (workload/operators.py), counts of parameters and of FLOPs are read from it.
+The model of a job has a shape, and so does a row of published measurements, which gives fewer facts. The one table of a
+layer's matrices is `ModelShape.matrices`: the runtime's parameters (sharding/stage_parameters.py), the products of the
+cost model (workload/operators.py), the counts of parameters and of FLOPs are read from it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,11 +21,12 @@ _NO_WINDOW = WindowSpec()
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of `shared_ffn`.
+    """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of width `shared_ffn`.
 
-    The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
-    `reach` of them, where its gate limits the groups of experts. `shared_gate`: one more product weighs what the shared
-    experts give. `weighs_input`: the weights of choices meet what experts take, and not what they give.
+    The first `dense_layers` have no experts; after them, the last of every `every` layers has some. A token chooses
+    among a share `reach` of the experts, below 1 if its gate limits the groups of experts. `shared_gate`: one more
+    product weighs the output of the shared experts. `weighs_input`: weights of choices multiply the input of experts,
+    not their output.
     """
 
     num: int
@@ -43,7 +44,7 @@ class ExpertShape:
 class LatentShape:
     """Multi-head latent attention: queries and keys through low ranks (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-    A head's query and key have `plain` elements and `rotary` ones, its value `value` elements.
+    A head's query and key have `plain` elements without position and `rotary` elements, its value `value` elements.
     """
 
     query_rank: int
@@ -55,17 +56,16 @@ class LatentShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Shape of a decoder. Layers are of kinds (layer_kind.py): "dense" has one MLP for all tokens, "experts" a mixture;
-    the last of every `no_rotary_every` has no rotary positions, and `window` says which have one.
+    """Shape of a decoder. Layers have kinds (layer_kind.py): "dense" has one MLP for all tokens, "experts" a mixture.
+    The last of every `no_rotary_every` layers has no rotary positions; `window` gives the layers with a window.
 
-    `mtp` modules behind the last layer predict further tokens: a block like the last layer each, behind a projection of
-    hidden states and embeddings. `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have
-    biases, `qkv_bias` that queries, keys and values alone have some, and `head_norms` that queries and keys are
-    normalised; `clips` that these and values are clipped, `caps` that scores are, and `blockwise` that no kernel of all
-    of a sequence computes attention so. `norm_place`, `parallel` and `embedding_norm` are as in a model's fields; norms
-    have no parameters without `norm_weight`; what is added to the residual stream is scaled where that
-    `scales_stream`, and logits are scaled or capped where something `changes_logits`. Rows of measurements don't say
-    these.
+    `mtp` modules after the last layer predict further tokens: each is a projection of hidden states and embeddings, and
+    a block like the last layer. Flags: norms are LayerNorms (`layer_norm`); attention and MLPs have biases (`bias`);
+    only queries, keys and values have biases (`qkv_bias`); queries and keys are normalised (`head_norms`); queries,
+    keys and values are clipped (`clips`); scores are capped (`caps`); no kernel of a full sequence computes this
+    attention (`blockwise`); norms have parameters (`norm_weight`); additions to the residual stream are scaled
+    (`scales_stream`); logits are scaled or capped (`changes_logits`). `norm_place`, `parallel` and `embedding_norm` are
+    as in ModelSpec. Rows of measurements leave these at their defaults.
     """
 
     layers: int
@@ -101,7 +101,7 @@ class ModelShape:
 
     @property
     def query_width(self) -> int:
-        """Width of a head's query, and of its key."""
+        """Width of a head's query, equal to that of its key."""
         return self.latent.plain + self.latent.rotary if self.latent else self.head_dim
 
     @property
@@ -123,12 +123,12 @@ class ModelShape:
 
     @property
     def norms_before(self) -> bool:
-        """True if attention and MLP take what a norm gives."""
+        """True if the inputs of attention and MLP are normalised."""
         return self.norm_place != "after"
 
     @property
     def norms_after(self) -> bool:
-        """True if what attention and MLP give is normalised before it joins the residual stream."""
+        """True if the outputs of attention and MLP are normalised before they join the residual stream."""
         return self.norm_place != "before"
 
     @property
@@ -137,21 +137,21 @@ class ModelShape:
         if self.parallel == "one-norm":
             return ("attention_norm",)
         before, after = ("norm",) * self.norms_before, ("out_norm",) * self.norms_after
-        return tuple(f"{half}_{which}" for half in ("attention", "mlp") for which in (*before, *after))
+        return tuple(f"{half}_{norm}" for half in ("attention", "mlp") for norm in (*before, *after))
 
     @property
     def gates(self) -> int:
-        """How many matrices of an MLP lie side by side before its activation: gate and up, or up alone."""
+        """Number of matrices side by side before the activation of an MLP: 2 for gate and up, 1 for up alone."""
         return 2 if self.gated else 1
 
     # The one table of matrices.
 
     @cached_property
     def attention_matrices(self) -> tuple[Matrix, ...]:
-        """Weights of a layer's attention: (qkv, out), or (down, q_up, kv_up, out) of latent attention.
+        """Weights of a layer's attention: (qkv, out), or (down, q_up, kv_up, out) for latent attention.
 
-        qkv lies by key/value head: its queries, then that key, then that value. Without low-rank queries q_up makes
-        them from the residual stream.
+        The rows of qkv are ordered by key/value head: its queries, then its key, then its value. Without low-rank
+        queries, q_up makes queries from the residual stream.
         """
         heads, hidden = self.heads, self.hidden
         out = Matrix("out", (hidden,), heads * self.value_width, cut=1)
@@ -159,12 +159,13 @@ class ModelShape:
             queries = heads // self.kv_heads
             outputs, widths = (self.kv_heads, queries + 2, self.head_dim), (queries, 1, 1)
             return Matrix("qkv", outputs, hidden, cut=0, side_by_side=1, widths=widths), out
-        m = self.latent
-        latents, made = (m.query_rank, m.key_rank + m.rotary), (m.plain, m.value)
+        latent = self.latent
+        latents, head = (latent.query_rank, latent.key_rank + latent.rotary), (latent.plain, latent.value)
+        kv_widths = tuple(filter(None, head))
         return (
             Matrix("down", (sum(latents),), hidden, widths=tuple(filter(None, latents))),
-            Matrix("q_up", (heads, self.query_width), m.query_rank or hidden, cut=0),
-            Matrix("kv_up", (heads, sum(made)), m.key_rank, cut=0, side_by_side=1, widths=tuple(filter(None, made))),
+            Matrix("q_up", (heads, self.query_width), latent.query_rank or hidden, cut=0),
+            Matrix("kv_up", (heads, sum(head)), latent.key_rank, cut=0, side_by_side=1, widths=kv_widths),
             out,
         )
 
@@ -180,7 +181,7 @@ class ModelShape:
 
     @cached_property
     def shared_matrices(self) -> tuple[Matrix, Matrix]:
-        """Weights of the experts that all tokens meet: (up, down)."""
+        """Weights of the shared experts, which all tokens use: (up, down)."""
         return self._mlp(self.mixture.shared_ffn)
 
     def _mlp(self, ffn: int, experts: int = 0) -> tuple[Matrix, Matrix]:
@@ -189,7 +190,7 @@ class ModelShape:
 
     @cached_property
     def gate_matrices(self) -> tuple[Matrix, ...]:
-        """Weights that are multiplied in float32 in a layer with experts: (router,), or (router, shared gate)."""
+        """Weights whose products are in float32 in a layer with experts: (router,), or (router, shared gate)."""
         router = Matrix("router", (self.mixture.num,), self.hidden)
         return (router, Matrix("shared_gate", (1,), self.hidden)) if self.mixture.shared_gate else (router,)
 
@@ -207,64 +208,64 @@ class ModelShape:
 
     @property
     def table_elements(self) -> int:
-        """Elements of the embedding, and of the head."""
+        """Number of elements of the embedding table, equal to that of the head."""
         return self.vocab * self.hidden
 
     @property
     def shares_table(self) -> bool:
-        """True if the last stage uses the table of embeddings too, as the head or for further tokens."""
+        """True if the last stage also uses the embedding table, as the head or for further tokens."""
         return self.tied or self.mtp > 0
 
     @property
     def num_tables(self) -> int:
-        """How many such tables there are: one where it is tied."""
+        """Number of tables of that size: embedding and head, or one if they are tied."""
         return 1 if self.tied else 2
 
-    # What follows from it.
+    # Facts that follow from the matrices and the kinds.
 
     def is_dense(self, layer: int) -> bool:
-        """True if a layer has one MLP for all tokens. Those that predict further tokens are like the last one."""
+        """True if a layer has one MLP for all tokens. Blocks that predict further tokens are like the last layer."""
         mixture = self.experts
         return mixture is None or not is_routed(min(layer, self.layers - 1), mixture.dense_layers, mixture.every)
 
     def kind(self, layer: int) -> str:
         """The kind of a layer."""
-        return ("dense" if self.is_dense(layer) else "experts") + self._how_it_attends(layer)
+        return ("dense" if self.is_dense(layer) else "experts") + self._attention_suffix(layer)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """The kinds that layers may have."""
-        ways = dict.fromkeys(map(self._how_it_attends, range(self.layers)))
-        return tuple(mlp + way for mlp in ("dense", "experts") if mlp == "dense" or self.experts for way in ways)
+        suffixes = dict.fromkeys(map(self._attention_suffix, range(self.layers)))
+        mlps = [mlp for mlp in ("dense", "experts") if mlp == "dense" or self.experts]
+        return tuple(mlp + suffix for mlp in mlps for suffix in suffixes)
 
-    def _how_it_attends(self, layer: int) -> str:
+    def _attention_suffix(self, layer: int) -> str:
         layer, every = min(layer, self.layers - 1), self.no_rotary_every
         is_unturned = every > 0 and (layer + 1) % every == 0
         return WINDOWED * self.window.is_in(layer) + UNTURNED * is_unturned
 
     def of_kind(self, kind: str, layers: int) -> "ModelShape":
-        """A model of so many layers that attend as those of a kind do."""
+        """A model of `layers` layers that all attend like the layers of a kind."""
         window = self.window.model_copy(update={"full_every": 0, "first_full": 0})
-        return replace(
-            self, layers=layers, no_rotary_every=int(UNTURNED in kind),
-            window=window if WINDOWED in kind else _NO_WINDOW,
-        )  # fmt: skip
+        no_rotary_every = int(UNTURNED in kind)
+        window = window if WINDOWED in kind else _NO_WINDOW
+        return replace(self, layers=layers, no_rotary_every=no_rotary_every, window=window)
 
     def is_turned(self, kind: str) -> bool:
         """True if a layer of a kind turns queries and keys by their positions."""
         return not self.learned_positions and UNTURNED not in kind
 
     def keys_seen(self, kind: str) -> float:
-        """Keys of a sequence that a query of a layer of a kind sees, of which causality leaves the half."""
+        """Keys of a sequence that a query in a layer of a kind sees, before causality, which halves them."""
         return self.window.keys_seen(self.sequence) if WINDOWED in kind else self.sequence
 
     def is_blockwise(self, kind: str) -> bool:
-        """True if our runtime computes the attention of a layer of a kind block by block, where one rank has all of a
-        sequence too."""
+        """True if our runtime computes the attention of a layer of a kind block by block, even if one rank has the
+        full sequence."""
         return self.blockwise or (WINDOWED in kind and self.window.size < self.sequence)
 
     @cached_property
-    def _seen_by_block(self) -> list[float]:
+    def _keys_by_block(self) -> list[float]:
         return [self.keys_seen(self.kind(block)) for block in range(self.layers + self.mtp)]
 
     @cached_property
@@ -272,13 +273,13 @@ class ModelShape:
         """Layers with one MLP for all tokens."""
         return sum(map(self.is_dense, range(self.layers)))
 
-    def _of_layers(self, layers: Iterable[int], of_kind: dict[str, int]) -> int:
-        """The sum over some layers of a number that each kind has."""
-        return sum(of_kind["dense" if self.is_dense(layer) else "experts"] for layer in layers)
+    def _sum_over(self, layers: Iterable[int], by_kind: dict[str, int]) -> int:
+        """The sum over some layers of a number that depends on the kind."""
+        return sum(by_kind["dense" if self.is_dense(layer) else "experts"] for layer in layers)
 
     @cached_property
     def _elements(self) -> dict[str, tuple[int, int]]:
-        """Elements of the matrices of a layer by kind: (that all tokens use, of the routed experts)."""
+        """Elements of the matrices of a layer, by kind: (used by all tokens, of the routed experts)."""
         elements = {}
         for kind in ("dense", "experts"):
             matrices = self.matrices(kind)
@@ -287,86 +288,86 @@ class ModelShape:
         return elements
 
     @cached_property
-    def _met(self) -> dict[str, int]:
-        """Elements of the matrices of a layer that one token is multiplied with, by kind."""
+    def _used_elements(self) -> dict[str, int]:
+        """Elements of the matrices of a layer with which one token is multiplied, by kind."""
         topk, num = (self.experts.topk, self.experts.num) if self.experts else (0, 1)
         return {kind: common + routed * topk // num for kind, (common, routed) in self._elements.items()}
 
     def kind_parameters(self, kind: str) -> tuple[int, int]:
         """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and its
-        norms of the residual stream. Biases, and norms inside of attention, are not counted: published rows do not say
-        them."""
+        norms of the residual stream. Biases and norms inside attention are not counted, because published rows do not
+        give them."""
         common, routed = self._elements["experts" if has_experts(kind) else "dense"]
         return common + len(self.block_norms) * self.norm_elements, routed
 
     @property
     def norm_elements(self) -> int:
-        """Weights of a norm of the residual stream."""
+        """Number of weights of a norm of the residual stream."""
         return self.hidden if self.norm_weight else 0
 
     @property
     def parameters(self) -> int:
-        """All elements of the model, as `kind_parameters` counts them; those that run are counted one by one
-        (sharding/stage_parameters.py)."""
-        of_kind = {kind: sum(self.kind_parameters(kind)) for kind in self._elements}
-        layers = self._of_layers(range(self.layers + self.mtp), of_kind) + self.mtp * self.further_parameters
+        """Elements of the model, as `kind_parameters` counts them. The exact count of a running model is in
+        sharding/stage_parameters.py."""
+        by_kind = {kind: sum(self.kind_parameters(kind)) for kind in self._elements}
+        layers = self._sum_over(range(self.layers + self.mtp), by_kind) + self.mtp * self.further_parameters
         positions = (self.sequence + self.position_offset) * self.hidden if self.learned_positions else 0
         ends = (1 + self.embedding_norm) * self.norm_elements
         return layers + self.num_tables * self.table_elements + ends + positions
 
     @property
     def further_parameters(self) -> int:
-        """Elements of what predicts a further token, besides its block: the projection and three norms."""
+        """Elements of a module that predicts a further token, without its block: the projection and three norms."""
         return self.further_matrix.num_elements + 3 * self.norm_elements
 
     @cached_property
     def matrix_parameters(self) -> int:
-        """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups; of what
-        predicts further tokens a block, the projection and the head once more each.
+        """Elements of the matrices with which each token is multiplied: all layers and the head, no lookups; and for
+        each module that predicts a further token a block, the projection and the head again.
 
-        Of experts those that a token chooses, which is their average where experts choose tokens.
+        Experts count as many as a token chooses, or the average if experts choose tokens.
         """
-        blocks = self._of_layers(range(self.layers + self.mtp), self._met)
+        blocks = self._sum_over(range(self.layers + self.mtp), self._used_elements)
         return blocks + self.mtp * self.further_matrix.num_elements + (1 + self.mtp) * self.table_elements
 
     @property
-    def _attended(self) -> int:
-        """Elements of query and value that one token has in one layer, over all heads."""
+    def _head_elements(self) -> int:
+        """Elements of query and value of one token in one layer, over all heads."""
         return self.heads * (self.query_width + self.value_width)
 
     def flops_per_token(self, causal: bool = False) -> float:
-        """Model FLOPs of one token, forward and backward: 6 a matrix element that it meets, and attention.
+        """Model FLOPs of one token, forward and backward: 6 per matrix element that it uses, and attention.
 
         Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B): 6 N + 12 x layers x heads x head_dim x sequence,
-        where head_dim is the mean of the widths of keys and values. The full sequence is counted, of a layer with a
-        window what that sees of it, or with `causal` half of it; recomputation is not.
+        with head_dim the mean of the widths of keys and values. Keys of the full sequence are counted (of the window,
+        in a layer that has one), or half of them if `causal`. Recomputation is not counted.
         """
         share = 0.5 if causal else 1.0
-        return 6.0 * self.matrix_parameters + 6.0 * self._attended * sum(self._seen_by_block) * share
+        return 6.0 * self.matrix_parameters + 6.0 * self._head_elements * sum(self._keys_by_block) * share
 
     def stage_flops(self, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
-        """Forward FLOPs by stage, of a microbatch of `sequences`; stage s holds `layers[s]`, the last one also the
-        head and what predicts further tokens.
+        """Forward FLOPs by stage, for a microbatch of `sequences`. Stage s holds `layers[s]` layers, and the last stage
+        also the head and the modules that predict further tokens.
 
-        2 a matrix element and token, and those of attention's scores and sums of values over the full sequence or what
-        a window sees of it. The backward is twice the forward: once for the input gradients and once for the weights'.
-        All stages together are flops_per_token, times tokens.
+        2 per matrix element and token, and attention's scores and sums of values over the full sequence, or over its
+        window. The backward is twice the forward: once for input gradients, once for weight gradients. The forward and
+        backward of all stages together are flops_per_token x tokens.
         """
-        scores = [2 * self._attended * keys for keys in self._seen_by_block]
+        scores = [2 * self._head_elements * keys for keys in self._keys_by_block]
         flops, first = list[float](), 0
         for stage, count in enumerate(layers):
-            more = self.mtp if stage == len(layers) - 1 else 0
-            matrices = self._of_layers(range(first, first + count + more), self._met)
-            ends = (1 + more) * self.table_elements + more * self.further_matrix.num_elements
-            head, attended = ends if stage == len(layers) - 1 else 0, sum(scores[first : first + count + more])
-            flops.append(float(sequences * self.sequence * (2 * (matrices + head) + attended)))
+            mtp = self.mtp if stage == len(layers) - 1 else 0
+            matrices = self._sum_over(range(first, first + count + mtp), self._used_elements)
+            ends = (1 + mtp) * self.table_elements + mtp * self.further_matrix.num_elements
+            head, attention = ends if stage == len(layers) - 1 else 0, sum(scores[first : first + count + mtp])
+            flops.append(float(sequences * self.sequence * (2 * (matrices + head) + attention)))
             first += count
         return tuple(flops)
 
 
 @kept_by_identity
 def shape_of(model: ModelSpec) -> ModelShape:
-    """The shape of a job's model, its defaults filled in."""
+    """The shape of a job's model, with its defaults filled in."""
     moe, low = model.moe, model.latent
     experts = ExpertShape(
         num=moe.experts, topk=moe.num_chosen, ffn=moe.ffn_size(model.ffn_size),

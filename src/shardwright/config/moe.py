@@ -1,4 +1,4 @@
-"""Mixture of experts: many MLPs in place of one, of which a gate chooses a few for each token. Shazeer et al. 2017
+"""Mixture of experts: many MLPs in place of one; a gate chooses a few of them for each token. Shazeer et al. 2017
 (arXiv 1701.06538)."""
 
 import math
@@ -25,13 +25,15 @@ Scope = Literal["microbatch", "sequence", "global"]
 
 
 def is_routed(layer: int, first_dense: int, every: int) -> bool:
-    """True if a layer of a model with experts has some: of those after the first dense ones the last of every few."""
-    rest = layer - first_dense
-    return rest >= 0 and rest % every == every - 1
+    """True if a layer has experts, in a model that has some: the last of every `every` layers after the first dense
+    ones."""
+    number = layer - first_dense
+    return number >= 0 and number % every == every - 1
 
 
 class MoeSpec(Spec):
-    """The experts of a model, who chooses them and what keeps them evenly used. Without experts a model is dense."""
+    """The experts of a model, the gate that chooses them, and the balance of their use. Without experts a model is
+    dense."""
 
     experts: ExpertsOr0 = Field(
         0, description="Experts of a layer, of which each token gets a few; 0 means a dense model."
@@ -126,7 +128,7 @@ class MoeSpec(Spec):
 
     @property
     def num_chosen(self) -> int:
-        """Experts of a token with the default filled in; on average, where experts choose."""
+        """Experts per token with the default filled in; the average if experts choose tokens."""
         return self.top_k or self.gate_facts.top_k
 
     @property
@@ -139,7 +141,7 @@ class MoeSpec(Spec):
         return self.experts > 0 and is_routed(layer, self.first_dense, self.every)
 
     def layers_with_experts(self, layers: int) -> list[int]:
-        """The layers that have experts, in a model of so many layers."""
+        """The layers that have experts, in a model of `layers` layers."""
         return [layer for layer in range(layers) if self.has_experts(layer)]
 
     def ffn_size(self, dense: int) -> int:
@@ -147,33 +149,33 @@ class MoeSpec(Spec):
         return self.ffn or dense
 
     def shared_size(self, dense: int) -> int:
-        """Width inside the shared experts, all together."""
+        """Total width inside the shared experts."""
         return self.shared_experts * (self.shared_ffn or self.ffn_size(dense))
 
     def capacity(self, tokens: int) -> int | None:
-        """Most tokens of an expert in a microbatch of `tokens`; None where there is no limit."""
+        """Most tokens per expert in a microbatch of `tokens`; None if there is no limit."""
         factor = self.capacity_factor or (1.0 if self.gate_facts.sees_all else 0.0)
         if not factor:
             return None
         return min(tokens, max(1, math.ceil(tokens * self.num_chosen * factor / self.experts)))
 
     def faults(self, layers: int) -> list[str]:
-        """Contradictions in the section, for a model of so many layers."""
+        """Contradictions among the fields of the section, for a model of `layers` layers."""
         if not self.experts:
-            given = [f"model.moe.{name}" for name in MoeSpec.model_fields if self._is_set(name)]
-            what = "and model.moe.experts is 0; say how many experts, or leave it out"
-            return [f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} set, {what}"] if given else []
+            names = [f"model.moe.{name}" for name in MoeSpec.model_fields if self._is_set(name)]
+            reason = "and model.moe.experts is 0; say how many experts, or leave it out"
+            return [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set, {reason}"] if names else []
         return [*self._choice_faults(), *self._group_faults(), *self._layer_faults(layers), *self._balance_faults()]
 
     def _is_set(self, name: str) -> bool:
         return bool(getattr(self, name) != MoeSpec.model_fields[name].default)
 
-    def _only_for(self, names: str, condition: bool, what: str) -> list[str]:
-        """Faults of fields that are set without what they are about."""
+    def _only_for(self, names: str, condition: bool, reason: str) -> list[str]:
+        """Faults of fields that are set although the condition for them does not hold."""
         if condition:
             return []
         names_set: list[Any] = [name for name in names.split() if self._is_set(name)]
-        return [f"model.moe.{name} is {getattr(self, name)}, and {what}; leave it out" for name in names_set]
+        return [f"model.moe.{name} is {getattr(self, name)}, and {reason}; leave it out" for name in names_set]
 
     def _choice_faults(self) -> list[str]:
         chosen, facts, faults = self.num_chosen, self.gate_facts, list[str]()
@@ -206,8 +208,8 @@ class MoeSpec(Spec):
         return faults
 
     def _group_faults(self) -> list[str]:
-        of_gate = f'model.moe.gate = "{self.gate}" does not limit groups'
-        faults = self._only_for("num_groups", "num_groups" in self.gate_facts.reads, of_gate)
+        reason = f'model.moe.gate = "{self.gate}" does not limit groups'
+        faults = self._only_for("num_groups", "num_groups" in self.gate_facts.reads, reason)
         faults += self._only_for("groups_kept group_score", self.num_groups > 1, "model.moe.num_groups is 1")
         if faults or self.num_groups == 1:
             return faults
@@ -245,12 +247,12 @@ class MoeSpec(Spec):
     def _balance_faults(self) -> list[str]:
         faults = self._only_for("aux_coefficient aux_scope", self.aux_loss != "none", 'model.moe.aux_loss is "none"')
         limited = self.capacity_factor > 0 and not self.gate_facts.sees_all
-        what = (
+        reason = (
             "each expert takes as many as it has room for"
             if self.gate_facts.sees_all
             else "model.moe.capacity_factor is 0, so nothing overflows"
         )
-        faults += self._only_for("overflow", limited, what)
+        faults += self._only_for("overflow", limited, reason)
         if self.gate_facts.sees_all and self.aux_loss != "none":
             faults.append(
                 f'model.moe.aux_loss = "{self.aux_loss}" evens out what is even: with the {self.gate} gate all '

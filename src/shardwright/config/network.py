@@ -1,4 +1,4 @@
-"""The network between nodes by the names that software gives it: what the launcher of a job tells NCCL and Gloo."""
+"""The network between nodes, by the names that the launcher of a job passes to NCCL and Gloo."""
 
 import re
 from typing import Annotated, Literal
@@ -9,29 +9,29 @@ from shardwright.config import largest
 from shardwright.config.base import Spec
 
 
-def _a_name(value: str) -> str:
-    """A name that means nothing else to a shell. ValueError where it is none."""
+def _shell_name(value: str) -> str:
+    """Check a name: it has no characters that are special in a shell. ValueError if it has some."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", value):
         raise ValueError("Input should be a name of at most 64 letters, digits and _ . : - such as eth0 or mlx5_0")
     return value
 
 
-def _a_name_or_none(value: str) -> str:
-    return _a_name(value) if value else value
+def _shell_name_or_empty(value: str) -> str:
+    return _shell_name(value) if value else value
 
 
 class NetworkSpec(Spec):
-    """Kind and names of the network between nodes. Predictions don't read it: they go by bandwidths."""
+    """Kind and names of the network between nodes. Predictions use bandwidths and don't read this section."""
 
     kind: Literal["unknown", "infiniband", "roce", "tcp"] = Field(
         "unknown", description="What joins the nodes; launch tells NCCL to use that and nothing slower."
     )
-    interface: Annotated[str, AfterValidator(_a_name_or_none)] = Field(
+    interface: Annotated[str, AfterValidator(_shell_name_or_empty)] = Field(
         "",
         description="Interface by which nodes meet, as `ip link` names it, such as eth0; empty: NCCL and Gloo look for "
         "one.",
     )
-    adapters: list[Annotated[str, AfterValidator(_a_name)]] = Field(
+    adapters: list[Annotated[str, AfterValidator(_shell_name)]] = Field(
         default_factory=list,
         max_length=largest.ADAPTERS,
         description="InfiniBand or RoCE adapters of a server, one for each rail, as `ibv_devices` names them, such as "

@@ -1,4 +1,4 @@
-"""The optimizer: how weights follow their gradients, and how large its steps are over a run."""
+"""The optimizer: the update of weights from their gradients, and the learning rate over a run."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ _MOST_NEWTON_SCHULZ = 20  # steps, each of three products of a matrix
 
 
 class OptimizerSpec(Spec):
-    """The update of a step, and its learning rate: a warm-up, then what the schedule says."""
+    """The update of a step and its learning rate: a warm-up, then a schedule."""
 
     name: OptimizerName = Field(
         "adamw",
@@ -70,7 +70,7 @@ class OptimizerSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _fit_warmup(cls, fields: Any) -> Any:
-        """A warm-up that nobody asked for goes with the steps."""
+        """Shorten the default warm-up for a run with fewer steps."""
         if isinstance(fields, dict) and "warmup_steps" not in fields:
             steps = fields.get("steps")
             if isinstance(steps, int) and 0 < steps < _WARMUP:
@@ -78,17 +78,17 @@ class OptimizerSpec(Spec):
         return fields
 
 
-ADAMW = OptimizerSpec()  # as it is where nobody says otherwise
+ADAMW = OptimizerSpec()  # the default
 
 
 def shortened_warmup(steps: int) -> int:
-    """Steps of warm-up of a run that is shorter than the warm-up that it would have."""
+    """Steps of warm-up in a run that is shorter than its default warm-up."""
     return -(-steps // 10)
 
 
 def with_fitting_warmup(optimizer: dict[str, Any], is_asked: bool) -> tuple[dict[str, Any], str]:
-    """Fields of an optimizer whose warm-up is no longer than the run, unless it `is_asked` for; and a sentence where it
-    would have been."""
+    """Shorten a warm-up that is longer than the run, unless the user asked for it (`is_asked`). Returns (fields of
+    [optimizer], a sentence about the change or "")."""
     steps, warmup = optimizer.get("steps"), optimizer.get("warmup_steps", _WARMUP)
     if is_asked or not (isinstance(steps, int) and isinstance(warmup, int) and 0 < steps < warmup):
         return optimizer, ""

@@ -1,4 +1,4 @@
-"""Optimizers by name: the facts of each are a file in config/optimizers, and here one asks for them."""
+"""The registry of optimizers by name. The facts of each are a file in config/optimizers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,21 +11,22 @@ MatrixUpdate = Literal["none", "orthogonal", "factored"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerFacts:
-    """The facts of an optimizer, known without computing anything.
+    """The facts of an optimizer that are known without computing anything.
 
-    - `place` is where lists show it; `title` is how people call it.
+    - `place` orders lists of optimizers; `title` is its name in texts.
     - `rule` is the update of elements, as "module:function" (parallel/optimizers/elementwise.py); `in_blocks`: it needs
-      memory, and does some elements at a time.
-    - `moments` are the states that it keeps for each element, of an OptimizerSpec, by torch's names; `decays` are the
-      fields that they decay by.
+      temporary memory, so it updates some elements at a time.
+    - `moments(spec)` are torch's names of the states that it keeps for each element, given an OptimizerSpec; `decays`
+      are the fields with their decay factors.
     - `reads` are fields of [optimizer] that not every optimizer reads.
-    - `costs_as_adamw`: its update of elements reads and writes what AdamW's does.
+    - `costs_as_adamw`: its update of an element reads and writes the same bytes as AdamW's.
 
-    Of those that look at whole matrices:
+    For optimizers that work on complete matrices:
 
-    - `matrix_update` says how these are updated: made orthogonal by their owners (sharding/matrix_exchange.py), or by
-      sums of squares by row and column (sharding/factored_sums.py). `layers_alone`: only those of the layers.
-    - `matrix_rule` is what is done with the elements of matrices before, and `matrix_moments` are their states.
+    - `matrix_update` is the kind of the update: "orthogonal", computed by each matrix's owner
+      (sharding/matrix_exchange.py), or "factored", with sums of squares by row and column (sharding/factored_sums.py).
+      `layers_alone`: only for matrices of the layers.
+    - `matrix_rule` is applied to the elements of matrices before that, and `matrix_moments` are their states.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Values of a Python program as a file could state them: numbers of numpy and torch, paths and tuples become the plain
-values for which they stand."""
+"""Values of a Python program as plain values that a file could have: numbers of numpy and torch, paths and tuples are
+converted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
@@ -10,15 +10,15 @@ from shardwright.config.base import PlanError, shortened
 
 
 def plain(value: Any) -> Any:
-    """A value, or all that is in it, as lists, dictionaries, texts and numbers. What stands for none is left as it is.
+    """A value, and all values within it, as lists, dictionaries, texts and numbers. Other values stay as they are.
 
     >>> plain({"folder": PurePath("runs/a"), "layout": (1, 1)})
     {'folder': 'runs/a', 'layout': [1, 1]}
     """
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, PurePath):
         return str(value)
     if getattr(value, "ndim", None) == 0 and callable(item := getattr(value, "item", None)):
@@ -27,26 +27,26 @@ def plain(value: Any) -> Any:
 
 
 def strange(value: Any, name: str) -> Iterator[str]:
-    """A fault for each thing in a value of this name that no file could say."""
+    """A fault for each value within a value of this name that no file could have."""
     value = plain(value)
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from strange(one, f"{name}.{key}" if name else key)
+        for key, inner in value.items():
+            yield from strange(inner, f"{name}.{key}" if name else key)
     elif isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from strange(one, f"{name}[{number}]")
+        for number, inner in enumerate(value):
+            yield from strange(inner, f"{name}[{number}]")
     elif not (value is None or isinstance(value, str | bool | int | float | date | time)):
         yield f"{name} is {_shown(value)}; use a text, a number, true or false, a list or a dictionary"
 
 
 class GivenOptions:
-    """Reads the options of a call one by one, and gathers what is wrong with them."""
+    """A reader of the options of a call, one by one, which collects their faults."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
 
     def whole(self, name: str, value: Any, least: int) -> int:
-        """A whole number of at least so much."""
+        """An integer of at least `least`."""
         number = plain(value)
         if isinstance(number, int) and not isinstance(number, bool) and number >= least:
             return int(number)
@@ -69,29 +69,29 @@ class GivenOptions:
         return ""
 
     def one_of(self, name: str, value: Any, known: Sequence[str]) -> str:
-        """A text that is one of these."""
+        """A text that is one of the `known` ones."""
         if isinstance(value, str) and value in known:
             return value
         self.faults.append(f"{name} {_shown(value)} is none; use {', '.join(known)}")
         return known[0]
 
     def texts(self, name: str, value: Any, example: str) -> list[str]:
-        """A text, or several."""
+        """A text, or several, as a list."""
         strings = [value] if isinstance(value, str) else value
-        if isinstance(strings, list | tuple) and all(isinstance(one, str) for one in strings):
+        if isinstance(strings, list | tuple) and all(isinstance(string, str) for string in strings):
             return list(strings)
         self.faults.append(f"{name} is {_shown(value)}; use texts, such as [{example!r}]")
         return []
 
     def fields(self, name: str, value: Any, example: str) -> dict[str, Any]:
-        """A dictionary of fields, or nothing."""
+        """A dictionary of fields; None gives an empty one."""
         if value is None or isinstance(value, Mapping):
             return dict(plain(value or {}))
         self.faults.append(f"{name} is {_shown(value)}; use a dictionary of its fields, such as {example}")
         return {}
 
     def check(self, subject: str) -> None:
-        """Raises PlanError with what was wrong."""
+        """Raise PlanError if there are faults."""
         if self.faults:
             raise PlanError(subject, self.faults)
 

@@ -1,4 +1,4 @@
-"""The plan: how one training step is cut over the ranks."""
+"""The plan: how the work of one training step is divided among the ranks."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,16 +19,17 @@ Reductions = Literal["step", "run", "microbatch"]
 
 
 def sums_by_run(schedule: str, virtual: Any, reduce_each: str) -> Any:
-    """True if sharded gradients are summed after each stretch of work on one stage, and not with each microbatch; of
-    ranks with `virtual` stages, a number or an array. A run of the only stage would be the whole step, and where two
-    alternate runs are as many as microbatches. DualPipe's copies of a stage are at different microbatches."""
+    """True if sharded gradients are summed after each run (stretch of work on one stage), and not with each microbatch,
+    on ranks with `virtual` stages, a number or an array. With a single stage a run would be the entire step, and with
+    two alternating stages there are as many runs as microbatches. DualPipe's two copies of a stage are at different
+    microbatches."""
     if SCHEDULES[schedule].num_copies > 1 or reduce_each == "run":
         return virtual > 0
     takes_turns = reduce_each == "auto" and SCHEDULES[schedule].stages_per_rank == 0
     return (virtual > 1) & takes_turns
 
 
-# Of a plan, what a search neither changes nor forgets: it changes what travels, or only how.
+# Fields of a plan that a search keeps as they are: they change what travels, or only how it travels.
 UNSEARCHED = ("bucket_mib", "loss_chunk_mib", "compress", "compress_rank", "compress_share", "compress_least")
 
 
@@ -153,7 +154,7 @@ class FallbackSpec(Spec):
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks that share the work of one stage."""
+        """Number of ranks that share the work of one stage."""
         return int(stage_size(self))
 
     @property
@@ -163,80 +164,81 @@ class FallbackSpec(Spec):
 
     @property
     def orders(self) -> tuple[tuple[int, int], ...]:
-        """The place of its order in ORDERS (rank_order.py), which it has."""
+        """The order of the plan as ((index in ORDERS of rank_order.py, 1),)."""
         return ((number_of(self.order), 1),)
 
     @property
     def block(self) -> int:
-        """Neighbouring ranks of one stage, before those of the next."""
+        """Number of neighbouring ranks of one stage, before the ranks of the next stage."""
         return int(stage_block(self))
 
     @property
     def degrees(self) -> str:
-        """Whose product is the number of ranks, in words: "dp 2 x tp 2 x pp 1"."""
+        """The degrees whose product is the number of ranks, in words: "dp 2 x tp 2 x pp 1"."""
         axes = ("dp", "cp", "tp", "pp") if self.cp > 1 else ("dp", "tp", "pp")
         return " x ".join(f"{axis} {getattr(self, axis)}" for axis in axes)
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same part of a layer, and sum its gradients: they see different tokens."""
+        """Number of ranks that hold the same part of a layer, see different tokens, and sum its gradients."""
         return self.dp * self.cp
 
     @property
     def shard_copies(self) -> int:
-        """Copies of a set of shards over the replicas: 1 unless sharding is hybrid."""
+        """Number of copies of a set of shards over the replicas: 1 unless sharding is hybrid."""
         return self.replicas // self.zero_ranks if 0 < self.zero_ranks < self.replicas else 1
 
     @property
     def expert_tp_size(self) -> int:
-        """Ranks that share each expert's matrices, with the default filled in."""
+        """Number of ranks that share each expert's matrices, with the default filled in."""
         return self.tp if holds(self.expert_tp == 0) else self.expert_tp
 
     @property
     def trades_heads(self) -> bool:
-        """True where attention sees the whole sequence of some heads, for which ranks of cp trade their tokens."""
+        """True if ranks of cp exchange tokens for heads, so that attention sees the full sequence of some heads."""
         return holds(self.cp > 1) and CONTEXT_METHODS[self.cp_method].trades_heads
 
     @property
     def num_copies(self) -> int:
-        """How often a pipeline holds each stage: DualPipe twice, for its two directions."""
+        """Number of copies of each stage in a pipeline: 2 with DualPipe, for its two directions."""
         return SCHEDULES[self.schedule].num_copies
 
     @property
     def reductions(self) -> Reductions:
-        """When sharded gradients are summed."""
+        """The time when sharded gradients are summed: after each run or with each microbatch."""
         return "run" if sums_by_run(self.schedule, self.stages_per_rank, self.reduce_each) else "microbatch"
 
     @property
     def gathers_stages(self) -> bool:
-        """ZeRO 3: whether the program gathers whole stages, between computations; a model in one piece is gathered
-        layer by layer, within them.
+        """True if ZeRO-3 gathers all of a stage at once, between computations. A model in one stage is gathered layer
+        by layer, within them.
 
-        Passes side by side could not gather by layer: they would share the communicator of the replicas.
+        Concurrent passes could not gather by layer, because they would share the communicator of the replicas.
         """
         return self.num_stages > 1
 
     @property
     def stages_per_rank(self) -> int:
-        """Pieces of the model for each pipeline rank. DualPipe's ranks hold two, but each piece is there twice."""
+        """Number of pieces of the model per pipeline rank. DualPipe's ranks hold two, but the pipeline holds each piece
+        twice, so this is 1."""
         return SCHEDULES[self.schedule].stages_per_rank or self.virtual_stages
 
     @property
     def num_stages(self) -> int:
-        """Pieces that the model is cut into."""
+        """Number of pieces that the model is cut into."""
         return self.pp * self.stages_per_rank
 
     def stage_layers(self, layers: int) -> list[int]:
-        """How many layers each stage holds.
+        """Number of layers of each stage.
 
-        What does not divide goes to the middle stages first: the first stage also embeds and the last one
-        also holds the head and the loss.
+        The remainder goes to the middle stages first, because the first stage also embeds and the last stage also holds
+        the head and the loss.
         """
         return list(self.layout) or even_stages(layers, self.num_stages)
 
 
 class PlanSpec(FallbackSpec):
-    """The plan of a job, and what to run where there are not as many ranks as it needs."""
+    """The plan of a job, and the plans to run if there are fewer or more ranks than it needs."""
 
     fallback: list[FallbackSpec] = Field(
         default_factory=list,
@@ -245,7 +247,7 @@ class PlanSpec(FallbackSpec):
     )
 
     def unsearched(self) -> "PlanSpec":
-        """The fields of a plan that a search takes over, and of the rest the defaults: one rank."""
+        """A plan for one rank with the fields that a search keeps, and defaults for all others."""
         return PlanSpec(**{name: getattr(self, name) for name in UNSEARCHED})
 
     def fallback_plan(self, number: int) -> "PlanSpec":
@@ -255,7 +257,7 @@ class PlanSpec(FallbackSpec):
 
 
 def even_stages(layers: int, stages: int) -> list[int]:
-    """Layers of each stage, as even as possible; the middle stages have those that are left over."""
+    """Number of layers of each stage, as even as possible; the middle stages take the remainder."""
     counts = [layers // stages] * stages
     first_to_grow = [*range(1, stages - 1), 0, stages - 1]
     for stage in first_to_grow[: layers % stages]:
@@ -264,46 +266,46 @@ def even_stages(layers: int, stages: int) -> list[int]:
 
 
 def split_evenly(total: int, parts: int, index: int) -> tuple[int, int]:
-    """Half-open range `index` of `parts` nearly equal ones; the first `total % parts` are one longer."""
+    """Half-open range `index` of `parts` nearly equal ranges of `total`; the first `total % parts` are one longer."""
     size, longer = divmod(total, parts)
     start = index * size + min(index, longer)
     return start, start + size + (index < longer)
 
 
 def chunks_per_rank(method: str) -> int:
-    """Into how many contiguous chunks a rank's positions fall."""
+    """Number of contiguous chunks of a rank's positions, under a context method."""
     return CONTEXT_METHODS[method].chunks
 
 
 def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
-    """Ranks of one ep line that share a node of `ranks_per_node` neighbouring ranks; 0 if nodes are not known.
+    """Number of ranks of one ep line that share a node of `ranks_per_node` neighbouring ranks; 0 if nodes are unknown.
 
-    ValueError, with what is wrong, where nodes cut the lines into unequal parts.
+    ValueError with the reason if nodes cut the lines into unequal parts.
     """
     span, etp = plan.ep * plan.expert_tp_size, plan.expert_tp_size
-    of_stage = of_stage_on_node(plan, ranks_per_node) if ranks_per_node else 0
-    if ranks_per_node and not of_stage:
+    stage_ranks = of_stage_on_node(plan, ranks_per_node) if ranks_per_node else 0
+    if ranks_per_node and not stage_ranks:
         raise ValueError(
             f"with plan.order {plan.order} {plan.block} neighbouring ranks are of one stage and {plan.block} x pp "
             f"{plan.pp} of a pipeline, and nodes of {ranks_per_node} cut them unevenly"
         )
-    if of_stage == 0 or of_stage % span == 0:
-        return min(of_stage, plan.ep)
-    if span % of_stage or of_stage % etp:
+    if stage_ranks == 0 or stage_ranks % span == 0:
+        return min(stage_ranks, plan.ep)
+    if span % stage_ranks or stage_ranks % etp:
         times = f"ep {plan.ep}" + (f" x expert_tp {etp}" if etp > 1 else "")
         nodes = f"nodes of {ranks_per_node}"
-        nodes += f", each with {of_stage} ranks of a stage," if of_stage < ranks_per_node else ""
+        nodes += f", each with {stage_ranks} ranks of a stage," if stage_ranks < ranks_per_node else ""
         raise ValueError(f"{times} = {span} neighbouring ranks exchange tokens, and {nodes} cut them unevenly")
-    return int(of_stage // etp)
+    return int(stage_ranks // etp)
 
 
 def layer_policies(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[Policy]:
-    """The policy of each layer of the model, and behind them of the blocks of multi-token prediction, which follow the
-    last layer. A budget must have been met before (account/recompute_budget.py)."""
+    """The recompute policy of each layer of the model, followed by the policies of the blocks of multi-token
+    prediction, which are those of the last layer. A budget must be resolved before (account/recompute_budget.py)."""
     assert plan.recompute != "budget", "a budget is not yet a choice of what to recompute"
     policies: list[Policy] = [frozenset(names) for names in plan.recompute_layers]
     if plan.recompute != "layers":
-        # A stage that is recomputed as a whole keeps all of its layers meanwhile.
+        # A stage that is recomputed at once keeps all activations of its layers after that.
         by_name = {"none": KEEP_ALL, "stage": KEEP_ALL, "full": WHOLE_LAYER}
         is_selective = plan.recompute == "selective"
         policy: Policy = frozenset(plan.recompute_operators) if is_selective else by_name[plan.recompute]

@@ -1,4 +1,4 @@
-"""Precision: in which numbers a step is computed, added up and sent."""
+"""Precision: the number types in which a step is computed, added up and sent."""
 
 from typing import Annotated, Literal, get_args
 
@@ -19,7 +19,7 @@ FLOAT8_TILE = 128  # elements of a row, or of a side of a block, that share a sc
 
 
 class PrecisionSpec(Spec):
-    """Number types. Weights that the optimizer updates are always float32, and so is what it computes with."""
+    """The number types of a step. The optimizer always updates float32 weights, and computes in float32."""
 
     compute: Number = Field("float32", description="Number type of weights and activations in forward and backward.")
     gradients: Literal["float32", "compute"] = Field(
@@ -57,7 +57,7 @@ class PrecisionSpec(Spec):
     )
 
     def with_float8(self, recipe: str) -> "PrecisionSpec":
-        """A copy with another recipe of fp8; without one weight gradients are not in fp8 either."""
+        """A copy with another recipe of fp8; with "none", weight gradients are not in fp8 either."""
         return self.model_copy(
             update={
                 "float8": recipe,
@@ -67,7 +67,7 @@ class PrecisionSpec(Spec):
 
     @property
     def product_number(self) -> str:
-        """Number type of the products of linear layers, over whose peak rate MFU is taken: fp8 or that of compute."""
+        """Number type of the products of linear layers: fp8 or that of compute. MFU is a share of its peak rate."""
         return "fp8" if self.float8 != "none" else self.compute
 
     @property
@@ -82,25 +82,25 @@ class PrecisionSpec(Spec):
 
     @property
     def scales_loss(self) -> bool:
-        """True if the loss is scaled at all: only fp16 needs it."""
+        """True if the loss is scaled: only fp16 needs it."""
         return self.compute == "fp16" and self.loss_scale > 0
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of a weight or an activation in forward and backward."""
+        """Bytes per element of a weight or an activation in forward and backward."""
         return BYTES_PER_ELEMENT[self.compute]
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of a gradient that is added up."""
+        """Bytes per element of a gradient while it is accumulated."""
         return BYTES_PER_ELEMENT[self.gradient_number]
 
     @property
     def reduce_bytes(self) -> int:
-        """Bytes of a gradient on its way."""
+        """Bytes per element of a gradient while it travels."""
         return BYTES_PER_ELEMENT[self.reduce_number]
 
     @property
     def moment_bytes(self) -> int:
-        """Bytes of a moment, of an element."""
+        """Bytes per element of a moment."""
         return BYTES_PER_ELEMENT[self.moments]

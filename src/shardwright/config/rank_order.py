@@ -1,12 +1,11 @@
-"""The order of the mesh axes over the ranks: whose ranks are neighbours, and whose lie farthest apart.
+"""The order of the mesh axes over the ranks: the axes with neighbouring ranks, and the axes with distant ranks.
 
-An order names axes from the innermost to the outermost, as Megatron-LM's --order does: tp-cp-ep-dp-pp. Two things
-follow from it:
+An order names axes from the innermost to the outermost, as Megatron-LM's --order does: tp-cp-ep-dp-pp. It determines:
 
-- The places of the ranks of a stage, 0 to dp x cp x tp - 1: cp, dp and tp are laid over them in this order, and for
-  experts ep, what is left of dp (edp) and expert_tp (etp, in the place of tp).
-- Where the pipeline comes in: `block` neighbouring ranks are of one stage, those of all axes inside pp, and so many of
-  the next stage follow. Where ep is inside pp and dp too, a block has all ranks of an ep line.
+- The places of the ranks of a stage, 0 to dp x cp x tp - 1: cp, dp and tp are laid over them in this order; for
+  experts ep, the remainder of dp (edp) and expert_tp (etp, in the place of tp).
+- The place of the pipeline: `block` neighbouring ranks, those of all axes inside pp, are of one stage, and as many of
+  the next stage follow. If ep is inside pp and dp, a block has all ranks of an ep line.
 
 So the rank at place s of stage p is (s // block x pp + p) x block + s % block.
 """
@@ -20,18 +19,19 @@ from typing import Any, Protocol
 
 from shardwright.config.base import shortened
 
-Count = Any  # an int; or an array with one entry a plan, where many plans are described at once
+Count = Any  # an int, or an array with one entry per plan if many plans are described at once
 
 AXES = ("tp", "cp", "ep", "dp", "pp")  # innermost first
 _REPLICAS = ("cp", "ep", "dp")
-_FOLDED = {"tp": "etp", "ep": "ep", "dp": "edp"}  # what stands in their places for experts
+_FOLDED = {"tp": "etp", "ep": "ep", "dp": "edp"}  # the axes of experts in the places of these axes
 EXAMPLE = "-".join(AXES)
 
 
 class Degrees(Protocol):
-    """Numbers of a plan that say who is with whom: of a PlanSpec, or of many plans in arrays (workload/query.py).
+    """The numbers of a plan that determine its groups of ranks: a PlanSpec, or arrays for many plans
+    (workload/query.py).
 
-    `orders` are those of the plans, as places in ORDERS, each with 1 for the plans that have it and 0 for the others.
+    `orders` are the orders of the plans, as (index in ORDERS, 1 for the plans that have it and 0 for the others).
     """
 
     @property
@@ -62,7 +62,7 @@ class Degrees(Protocol):
 
 @dataclass(frozen=True)
 class RankOrder:
-    """An order by all its axes, innermost first."""
+    """An order of all axes, innermost first."""
 
     axes: tuple[str, ...]
 
@@ -76,62 +76,64 @@ class RankOrder:
 
     @cached_property
     def experts(self) -> tuple[str, ...]:
-        """The axes of a stage as experts fold its ranks."""
+        """The axes over which experts lay the ranks of a stage."""
         return tuple(_FOLDED[axis] for axis in self.axes if axis in _FOLDED)
 
     @cached_property
     def inside(self) -> tuple[str, ...] | None:
-        """The axes inside pp; None where those of a stage all are, so that its ranks are neighbours."""
+        """The axes inside pp; None if all axes of a stage are inside, so that its ranks are neighbours."""
         inside = self.axes[: self.axes.index("pp")]
         return None if set(self.stage) <= set(inside) else inside
 
     @cached_property
     def keeps_layers_near(self) -> bool:
-        """True if those that exchange something in every layer lie as near as if there were nobody else."""
+        """True if tp, cp and ep are the innermost axes, so that ranks that communicate in every layer are as near as
+        possible."""
         return {"dp", "pp"}.isdisjoint(self.axes[:3])
 
 
 def _separated(axes: tuple[str, ...]) -> tuple[str, str] | None:
-    """The axes inside and outside of tp among cp, ep and dp, if both exist; None if an order is legal."""
-    at = axes.index("tp")
-    inside, outside = ([axis for axis in part if axis in _REPLICAS] for part in (axes[:at], axes[at:]))
+    """The axes among cp, ep and dp inside and outside of tp, if both exist; None if an order is legal."""
+    tp_index = axes.index("tp")
+    inside, outside = ([axis for axis in part if axis in _REPLICAS] for part in (axes[:tp_index], axes[tp_index:]))
     return (", ".join(inside), ", ".join(outside)) if inside and outside else None
 
 
-# All that are legal; the first is the default.
+# All legal orders; the first is the default.
 ORDERS = tuple(RankOrder(axes) for axes in permutations(AXES) if not _separated(axes))
 _NUMBERS = {str(order): number for number, order in enumerate(ORDERS)}
-# Stages of a pipeline nearer to each other than replicas: inside a node, if they have room there.
+# The order that puts stages of a pipeline nearer to each other than replicas: inside a node, if a node has room.
 STAGES_INSIDE = "tp-cp-ep-pp-dp"
 
 
 def number_of(order: str) -> int:
-    """The place of an order in ORDERS."""
+    """The index of an order in ORDERS."""
     return _NUMBERS[order]
 
 
 def order_words(degrees: Degrees) -> str:
-    """The order of the axes with more than one rank, of one plan: "pp-dp"."""
+    """The order of the axes with more than one rank, for a single plan: "pp-dp"."""
     ((number, _),) = degrees.orders
     return "-".join(axis for axis in ORDERS[number].axes if getattr(degrees, axis) > 1)
 
 
 def full_order(text: str) -> str:
-    """An order by all its axes. Of those left out tp, cp and ep are innermost, in this order, and dp and pp outermost.
+    """Complete an order to all axes. Missing tp, cp and ep become innermost, in this order, and missing dp and pp
+    outermost.
 
-    ValueError with what is wrong with it, and a way out.
+    ValueError with the fault and a way out.
     """
-    named = text.split("-")
-    wrong = [name for name in dict.fromkeys(named) if name not in AXES]
-    if wrong or len(set(named)) < len(named):
-        twice = [] if wrong else [name for name in AXES if named.count(name) > 1]
-        what = f"{shortened(wrong[0])!r} is none" if wrong else f"{' and '.join(twice)} more than once"
-        raise ValueError(f'it should be axes of the mesh with "-" between, each once, and {what}; such as "{EXAMPLE}"')
-    left = [axis for axis in AXES if axis not in named]
-    of_stage = [axis for axis in named if axis != "pp"]
-    at = named.index("tp") + 1 if of_stage[:1] == ["tp"] else 0
-    near, far = ([axis for axis in left if (axis in ("dp", "pp")) == is_far] for is_far in (False, True))
-    axes = (*named[:at], *near, *named[at:], *far)
+    names = text.split("-")
+    wrong = [name for name in dict.fromkeys(names) if name not in AXES]
+    if wrong or len(set(names)) < len(names):
+        twice = [] if wrong else [name for name in AXES if names.count(name) > 1]
+        fault = f"{shortened(wrong[0])!r} is none" if wrong else f"{' and '.join(twice)} more than once"
+        raise ValueError(f'it should be axes of the mesh with "-" between, each once, and {fault}; such as "{EXAMPLE}"')
+    missing = [axis for axis in AXES if axis not in names]
+    stage_axes = [axis for axis in names if axis != "pp"]
+    first = names.index("tp") + 1 if stage_axes[:1] == ["tp"] else 0
+    near, far = ([axis for axis in missing if (axis in ("dp", "pp")) == is_far] for is_far in (False, True))
+    axes = (*names[:first], *near, *names[first:], *far)
     if separated := _separated(axes):
         inside, outside = separated
         legal = "-".join(("tp", *(axis for axis in axes if axis != "tp")))
@@ -144,26 +146,26 @@ def full_order(text: str) -> str:
 
 
 def by_order(degrees: Degrees, key: Callable[[RankOrder], Any], formula: Callable[[Any], Count]) -> Count:
-    """The results of a function for the orders of plans, from the `key` of each."""
+    """The result of `formula` for each plan, from the `key` of its order."""
     numbers = degrees.orders
     if len(numbers) == 1:
         return formula(key(ORDERS[numbers[0][0]]))
     keys: dict[Any, Count] = {}
-    for number, has_it in numbers:
+    for number, has_order in numbers:
         value = key(ORDERS[number])
-        keys[value] = keys.get(value, 0) + has_it
+        keys[value] = keys.get(value, 0) + has_order
     if len(keys) == 1:
         return formula(next(iter(keys)))
-    return sum(has_it * formula(value) for value, has_it in keys.items())
+    return sum(has_key * formula(value) for value, has_key in keys.items())
 
 
 def stage_size(degrees: Degrees) -> Count:
-    """Ranks that share the work of one stage."""
+    """Number of ranks that share the work of one stage."""
     return degrees.dp * degrees.cp * degrees.tp
 
 
 def stage_block(degrees: Degrees) -> Count:
-    """How many neighbouring ranks are of one stage, before those of the next."""
+    """Number of neighbouring ranks of one stage, before the ranks of the next stage."""
     return by_order(degrees, lambda order: order.inside, lambda inside: _block(degrees, inside))
 
 
@@ -176,16 +178,17 @@ def _block(degrees: Degrees, inside: tuple[str, ...] | None) -> Count:
 
 
 def inside_pipeline(degrees: Degrees, inside: tuple[str, ...]) -> tuple[Count, Count]:
-    """(ranks of the axes inside pp, ranks of those of experts inside pp and dp); one must divide the other."""
+    """(ranks of the axes inside pp, ranks of the experts' axes inside pp and dp); one must divide the other."""
     sizes = {"tp": degrees.expert_tp_size, "ep": degrees.ep}
-    of_experts = inside[: inside.index("dp")] if "dp" in inside else inside
+    expert_axes = inside[: inside.index("dp")] if "dp" in inside else inside
     dense = prod(getattr(degrees, axis) for axis in inside if axis != "ep")
-    return dense, prod(sizes[axis] for axis in of_experts if axis in sizes)
+    return dense, prod(sizes[axis] for axis in expert_axes if axis in sizes)
 
 
 def of_stage_on_node(degrees: Degrees, ranks_per_node: int) -> Count:
-    """Ranks of one stage on each node of so many neighbouring ranks, which lie behind each other in the stage; 0 where
-    nodes cut blocks, or what the blocks of a pipeline take, unevenly. Where a stage's ranks are neighbours, all."""
+    """Number of ranks of one stage on each node of `ranks_per_node` neighbouring ranks; they are consecutive in the
+    stage. 0 if nodes cut blocks, or the ranks of a pipeline, unevenly. `ranks_per_node` if a stage's ranks are
+    neighbours."""
     block = degrees.block
     pipeline = block * degrees.pp
     is_whole, is_in_block = block == degrees.stage_ranks, block % ranks_per_node == 0

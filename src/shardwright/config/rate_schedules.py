@@ -1,6 +1,6 @@
 """The learning rate over a run: its schedules, the shapes of a decay, and rules by which it follows a growing batch.
 
-Each is described here once, and nobody else lists their names. train/learning_rate.py combines them. A `spec` is an
+Each is described only here, and no other file lists their names. train/learning_rate.py combines them. A `spec` is an
 OptimizerSpec.
 """
 
@@ -16,10 +16,10 @@ from shardwright.config.registry import NameOf, Registry
 class RateSchedule:
     """The learning rate after the warm-up.
 
-    - `place` is its place in lists.
+    - `place` orders lists of schedules.
     - `share(spec, step)` is the rate of a step, as a share of the peak; steps count from 0, the warm-up included.
-    - `text(spec, floor, falls)` tells it in a sentence that begins "The learning rate rises to its peak and ...".
-      `floor` is the least rate, as text; `falls` tells a fall to it at the end of the run.
+    - `text(spec, floor, falls)` completes the sentence "The learning rate rises to its peak and ...". `floor` is the
+      text of the least rate; `falls` is the text of a fall to it at the end of the run.
     - `reads` are fields of [optimizer] that not every schedule reads.
     """
 
@@ -32,17 +32,18 @@ class RateSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class DecayShape:
-    """The shape of a decay: `left(done)` falls from 1 to 0 while `done`, the finished share of the decay, rises."""
+    """The shape of a decay: `remaining(share)` falls from 1 to 0 while `share`, the finished part of the decay, rises
+    from 0 to 1."""
 
     name: str
     place: int
-    left: Callable[[float], float]
+    remaining: Callable[[float], float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRule:
     """The dependence of the rate on a batch that still grows: `factor(share)` multiplies the rate of a batch that is
-    `share` of the full one. `text` tells it, after "the learning rate"."""
+    `share` of the full batch. `text` completes the sentence "the learning rate ..."."""
 
     name: str
     place: int
@@ -61,8 +62,8 @@ BatchRuleName = Annotated[str, NameOf(BATCH_RULES)]
 def _decayed(spec: Any, step: int, first: int, shape: str) -> float:
     """The share of the peak in a decay from step `first` to the last step, which ends at the floor."""
     floor = float(spec.min_learning_rate_ratio)
-    done = min(1.0, max(0.0, (step - first) / max(1, spec.steps - first)))
-    return floor + (1.0 - floor) * DECAY_SHAPES[shape].left(done)
+    finished_share = min(1.0, max(0.0, (step - first) / max(1, spec.steps - first)))
+    return floor + (1.0 - floor) * DECAY_SHAPES[shape].remaining(finished_share)
 
 
 def _stable_then_decayed(spec: Any, step: int) -> float:
@@ -71,7 +72,10 @@ def _stable_then_decayed(spec: Any, step: int) -> float:
 
 FACTS = (
     RateSchedule(
-        name="constant", place=10, share=lambda spec, step: 1.0, text=lambda spec, floor, falls: "stays there",
+        name="constant",
+        place=10,
+        share=lambda spec, step: 1.0,
+        text=lambda spec, floor, falls: "stays there",
         reads=frozenset(),
     ),
     RateSchedule(
@@ -101,18 +105,22 @@ FACTS = (
         ),
         text=lambda spec, floor, falls: f"falls with the root of the steps, not below {floor}",
     ),
-    DecayShape(name="linear", place=10, left=lambda done: 1.0 - done),
+    DecayShape(name="linear", place=10, remaining=lambda share: 1.0 - share),
     # Loshchilov and Hutter 2017 (arXiv 1608.03983)
-    DecayShape(name="cosine", place=20, left=lambda done: 0.5 * (1.0 + math.cos(math.pi * done))),
+    DecayShape(name="cosine", place=20, remaining=lambda share: 0.5 * (1.0 + math.cos(math.pi * share))),
     # Hägele et al. 2024 (arXiv 2405.18392)
-    DecayShape(name="sqrt", place=30, left=lambda done: 1.0 - math.sqrt(done)),
+    DecayShape(name="sqrt", place=30, remaining=lambda share: 1.0 - math.sqrt(share)),
     BatchRule(name="none", place=10, factor=lambda share: 1.0, text="does not follow the batch"),
     BatchRule(
-        name="sqrt", place=20, factor=math.sqrt,
+        name="sqrt",
+        place=20,
+        factor=math.sqrt,
         text="follows the root of the batch (Malladi et al. 2022, for optimizers like Adam)",
     ),
     BatchRule(
-        name="linear", place=30, factor=lambda share: share,
+        name="linear",
+        place=30,
+        factor=lambda share: share,
         text="follows the batch in proportion (Goyal et al. 2017, for SGD)",
     ),
-)  # fmt: skip
+)

@@ -1,7 +1,7 @@
-"""Registries of things that a job names and that somebody may add.
+"""Registries of descriptions that a job refers to by name, and to which users may add.
 
-Each thing is described in a file of its own, all in one folder, or several small ones in one file. Nobody else lists
-their names.
+Descriptions of one kind are in one folder, one file each, or several small ones in one file. No other file lists their
+names.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Described(Protocol):
-    """A description with a name, and with its place among the others."""
+    """A description with a name and a place in lists."""
 
     @property
     def name(self) -> str:
-        """The name that a job gives."""
+        """The name that a job uses."""
         ...
 
     @property
     def place(self) -> int:
-        """Lists show it after those with smaller numbers."""
+        """The number by which lists are sorted, ascending."""
         ...
 
 
@@ -35,9 +35,9 @@ T = TypeVar("T", bound=Described)
 class Registry(Generic[T]):
     """Descriptions of one kind by name, in the order of their places.
 
-    Descriptions in the package's modules (their attribute FACTS, one or a tuple) are read when the first is asked for,
-    and `add` brings others. Modules are imported by the package's name, because some stand in rooms above this one.
-    Nobody may keep a value that depends on all names, because names may be added later.
+    Descriptions in the package's modules (their attribute FACTS, one or a tuple) are read at the first access, and
+    `add` brings others. Modules are imported by the package's name, because some are in rooms above this one. Callers
+    must not store a value that depends on all names, because names may be added later.
     """
 
     def __init__(self, kind: str, package: str, described: type[T]) -> None:
@@ -46,18 +46,18 @@ class Registry(Generic[T]):
         self._by_name: dict[str, T] | None = None
 
     def add(self, facts: T) -> None:
-        """Bring another one. ValueError where its name is taken."""
+        """Add a description. ValueError if its name is taken."""
         if facts.name in self._all:
             raise ValueError(f"there is {self.kind} {facts.name!r} already")
         self._put({**self._all, facts.name: facts})
 
     def remove(self, name: str) -> None:
-        """Take away one that was added."""
-        self._put({known: facts for known, facts in self._all.items() if known != name})
+        """Remove a description that was added."""
+        self._put({key: facts for key, facts in self._all.items() if key != name})
 
     @contextmanager
     def also(self, facts: T) -> Iterator[None]:
-        """Have another one for as long as this lasts."""
+        """Add a description for the duration of a `with` block."""
         self.add(facts)
         try:
             yield
@@ -91,9 +91,11 @@ class Registry(Generic[T]):
             package = import_module(self._package)
             names = [module.name for module in iter_modules(getattr(package, "__path__", ()))]
             modules = [package, *(import_module(f"{self._package}.{name}") for name in names)]
-            facts = [getattr(module, "FACTS", ()) for module in modules]
-            each = chain.from_iterable(some if isinstance(some, tuple) else (some,) for some in facts)
-            self._put({one.name: one for one in each if isinstance(one, self._described)})
+            attributes = [getattr(module, "FACTS", ()) for module in modules]
+            descriptions = chain.from_iterable(
+                attribute if isinstance(attribute, tuple) else (attribute,) for attribute in attributes
+            )
+            self._put({facts.name: facts for facts in descriptions if isinstance(facts, self._described)})
         assert self._by_name is not None
         return self._by_name
 
@@ -102,18 +104,18 @@ class Registry(Generic[T]):
 
 
 class NameOf:
-    """Marks a field that holds a name of a registry."""
+    """The mark of a field that holds a name of a registry."""
 
     def __init__(self, registry: Registry[Any]) -> None:
         self.registry = registry
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Text that is one of the names."""
-        return core_schema.no_info_after_validator_function(self._known, handler(source))
+        """The schema of a text that is one of the names."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def _known(self, name: str) -> str:
+    def _check(self, name: str) -> str:
         if name in self.registry:
             return name
-        *others, last = map(repr, self.registry)
-        expected = f"{', '.join(others)} or {last}"
+        *first, last = map(repr, self.registry)
+        expected = f"{', '.join(first)} or {last}"
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})

@@ -1,8 +1,8 @@
-"""Rotary positions for sequences longer than those that a model was trained on before: slower turns of its pairs.
+"""Rotary positions for longer sequences than those on which a model was trained before: slower rotation of its pairs.
 
-linear: all pairs by `factor` (Chen et al. 2023, arXiv 2306.15595). yarn: those that turn slowly, with a ramp to those
-that turn fast (Peng et al. 2023, arXiv 2309.00071). llama3: the same with a ramp in the number of turns (as released
-with Llama 3.1). longrope: each pair by a factor of its own (Ding et al. 2024, arXiv 2402.13753).
+linear: all pairs by `factor` (Chen et al. 2023, arXiv 2306.15595). yarn: pairs that turn slowly, with a ramp to pairs
+that turn fast (Peng et al. 2023, arXiv 2309.00071). llama3: as yarn, with a ramp in the number of turns (as released
+with Llama 3.1). longrope: each pair by its own factor (Ding et al. 2024, arXiv 2402.13753).
 """
 
 import math
@@ -14,7 +14,7 @@ from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.field_types import Divisor, PositiveOr0, Tokens
 
-_TURNS = {"yarn": 32.0, "llama3": 4.0}  # of a pair that stays as it is
+_TURNS = {"yarn": 32.0, "llama3": 4.0}  # number of turns of a pair that stays unchanged
 # The fields that each kind reads.
 _READS = {
     "none": (),
@@ -27,7 +27,7 @@ _Factors = Annotated[list[Divisor], Field(max_length=largest.WIDTH)]
 
 
 class RotaryScalingSpec(Spec):
-    """How much slower each pair of elements turns, and what scores are multiplied with besides."""
+    """The factors by which each pair of elements turns slower, and the factor of all scores."""
 
     kind: Literal["none", "linear", "yarn", "llama3", "longrope"] = Field(
         "none",
@@ -67,7 +67,7 @@ class RotaryScalingSpec(Spec):
 
     @property
     def turns_that_stay(self) -> float:
-        """`fast` with its default filled in."""
+        """The field `fast` with its default filled in."""
         return self.fast or _TURNS[self.kind]
 
     @property
@@ -85,8 +85,8 @@ class RotaryScalingSpec(Spec):
     def temperature(self) -> float:
         """The factor of all scores.
 
-        The paper of YaRN hides its root in the cosines and sines, which reaches what is turned of a head. DeepSeek's
-        released code puts it here, for heads that are rotary in part.
+        The paper of YaRN puts its root into the cosines and sines, so it reaches only the rotary elements of a head.
+        DeepSeek's released code puts it into the scores, for heads that are rotary in part.
         """
         return self._grown(self.mscale_all_dim) ** 2 if self.kind == "yarn" else 1.0
 
@@ -94,11 +94,11 @@ class RotaryScalingSpec(Spec):
         return 0.1 * share * math.log(self.factor) + 1
 
     def pair_factors(self, sequence: int) -> list[float]:
-        """longrope's factor of each pair."""
+        """The factor of each pair, for longrope."""
         return self.long_factors if sequence > self.trained_sequence else self.short_factors
 
     def faults(self, num_pairs: int) -> list[str]:
-        """Contradictions within the section, for heads of which so many pairs are turned."""
+        """Contradictions among the fields of the section, for heads with `num_pairs` rotary pairs."""
         faults = [
             f'model.rotary_scaling.{name} is not for kind = "{self.kind}"; leave it out'
             + (', or set kind = "yarn"' if self.kind == "none" else "")

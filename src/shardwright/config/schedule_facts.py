@@ -1,8 +1,8 @@
-"""Pipeline schedules by name: each is described in a file of its own (schedule/generators), and here one asks for it.
+"""The registry of pipeline schedules by name. Each schedule is described in its own file (schedule/generators).
 
-Numbers are p ranks of a pipeline, the `rank` of one of them, m microbatches of a step, and v stages a rank. Times are
+Numbers are p ranks of a pipeline, the `rank` of one of them, m microbatches of a step, and v stages per rank. Times are
 F, I and W of a microbatch through all layers of a rank: forward, input gradient and weight gradient, and B = I + W.
-Each may be an array, with one entry a plan (config/array_math.py).
+Each may be an array with one entry per plan (config/array_math.py).
 """
 
 from collections.abc import Callable
@@ -16,45 +16,47 @@ Numbers = Any
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFacts:
-    """The facts of a schedule, known without making it. A time that has no formula here is played.
+    """The facts of a schedule that are known without making it. A time without a formula here is simulated.
 
-    How it is made, from a PipelineShape (schedule/pipeline_shape.py):
+    Construction, from a PipelineShape (schedule/pipeline_shape.py):
 
-    - `make` gives the order of work; `faults` says why a shape is not admitted, each fault with a way out; `admits` of
-      (p, m) says the same of many plans; `understands` are fields of a shape that only some schedules read.
-    - `place` is where lists show it.
+    - `make` gives the order of work. `faults` says why a shape is not admitted, each fault with a way out.
+      `admits(p, m)` gives the same answer for many plans. `understands` are fields of a shape that only some schedules
+      read.
+    - `place` orders lists of schedules.
 
-    How stages lie:
+    Placement of stages:
 
-    - `stages_per_rank`, 0 for as many as plan.virtual_stages says; `simpler` is then its like for one stage a rank.
-    - `placement` of (p, v) gives a StagePlacement; `num_copies` is how often a pipeline holds each stage.
+    - `stages_per_rank`; 0 means plan.virtual_stages, and `simpler` is then the like schedule with one stage per rank.
+    - `placement(p, v)` gives a StagePlacement; `num_copies` is how often a pipeline holds each stage.
     - `are_alternating`: a rank's two stages take turns with every microbatch.
 
-    How work is ordered:
+    Order of work:
 
-    - `splits_weights`: weight gradients are computed apart from input gradients.
-    - `pairs`: a forward and a backward of two microbatches run as one.
-    - `drains`, unless weights are updated while the pipeline is full.
-    - `overlaps_steps`: its next step begins before all ranks have ended the one before.
+    - `splits_weights`: weight gradients are computed separately from input gradients.
+    - `pairs`: a forward and a backward of two microbatches run as one action.
+    - `drains`: the pipeline drains before weights are updated.
+    - `overlaps_steps`: the next step begins before all ranks have ended the step before.
 
-    How long it takes:
+    Time:
 
-    - `bubble` is how long a rank idles in a step, for reading, and `when` the formula holds; `repeated` is the same of
-      a step among others with no barrier between, where it is less. `idle_s` of (p, m, v, F, I, W) computes it.
-    - `fills_and_drains`: the bubble is a microbatch's way past all other ranks.
-    - `message_waits` is how a step waits for messages between stages: 0 as 1F1B does, for each that a receiver waits
-      for; 1 at the ends and at each turn of a rank's stages; 2 twice at the ends alone.
+    - `bubble` is the text of a formula for the idle time of a rank in a step, and `when` the condition of the formula.
+      `repeated` is the formula for a step among others with no barrier between, if that is less.
+      `idle_s(p, m, v, F, I, W)` computes the idle time.
+    - `fills_and_drains`: the bubble is the time of a microbatch on all other ranks.
+    - `message_waits` is how a step waits for messages between stages: 0 for each that a receiver waits for, as 1F1B
+      does; 1 at the ends and at each turn of a rank's stages; 2 twice, only at the ends.
 
-    How much it keeps:
+    Memory:
 
-    - `alive` of (p, rank, m, v, extra warm-up) is how many microbatches a rank keeps at once, of all its layers.
-    - `keeps_as_1f1b`: no rank keeps fewer than under 1F1B; `keeps_unevenly`: they gather in some of a rank's stages.
-    - `waiting` of (p, rank, m) are those that it keeps, and those that wait for weight gradients alone, when most wait.
-    - `num_gathers` of (p, m, v) is how often a rank gathers its parameters in a step under ZeRO-3, and `num_runs` of
-      (p, m) how many stretches of backwards of one stage it has.
+    - `alive(p, rank, m, v, extra warm-up)` is the number of microbatches that a rank keeps at once, of all its layers.
+    - `keeps_as_1f1b`: no rank keeps fewer than under 1F1B; `keeps_unevenly`: some of a rank's stages keep more.
+    - `waiting(p, rank, m)` is (microbatches kept, microbatches that wait only for weight gradients), when most wait.
+    - `num_gathers(p, m, v)` is how often a rank gathers its parameters in a step under ZeRO-3, and `num_runs(p, m)` the
+      number of stretches of backwards of one stage.
 
-    For whom it is: `complexity` is 0 for one pass after the other, 1 for stages in turn, 2 for the rest. A search looks
-    at it in the order of `search_place`, or says why `not_searched`.
+    Search: `complexity` is 0 for one pass after the other, 1 for stages in turn, 2 for all others. A search tries
+    schedules in the order of `search_place`; `not_searched` is the reason why it leaves one out.
     """
 
     name: str
@@ -90,7 +92,8 @@ class ScheduleFacts:
 
     @property
     def has_ends_apart(self) -> bool:
-        """True where stages lie down the pipeline alone, so that the first and the last are on ranks of their own."""
+        """True if stages lie down the pipeline in one direction, so that the first and the last stage are on different
+        ranks."""
         return not self.are_alternating and self.num_copies == 1
 
 
@@ -98,7 +101,7 @@ SCHEDULES: Registry[ScheduleFacts] = Registry("a schedule", "shardwright.schedul
 
 
 def searched() -> tuple[str, ...]:
-    """Names of the schedules that a search looks at, in its order."""
+    """Names of the schedules that a search tries, in its order."""
     candidates = (facts for facts in SCHEDULES.values() if not facts.not_searched)
     return tuple(facts.name for facts in sorted(candidates, key=lambda facts: facts.search_place))
 

@@ -1,6 +1,7 @@
-"""Addresses with a password in them, which no field may have: fields are shown, and kept beside what a job makes.
+"""Addresses with a password, which no field may have, because fields are shown and stored with the results of a job.
 
-A checkpoint's manifest has the whole job, and so has what starts it on a cluster: a script, a ConfigMap, a log.
+A checkpoint's manifest has all fields of the job, and so have the files that start it on a cluster: a script, a
+ConfigMap, a log.
 """
 
 from typing import Any
@@ -14,22 +15,22 @@ WAY_OUT = (
 
 
 def has_password(address: str) -> bool:
-    """True if a text is an address with a password or another secret in it."""
+    """True if a text is an address that contains a password or another secret."""
     return "://" in address and hidden(address) != address
 
 
 def password_faults(fields: dict[str, Any]) -> list[str]:
-    """A sentence for each field, nested as in a file, whose text is such an address. It shows none."""
+    """A fault for each field, nested as in a file, that is an address with a password. Faults don't show passwords."""
     faults: list[str] = []
-    left: list[tuple[str, Any]] = [("", fields)]
-    while left:
-        where, value = left.pop()
+    pending: list[tuple[str, Any]] = [("", fields)]
+    while pending:
+        field, value = pending.pop()
         if isinstance(value, dict):
-            left += [(f"{where}.{key}" if where else str(key), one) for key, one in reversed(value.items())]
+            pending += [(f"{field}.{key}" if field else str(key), item) for key, item in reversed(value.items())]
         elif isinstance(value, list):
-            left += [(f"{where}[{number}]", one) for number, one in reversed(list(enumerate(value)))]
+            pending += [(f"{field}[{number}]", item) for number, item in reversed(list(enumerate(value)))]
         elif isinstance(value, str) and has_password(value):
             faults.append(
-                f"{where} {hidden(value)} has a password, which would be kept with all that the job makes; {WAY_OUT}"
+                f"{field} {hidden(value)} has a password, which would be kept with all that the job makes; {WAY_OUT}"
             )
     return faults

@@ -1,8 +1,8 @@
-"""A generation of training software: which kernels it has, what it fuses, what it overlaps.
+"""A generation of training software: its kernels, its fused operators, its overlaps.
 
-A prediction takes from it how many bytes each elementwise operator moves, because that is what fusing changes. Numbers
-of bytes are by element of the tensor that the operator is about, (forward, backward), and counted from what the kernels
-read and write; they are not fitted.
+A prediction takes from it the bytes that each elementwise operator moves, because fusing changes these. Numbers of
+bytes are (forward, backward) per element of the operator's tensor. They are counted from the reads and writes of the
+kernels, not fitted.
 """
 
 from functools import lru_cache
@@ -251,7 +251,7 @@ class SoftwareSpec(Spec):
 
     @property
     def updated_bytes(self) -> float:
-        """Bytes of an update, by element, in the numbers that its moments are in."""
+        """Bytes of an update per element, for the number type of its moments."""
         if self.moment_bytes == 4:
             return self.update
         return max(0.0, self.update - 8) if self.bf16_moments_update is None else self.bf16_moments_update
@@ -259,7 +259,7 @@ class SoftwareSpec(Spec):
 
 @lru_cache(maxsize=64)
 def software_of(name: str) -> SoftwareSpec:
-    """Software by catalog name or of a file of yours; NAME+ATTENTION is that of the catalog with another attention."""
+    """Software by its catalog name or TOML file. NAME+ATTENTION is a catalog entry with another attention kernel."""
     if catalog.is_file(name) or "+" not in name:
         return read_entry("software", name, SoftwareSpec)
     name, _, kernel = name.partition("+")
@@ -270,5 +270,5 @@ def software_of(name: str) -> SoftwareSpec:
     return software.model_copy(update=fields)
 
 
-# Bytes by score, forward and backward, of code that has no softmax of its own: torch's operators, or fused in one.
+# Bytes per score, (forward, backward), of software without its own softmax: torch's operators, or one fused kernel.
 _SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}

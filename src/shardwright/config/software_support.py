@@ -1,4 +1,4 @@
-"""Parts of a plan that a generation of software lacks: its catalog entry lists what it has, as far as is known."""
+"""Parts of a plan that a generation of software lacks: its catalog entry lists its known abilities."""
 
 from typing import Any
 
@@ -8,14 +8,13 @@ from shardwright.config.software import SoftwareSpec
 
 
 def lacks(software: SoftwareSpec, job: JobSpec) -> tuple[str, ...]:
-    """The strategies that the job's plan needs and the software does not have, in words. What is not known is not in
-    it."""
+    """The strategies that the job's plan needs and the software does not have, in words. Unknown ones are left out."""
     return plan_lacks(software, job.plan)
 
 
 def had_by(software: SoftwareSpec) -> dict[str, tuple[Any, ...]]:
-    """Values of fields of the plan that the software has, as far as its entry says."""
-    has: dict[str, Any] = {
+    """The values that the software supports, by field of the plan; a field is left out if the entry does not say."""
+    supported: dict[str, Any] = {
         "schedule": software.schedules,
         "zero": software.zero_stages,
         "sequence_parallel": (False,) if software.sequence_parallel is False else None,
@@ -26,23 +25,25 @@ def had_by(software: SoftwareSpec) -> dict[str, tuple[Any, ...]]:
         "layout": ([],) if software.uneven_stages is False else None,
     }
     if software.recomputed_operators is not None:
-        has["recompute_operators"] = [list(operators) for operators in software.recomputed_operators]
+        supported["recompute_operators"] = [list(operators) for operators in software.recomputed_operators]
     if software.offloads is not None:
-        without = {"offload_optimizer": (0.0,), "offload_parameters": (False,), "offload_activations": (False,)}
-        has |= {name: none for name, none in without.items() if name.removeprefix("offload_") not in software.offloads}
-    return {name: tuple(values) for name, values in has.items() if values is not None}
+        unused = {"offload_optimizer": (0.0,), "offload_parameters": (False,), "offload_activations": (False,)}
+        supported |= {
+            name: values for name, values in unused.items() if name.removeprefix("offload_") not in software.offloads
+        }
+    return {name: tuple(values) for name, values in supported.items() if values is not None}
 
 
 def plan_lacks(software: SoftwareSpec, plan: PlanSpec) -> tuple[str, ...]:
     """The strategies that a plan needs and the software does not have, in words."""
-    has = had_by(software)
+    supported = had_by(software)
 
     def lacking(field: str, words: str, is_used: bool = True) -> list[str]:
-        return [words] if is_used and field in has and getattr(plan, field) not in has[field] else []
+        return [words] if is_used and field in supported and getattr(plan, field) not in supported[field] else []
 
     operators = "+".join(plan.recompute_operators)
-    has_operators = {frozenset(names) for names in has.get("recompute_operators", ())}
-    is_other = has_operators and frozenset(plan.recompute_operators) not in has_operators
+    supported_operators = {frozenset(names) for names in supported.get("recompute_operators", ())}
+    lacks_operators = supported_operators and frozenset(plan.recompute_operators) not in supported_operators
     return (
         *lacking("schedule", f"schedule {plan.schedule}", plan.pp > 1),
         *lacking("zero", f"ZeRO-{plan.zero}"),
@@ -50,7 +51,7 @@ def plan_lacks(software: SoftwareSpec, plan: PlanSpec) -> tuple[str, ...]:
         *lacking("cp", "context parallel"),
         *lacking("cp_method", f"context parallel by {plan.cp_method}", plan.cp > 1),
         *lacking("recompute", f"recomputation {plan.recompute}"),
-        *([f"recomputation of {operators}"] if is_other and plan.recompute == "selective" else ()),
+        *([f"recomputation of {operators}"] if lacks_operators and plan.recompute == "selective" else ()),
         *lacking("zero_ranks", "shards over a part of the replicas"),
         *lacking("layout", "stages of uneven layers"),
         *lacking("offload_optimizer", "optimizer state in host memory"),

@@ -1,8 +1,8 @@
-"""Standard output and standard error whose readers may leave, as `head` does.
+"""Standard output and standard error that tolerate a closed pipe, as after `| head`.
 
-Python raises BrokenPipeError at the next write then, wherever the command is: a file that the user asked for would not
-be written, and a run would end. Here what nobody reads is dropped, and the command goes on to its end. A disk that is
-full, or another fault, is raised as before.
+When the reader has closed the pipe, Python raises BrokenPipeError at the next write, at any place of a command: a file
+that the user asked for would not be written, or a run would end. Here that output is dropped, and the command continues
+to its end. Other faults, such as a full disk, are raised as before.
 """
 
 import io
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class _UnreadFile(io.FileIO):
-    """A file descriptor that takes what is written also when its reader has left."""
+    """A file descriptor that accepts writes after its reader has closed the pipe."""
 
     def write(self, data: Any) -> int:
-        """The number of bytes that were taken."""
+        """Write data; drop it if there is no reader. Returns the number of bytes accepted."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -22,8 +22,8 @@ class _UnreadFile(io.FileIO):
 
 
 def let_readers_leave() -> None:
-    """From now on, what is written to standard streams whose readers have left is dropped. Streams that somebody has
-    replaced, or that were closed before this process began, stay as they are."""
+    """Replace the standard streams by streams that drop output whose reader has closed the pipe. Streams that were
+    replaced already, or closed before this process began, stay as they are."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None or stream is not getattr(sys, f"__{name}__"):
@@ -31,7 +31,10 @@ def let_readers_leave() -> None:
         stream.flush()
         file = io.BufferedWriter(_UnreadFile(stream.fileno(), "wb", closefd=False))
         text = io.TextIOWrapper(
-            file, encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering,
+            file,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
             write_through=name == "stderr",
-        )  # fmt: skip
+        )
         setattr(sys, name, text)

@@ -1,4 +1,4 @@
-"""Fields as the text of a TOML file, which config/toml_file.py reads."""
+"""Write fields as the text of a TOML file, which config/toml_file.py reads."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ _LINE = 120
 
 
 def toml_text(fields: Mapping[str, Any]) -> str:
-    """Plain values first, then each section, then each entry of lists of sections."""
-    plain = {key: value for key, value in fields.items() if not _is_section(value) and not _are_sections(value)}
-    lines = [f"{key} = {value_text(value)}" for key, value in plain.items()]
+    """The text of a file: plain values first, then each section, and each entry of lists of sections."""
+    values = {key: value for key, value in fields.items() if not _is_section(value) and not _are_sections(value)}
+    lines = [f"{key} = {value_text(value)}" for key, value in values.items()]
     for key, value in fields.items():
         if _is_section(value):
             lines += ["", f"[{key}]", *(f"{name} = {value_text(inner)}" for name, inner in value.items())]
@@ -23,8 +23,8 @@ def toml_text(fields: Mapping[str, Any]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """One value. JSON's numbers and booleans are TOML's, and its strings but for DEL, which TOML wants escaped; tables
-    within lists are inline; what none of these is, is its text."""
+    """The text of one value. Numbers, booleans and strings are as in JSON, except that TOML wants DEL escaped; tables
+    within lists are inline; any other value is written as its text."""
     value = plain(value)
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {value_text(inner)}" for key, inner in value.items()) + " }"
@@ -34,9 +34,9 @@ def value_text(value: Any) -> str:
 
 
 def _list_text(values: Sequence[str]) -> str:
-    whole = f"[{', '.join(values)}]"
-    if len(whole) < _LINE:
-        return whole
+    text = f"[{', '.join(values)}]"
+    if len(text) < _LINE:
+        return text
     lines: list[str] = []
     line = ""
     for value in values:
@@ -51,4 +51,4 @@ def _is_section(value: Any) -> bool:
 
 
 def _are_sections(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, Mapping) for entry in value)

@@ -1,20 +1,24 @@
-"""How numbers are written for people: seconds, FLOPs, bytes and counts, with as many digits as one reads.
+"""Texts of numbers for people: seconds, FLOPs, bytes and counts, with few digits.
 
-On the ground, because all write numbers: errors of the checks, predictions, and runs.
+This is in config because all rooms write numbers: faults of the checks, predictions, and runs.
 """
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30  # bytes
 
-_SECONDS = (  # from how many on, a unit, its name
-    (172_800.0, 86_400.0, "days"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"),
+_SECONDS = (  # (least seconds, unit in seconds, name of the unit)
+    (172_800.0, 86_400.0, "days"),
+    (7200.0, 3600.0, "h"),
+    (120.0, 60.0, "min"),
+    (1.0, 1.0, "s"),
+    (1e-3, 1e-3, "ms"),
     (0.0, 1e-6, "us"),
-)  # fmt: skip
+)
 _FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP"))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def seconds_text(seconds: float) -> str:
-    """ "0.8 us", "34.1 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"; "0" is none at all."""
+    """ "0.8 us", "34.1 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"; "0" for exactly 0."""
     if seconds == 0:
         return "0"
     unit, name = next((unit, name) for least, unit, name in _SECONDS if seconds >= least)
@@ -31,7 +35,7 @@ def flops_text(flops: float) -> str:
 
 
 def bytes_text(num_bytes: int) -> str:
-    """ "512 B", "1.5 MiB": any size, to four digits."""
+    """ "512 B", "1.5 MiB": any size, with four digits."""
     power = 0
     while num_bytes >= 1024 ** (power + 1) and power + 1 < len(_BYTES):
         power += 1
@@ -39,8 +43,8 @@ def bytes_text(num_bytes: int) -> str:
 
 
 def memory_text(num_bytes: int) -> str:
-    """ "0.8 MiB", "75.4 GiB": memory of a device, to one decimal, so that a column of them is compared at a glance; in
-    its own unit what would be 0.0 MiB and is not nothing."""
+    """ "0.8 MiB", "75.4 GiB": memory of a device, with one decimal, so that a column of sizes is easy to compare. A
+    size above 0 that would be "0.0 MiB" has a smaller unit."""
     if 0 < num_bytes < MIB / 20:
         return bytes_text(num_bytes)
     return f"{num_bytes / MIB:,.1f} MiB" if num_bytes < GIB else f"{num_bytes / GIB:,.1f} GiB"
@@ -57,7 +61,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def ranks_text(ranks: tuple[int, ...], most: int = 6) -> str:
-    """ "0 1 2 3", or the first ones and the last where there are many."""
+    """ "0 1 2 3", or the first few ranks and the last one if there are more than `most`."""
     if len(ranks) <= most:
         return " ".join(map(str, ranks))
     return " ".join(map(str, ranks[: most - 2])) + f" ... {ranks[-1]}"

@@ -1,8 +1,8 @@
-"""The one place that opens what a user names: regular files of a sane size, read once and bounded.
+"""The one place that opens files named by a user: regular files of a reasonable size, read once, with a limit.
 
-A job, a tokenizer or a table may be named by mistake, or by malice, as a device that never ends, a FIFO that nobody
-writes to, or a sparse file of terabytes. Nothing here waits or reads without a limit; a fault says what the file is and
-names a way out. What is wrong with a file comes as FileFault; OSError stays what the system said.
+By mistake or malice, the name of a job, a tokenizer or a table may be a device that never ends, a FIFO without a
+writer, or a sparse file of terabytes. Nothing here waits or reads without a limit. A FileFault says what the file is
+and names a way out; an OSError is the system's.
 """
 
 import errno
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-# Folders whose files are not on any disk: what the kernel and its drivers say. /dev/shm is memory for files.
+# Folders whose files are not on any disk: the kernel and its drivers make them. /dev/shm is memory for ordinary files.
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 _OF_THE_KERNEL = "what the kernel shows of itself"
 _FOR_FILES = ("/dev/shm",)
@@ -40,11 +40,11 @@ def kind_of(mode: int) -> str:
 
 @contextmanager
 def open_file(path: Path, most_bytes: int = 0, what: str = "file") -> Iterator[BinaryIO]:
-    """A regular file, open for reading, of at most so many bytes (0: any number). `what` it should be, in words. Raises
-    FileFault or OSError."""
+    """Open a regular file of at most `most_bytes` bytes (0: any size) for reading. `what` is the word for it in faults.
+    Raises FileFault or OSError."""
     try:
-        kind = kind_of(os.stat(path).st_mode)  # before it is opened: opening a device may have effects
-    except ValueError as error:  # a NUL, or half a character
+        kind = kind_of(os.stat(path).st_mode)  # before opening, because opening a device may have effects
+    except ValueError as error:  # a NUL, or half a surrogate pair
         raise FileFault(f"{str(path)!r} is no name of a file: {error}; check the path") from None
     kind = kind or (_OF_THE_KERNEL if is_of_the_kernel(path) else "")  # some of these wait for ever, or have no end
     if kind:
@@ -57,16 +57,16 @@ def open_file(path: Path, most_bytes: int = 0, what: str = "file") -> Iterator[B
 
 
 def read_file(path: Path, most_bytes: int, what: str = "file") -> bytes:
-    """All of a regular file of at most so many bytes. Raises FileFault or OSError."""
+    """The contents of a regular file of at most `most_bytes` bytes. Raises FileFault or OSError."""
     with open_file(path, most_bytes, what) as file:
         contents = file.read(most_bytes + 1)
-    if len(contents) > most_bytes:  # it grows, or its size is not known beforehand, as under /proc
+    if len(contents) > most_bytes:  # it grows, or its size is unknown before reading, as under /proc
         raise FileFault(_too_large(path, "more bytes than it says", most_bytes))
     return contents
 
 
 def read_text(path: Path, most_bytes: int, what: str = "file", hint: str = "save it as UTF-8") -> str:
-    """The text of a regular file in UTF-8, with or without a byte order mark. `hint`: the way out of what is no text.
+    """The text of a regular file in UTF-8, with or without a byte order mark. `hint` is the way out if it is no text.
     Raises FileFault or OSError."""
     contents = read_file(path, most_bytes, what)
     try:
@@ -76,13 +76,15 @@ def read_text(path: Path, most_bytes: int, what: str = "file", hint: str = "save
 
 
 def is_of_the_kernel(path: str | Path) -> bool:
-    """True if a path, links followed, lies where the kernel shows its own state as files: /proc, /sys, /dev."""
+    """True if a path, with links resolved, is in a folder where the kernel shows its state as files: /proc, /sys,
+    /dev."""
     real = os.path.realpath(path)
     return _is_under(real, _KERNEL_FOLDERS) and not _is_under(real, _FOR_FILES)
 
 
 def hole_bytes(file: BinaryIO, most_segments: int = 256) -> int:
-    """Bytes of a file that were never written and read as zeros, in its first segments of data."""
+    """Number of bytes of a file that were never written and read as zeros, up to its `most_segments`-th segment of
+    data."""
     size, position, num_bytes = os.fstat(file.fileno()).st_size, 0, 0
     for _ in range(most_segments):
         if position >= size:
@@ -90,7 +92,7 @@ def hole_bytes(file: BinaryIO, most_segments: int = 256) -> int:
         try:
             data = os.lseek(file.fileno(), position, os.SEEK_DATA)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # a file system that does not know
+            if error.errno != errno.ENXIO:  # a file system without information about holes
                 break
             data = size  # a hole to the end
         num_bytes += data - position
@@ -102,8 +104,8 @@ def hole_bytes(file: BinaryIO, most_segments: int = 256) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that a user names for what a command found. Raises OSError. A FIFO that nobody reads is refused at
-    once, not waited for."""
+    """Write a result of a command to a file named by the user. Raises OSError. A FIFO without a reader is refused at
+    once."""
     descriptor = os.open(
         path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o666
     )
@@ -113,7 +115,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """The system's reason, in words."""
+    """The reason of a system error, in words."""
     if error.errno == errno.ENXIO:
         return "it is a FIFO that nobody reads, or no file"
     return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""The links and the nodes of a cluster: its own where it states them, else those that are usual for its device."""
+"""The links and the nodes of a cluster: as the cluster states them, or else as usual for its device."""
 
 import math
 from functools import lru_cache
@@ -6,7 +6,7 @@ from functools import lru_cache
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 
-USUAL_NODE = 8  # devices, where nothing is known of the device
+USUAL_NODE = 8  # devices, if nothing is known about the device
 
 
 def usual_divisor(world: int) -> int:
@@ -15,21 +15,21 @@ def usual_divisor(world: int) -> int:
 
 
 def filled_nodes(shared: int, least: int) -> int:
-    """The smallest number of ranks, at least `least`, that is a multiple of `shared` and fills usual nodes, or one in
-    part."""
+    """The smallest number of ranks, at least `least`, that is a multiple of `shared` and fills usual nodes, or is less
+    than a node."""
     count = -(-max(1, least) // shared) * shared
     return count if count < USUAL_NODE else -(-count // math.lcm(shared, USUAL_NODE)) * math.lcm(shared, USUAL_NODE)
 
 
 @lru_cache(maxsize=64)
 def device_entry(name: str) -> DeviceSpec:
-    """A device of the catalog, or in a file of yours. A search asks for each of its blocks."""
+    """A device of the catalog or of a user's file. Cached, because a search asks often."""
     return read_entry("devices", name, DeviceSpec)
 
 
 def usual_node(device: str) -> int:
-    """Devices in the usual node of a device: those that its fast links join. 0 where it has none, or they are not
-    known."""
+    """Number of devices in the usual node of a device: those joined by its fast links. 0 if it has no fast links, or
+    if unknown."""
     if device == "unknown":
         return 0
     domain = device_entry(device).link_domain
@@ -37,45 +37,46 @@ def usual_node(device: str) -> int:
 
 
 def node_devices(cluster: ClusterSpec) -> int:
-    """Devices in a node; 0 where neither the cluster nor the catalog's entry of its device says."""
+    """Number of devices in a node, from the cluster or else the entry of its device; 0 if unknown."""
     return cluster.devices_per_node or usual_node(cluster.device)
 
 
 def node_gb_per_s(cluster: ClusterSpec) -> float:
-    """Bandwidth of a device to others of its node; 0 is unknown."""
-    return cluster.intra_node.bandwidth_gb_per_s or _of_device(cluster.device, "link_gb_per_s")
+    """Bandwidth of a device to other devices of its node, in 1e9 bytes per second; 0 if unknown."""
+    return cluster.intra_node.bandwidth_gb_per_s or _device_field(cluster.device, "link_gb_per_s")
 
 
 def network_gb_per_s(cluster: ClusterSpec) -> float:
-    """Bandwidth of a device to other nodes; 0 is unknown."""
-    return cluster.inter_node.bandwidth_gb_per_s or _of_device(cluster.device, "network_gb_per_s")
+    """Bandwidth of a device to other nodes, in 1e9 bytes per second; 0 if unknown."""
+    return cluster.inter_node.bandwidth_gb_per_s or _device_field(cluster.device, "network_gb_per_s")
 
 
-def _of_device(device: str, field: str) -> float:
+def _device_field(device: str, field: str) -> float:
     return 0.0 if device == "unknown" else float(getattr(device_entry(device), field))
 
 
 def _domain(cluster: ClusterSpec) -> str:
-    """The word for a domain of fast links of one kind of device."""
+    """The word for a domain of fast links of the cluster's device."""
     return device_entry(cluster.device).domain
 
 
 def usual_link_notes(cluster: ClusterSpec, world: int) -> list[str]:
-    """One sentence: which links predictions of `world` ranks take from the device because the cluster states none."""
+    """One sentence about the links that predictions of `world` ranks take from the device, because the cluster states
+    none; an empty list if there are none."""
     if cluster.parts or cluster.device == "unknown":
         return []
     world = max(world, cluster.num_devices)
     node = node_devices(cluster) or world
-    inside, between = cluster.intra_node.bandwidth_gb_per_s, cluster.inter_node.bandwidth_gb_per_s
-    used = {}
-    if not inside and min(node, world) > 1 and (usual := node_gb_per_s(cluster)):
-        used["intra_node"] = f"{usual:g} GB/s within a {_domain(cluster)} of {node:,}"
-    if not between and world > node and (usual := network_gb_per_s(cluster)):
-        used["inter_node"] = f"{usual:g} GB/s between {_domain(cluster)}s of {node:,}"
-    if not used:
+    intra_node, inter_node = cluster.intra_node.bandwidth_gb_per_s, cluster.inter_node.bandwidth_gb_per_s
+    links = {}
+    if not intra_node and min(node, world) > 1 and (usual := node_gb_per_s(cluster)):
+        links["intra_node"] = f"{usual:g} GB/s within a {_domain(cluster)} of {node:,}"
+    if not inter_node and world > node and (usual := network_gb_per_s(cluster)):
+        links["inter_node"] = f"{usual:g} GB/s between {_domain(cluster)}s of {node:,}"
+    if not links:
         return []
-    fields = " and ".join(f"cluster.{name}.bandwidth_gb_per_s" for name in used)
+    fields = " and ".join(f"cluster.{name}.bandwidth_gb_per_s" for name in links)
     return [
         f"the cluster does not state all of its links, so those usual for {cluster.device} hold: "
-        f"{' and '.join(used.values())}; set {fields} if yours are others"
+        f"{' and '.join(links.values())}; set {fields} if yours are others"
     ]

@@ -1,4 +1,4 @@
-"""Faults of single fields in our words: where, what was given, what is asked for, a way out."""
+"""Texts for faults of single fields: the field, its value, the allowed values, a way out."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from shardwright.config.job import JobSpec
 
 
 def field_faults(fields: Mapping[str, Any]) -> list[str]:
-    """Faults of single fields of a job, nested as in a file: names, types and limits. Empty if nothing is."""
+    """Faults of single fields of a job, nested as in a file: names, types and limits. Empty if there are none."""
     try:
         JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True)
     except ValidationError as error:
@@ -27,24 +27,24 @@ def described(error: ValidationError, root: type[BaseModel]) -> list[str]:
 
 
 def _describe(details: ErrorDetails, root: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in details["loc"])
-    given = details["input"]
+    path = ".".join(str(part) for part in details["loc"])
+    value = details["input"]
     if details["type"] == "extra_forbidden":
         section = _section(details["loc"][:-1], root)
-        known = sorted(section.model_fields) if section else []
+        names = sorted(section.model_fields) if section else []
         kind = "section" if section is JobSpec else "field"
-        return f"{where} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), known)}"
+        return f"{path} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), names)}"
     if details["type"] == "model_type":
         first = next(iter((_section(details["loc"], root) or root).model_fields))
-        example = f"{where}.{first}" + (f" = {_short(given)}" if first == "name" and isinstance(given, str) else "")
-        return f"{where} = {_short(given)}: it should be a section; set fields in it, such as {example}"
+        example = f"{path}.{first}" + (f" = {_short(value)}" if first == "name" and isinstance(value, str) else "")
+        return f"{path} = {_short(value)}: it should be a section; set fields in it, such as {example}"
     if details["type"] == "missing":
-        return f"{where} is missing; set it: {_field_help(details['loc'], root) or 'it has no default'}"
+        return f"{path} is missing; set it: {_field_help(details['loc'], root) or 'it has no default'}"
     message = details["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("Input should", "it should")
     message = message.replace("input should", "it should")
     field = _field_help(details["loc"], root)
-    return f"{where} = {_short(given)}: {message}{f' ({field})' if field else ''}"
+    return f"{path} = {_short(value)}: {message}{f' ({field})' if field else ''}"
 
 
 def _short(value: object) -> str:
@@ -53,10 +53,10 @@ def _short(value: object) -> str:
 
 
 def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel] | None:
-    """The spec class that a location such as ("plan",) or ("cluster", "parts", 0) is in."""
+    """The spec class at a location such as ("plan",) or ("cluster", "parts", 0); None if there is none."""
     section: Any = root
     for part in location:
-        if isinstance(part, int):  # an entry of a list of sections, which the name before it has led to
+        if isinstance(part, int):  # an entry of a list of sections; the name before it has given the class
             continue
         field = section.model_fields.get(part)
         section = field.annotation if field else None

@@ -1,7 +1,7 @@
-"""Windows of attention: layers in which a token sees the last tokens before it alone, or those of its chunk.
+"""Windows of attention: layers in which a token sees only the last tokens before it, or the tokens of its chunk.
 
-Beltagy et al. 2020 (arXiv 2004.05150, section 3.1); layers with and without one in turn: Gemma 2 (arXiv 2408.00118,
-section 2), Gemma 3, gpt-oss, OLMo 3. Chunks: Llama 4.
+Beltagy et al. 2020 (arXiv 2004.05150, section 3.1); layers with and without a window in turn: Gemma 2 (arXiv
+2408.00118, section 2), Gemma 3, gpt-oss, OLMo 3. Chunks: Llama 4.
 """
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from shardwright.config.field_types import LayersOr0, PositiveOr0, TokensOr0
 
 
 class WindowSpec(Spec):
-    """The window of some layers: which layers have it, its length, and their rotary positions."""
+    """The window of some layers: its length, the layers that have it, and their rotary positions."""
 
     size: TokensOr0 = Field(
         0, description="Tokens that one attends to in layers with a window, itself among them; 0 means no windows."
@@ -34,18 +34,18 @@ class WindowSpec(Spec):
         return self.size > 0 and not is_full
 
     def keys_seen(self, sequence: int) -> float:
-        """Keys that a query of a layer with a window would see, were it as many as those behind it: twice the mean of
-        those that it sees, as the sequence is where it sees all before it."""
+        """Twice the mean number of keys that a query sees in a layer with a window. It replaces the length of the
+        sequence, which is twice the mean if a query sees all keys before it."""
         size = min(self.size, sequence)
         if not size:
             return 0.0
         if self.chunked:
-            chunks, rest = divmod(sequence, size)
-            return (chunks * size**2 + rest**2) / sequence
+            chunks, remainder = divmod(sequence, size)
+            return (chunks * size**2 + remainder**2) / sequence
         return size * (2 - size / sequence)
 
     def faults(self, layers: int) -> list[str]:
-        """Contradictions within the section, in a model of so many layers."""
+        """Contradictions among the fields of the section, in a model of `layers` layers."""
         if not self.size and self != WindowSpec():
             return ["model.window is set, and its size 0 means no windows; set size, or leave it out"]
         if self.size and not any(map(self.is_in, range(layers))):

@@ -1,4 +1,4 @@
-"""Plain data as YAML: maps and lists in blocks, and every other value as JSON has it, which YAML reads alike."""
+"""Plain data as YAML: maps and lists are blocks, and every other value is JSON, which YAML reads alike."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def yaml_text(value: Mapping[str, Any]) -> str:
-    """One document. Texts of several lines are blocks; keys are plain words."""
+    """The text of one document. Texts of several lines are blocks; keys are plain words."""
     return "\n".join(_lines(value, "")) + "\n"
 
 
@@ -15,12 +15,12 @@ def _lines(value: Mapping[str, Any], indent: str) -> Iterator[str]:
         if isinstance(inner, Mapping) and inner:
             yield f"{indent}{key}:"
             yield from _lines(inner, f"{indent}  ")
-        elif _is_list(inner) and inner and any(isinstance(one, Mapping) for one in inner):
+        elif _is_list(inner) and inner and any(isinstance(entry, Mapping) for entry in inner):
             yield f"{indent}{key}:"
-            for one in inner:
-                first, *others = _lines(one, "")
+            for entry in inner:
+                first, *following = _lines(entry, "")
                 yield f"{indent}- {first}"
-                yield from (f"{indent}  {line}" for line in others)
+                yield from (f"{indent}  {line}" for line in following)
         elif isinstance(inner, str) and "\n" in inner:
             yield from _block(key, inner, indent)
         else:
@@ -28,7 +28,7 @@ def _lines(value: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def _block(key: str, text: str, indent: str) -> Iterator[str]:
-    """A text of several lines as it is; as JSON where a block would not give it back."""
+    """A text of several lines as a block; as JSON if reading the block would not give the same text."""
     plain = text.endswith("\n") and not text.endswith("\n\n") and not text[0].isspace()
     if not plain or not all(c.isprintable() or c == "\n" for c in text):
         yield f"{indent}{key}: {_scalar(text)}"
@@ -38,7 +38,7 @@ def _block(key: str, text: str, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: object) -> str:
-    """One value as JSON, with YAML's escapes of what does not print."""
+    """One value as JSON, with YAML's escapes for characters that are not printable."""
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(value, ensure_ascii=False))
 
 

@@ -1,13 +1,13 @@
-"""The alphabet of a pipeline schedule: what one rank can do, as data.
+"""The actions of a pipeline schedule: the things that one rank can do, as data.
 
-A schedule is a list of these for each rank. It is written and read as text, one token an action:
+A schedule is a list of actions for each rank. It is written and read as text, one token per action:
 
     2F5      forward of microbatch 5 through stage 2
     2B5      its whole backward; 2I5 and 2W5 are its two halves, input gradient and weight gradient
-    2C5      its forward again, from the input that was kept, so that its backward finds activations
+    2C5      recompute of its forward from the kept input, so that its backward has activations
     2SF5>1   send the output of stage 2 to rank 1          2RF5<0   receive the input of stage 2 from rank 0
     2SB5>0   send the input gradient of stage 2 to rank 0  2RB5<1   receive its output gradient from rank 1
-    2G       gather the parameters of stage 2              2L       let the gathered parameters go
+    2G       gather the parameters of stage 2              2L       release the gathered parameters
     2R       reduce the gradients of stage 2 over its replicas
     S        optimizer step
     (3F5+3B2)  two compute actions that run as one, so that each hides the other's communication
@@ -36,21 +36,22 @@ class Kind(StrEnum):
     STEP = "S"
     OVERLAP = "O"
 
-    # Enum's own hash is a Python function, and schedules of a million actions are keyed by these.
+    # Enum's own hash is a slow Python function, and schedules of a million actions use kinds as dictionary keys.
     __hash__ = str.__hash__
 
 
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE})
 SEND = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
 RECV = frozenset({Kind.RECV_FORWARD, Kind.RECV_BACKWARD})
-ADDS = frozenset({Kind.BACKWARD, Kind.WEIGHT_GRAD})  # to a stage's gradients
+ADDS = frozenset({Kind.BACKWARD, Kind.WEIGHT_GRAD})  # kinds that add to a stage's gradients
 
 
 class Action(NamedTuple):
-    """One thing that one rank does. A tuple, because schedules of a million are made of these, three times as fast.
+    """One action of one rank. A tuple, because schedules have a million actions, and tuples are made three times as
+    fast as dataclasses.
 
-    `stage` and `microbatch` are -1 where the action is about none; `peer` is the rank at the other end of a
-    send or receive; `parts` are the two actions of an overlapped pair.
+    `stage` and `microbatch` are -1 if the action has none; `peer` is the rank at the other end of a send or receive;
+    `parts` are the two actions of an overlapped pair.
     """
 
     kind: Kind
@@ -69,7 +70,7 @@ class Action(NamedTuple):
         return text
 
     def computes(self) -> tuple["Action", ...]:
-        """The compute actions in this action: itself, the parts of a pair, or none."""
+        """The compute actions in this action: the action itself, the parts of a pair, or none."""
         if self.kind in COMPUTE:
             return (self,)
         return self.parts
@@ -79,7 +80,7 @@ _TOKEN = re.compile(r"(?P<stage>\d+)?(?P<kind>SF|RF|SB|RB|F|B|I|W|C|G|L|R|S)(?P<
 
 
 def parse(text: str) -> Action:
-    """The action that `str` wrote. ValueError if the text is none."""
+    """Parse the text that `str` of an action wrote. ValueError if the text is not an action."""
     if text.startswith("(") and text.endswith(")"):
         return Action(Kind.OVERLAP, parts=tuple(parse(part) for part in text[1:-1].split("+")))
     match = _TOKEN.fullmatch(text)

@@ -1,7 +1,7 @@
 """The contents of a rank's memory over time: the life of every buffer that a schedule makes.
 
-The peak in a table, the curve under a timeline and the limit that a program is checked against all follow from the
-same rules, so they can't disagree.
+The same rules give the peak in a table, the curve under a timeline and the limit that a program is checked against, so
+these can't disagree.
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ from shardwright.schedule.schedule import Schedule
 class Buffer(StrEnum):
     """The kind of a buffer.
 
-    ACTIVATIONS of a microbatch in a stage: from its F, or from its C where it is computed again, to the end of B, or
-    of W where the backward is split. INPUT of a stage: from F until C begins. MESSAGE: from its receive until the
-    computation that takes it begins. PARAMETERS of a stage: from G to L.
+    ACTIVATIONS of a microbatch in a stage: from its F (from its C if it is recomputed) to the end of its B (of its W if
+    the backward is split). INPUT of a stage: from F until C begins. MESSAGE: from its receive until the computation
+    that takes it begins. PARAMETERS of a stage: from G to L.
     """
 
     ACTIVATIONS = "activations"
@@ -30,9 +30,9 @@ class Buffer(StrEnum):
 
 
 class Life(NamedTuple):
-    """One buffer: born when the action with index `born` in its rank's list begins.
+    """One buffer: it is born when the action with index `born` in its rank's list begins.
 
-    It dies at action `dies`: at its begin if that takes the buffer over (`taken`), else at its end.
+    It dies with the action `dies`: when that begins if that action takes the buffer over (`taken`), else when it ends.
     """
 
     buffer: Buffer
@@ -43,15 +43,15 @@ class Life(NamedTuple):
     taken: bool = False
 
 
-# Looked up for every action.
+# Constants, because they are looked up for every action.
 _FORWARD, _BACKWARD, _WEIGHT_GRAD, _RECOMPUTE = Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE
 
 
 @dataclass(frozen=True)
 class LifetimeRule:
-    """The actions that begin the life of a buffer, about the stage and microbatch of the action that ends it.
+    """The actions that begin and end the life of a buffer; both have the same stage and microbatch.
 
-    `of_recomputed` says of which microbatches a forward begins it: of those that are computed again, or of others.
+    A forward begins it only for microbatches that are recomputed if `of_recomputed`, else only for the others.
     """
 
     buffer: Buffer
@@ -71,39 +71,40 @@ RULES = (
 
 
 def lives(schedule: Schedule, rank: int) -> list[Life]:
-    """All buffers of a rank, in the order of their end. What is never let go lives to the end of the list. A
+    """All buffers of a rank, in the order of their end. A buffer that nothing ends lives to the end of the list. A
     forward-only program keeps nothing for a backward."""
     row, recomputed = schedule.ranks[rank], schedule.recomputed
-    opened: list[tuple[LifetimeRule, dict[tuple[int, int], int]]] = [(rule, {}) for rule in RULES]  # since which action
-    ending = {kind: [(rule, since) for rule, since in opened if kind in rule.ends] for kind in Kind}
-    beginning = {kind: [(rule, since) for rule, since in opened if kind in rule.begins] for kind in Kind}
+    # Each rule with its living buffers: (stage, microbatch) to the index of the action that began the life.
+    living: list[tuple[LifetimeRule, dict[tuple[int, int], int]]] = [(rule, {}) for rule in RULES]
+    ending = {kind: [(rule, births) for rule, births in living if kind in rule.ends] for kind in Kind}
+    beginning = {kind: [(rule, births) for rule, births in living if kind in rule.begins] for kind in Kind}
     beginning[Kind.FORWARD] *= schedule.trains
     ended: list[Life] = []
     for index, action in enumerate(row):
         for kind, stage, microbatch, _, _ in action.parts or (action,):
             key = stage, microbatch
-            for rule, since in ending[kind]:
-                if key in since:
-                    ended.append(Life(rule.buffer, stage, microbatch, since.pop(key), dies=index, taken=rule.taken))
-            for rule, since in beginning[kind]:
+            for rule, births in ending[kind]:
+                if key in births:
+                    ended.append(Life(rule.buffer, stage, microbatch, births.pop(key), dies=index, taken=rule.taken))
+            for rule, births in beginning[kind]:
                 if kind is not Kind.FORWARD or rule.of_recomputed == (key in recomputed):
-                    since[key] = index
+                    births[key] = index
     last = len(row) - 1
-    return ended + [Life(rule.buffer, *key, born, last) for rule, since in opened for key, born in since.items()]
+    return ended + [Life(rule.buffer, *key, born, last) for rule, births in living for key, born in births.items()]
 
 
 def most(buffers: Iterable[Life]) -> tuple[int, int]:
-    """How many there are at once, at most, and the index of the action where that is reached first."""
-    changes: Counter[int] = Counter()  # when an action begins, and so the one before has ended
+    """(most buffers alive at once, index of the action where that number is reached first)."""
+    changes: Counter[int] = Counter()  # by action: the change when it begins, after the action before it has ended
     for life in buffers:
         changes[life.born] += 1
         changes[life.dies + (not life.taken)] -= 1
-    largest, where, count = 0, 0, 0
+    largest, largest_index, count = 0, 0, 0
     for index in sorted(changes):
         count += changes[index]
         if count > largest:
-            largest, where = count, index
-    return largest, where
+            largest, largest_index = count, index
+    return largest, largest_index
 
 
 def peak(schedule: Schedule, buffer: Buffer) -> list[int]:
@@ -118,13 +119,13 @@ def peak_activations(schedule: Schedule) -> list[int]:
 
     Divide by the stages of a rank to get microbatches of all its layers. A forward-only program keeps nothing.
 
-    The same as `peak` says by the lives of all buffers, in a part of the time: of a program whose every microbatch is
-    computed once, the number alive is that of forwards before less that of backwards.
+    Equal to `peak(schedule, Buffer.ACTIVATIONS)`, but faster: if every microbatch is computed once, the number alive is
+    the number of forwards so far less the number of backwards.
     """
     if not schedule.trains:
         return [0] * schedule.num_ranks
     recomputed = schedule.recomputed
-    found = []
+    peaks = []
     for row in schedule.ranks:
         most = alive = 0
         for action in row:
@@ -139,12 +140,12 @@ def peak_activations(schedule: Schedule) -> list[int]:
             if alive > most:
                 most = alive
             alive -= ended
-        found.append(most)
-    return found
+        peaks.append(most)
+    return peaks
 
 
 def num_bytes(buffer: Buffer, stage: int, sizes: Sizes | None) -> int | None:
-    """The size of a buffer; None where it is not known."""
+    """The size of a buffer in bytes; None if unknown."""
     if sizes is None:
         return None
     match buffer:

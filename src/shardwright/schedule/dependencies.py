@@ -1,17 +1,17 @@
 """Dependencies of a computation: the table that lowering, the checker, the clocks, the timeline and the solver read.
 
-Two products travel between stages, both of one microbatch: the output of a forward goes to the stage behind, and the
-gradient of a stage's input, which a backward makes, to the stage before. All else that a computation waits for was made
-on its own stage:
+Two products of a microbatch travel between stages: the output of a forward goes to the next stage, and the gradient of
+a stage's input, which a backward makes, goes to the stage before. All other inputs of a computation are made on its own
+stage:
 
     F  the output of the stage before
     C  its own F, which kept the input
-    B  its own F, or C; and the gradient from the stage behind
-    I  the same
+    B  its own F, or C; and the gradient from the next stage
+    I  as B
     W  its own I
 
-The first stage has its tokens from the start, and the last one makes its gradient from the loss: there is no stage to
-wait for. What travels to a stage on the same rank is there as soon as it is made; to another rank it is sent.
+The first stage has its tokens from the start, and the last stage makes its gradient from the loss: neither waits for
+another stage. A product for a stage on the same rank arrives when it is made; to another rank it is sent.
 """
 
 from enum import IntEnum
@@ -21,14 +21,14 @@ from shardwright.schedule.action import Kind
 
 
 class Product(IntEnum):
-    """A result that one computation makes for another one."""
+    """A result that one computation makes for another."""
 
     OUTPUT = 0
     GRADIENT = 1
 
 
 class Need(NamedTuple):
-    """A product of the same microbatch that a computation waits for, and whose: the stage relative to its own."""
+    """A product of the same microbatch that a computation waits for, and the stage of its maker relative to its own."""
 
     product: Product
     stage: int
@@ -43,7 +43,7 @@ NEEDS = {
     Kind.INPUT_GRAD: _OF_BACKWARD,
     Kind.WEIGHT_GRAD: (Need(Product.GRADIENT, 0),),
 }
-# How far a product travels, in stages: one ahead or one back.
+# The distance that a product travels, in stages: +1 or -1.
 TRAVELS = {need.product: -need.stage for needs in NEEDS.values() for need in needs if need.stage}
 MESSAGES = {
     Product.OUTPUT: (Kind.SEND_FORWARD, Kind.RECV_FORWARD),

@@ -1,4 +1,4 @@
-"""A job as a schedule: its program, what its stages cost relative to each other, and whether that is admitted."""
+"""A job as a schedule: its program, the relative costs of its stages, and the faults of its plan's schedule."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,7 +19,7 @@ from shardwright.sharding.stage_placement import StagePlacement, placement_of
 
 @dataclass(frozen=True)
 class Order:
-    """All that the order of work of a job depends on."""
+    """Everything that the order of work of a job depends on."""
 
     schedule: str
     shape: PipelineShape
@@ -28,22 +28,22 @@ class Order:
     reduces: Reductions
 
     def program(self) -> Program:
-        """One optimizer step, all communication written out; of an asynchronous schedule, several."""
+        """One optimizer step (several if the schedule is asynchronous), all communication written out."""
         return _program_of(self)
 
     def without_messages(self) -> Schedule:
-        """The order of a job's work without messages, which is what the times of a step depend on."""
+        """The order of a job's work without messages. The times of a step depend on nothing more."""
         order = shape_order(self.schedule, self.shape, self.recompute, self.gathers)
-        return _reduced(order, self.reduces)
+        return _with_reductions(order, self.reduces)
 
 
-@lru_cache(maxsize=8)  # plans that differ in sizes alone have the same program
+@lru_cache(maxsize=8)  # plans that differ only in sizes have the same program
 def _program_of(order: Order) -> Program:
-    return _reduced(shape_program(order.schedule, order.shape, order.recompute, order.gathers), order.reduces)
+    return _with_reductions(shape_program(order.schedule, order.shape, order.recompute, order.gathers), order.reduces)
 
 
-def _reduced(program: AnySchedule, each: Reductions) -> AnySchedule:
-    return program if each == "step" else reduce_often(program, by_microbatch=each == "microbatch")
+def _with_reductions(program: AnySchedule, reduces: Reductions) -> AnySchedule:
+    return program if reduces == "step" else reduce_often(program, by_microbatch=reduces == "microbatch")
 
 
 def job_order(job: JobSpec, num_steps: int = 1) -> Order:
@@ -56,19 +56,19 @@ def job_order(job: JobSpec, num_steps: int = 1) -> Order:
 
 
 def job_program(job: JobSpec, num_steps: int = 1, beside: Program | None = None) -> Program:
-    """One optimizer step of the job, all communication written out; of an asynchronous schedule, several.
+    """One optimizer step of the job (several if the schedule is asynchronous), all communication written out.
 
-    `beside` is the program of a step with more microbatches, whose stages lie where they do here.
+    `beside` is the program of a step with more microbatches; the new program gets the same placement of stages.
     """
     order = job_order(job, num_steps)
-    if beside is not None and order.schedule == "auto":  # it might choose another placement for fewer
+    if beside is not None and order.schedule == "auto":  # it might choose another placement for fewer microbatches
         order = replace(order, shape=replace(order.shape, placement=beside.placement))
     program = order.program()
     return replace(program, sizes=job_sizes(job, program.placement))
 
 
 def job_placement(job: JobSpec) -> StagePlacement:
-    """The placement of a job's stages on the ranks of a pipeline; of a bidirectional one for two microbatches."""
+    """The placement of a job's stages on the ranks of a pipeline; if bidirectional, for two microbatches."""
     plan = job.plan
     if plan.schedule == "auto" and plan.stages_per_rank > 1 and not plan_faults(job):  # it may choose a V
         return shape_placement("auto", _shape(job, 1))
@@ -76,44 +76,49 @@ def job_placement(job: JobSpec) -> StagePlacement:
 
 
 def _shape(job: JobSpec, num_steps: int) -> PipelineShape:
-    """The shape for a job's schedule; one that is made to measure keeps as many microbatches as 1F1B does."""
+    """The shape for a job's schedule. "auto" may keep as many microbatches as 1F1B does, unless the plan says more."""
     plan, is_auto = job.plan, job.plan.schedule == "auto"
     most_alive, costs = plan.most_alive or plan.pp * is_auto, relative_costs(job) if is_auto else None
     return PipelineShape(
-        plan.pp, job.num_microbatches, plan.virtual_stages, plan.extra_warmup, num_steps=num_steps,
-        most_alive=most_alive, costs=costs,
-    )  # fmt: skip
+        plan.pp,
+        job.num_microbatches,
+        plan.virtual_stages,
+        plan.extra_warmup,
+        num_steps=num_steps,
+        most_alive=most_alive,
+        costs=costs,
+    )
 
 
 def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
-    """Costs of a job's stages by FLOPs, with the forward of the mean rank as the unit; `latency` of a message in that
-    unit too.
+    """Costs of a job's stages in proportion to their FLOPs. The unit, also of `latency`, is the forward of the mean
+    rank.
 
-    Until a calibration says how fast a device is, a stage costs what its FLOPs say, and input and weight gradients
-    take as long as the forward. That is enough to see the bubble, which stage the others wait for, and what memory
-    each rank keeps; it is not enough for seconds.
+    Input and weight gradients take as long as the forward. That is enough to see the bubble, the slowest stage and the
+    memory that each rank keeps; only a calibration of the device gives seconds.
     """
     plan = job.plan
     flops = shape_of(job.model).stage_flops(plan.stage_layers(job.model.layers), plan.microbatch_size)
     mean = sum(flops) / plan.pp
-    forward = tuple(of_stage / mean for of_stage in flops)
+    forward = tuple(stage_flops / mean for stage_flops in flops)
     return Costs(forward, forward, forward, latency=latency)
 
 
 def undrained_steps(job: JobSpec) -> int:
-    """Steps in one stream of work: 1 if the pipeline drains after each, else those to a log line or an evaluation."""
+    """Steps until the pipeline drains: 1 if it drains after each step, else the steps to the next log line or
+    evaluation."""
     if SCHEDULES[job.plan.schedule].drains:
         return 1
     return min(n for n in (job.optimizer.steps, job.run.log_every, job.run.eval_every) if n)
 
 
 def steps_to_fill(job: JobSpec) -> int:
-    """Steps until the pipeline is as full as it gets: 1 if it drains, else enough for twice its depth."""
+    """Steps until the pipeline is as full as possible: 1 if it drains, else enough microbatches for twice its depth."""
     return min(undrained_steps(job), 1 + -(-2 * job.plan.pp // job.num_microbatches))
 
 
 def plan_faults(job: JobSpec) -> list[str]:
-    """All that is wrong with the schedule of a job that is right otherwise."""
+    """All faults of the schedule of a job that has no other faults."""
     plan = job.plan
     letters = (
         f"p is plan.pp {plan.pp}; m is batch.global_batch_size {job.batch.global_batch_size} / (plan.dp {plan.dp} x "
@@ -128,7 +133,7 @@ def plan_faults(job: JobSpec) -> list[str]:
 
 
 def _ramp_faults(job: JobSpec) -> list[str]:
-    """Faults of the schedule for a batch that has not grown yet, of the first such size."""
+    """Faults of the schedule at a smaller batch of the batch ramp, for the first size that has any."""
     for size in job.batch.sizes()[:-1]:
         smaller = job.at_batch(size)
         if faults := shape_faults(job.plan.schedule, _shape(smaller, undrained_steps(job))):
@@ -141,7 +146,7 @@ def _ramp_faults(job: JobSpec) -> list[str]:
 
 
 def _asynchronous_faults(job: JobSpec) -> list[str]:
-    """Faults of fields that need the same number of updates on all stages at some moment."""
+    """Faults of fields that need all stages to have the same number of updates at some moment."""
     schedule, faults = job.plan.schedule, []
     if SCHEDULES[schedule].drains:
         return []

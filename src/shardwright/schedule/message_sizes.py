@@ -1,7 +1,7 @@
-"""How many bytes a program moves and keeps, on one device of each pipeline rank.
+"""The bytes that a program moves and keeps, on one device of each pipeline rank.
 
-A collective's bytes are those of the full tensor that it is about, as the ledger counts them: the operand of a
-reduction, the result of a gather, the message of a send. What an algorithm puts on the wire for it is another matter.
+The bytes of a collective are the bytes of its full tensor, as the ledger counts them: the operand of a reduction, the
+result of an all-gather, the message of a send. They are not the bytes that an algorithm puts on the wire.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from shardwright.sharding.stage_placement import StagePlacement
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes; tuples are by stage.
+    """Sizes in bytes; tuples are by stage.
 
-    `message` is what passes a border between stages, either way. `reduce` is what the reduction of a stage's
-    gradients is about and `gather` its parameters, both 0 where nobody shares them. `activations` is what one
-    microbatch keeps for its backward; empty where that is not known.
+    `message` passes a border between stages, either way. `reduce` are the gradients of a stage that are reduced, and
+    `gather` its parameters that are gathered; both are 0 if no other rank shares them. `activations` are kept by one
+    microbatch for its backward; empty if unknown.
     """
 
     message: int
@@ -27,34 +27,36 @@ class Sizes:
     activations: tuple[int, ...] = ()
 
     def stage_input(self, stage: int) -> int:
-        """The bytes that a stage keeps of a microbatch that it will compute again. Token ids are there anyway."""
+        """The bytes that a stage keeps of a microbatch that it will recompute: 0 for the first stage, whose token ids
+        stay in memory anyway."""
         return self.message if stage else 0
 
     def transfer(self, bytes_per_time: float) -> tuple[float, ...]:
-        """`Costs.transfer` over links of a bandwidth, in bytes a unit of the costs' time."""
+        """`Costs.transfer` over links of a bandwidth, in bytes per unit of the costs' time."""
         return (self.message / bytes_per_time,) * (len(self.reduce) - 1)
 
 
 def message_bytes(job: JobSpec) -> int:
-    """Bytes of a message between two stages of a pipeline, either way: hidden states [s, B, H]. s is a cp-th of the
-    sequence, or a tp-th of that under sequence parallel."""
+    """Bytes of a message between two stages of a pipeline, either way: hidden states [s, B, H]. s is sequence / cp, and
+    sequence / (cp x tp) under sequence parallelism."""
     return job.precision.compute_bytes * job.tokens_between * job.plan.microbatch_size * job.model.hidden
 
 
 def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Sizes:
-    """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group. Shares differ if
-    rows don't divide."""
+    """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group. Devices of a
+    group differ if rows don't divide evenly."""
     plan, model = job.plan, job.model
-    held = [
+    places_by_stage = [
         [place for places in stage_parameters(model, plan, stage, tp_index).values() for place in places]
         for stage in range(plan.num_stages)
     ]
     if model.shares_table and placement.holders[0][0] == placement.holders[0][-1]:
-        # One memory for both uses, whose gradients are summed before they travel.
-        held[-1].remove(next(place for place in reversed(held[-1]) if place.name == "embedding.weight"))
-    # What a single replica holds for itself, such as an expert that no other rank has, is neither summed nor gathered.
+        # One tensor serves both uses, and its gradients are summed before they travel.
+        table = next(place for place in reversed(places_by_stage[-1]) if place.name == "embedding.weight")
+        places_by_stage[-1].remove(table)
+    # A parameter of a single replica, such as an expert that no other rank has, is neither reduced nor gathered.
     shared = {is_expert: num_replicas(plan, is_expert) > 1 for is_expert in (False, True)}
-    elements = [sum(place.num_elements for place in places if shared[place.is_expert]) for places in held]
+    elements = [sum(place.num_elements for place in places if shared[place.is_expert]) for places in places_by_stage]
     numbers = job.precision
     return Sizes(
         message=message_bytes(job),

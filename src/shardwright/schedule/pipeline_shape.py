@@ -1,4 +1,4 @@
-"""The shape of a pipeline: numbers that a schedule is made for."""
+"""The shape of a pipeline: the numbers from which a schedule is made."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from typing import TypeVar
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import StagePlacement
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """The numbers that a schedule is made for. Those after the virtual stages are each understood by some schedules."""
+    """The numbers from which a schedule is made. Only some schedules understand the fields after `virtual_stages`."""
 
     num_ranks: int
     num_microbatches: int  # of one optimizer step
     virtual_stages: int = 1
-    extra_warmup: int = 0  # 1f1b: more forwards before the first backward
-    group: int = 0  # interleaved-1f1b: microbatches that take turns on a chunk; 0 is p
+    extra_warmup: int = 0  # 1f1b: further forwards before the first backward
+    group: int = 0  # interleaved-1f1b: microbatches that take turns on a chunk; 0 means p
     num_steps: int = 1  # asynchronous schedules: optimizer steps in one stream, with no flush between
-    most_alive: float = 0.0  # auto: microbatches whose activations a rank may keep; 0 is any number
-    costs: Costs | None = None  # auto: what it is made for, by stage; none is F = I = W
-    placement: StagePlacement | None = None  # auto: where the stages lie already; none is where that is best
+    most_alive: float = 0.0  # auto: microbatches whose activations a rank may keep; 0 means any number
+    costs: Costs | None = None  # auto: costs of actions, by stage; None means F = I = W
+    placement: StagePlacement | None = None  # auto: the placement to use; None means the best one
 
 
-def of_size(make: Callable[[int, int], Made]) -> Callable[[PipelineShape], Made]:
-    """Return a function of a shape that reads its numbers of ranks and microbatches alone."""
+def of_size(make: Callable[[int, int], Result]) -> Callable[[PipelineShape], Result]:
+    """Turn a function of (ranks, microbatches) into a function of a shape."""
     return lambda shape: make(shape.num_ranks, shape.num_microbatches)

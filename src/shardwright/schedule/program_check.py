@@ -1,10 +1,13 @@
-"""Is a program right? Any program, also one written by hand. Every fault says where.
+"""Check that a program is correct, also one written by hand. Every fault says where it is.
 
-Checked: each microbatch passes every stage once, forward and back; on the rank that holds the stage; nothing runs
-before its input is there; every send has its receive, in the same order on both sides; no set of ranks waits in a
-circle even if sends block; what is computed again was computed before, and its backward comes after; where a program
-gathers parameters, a stage computes between its gather and its release alone; and no rank keeps more microbatches
-alive than `most_alive`, or more messages than `most_received` that nothing has used yet.
+Rules:
+- each microbatch passes every stage once, forward and backward, on the rank that holds the stage;
+- no computation runs before its input has arrived;
+- every send has its receive, in the same order on both sides;
+- no set of ranks waits in a circle, even if sends block;
+- a recompute comes after its forward and before its backward;
+- if a program gathers parameters, a stage computes only between its gather and its release;
+- no rank keeps more microbatches alive than `most_alive`, or more unused received messages than `most_received`.
 """
 
 from collections import Counter, deque
@@ -20,14 +23,14 @@ _BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
 
 def program_faults(program: Program, most_alive: int | None = None, most_received: int | None = None) -> list[str]:
-    """All faults of a program; empty if it is right."""
+    """All faults of a program; empty if it is correct."""
     faults = _coverage_faults(program)
     gathers = any(action.kind in (Kind.GATHER, Kind.RELEASE) for row in program.ranks for action in row)
     for rank in range(program.num_ranks):
         faults += _local_faults(program, rank)
         faults += _gather_faults(program, rank) if gathers else []
     faults += _pairing_faults(program)
-    if not faults:  # the replay needs pairs and local order to be right
+    if not faults:  # the replay needs correct pairs and local order
         faults += _deadlock_faults(program)
     for buffer, limit, what, remedy in (
         (Buffer.ACTIVATIONS, most_alive, "microbatches alive", "run backwards earlier"),
@@ -42,8 +45,8 @@ def _limit_faults(program: Program, buffer: Buffer, limit: int, what: str, remed
     for rank, row in enumerate(program.ranks):
         peak, index = most(life for life in lives(program, rank) if life.buffer is buffer)
         if peak > limit:
-            where = f"at action {index} ({row[index]})"
-            faults.append(f"rank {rank} keeps {peak} {what}, and {limit} are allowed; the most is {where}; {remedy}")
+            place = f"at action {index} ({row[index]})"
+            faults.append(f"rank {rank} keeps {peak} {what}, and {limit} are allowed; the most is {place}; {remedy}")
     return faults
 
 
@@ -57,27 +60,28 @@ def _coverage_faults(program: Program) -> list[str]:
     for rank, row in enumerate(program.ranks):
         for index, action in _computes(row):
             counts[action.kind, action.stage, action.microbatch] += 1
-            where = f"rank {rank}, action {index} ({action})"
+            place = f"rank {rank}, action {index} ({action})"
             if not (0 <= action.stage < program.num_stages and 0 <= action.microbatch < program.num_microbatches):
                 faults.append(
-                    f"{where}: there are {program.num_stages} stages and {program.num_microbatches} microbatches"
+                    f"{place}: there are {program.num_stages} stages and {program.num_microbatches} microbatches"
                 )
             elif (holder := program.placement.rank(action.stage, action.microbatch)) != rank:
-                faults.append(f"{where}: stage {action.stage} is held by rank {holder}")
+                faults.append(f"{place}: stage {action.stage} is held by rank {holder}")
     for stage in range(program.num_stages):
         for i in range(program.num_microbatches):
-            f, b, ig, w, again = (counts[kind, stage, i] for kind in _COMPUTE_ORDER)
+            f, b, ig, w, recomputes = (counts[kind, stage, i] for kind in _COMPUTE_ORDER)
             if f != 1:
                 faults.append(f"{stage}F{i} runs {f} times; once is right")
-            if again > 1:
-                faults.append(f"{stage}C{i} runs {again} times; once is right")
+            if recomputes > 1:
+                faults.append(f"{stage}C{i} runs {recomputes} times; once is right")
             if program.trains and not ((b, ig, w) == (1, 0, 0) or (b, ig, w) == (0, 1, 1)):
                 faults.append(f"stage {stage}, microbatch {i}: B {b}, I {ig}, W {w} times; one B, or one I and one W")
     return faults
 
 
 def _local_faults(program: Program, rank: int) -> list[str]:
-    """On one rank: inputs before use, gradients complete before they are reduced, the step last."""
+    """Faults in the order of one rank: inputs come before use, complete gradients before their reduction, the step
+    last."""
     faults = []
     row = program.ranks[rank]
     seen: set[tuple[Kind, int, int]] = set()
@@ -102,30 +106,34 @@ def _local_faults(program: Program, rank: int) -> list[str]:
 
 
 def _gather_faults(program: Program, rank: int) -> list[str]:
-    """On one rank: parameters are there when they are used, once, and go before the optimizer changes them."""
+    """Faults in the gathers of one rank: parameters are gathered once before use, and released before the optimizer
+    changes them."""
     faults = []
-    held: dict[int, int] = {}  # by stage: the index of its gather
+    gathered: dict[int, int] = {}  # by stage: the index of its gather
     for index, action in enumerate(program.ranks[rank]):
-        where = f"rank {rank}, action {index} ({action})"
+        place = f"rank {rank}, action {index} ({action})"
         stage = action.stage
         faults += [
-            f"{where}: the parameters of stage {needed} are not gathered; put {needed}G before it"
-            for needed in sorted(stages_needed(action) - held.keys())
+            f"{place}: the parameters of stage {needed} are not gathered; put {needed}G before it"
+            for needed in sorted(stages_needed(action) - gathered.keys())
         ]
         if action.kind is Kind.GATHER:
-            if stage in held:
-                faults.append(f"{where}: action {held[stage]} has gathered stage {stage}; release it (L) in between")
+            if stage in gathered:
+                gather = gathered[stage]
+                faults.append(f"{place}: action {gather} has gathered stage {stage}; release it (L) in between")
             if stage not in program.placement.stages_of(rank):
-                faults.append(f"{where}: the rank does not hold stage {stage}, it holds {_stages(program, rank)}")
-            held[stage] = index
-        elif action.kind is Kind.RELEASE and held.pop(stage, None) is None:
-            faults.append(f"{where}: stage {stage} is not gathered, so there is nothing to let go")
-        elif action.kind is Kind.STEP and held:
-            stale = [other for other in sorted(held) if stage in (other, -1)]
-            faults += [f"{where}: stage {other} is still gathered; put {other}L before it" for other in stale]
+                faults.append(f"{place}: the rank does not hold stage {stage}, it holds {_stages(program, rank)}")
+            gathered[stage] = index
+        elif action.kind is Kind.RELEASE and gathered.pop(stage, None) is None:
+            faults.append(f"{place}: stage {stage} is not gathered, so there is nothing to let go")
+        elif action.kind is Kind.STEP and gathered:
+            stale = [candidate for candidate in sorted(gathered) if stage in (candidate, -1)]
+            faults += [
+                f"{place}: stage {unreleased} is still gathered; put {unreleased}L before it" for unreleased in stale
+            ]
     return faults + [
         f"rank {rank}, action {index} ({stage}G): stage {stage} is never released; put {stage}L after its last use"
-        for stage, index in held.items()
+        for stage, index in gathered.items()
     ]
 
 
@@ -134,10 +142,10 @@ def _stages(program: Program, rank: int) -> str:
 
 
 def _needs(action: Action, program: Program) -> list[Action]:
-    """The actions that must come before, on the same rank."""
+    """The actions that must come before an action, on the same rank."""
     stage, i = action.stage, action.microbatch
 
-    def made(need: Need) -> list[Action]:
+    def source(need: Need) -> list[Action]:
         maker = stage + need.stage
         if not 0 <= maker < program.num_stages:
             return []  # tokens, or the loss
@@ -146,18 +154,18 @@ def _needs(action: Action, program: Program) -> list[Action]:
         if need.product is Product.GRADIENT:
             is_split = (maker, i) in program.split_backwards or action.kind is Kind.WEIGHT_GRAD
             return [Action(Kind.INPUT_GRAD if is_split else Kind.BACKWARD, maker, i)]
-        is_again = need.stage == 0 and (stage, i) in program.recomputed and action.kind in _BACKWARDS
-        return [Action(Kind.RECOMPUTE if is_again else Kind.FORWARD, maker, i)]
+        is_recomputed = need.stage == 0 and (stage, i) in program.recomputed and action.kind in _BACKWARDS
+        return [Action(Kind.RECOMPUTE if is_recomputed else Kind.FORWARD, maker, i)]
 
     if action.kind in SEND:
-        return made(Need(next(of for of, (send, _) in MESSAGES.items() if send is action.kind), 0))
+        return source(Need(next(product for product, (send, _) in MESSAGES.items() if send is action.kind), 0))
     if not 0 <= stage < program.num_stages:
         return []
-    return [needed for need in NEEDS.get(action.kind, ()) for needed in made(need)]
+    return [needed for need in NEEDS.get(action.kind, ()) for needed in source(need)]
 
 
 def _pairing_faults(program: Program) -> list[str]:
-    """Messages between two ranks must leave and arrive in the same order, for each direction of the pipeline."""
+    """Faults of messages between two ranks that are not sent and received in the same order, in either direction."""
     sent: dict[tuple[int, int, Kind], list[tuple[int, int]]] = {}
     received: dict[tuple[int, int, Kind], list[tuple[int, int]]] = {}
     for rank, row in enumerate(program.ranks):
@@ -171,27 +179,30 @@ def _pairing_faults(program: Program) -> list[str]:
     faults = []
     for key in sorted(sent.keys() | received.keys()):
         source, target, kind = key
-        out, into = sent.get(key, []), received.get(key, [])
-        if out != into:
-            pairs = zip(out, into, strict=False)
-            at = next((n for n, (left, right) in enumerate(pairs) if left != right), min(len(out), len(into)))
+        sent_order, received_order = sent.get(key, []), received.get(key, [])
+        if sent_order != received_order:
+            pairs = enumerate(zip(sent_order, received_order, strict=False))
+            number = next(
+                (n for n, (sent_one, received_one) in pairs if sent_one != received_one),
+                min(len(sent_order), len(received_order)),
+            )
             faults.append(
-                f"rank {source} to rank {target}, message {at} of {kind}: sent is {_message(out, at)}, "
-                f"received is {_message(into, at)}"
+                f"rank {source} to rank {target}, message {number} of {kind}: sent is {_message(sent_order, number)}, "
+                f"received is {_message(received_order, number)}"
             )
     return faults
 
 
-def _message(row: list[tuple[int, int]], at: int) -> str:
-    return f"stage {row[at][0]}, microbatch {row[at][1]}" if at < len(row) else "nothing"
+def _message(row: list[tuple[int, int]], number: int) -> str:
+    return f"stage {row[number][0]}, microbatch {row[number][1]}" if number < len(row) else "nothing"
 
 
 def _deadlock_faults(program: Program) -> list[str]:
-    """Replay with sends that block until the other side reaches the receive: the strictest transport there is."""
+    """Faults of a replay in which a send blocks until the receiver reaches its receive: the strictest transport."""
     queues = [deque(action for action in row if action.kind in SEND | RECV) for row in program.ranks]
-    moved = True
-    while moved:
-        moved = False
+    has_progress = True
+    while has_progress:
+        has_progress = False
         for rank, queue in enumerate(queues):
             while queue and queue[0].kind in SEND:
                 peer = queues[queue[0].peer]
@@ -199,7 +210,7 @@ def _deadlock_faults(program: Program) -> list[str]:
                     break
                 queue.popleft()
                 peer.popleft()
-                moved = True
+                has_progress = True
     stuck = [f"rank {rank} waits at {queue[0]}" for rank, queue in enumerate(queues) if queue]
     if not stuck:
         return []

@@ -1,4 +1,4 @@
-"""A schedule (who computes what, in which order) and a program (the same with all communication written out)."""
+"""A schedule (compute actions of each rank, in order) and a program (a schedule with all communication written out)."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +14,13 @@ AnySchedule = TypeVar("AnySchedule", bound="Schedule")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Compute actions of each rank, in order, and where the stages are.
+    """The compute actions of each rank, in order, and the placement of the stages.
 
-    A schedule that updates weights while the pipeline is full holds its own reductions and steps; any other gets
-    them, once and at the end, when it is lowered. `weights` says which version of its stage's weights a microbatch
-    is computed with, forward and backward: the current one, which no update touches in between; the latest at its
-    forward, stashed for its backward (PipeDream); or that of the batch before, of two that are kept (PipeDream-2BW).
+    A schedule that updates weights while the pipeline is full has reductions and steps in its lists. Any other gets
+    them once, at the end, when it is lowered. `weights` is the version of its stage's weights that the forward and the
+    backward of a microbatch use. "current": no update happens between the two. "stashed": the latest version at the
+    forward is stashed for the backward (PipeDream). "double-buffered": two versions are kept, and the one of the
+    previous batch is used (PipeDream-2BW).
     """
 
     name: str
@@ -30,12 +31,12 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """Pieces that the model is cut into."""
+        """Number of pieces that the model is cut into."""
         return self.placement.num_stages
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the pipeline."""
+        """Number of ranks of the pipeline."""
         return len(self.ranks)
 
     @cached_property
@@ -45,25 +46,25 @@ class Schedule:
 
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
-        """(stage, microbatch) of the forwards that are run again before their backward."""
+        """(stage, microbatch) of the forwards that are recomputed before their backward."""
         return self._computed_as(Kind.RECOMPUTE)
 
     def _computed_as(self, kind: Kind) -> frozenset[tuple[int, int]]:
         """(stage, microbatch) of all actions of a kind, in pairs too."""
-        wanted = (kind, Kind.OVERLAP)
-        found = [action for row in self.ranks for action in row if action[0] in wanted]
-        return frozenset(part[1:3] for action in found for part in action.computes() if part.kind is kind)
+        kinds = (kind, Kind.OVERLAP)
+        actions = [action for row in self.ranks for action in row if action[0] in kinds]
+        return frozenset(part[1:3] for action in actions for part in action.computes() if part.kind is kind)
 
     @cached_property
     def trains(self) -> bool:
-        """True if there are backwards at all."""
+        """True if the schedule has any backward."""
         return any(part.kind is not Kind.FORWARD for row in self.ranks for a in row for part in a.computes())
 
 
 @dataclass(frozen=True)
 class Program(Schedule):
-    """A schedule whose lists also hold sends, receives, gradient reductions and the optimizer step. `sizes` says how
-    many bytes they move; None where that is not known."""
+    """A schedule whose lists also hold sends, receives, gradient reductions and the optimizer step. `sizes` are the
+    bytes that they move; None if unknown."""
 
     sizes: Sizes | None = None
 
@@ -83,5 +84,5 @@ class Program(Schedule):
         return self.sizes.gather[action.stage] if action.kind is Kind.GATHER else 0
 
     def text(self) -> str:
-        """One line a rank."""
+        """The lists as text, one line per rank."""
         return "\n".join(f"rank {rank}: " + " ".join(map(str, row)) for rank, row in enumerate(self.ranks))

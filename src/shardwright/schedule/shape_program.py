@@ -1,4 +1,4 @@
-"""Orders of work by a schedule's name: which shapes it admits, and what it makes of one that it does."""
+"""Orders of work by a schedule's name: the faults of a shape, and the program of a shape without faults."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -17,22 +17,22 @@ from shardwright.sharding.stage_placement import StagePlacement
 
 
 def shape_faults(name: str, shape: PipelineShape) -> list[str]:
-    """Why a schedule does not admit a shape, each fault with its arithmetic and a way out. Empty if it does."""
+    """Why a schedule does not admit a shape, each fault with its arithmetic and a way out. Empty if it admits it."""
     facts = SCHEDULES[name]
     faults = [
         f"schedule {name!r} has no {field}, and it is {getattr(shape, field)}; leave it out, or use "
-        + " or ".join(other.name for other in SCHEDULES.values() if field in other.understands)
+        + " or ".join(candidate.name for candidate in SCHEDULES.values() if field in candidate.understands)
         for field in ("extra_warmup", "group", "num_steps", "most_alive")
         if getattr(shape, field) != getattr(PipelineShape, field) and field not in facts.understands
     ]
     faults = _stage_faults(name, shape.virtual_stages) + faults
-    return size_faults(name, shape) or faults + facts.faults(shape)  # what is too large may take these for ever
+    return size_faults(name, shape) or faults + facts.faults(shape)  # these may take for ever on a shape too large
 
 
 def size_faults(name: str, shape: PipelineShape, num_drawn: int = 1) -> list[str]:
     """Faults of a shape that is too large to be laid out and played `num_drawn` times, each with a way out."""
     p, m, steps = shape.num_ranks, shape.num_microbatches, max(shape.num_steps, num_drawn)
-    each = SCHEDULES[name].stages_per_rank or shape.virtual_stages
+    stages_each = SCHEDULES[name].stages_per_rank or shape.virtual_stages
     faults = []
     if p > largest.PIPELINE_RANKS:
         faults.append(f"a pipeline of p {p:,} ranks is too long; use at most {largest.PIPELINE_RANKS:,}")
@@ -41,12 +41,12 @@ def size_faults(name: str, shape: PipelineShape, num_drawn: int = 1) -> list[str
             f"{shape.virtual_stages:,} pieces of the model on each rank are more than a model has layers; use at most "
             f"{largest.LAYERS:,}"
         )
-    if p * each * m * steps > largest.COMPUTATIONS:
-        most = largest.COMPUTATIONS // (p * each * steps)
-        stages = f"p {p:,} ranks x {each:,} stages on each" if each > 1 else f"p {p:,} stages"
+    if p * stages_each * m * steps > largest.COMPUTATIONS:
+        most = largest.COMPUTATIONS // (p * stages_each * steps)
+        stages = f"p {p:,} ranks x {stages_each:,} stages on each" if stages_each > 1 else f"p {p:,} stages"
         times = f" x {steps:,} steps" if steps > 1 else ""
         faults.append(
-            f"{stages} x m {m:,} microbatches{times} = {p * each * m * steps:,} forwards, and at most "
+            f"{stages} x m {m:,} microbatches{times} = {p * stages_each * m * steps:,} forwards, and at most "
             f"{largest.COMPUTATIONS:,} can be laid out; use "
             + (f"at most {most:,} microbatches" if most else "fewer stages" + " or steps" * (steps > 1))
         )
@@ -72,30 +72,31 @@ def _stage_faults(name: str, virtual_stages: int) -> list[str]:
 def shape_program(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Program:
     """One optimizer step under a named schedule, all communication written out.
 
-    With `recompute` stages keep their inputs alone (stage_recompute.py); with `gathers` their parameters are sharded
-    (zero3_gathers.py). PlanError says why a shape is not admitted.
+    With `recompute` "stage", stages keep only their inputs (stage_recompute.py); with `gathers` their parameters are
+    sharded (zero3_gathers.py). PlanError says why a shape is not admitted.
     """
-    return _extended(lower(_made(name, shape)), recompute, gathers)
+    return _extended(lower(_make_schedule(name, shape)), recompute, gathers)
 
 
 def shape_order(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Schedule:
-    """The order of work of a shape without messages: what the times of a step depend on, and far sooner made."""
-    return _extended(with_step(_made(name, shape)), recompute, gathers)
+    """The order of work of a shape without messages. The times of a step depend on nothing more, and it is made much
+    faster than the program."""
+    return _extended(with_step(_make_schedule(name, shape)), recompute, gathers)
 
 
 @lru_cache(maxsize=1024)
 def shape_placement(name: str, shape: PipelineShape) -> StagePlacement:
-    """The rank of each stage. Of a schedule that is made to measure it is known once that is made."""
-    return _made(name, shape).placement
+    """The placement of stages on ranks. This makes the whole schedule, because a solver chooses its own placement."""
+    return _make_schedule(name, shape).placement
 
 
 @lru_cache(maxsize=8)
-def _made(name: str, shape: PipelineShape) -> Schedule:
+def _make_schedule(name: str, shape: PipelineShape) -> Schedule:
     faults = shape_faults(name, shape)
     if faults:
         raise PlanError(f"schedule {name}", faults)
-    made: Schedule = SCHEDULES[name].make(shape)
-    return made
+    schedule: Schedule = SCHEDULES[name].make(shape)
+    return schedule
 
 
 def _extended(schedule: AnySchedule, recompute: Recompute, gathers: bool) -> AnySchedule:
@@ -105,8 +106,8 @@ def _extended(schedule: AnySchedule, recompute: Recompute, gathers: bool) -> Any
 
 
 def forward_of(program: Program) -> Program:
-    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order. Where the
-    program gathers parameters, so do they."""
+    """The forward passes of a program alone, for evaluation and generation: same stages, same order, and the same
+    gathering of parameters."""
     rows = tuple(
         tuple(part for action in row for part in action.computes() if part.kind is Kind.FORWARD)
         for row in program.ranks

@@ -1,7 +1,7 @@
-"""Named models, clusters, devices and jobs, a TOML file each; and files of your own in their place.
+"""The catalog of named models, clusters, devices and jobs, one TOML file each. A user's file can replace any of them.
 
-Wherever a catalog name is asked for, the path of a TOML file with the same fields may stand. What that file names in
-turn (the device of a cluster, the calibration of a device) is found from its own folder.
+A catalog name may always be replaced by the path of a TOML file with the same fields. Paths in that file (the device of
+a cluster, the calibration of a device) are relative to its own folder.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from shardwright.config.toml_file import read_toml
 
 Kind = Literal["models", "clusters", "devices", "jobs", "software", "calibrations"]
 
-# Fields of an entry that name another one.
+# Fields of an entry that name another entry.
 _NAMING = ("device", "software", "generation", "calibration")
 
 
@@ -31,8 +31,8 @@ def is_file(name: str) -> bool:
 
 
 def read(kind: Kind, name: str) -> dict[str, Any]:
-    """The fields of one entry, its name among them. KeyError with the nearest names if there is none. ValueError says
-    what is wrong with a file of yours."""
+    """The fields of one entry, with its name. KeyError with the nearest names if there is none. ValueError with the
+    fault of a user's file."""
     if is_file(name):
         return _read_file(Path(name))
     if name not in names(kind):
@@ -42,7 +42,7 @@ def read(kind: Kind, name: str) -> dict[str, Any]:
 
 
 def read_left_out() -> dict[str, dict[str, float]]:
-    """left_out.toml: by family of published runs, constants of calibrations fitted without it."""
+    """left_out.toml: by family of published runs, the calibration constants fitted without that family."""
     text = (resources.files(__package__) / "left_out.toml").read_text(encoding="utf-8")
     return {
         family: {name: float(value) for name, value in constants.items()}
@@ -51,7 +51,7 @@ def read_left_out() -> dict[str, dict[str, float]]:
 
 
 def read_confidence() -> dict[str, Any]:
-    """confidence.toml: how far predicted ratios of steps are off, by what differs between two plans."""
+    """confidence.toml: the errors of predicted ratios of step times, by the fields that differ between two plans."""
     return tomllib.loads((resources.files(__package__) / "confidence.toml").read_text(encoding="utf-8"))
 
 
@@ -64,29 +64,28 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def found_from(file: Path, name: Any) -> Any:
-    """A name that `file` mentions; the path of another file is taken from the folder of the first."""
+    """A name in `file`; if it is a path, made absolute from the folder of `file`."""
     return str((file.parent / name).absolute()) if isinstance(name, str) and is_file(name) else name
 
 
-_LONGEST_WORD = 100  # comparing takes as long as the product of both lengths
+_LONGEST_WORD = 100  # characters, because a comparison takes time by the product of both lengths
 
 
 def nearest(word: str, known: list[str], most: int = 2) -> list[str]:
-    """Names that a word may stand for, by its letters (lr for learning_rate), or else that are written much alike, the
-    most alike first."""
+    """The names that a word abbreviates (lr for learning_rate), or else the most similar names, best first."""
     if short := [name for name in known if "_" in name and word == "".join(part[:1] for part in name.split("_"))]:
         return short[:most]
     return written_alike(word, known, most)
 
 
 def written_alike(word: str, known: list[str], most: int = 2, share: float = 0.6) -> list[str]:
-    """Names of which at least so large a share is the same as in a word, the most alike first."""
+    """The names whose similarity to a word is at least `share`, best first."""
     return difflib.get_close_matches(word[:_LONGEST_WORD], known, n=most, cutoff=share)
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """A way out of a name that is not known."""
-    if "/" in word and os.path.exists(word):  # False, too, of what can't be a path
+    """A way out for an unknown name."""
+    if "/" in word and os.path.exists(word):  # also False for a text that can't be a path
         return "if the file is meant, give it a name that ends in .toml"
     if near := nearest(word, known):
         return "did you mean " + " or ".join(near) + "?"

@@ -1,1 +1,1 @@
-"""Does what is asked for go together? Every fault, with its arithmetic and a way out."""
+"""Checks that the fields of a job agree. Every fault has its arithmetic and a way out."""

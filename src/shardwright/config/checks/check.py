@@ -1,7 +1,7 @@
-"""Does the plan fit the model, the batch and the cluster? Every fault, with its arithmetic and a way out.
+"""Check that the plan fits the model, the batch and the cluster. Every fault has its arithmetic and a way out.
 
-What only the machine can answer (free memory, CUDA devices, files) is checked where it is used; what is
-here is arithmetic on the job and needs nothing else.
+These checks are arithmetic on the job and need nothing else. Facts of the machine (free memory, CUDA devices, files)
+are checked where they are used.
 """
 
 from shardwright.config.catalog_entry import entry_faults
@@ -27,24 +27,24 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import counted
 from shardwright.config.usual_links import node_devices
 
-# In bytes. File systems take 255; files beside the folder may add an ending.
+# In bytes. File systems allow 255; names of files beside the folder may add an ending.
 LONGEST_NAME = 200
 
 
 def job_faults(job: JobSpec) -> list[str]:
-    """All that is wrong with a job whose fields are each valid. Empty if it can run."""
-    if faults := rank_faults(job):  # the ways out of others are divisors of these numbers, which take long to find
+    """All faults of a job whose fields are each valid. Empty if it can run."""
+    if faults := rank_faults(job):  # ways out of other faults are divisors of these numbers, slow if they are large
         return faults
     return [*faults_on_any_cluster(job), *_world_faults(job), *_fallback_faults(job)]
 
 
 def faults_without_plan(job: JobSpec) -> list[str]:
-    """All that is wrong with a job for which a plan is still to be found, whatever plan it has itself."""
+    """All faults of a job for which a plan is to be searched; its own plan is ignored."""
     return faults_on_any_cluster(job.model_copy(update={"plan": job.plan.unsearched()}))
 
 
 def faults_on_any_cluster(job: JobSpec) -> list[str]:
-    """All but that the degrees make another number of ranks than the cluster has devices."""
+    """All faults of a job, except a number of ranks that differs from the number of the cluster's devices."""
     return [
         *size_faults(job),
         *_name_faults(job.name),
@@ -71,7 +71,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
 
 
 def _name_faults(name: str) -> list[str]:
-    """The run's folder is called after the job."""
+    """Faults of the job's name, which is the name of the run's folder."""
     shown = repr(name if len(name) <= 60 else name[:60] + "...")
     way_out = "use letters, digits, '-', '_' and '.', such as \"my-job\", and run.folder for another place"
     if not name.strip():
@@ -145,11 +145,10 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
                 if 0 < stage < plan.num_stages - 1
             ]
     elif plan.num_stages > layers:
-        # Embedding and head make work for two stages, but only where the user asks for that.
-        by_layout = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
+        # Embedding and head are work for two further stages, but only if the user asks for that.
+        hint = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
         faults.append(
-            f"{product} stages for {counted(layers, 'layer')} leaves stages without a layer; "
-            f"use at most {layers}{by_layout}"
+            f"{product} stages for {counted(layers, 'layer')} leaves stages without a layer; use at most {layers}{hint}"
         )
     return faults
 
@@ -259,7 +258,7 @@ def _batch_faults(job: JobSpec) -> list[str]:
             for _ in odd[:1]
         ]
     batches = " or ".join(str(b) for b in (batch // share * share, (batch // share + 1) * share) if b)
-    by_plan = (
+    plan_fix = (
         "another plan.dp"
         if batch % plan.dp
         else f"plan.microbatch_size {nearest_divisors(batch // plan.dp, plan.microbatch_size)}"
@@ -267,7 +266,7 @@ def _batch_faults(job: JobSpec) -> list[str]:
     return [
         f"batch.global_batch_size {batch} does not split into dp {plan.dp} x microbatch_size "
         f"{plan.microbatch_size} = {share} ({batch} / {share} = {batch / share:.2f}); "
-        f"use a batch of {batches}, or {by_plan}"
+        f"use a batch of {batches}, or {plan_fix}"
     ]
 
 
@@ -283,15 +282,17 @@ def _world_faults(job: JobSpec) -> list[str]:
     cluster, plan = job.cluster, job.plan
     faults = []
     if cluster.num_devices and plan.world != cluster.num_devices:
-        rest = plan.world // plan.dp
+        ranks_of_replica = plan.world // plan.dp
         way_out = (
-            f"use dp {cluster.num_devices // rest}"
-            if cluster.num_devices % rest == 0
+            f"use dp {cluster.num_devices // ranks_of_replica}"
+            if cluster.num_devices % ranks_of_replica == 0
             else f"use degrees whose product is {cluster.num_devices}"
         )
         nodes = [(part.nodes, part.devices_per_node) for part in cluster.parts]
         nodes = nodes or [(cluster.nodes, cluster.devices_per_node)]
-        devices = " + ".join(f"{counted(num_nodes, 'node')} x {counted(each, 'device')}" for num_nodes, each in nodes)
+        devices = " + ".join(
+            f"{counted(num_nodes, 'node')} x {counted(per_node, 'device')}" for num_nodes, per_node in nodes
+        )
         faults.append(
             f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
             f"{cluster.num_devices}; {way_out}"
@@ -300,19 +301,19 @@ def _world_faults(job: JobSpec) -> list[str]:
 
 
 def _fallback_faults(job: JobSpec) -> list[str]:
-    """Faults of plans for other numbers of ranks, besides the faults of the job under any plan."""
+    """Faults of the fallback plans, without the faults that the job has with its first plan."""
     plans = [job.plan, *(job.plan.fallback_plan(number) for number in range(len(job.plan.fallback)))]
-    own, faults = set(faults_on_any_cluster(job)), list[str]()
+    known_faults, faults = set(faults_on_any_cluster(job)), list[str]()
     for number, plan in enumerate(plans[1:]):
-        where = f"plan.fallback[{number}]"
+        field = f"plan.fallback[{number}]"
         fallback = job.model_copy(update={"plan": plan})
-        faults_of_it = rank_faults(fallback) or faults_on_any_cluster(fallback)
-        faults += [f"{where}: {fault}" for fault in faults_of_it if fault not in own]
-        worlds = [other.world for other in plans[: number + 1]]
+        plan_faults = rank_faults(fallback) or faults_on_any_cluster(fallback)
+        faults += [f"{field}: {fault}" for fault in plan_faults if fault not in known_faults]
+        worlds = [earlier.world for earlier in plans[: number + 1]]
         if plan.world in worlds:
             first = worlds.index(plan.world)
             faults.append(
-                f"{where}: {plan.degrees} = {counted(plan.world, 'rank')}, for which "
+                f"{field}: {plan.degrees} = {counted(plan.world, 'rank')}, for which "
                 f"{f'plan.fallback[{first - 1}]' if first else 'the plan itself'} is taken; leave it out, or use other "
                 "degrees"
             )

@@ -1,4 +1,4 @@
-"""Can the run know when to write checkpoints?"""
+"""Check that the run can write checkpoints as the job asks."""
 
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.cluster import DeviceSpec
@@ -7,7 +7,7 @@ from shardwright.config.job import JobSpec
 
 
 def checkpoint_faults(job: JobSpec) -> list[str]:
-    """Faults of `checkpoint`: requests that nobody can carry out, each with a way out."""
+    """Faults of `checkpoint`: requests that can't be carried out, each with a way out."""
     return _place_faults(job) + _auto_faults(job) + _best_faults(job)
 
 
@@ -17,9 +17,9 @@ def _best_faults(job: JobSpec) -> list[str]:
         return []
     faults = []
     if best not in sets:
-        known = f"evaluated are {', '.join(sets)}" if sets else "nothing is evaluated"
+        names = f"evaluated are {', '.join(sets)}" if sets else "nothing is evaluated"
         faults.append(
-            f"checkpoint.keep_best {best!r} is no set that is evaluated ({known}); name one, or give data.validation a "
+            f"checkpoint.keep_best {best!r} is no set that is evaluated ({names}); name one, or give data.validation a "
             "set of that name"
         )
     if not job.checkpoint.is_on:
@@ -46,12 +46,14 @@ def _auto_faults(job: JobSpec) -> list[str]:
     if not job.checkpoint.auto or any(
         entry_faults("", "devices", name, DeviceSpec) for name in devices if name != "unknown"
     ):
-        return []  # of a device that is none, others tell
+        return []  # another check reports a name that is no device
     if device_hours_between_failures(cluster):
         return []
-    whose = "cluster.device is unknown" if devices == ["unknown"] else f"{' or '.join(devices)} has none in the catalog"
+    reason = (
+        "cluster.device is unknown" if devices == ["unknown"] else f"{' or '.join(devices)} has none in the catalog"
+    )
     return [
         f"checkpoint.auto weighs what a checkpoint costs against how often devices fail, which is not known: "
-        f"cluster.hours_between_failures is 0, and {whose}; set cluster.hours_between_failures, or "
+        f"cluster.hours_between_failures is 0, and {reason}; set cluster.hours_between_failures, or "
         "checkpoint.every_steps or every_s in place of auto"
     ]

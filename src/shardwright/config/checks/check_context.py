@@ -1,4 +1,4 @@
-"""Can the sequence be cut as the plan says?"""
+"""Check that the ranks of cp can share the sequence as the plan says."""
 
 import math
 
@@ -21,18 +21,18 @@ def _sequence_faults(job: JobSpec) -> list[str]:
     chunks = per_rank * plan.cp
     shared = plan.tp if plan.sequence_parallel else 1
     unit = math.lcm(chunks, plan.cp * shared)
-    such_as = f"use a sequence that is a multiple of {unit}, such as {sequence // unit * unit or unit}"
+    way_out = f"use a sequence that is a multiple of {unit}, such as {sequence // unit * unit or unit}"
     if sequence % chunks:
         pieces = f"plan.cp {plan.cp}" + (f" x {per_rank} chunks a rank = {chunks}" if per_rank > 1 else "")
-        by_degree = nearest_divisors(sequence // per_rank, plan.cp) if sequence % per_rank == 0 else "1"
+        cp_fix = nearest_divisors(sequence // per_rank, plan.cp) if sequence % per_rank == 0 else "1"
         return [
             f"{plan.cp_method} attention cuts {sequence} tokens into {pieces} equal parts "
-            f"({sequence} / {chunks} = {sequence / chunks:.2f}); {such_as}, or plan.cp = {by_degree}"
+            f"({sequence} / {chunks} = {sequence / chunks:.2f}); {way_out}, or plan.cp = {cp_fix}"
         ]
     if sequence // plan.cp % shared:
         return [
             f"sequence parallel shards the {sequence} / cp {plan.cp} = {sequence // plan.cp} tokens of a rank over tp "
-            f"{plan.tp} ({sequence // plan.cp} / {plan.tp} = {sequence / plan.cp / plan.tp:.2f}); {such_as}, or "
+            f"{plan.tp} ({sequence // plan.cp} / {plan.tp} = {sequence / plan.cp / plan.tp:.2f}); {way_out}, or "
             f"plan.sequence_parallel = false"
         ]
     return []
@@ -46,20 +46,20 @@ def _head_faults(job: JobSpec) -> list[str]:
             f"those of one latent for all heads; use plan.cp_method = {sharing_tokens()}"
         ]
     if model.heads % plan.tp or model.num_kv_heads % plan.tp:
-        return []  # said elsewhere
+        return []  # another check reports this
     heads, kv_heads = model.heads // plan.tp, model.num_kv_heads // plan.tp
-    of_rank = "" if plan.tp == 1 else f" / tp {plan.tp} = {heads}"
+    division = "" if plan.tp == 1 else f" / tp {plan.tp} = {heads}"
     faults = []
     if heads % plan.cp:
         faults.append(
-            f"{method} gives each of plan.cp {plan.cp} ranks as many of {model.heads}{of_rank} heads ({heads} / "
+            f"{method} gives each of plan.cp {plan.cp} ranks as many of {model.heads}{division} heads ({heads} / "
             f"{plan.cp} = {heads / plan.cp:.2f}); use plan.cp = {nearest_divisors(heads, plan.cp)}, or "
             'plan.cp_method = "ring"'
         )
     elif kv_heads % plan.cp and plan.cp % kv_heads:
-        of_rank = "" if plan.tp == 1 else f" / tp {plan.tp} = {kv_heads}"
+        division = "" if plan.tp == 1 else f" / tp {plan.tp} = {kv_heads}"
         faults.append(
-            f"{method} gives each of plan.cp {plan.cp} ranks as many of {model.num_kv_heads}{of_rank} kv heads, or "
+            f"{method} gives each of plan.cp {plan.cp} ranks as many of {model.num_kv_heads}{division} kv heads, or "
             f"each kv head to as many ranks, and neither divides the other ({kv_heads} / {plan.cp} = "
             f'{kv_heads / plan.cp:.2f}); use plan.cp = {all_divisors(kv_heads)}, or plan.cp_method = "ring"'
         )

@@ -1,4 +1,4 @@
-"""Does what the data section says go together? What only files can answer is checked where they are read."""
+"""Check that the fields of the data section agree. Facts of the files are checked where files are read."""
 
 from shardwright.config.data import HELD_OUT, DataSpec, ReadSpec
 
@@ -6,11 +6,11 @@ _WITHOUT_ROWS = ("text", "tokens", "megatron")
 
 
 def data_faults(data: DataSpec) -> list[str]:
-    """All that is wrong with a data section whose fields are each valid."""
+    """All faults of a data section whose fields are each valid."""
     faults = _mixture_faults(data)
-    for number, one in enumerate(data.each):
+    for number, source in enumerate(data.each):
         name = f"data.sources[{number}]" if data.sources else "data"
-        faults += _source_faults(one, name)
+        faults += _source_faults(source, name)
     faults += _validation_faults(data)
     if data.chat_template and not data.has_chats:
         faults.append(
@@ -36,7 +36,7 @@ def data_faults(data: DataSpec) -> list[str]:
 
 
 def _mixture_faults(data: DataSpec) -> list[str]:
-    """Faults of fields that belong to one source, beside several sources."""
+    """Faults of fields that belong to a single source, in a section with several sources."""
     if not data.sources:
         return []
     changed = [name for name in ReadSpec.model_fields if getattr(data, name) != DataSpec.model_fields[name].default]
@@ -44,11 +44,11 @@ def _mixture_faults(data: DataSpec) -> list[str]:
 
 
 def _validation_faults(data: DataSpec) -> list[str]:
-    """Faults of validation sets of the user's own."""
+    """Faults of the user's validation sets."""
     faults = []
-    for number, one in enumerate(data.each_validation):
-        faults += _source_faults(one, f"data.validation[{number}]")
-    names = [one.name for one in data.validation]
+    for number, source in enumerate(data.each_validation):
+        faults += _source_faults(source, f"data.validation[{number}]")
+    names = [validation.name for validation in data.validation]
     faults += [
         f"{names.count(name)} sets of data.validation are called {name!r}; give each a name of its own"
         for name in dict.fromkeys(names)

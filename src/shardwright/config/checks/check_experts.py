@@ -1,4 +1,4 @@
-"""Do the experts of the model fit the plan?"""
+"""Check that the experts of the model fit the plan."""
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model import all_divisors, nearest_divisors
@@ -6,7 +6,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 
 
 def expert_faults(job: JobSpec) -> list[str]:
-    """Contradictions between experts and the rest of a job. That ranks can be folded is checked with them."""
+    """Contradictions between experts and other fields of a job. check.py checks that experts can fold the ranks."""
     return _without_experts(job) if not job.model.moe.experts else [*_cut_faults(job), *_unsupported(job)]
 
 

@@ -1,10 +1,10 @@
-"""Are the fields about fp8 read by somebody?"""
+"""Check that the fields about fp8 have an effect."""
 
 from shardwright.config.job import JobSpec
 
 
 def float8_faults(job: JobSpec) -> list[str]:
-    """Fields that would do nothing, with a way out."""
+    """Faults of fields that would have no effect, each with a way out."""
     precision, faults = job.precision, []
     if precision.float8_weight_gradients and precision.float8 == "none":
         faults.append(

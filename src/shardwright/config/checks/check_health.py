@@ -1,4 +1,4 @@
-"""Can the run do what its health asks for?"""
+"""Check that the run can carry out the requests of its health section."""
 
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
@@ -7,8 +7,8 @@ from shardwright.config.schedule_facts import SCHEDULES
 def health_faults(job: JobSpec) -> list[str]:
     """Faults of `health`: requests that the job can't carry out, each with a way out."""
     health, faults = job.health, []
-    asked = {"not_finite": health.not_finite, "spike": health.spike}
-    for field, policy in asked.items():
+    policies = {"not_finite": health.not_finite, "spike": health.spike}
+    for field, policy in policies.items():
         if policy == "rewind" and not job.checkpoint.is_on:
             faults.append(
                 f'health.{field} = "rewind" goes back to the last checkpoint, and the run writes none; set '

@@ -1,15 +1,15 @@
-"""Can moments in bf16 follow their decay? Rounding to 8 bits loses small changes.
+"""Check that moments in bf16 can follow their decay, because rounding to 8 bits loses small changes.
 
-bf16 numbers between 2^e and 2^(e+1) are 2^(e-7) apart, so a change of less than 2^(e-8) is lost. Where there is no
-gradient, a step takes (1 - beta) of a moment off. That is least beside the half place for the second number from below,
-2^e (1 + 2^-7): it falls where (1 - beta) (1 + 2^-7) >= 2^-8, which is 1 - beta >= 1/258. Below the first number, 2^e,
-places are half as wide. With 1 - beta < 2^-9 no number falls at all.
+bf16 numbers between 2^e and 2^(e+1) are 2^(e-7) apart, so a change of less than 2^(e-8) is lost. Without a gradient, a
+step reduces a moment by its share (1 - beta). That is smallest relative to half the distance for the second number of
+the range, 2^e (1 + 2^-7): it decreases if (1 - beta) (1 + 2^-7) >= 2^-8, so if 1 - beta >= 1/258. Below the first
+number, 2^e, distances are half as wide. With 1 - beta < 2^-9 no number decreases at all.
 """
 
 from shardwright.config.job import JobSpec
 
 MOST_BETA = 1 - 1 / 258
-_FOR_PEOPLE = 0.996  # below it, and with few digits
+_SUGGESTED_BETA = 0.996  # below MOST_BETA, with few digits
 
 
 def moment_faults(job: JobSpec) -> list[str]:
@@ -26,7 +26,7 @@ def moment_faults(job: JobSpec) -> list[str]:
     return [
         f"optimizer.{name} {beta} takes {1 - beta:.2g} of a moment off in a step without a gradient, and "
         f"precision.moments 'bf16' rounds to 8 bits, which loses changes of less than 1/258 = {1 / 258:.2g} of some: "
-        f"they would stand still for ever; use optimizer.{name} = {_FOR_PEOPLE} or smaller, or "
+        f"they would stand still for ever; use optimizer.{name} = {_SUGGESTED_BETA} or smaller, or "
         'precision.moments = "float32"'
         for name, beta in ((name, getattr(optimizer, name)) for name in optimizer.facts.decays)
         if beta > MOST_BETA

@@ -1,4 +1,4 @@
-"""Does the plan fit a cluster whose parts have devices of different kinds?"""
+"""Check that the plan fits a cluster whose parts have devices of different kinds."""
 
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.cluster import DeviceSpec
@@ -7,7 +7,7 @@ from shardwright.config.rank_order import EXAMPLE
 
 
 def part_faults(job: JobSpec) -> list[str]:
-    """All that is wrong with cluster.parts, and with the plan on them."""
+    """All faults of cluster.parts, and of the plan on them."""
     cluster, plan = job.cluster, job.plan
     if not cluster.parts:
         return []
@@ -17,11 +17,11 @@ def part_faults(job: JobSpec) -> list[str]:
             f"cluster.device {cluster.device!r} is of all nodes, and cluster.parts names a device for each part; leave "
             f"cluster.device out"
         )
-    alone = cluster.devices_per_node * cluster.nodes
-    if alone and alone != cluster.num_devices:
+    num_stated = cluster.devices_per_node * cluster.nodes
+    if num_stated and num_stated != cluster.num_devices:
         parts = " + ".join(f"{part.nodes} x {part.devices_per_node}" for part in cluster.parts)
         faults.append(
-            f"cluster.nodes {cluster.nodes} x devices_per_node {cluster.devices_per_node} = {alone} devices, and "
+            f"cluster.nodes {cluster.nodes} x devices_per_node {cluster.devices_per_node} = {num_stated} devices, and "
             f"cluster.parts has {parts} = {cluster.num_devices}; leave cluster.nodes and devices_per_node out"
         )
     stage = plan.stage_ranks
@@ -31,12 +31,12 @@ def part_faults(job: JobSpec) -> list[str]:
             f"those of others, and cluster.parts needs a stage on devices of one kind; use the order {EXAMPLE}"
         )
     for number, part in enumerate(cluster.parts):
-        where = f"cluster.parts[{number}]"
-        faults += entry_faults(f"{where}.device", "devices", part.device, DeviceSpec)
+        field = f"cluster.parts[{number}]"
+        faults += entry_faults(f"{field}.device", "devices", part.device, DeviceSpec)
         if part.num_devices % stage:
             axes = f"dp {plan.dp} x tp {plan.tp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
             faults.append(
-                f"{where} has {part.nodes} x {part.devices_per_node} = {part.num_devices} devices, and a stage "
+                f"{field} has {part.nodes} x {part.devices_per_node} = {part.num_devices} devices, and a stage "
                 f"takes {axes} = {stage} of one kind ({part.num_devices} / {stage} = "
                 f"{part.num_devices / stage:.2f}); use degrees whose product divides it, and more plan.pp"
             )

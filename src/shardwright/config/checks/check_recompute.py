@@ -1,4 +1,4 @@
-"""Is what a plan says about recomputation of one piece?"""
+"""Check that the fields of a plan about recomputation agree."""
 
 from shardwright.config.plan import PlanSpec
 from shardwright.config.recompute_policy import OPERATORS, policy_faults

@@ -1,7 +1,7 @@
-"""Is what follows from several fields of a size that can be computed? The limits themselves are in config/largest.py.
+"""Check sizes that follow from several fields against the limits in config/largest.py.
 
-How many actions a pipeline has is said with its schedule (schedule/shape_program.py), because a search takes plans that
-it does not play.
+The number of actions of a pipeline is checked with its schedule (schedule/shape_program.py), because a search also
+takes plans that it does not simulate.
 """
 
 from shardwright.config import largest
@@ -16,7 +16,7 @@ def size_faults(job: JobSpec) -> list[str]:
 
 
 def rank_faults(job: JobSpec) -> list[str]:
-    """Faults of a plan that has more ranks than can be computed with."""
+    """Faults of a plan with too many ranks to compute with."""
     plan = job.plan
     if plan.world <= largest.RANKS:
         return []
@@ -44,11 +44,11 @@ def _parameter_faults(model: ModelSpec) -> list[str]:
     total = num_sparse * sparse + shape.num_dense * dense + shape.mtp * further + 2 * table
     if total <= largest.PARAMETERS:
         return []
-    of_layers = [f"{shape.num_dense:,} layers x {dense:,}"] if shape.num_dense else []
-    of_layers += [f"{num_sparse:,} layers with experts x {sparse:,}"] if num_sparse else []
-    of_layers += [f"{shape.mtp} further tokens x {further:,}"] if shape.mtp else []
+    terms = [f"{shape.num_dense:,} layers x {dense:,}"] if shape.num_dense else []
+    terms += [f"{num_sparse:,} layers with experts x {sparse:,}"] if num_sparse else []
+    terms += [f"{shape.mtp} further tokens x {further:,}"] if shape.mtp else []
     return [
-        f"{' + '.join(of_layers)} + 2 tables x {table:,} = {total:.3g} parameters, and a model may have at most "
+        f"{' + '.join(terms)} + 2 tables x {table:,} = {total:.3g} parameters, and a model may have at most "
         f"{largest.PARAMETERS:.3g}; use fewer layers or experts, or a smaller model.hidden, heads, ffn or vocab"
     ]
 
@@ -63,11 +63,11 @@ def _token_faults(job: JobSpec) -> list[str]:
             f"{largest.TOKENS // model.sequence:,} such sequences, or shorter ones"
         )
     widest = max(model.hidden, model.ffn_size, model.heads * model.query_width, model.vocab)
-    kept = microbatch * model.sequence * widest * model.num_blocks
-    if kept > largest.ACTIVATIONS:
+    count = microbatch * model.sequence * widest * model.num_blocks
+    if count > largest.ACTIVATIONS:
         faults.append(
             f"plan.microbatch_size {microbatch:,} x model.sequence {model.sequence:,} x {widest:,} (the widest of "
-            f"hidden, ffn, all heads and vocab) x {model.num_blocks:,} layers = {kept:.3g} elements of a microbatch, "
+            f"hidden, ffn, all heads and vocab) x {model.num_blocks:,} layers = {count:.3g} elements of a microbatch, "
             f"and it may have at most {largest.ACTIVATIONS:.3g}; use smaller microbatches or shorter sequences"
         )
     return faults

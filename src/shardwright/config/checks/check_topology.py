@@ -1,4 +1,4 @@
-"""Does what joins a cluster's nodes go together? Every fault, with its arithmetic and a way out."""
+"""Check that the topology of a cluster's nodes is consistent. Every fault has its arithmetic and a way out."""
 
 import math
 
@@ -6,16 +6,17 @@ from shardwright.config.cluster import ClusterSpec
 
 
 def topology_faults(cluster: ClusterSpec) -> list[str]:
-    """A level's switches hold whole ones of the level below, and a torus all devices in whole copies."""
-    faults, below, what = [], cluster.devices_per_node, "cluster.devices_per_node"
+    """Faults of a level whose switches do not hold an integer number of switches of the level below, or of a torus that
+    does not divide the cluster."""
+    faults, lower, lower_name = [], cluster.devices_per_node, "cluster.devices_per_node"
     for number, level in enumerate(cluster.topology.levels):
         name = f"cluster.topology.levels[{number}].devices"
-        if below and (level.devices % below or level.devices <= below):
+        if lower and (level.devices % lower or level.devices <= lower):
             faults.append(
-                f"{name} {level.devices} is no multiple of {what} {below} ({level.devices} / {below} = "
-                f"{level.devices / below:.2f}); use {2 * below}, {4 * below}, ..."
+                f"{name} {level.devices} is no multiple of {lower_name} {lower} ({level.devices} / {lower} = "
+                f"{level.devices / lower:.2f}); use {2 * lower}, {4 * lower}, ..."
             )
-        below, what = level.devices, name
+        lower, lower_name = level.devices, name
     torus = cluster.topology.torus
     size = math.prod(torus)
     if torus and cluster.num_devices % size:

@@ -1,1 +1,1 @@
-"""The facts of methods of context parallelism, a file each; their arithmetic is in parallel/context."""
+"""The facts of methods of context parallelism, one file each; their arithmetic is in parallel/context."""

@@ -1,4 +1,4 @@
-"""Keys and values of all ranks are gathered. Dubey et al. 2024 (arXiv 2407.21783, section 3.3.2)."""
+"""All-gather: keys and values of all ranks are gathered. Dubey et al. 2024 (arXiv 2407.21783, section 3.3.2)."""
 
 from shardwright.config.context_facts import ContextFacts
 

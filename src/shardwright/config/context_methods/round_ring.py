@@ -1,4 +1,4 @@
-"""Keys and values go round the ranks, one after the other. Liu et al. 2023 (arXiv 2310.01889)."""
+"""Ring attention: keys and values go round the ranks, step by step. Liu et al. 2023 (arXiv 2310.01889)."""
 
 from shardwright.config.context_facts import ContextFacts
 

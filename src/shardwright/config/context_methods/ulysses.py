@@ -1,4 +1,4 @@
-"""Tokens are traded for heads, and back. Jacobs et al. 2023 (arXiv 2309.14509)."""
+"""Ulysses: ranks exchange tokens for heads, and back. Jacobs et al. 2023 (arXiv 2309.14509)."""
 
 from shardwright.config.context_facts import ContextFacts
 

@@ -1,1 +1,1 @@
-"""The facts of gates, a file each; their arithmetic is in files of the same names in model/gates."""
+"""The facts of gates, one file each; their arithmetic is in files of the same names in model/gates."""

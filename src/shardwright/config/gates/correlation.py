@@ -1,4 +1,4 @@
-"""Later choices of a token are among experts that are often chosen with its first."""
+"""The correlation gate: later choices of a token are among the experts often chosen together with its first."""
 
 from shardwright.config.gate_facts import GateFacts
 

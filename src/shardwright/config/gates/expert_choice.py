@@ -1,4 +1,4 @@
-"""Experts choose tokens, the same number each."""
+"""The expert-choice gate: experts choose tokens, the same number each."""
 
 from shardwright.config.gate_facts import GateFacts
 

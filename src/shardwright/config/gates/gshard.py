@@ -1,4 +1,4 @@
-"""The gate of GShard: a token gets the best expert, and at random the second best."""
+"""The gate of GShard: a token gets the best expert and, at random, the second best."""
 
 from shardwright.config.gate_facts import GateFacts
 

@@ -1,4 +1,4 @@
-"""The gate of Switch: a token gets the one most probable expert."""
+"""The gate of Switch: a token gets only the most probable expert."""
 
 from shardwright.config.gate_facts import GateFacts
 

@@ -1,1 +1,1 @@
-"""Models as Hugging Face's config.json describes them, read as fields of [model]."""
+"""Read models from Hugging Face's config.json as fields of [model], and write them."""

@@ -1,7 +1,7 @@
-"""From a config.json, or the folder of a model with one in it, to fields of [model].
+"""Convert a config.json, or a model's folder that has one, to fields of [model].
 
-A family is what model_type says. What a released configuration leaves out has the family's own default
-(defaults.toml): files that transformers writes name only what differs from it.
+The key model_type gives the family. Missing keys have the family's own default (defaults.toml), because files written
+by transformers have only the keys that differ from the defaults.
 """
 
 import json
@@ -23,11 +23,11 @@ from shardwright.config.toml_file import value_faults
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 
-CONFIG, ADAPTER = "config.json", "adapter_config.json"  # of a model, and of what peft trained beside one
+CONFIG, ADAPTER = "config.json", "adapter_config.json"  # of a model, and of an adapter that peft trained for one
 MERGE = "an adapter (LoRA) and no model; merge it into its model, and name that"
-USUAL_SEQUENCE = 4096  # tokens of a sample, of models that could read more
+USUAL_SEQUENCE = 4096  # tokens of a sample, for models that accept longer sequences
 _MOST_BYTES = 4 * MIB
-_MISSPELT = 0.85  # of a word, from which it may be another by mistake
+_MISSPELT = 0.85  # similarity from which a word may be a misspelt other word
 
 FAMILIES: Mapping[str, Callable[[Reading], Fields]] = {
     "bloom": older.bloom, "deepseek_v2": with_experts.deepseek_v2, "deepseek_v3": with_experts.deepseek_v3,
@@ -42,7 +42,7 @@ FAMILIES: Mapping[str, Callable[[Reading], Fields]] = {
     "qwen3": like_llama.qwen3, "qwen3_moe": with_experts.qwen3_moe, "smollm3": like_llama.smollm3,
     "starcoder2": older.starcoder2,
 }  # fmt: skip
-_LIKE = {"kimi_k2": "deepseek_v3", "granitemoeshared": "granitemoeshared"}  # whose defaults another family has
+_LIKE = {"kimi_k2": "deepseek_v3", "granitemoeshared": "granitemoeshared"}  # families with the defaults of another
 
 
 def names_config(name: str) -> bool:
@@ -54,17 +54,17 @@ def names_config(name: str) -> bool:
 
 
 def read_model(name: str) -> Fields:
-    """Fields of [model], its name among them, of a config.json or a folder. Raises PlanError with every fault."""
+    """Fields of [model], including its name, from a config.json or a folder. Raises PlanError with every fault."""
     path = path_of(name)
     keys = read_keys(path)
     fields, faults = fields_of(keys)
     if faults:
         raise PlanError(f"{path} ({shortened(family_of(keys)) or 'no family'})", faults)
-    return {"name": _called(path)} | fields
+    return {"name": _model_name(path)} | fields
 
 
 def path_of(name: str) -> Path:
-    """The config.json that a name means."""
+    """The config.json of a name: the name itself, or the file in the folder of that name."""
     return Path(name) if name.endswith(".json") else Path(name, CONFIG)
 
 
@@ -74,16 +74,16 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def family_of(keys: dict[str, Any]) -> str:
-    """The family that a configuration names, of the decoder of text where it has several kinds of input."""
+    """The family in a configuration, that of the text decoder if the model has several kinds of input; "" if none."""
     family = text_keys(keys).get("model_type")
     return family if isinstance(family, str) else ""
 
 
 def fields_of(keys: dict[str, Any]) -> tuple[Fields, list[str]]:
-    """Fields of [model] of a configuration, and its faults."""
+    """(fields of [model], faults) of a configuration."""
     keys, family = text_keys(keys), family_of(keys)
     if family not in FAMILIES:
-        return {}, [_unknown(family)]
+        return {}, [_family_fault(family)]
     reading = Reading(keys, dict(_defaults().get(_LIKE.get(family, family), {})))
     fields = FAMILIES[family](reading)
     longest = fields["sequence"]
@@ -110,7 +110,7 @@ def read_keys(path: Path) -> dict[str, Any]:
 
 
 def text_keys(keys: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the decoder of text, where a model of several kinds of input has them by themselves."""
+    """The keys of the text decoder; a model with several kinds of input has them in a section of their own."""
     inner = keys.get("text_config")
     if not isinstance(inner, dict):
         return keys
@@ -124,17 +124,17 @@ def _defaults() -> dict[str, dict[str, Any]]:
     return tomllib.loads((resources.files(__package__) / "defaults.toml").read_text(encoding="utf-8"))
 
 
-def _called(path: Path) -> str:
-    """A name for the model: that of its folder."""
+def _model_name(path: Path) -> str:
+    """The name of a model: that of its folder, or of a file with another name than config.json."""
     return path.absolute().parent.name or "model" if path.name == CONFIG else path.stem
 
 
-def _unknown(family: str) -> str:
+def _family_fault(family: str) -> str:
     if not family:
         return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
-    # Names of other families often differ in a number.
+    # A name that differs in a number is often another family, not a misspelling.
     digits = re.findall(r"\d", family)
     alike = written_alike(family, sorted(FAMILIES), share=_MISSPELT)
-    near = [one for one in alike if re.findall(r"\d", one) == digits]
+    near = [name for name in alike if re.findall(r"\d", name) == digits]
     hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(FAMILIES))}"
     return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"

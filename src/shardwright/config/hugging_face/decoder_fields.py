@@ -1,7 +1,7 @@
-"""Keys that configurations of most decoders have in common, as fields of [model].
+"""Keys that the configurations of most decoders share, as fields of [model].
 
-Keys are those of Llama's configuration, which most later ones share. Each function takes some of them and gives the
-fields that follow.
+The keys are those of Llama's configuration, which most later families use. Each function takes some keys and gives
+their fields.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from shardwright.config.hugging_face.reading import Reading
 
 Fields = dict[str, Any]
 
-# Their words for the activation inside an MLP, and ours.
+# By the word in config.json for the activation inside an MLP, our word.
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_fast": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick-gelu",
@@ -18,7 +18,7 @@ ACTIVATIONS = {
 
 
 def decoder(r: Reading) -> Fields:
-    """Layers, widths, heads, vocabulary, norms: all but positions, biases and experts."""
+    """Layers, widths, heads, vocabulary and norms: everything except positions, biases and experts."""
     fields = shape(r) | {
         "ffn": r.count("intermediate_size"),
         "activation": r.word_of("hidden_act", ACTIVATIONS, "silu"),
@@ -30,7 +30,7 @@ def decoder(r: Reading) -> Fields:
 
 
 def shape(r: Reading) -> Fields:
-    """Layers, hidden, heads, vocabulary, and what the ends share."""
+    """Layers, hidden, heads, and the fields of the ends."""
     heads = r.count("num_attention_heads")
     return {
         "layers": r.count("num_hidden_layers"),
@@ -42,7 +42,7 @@ def shape(r: Reading) -> Fields:
 
 
 def ends(r: Reading) -> Fields:
-    """The vocabulary, the longest sequence, initial weights, and whether the head is the table of embeddings."""
+    """The vocabulary, the longest sequence, initial weights, and tied embeddings."""
     return {
         "vocab": r.count("vocab_size"),
         "sequence": r.count("max_position_embeddings", 2048),
@@ -52,25 +52,25 @@ def ends(r: Reading) -> Fields:
 
 
 def linear_biases(r: Reading, attention: str = "attention_bias", mlp: str = "mlp_bias") -> Fields:
-    """Biases of attention's four products and of the MLP's, which are all there or all missing."""
-    both = r.flag(attention), r.flag(mlp)
-    if both[0] != both[1]:
+    """Biases of attention's four products and of the MLP's: all of them have one, or none has."""
+    flags = r.flag(attention), r.flag(mlp)
+    if flags[0] != flags[1]:
         r.fault(
-            f"{attention} is {str(both[0]).lower()} and {mlp} {str(both[1]).lower()}, and biases can only be in all "
+            f"{attention} is {str(flags[0]).lower()} and {mlp} {str(flags[1]).lower()}, and biases can only be in all "
             "linear layers or in none; set both alike, where the weights are so"
         )
-    return {"bias": all(both)}
+    return {"bias": all(flags)}
 
 
 def experts(
     r: Reading, num: str, *, width: str = "moe_intermediate_size", chosen: str = "num_experts_per_tok"
 ) -> Fields:
-    """Experts, how many a token meets, and their width, as fields of [model.moe]."""
+    """The number of experts, of experts per token, and their width, as fields of [model.moe]."""
     return {"experts": r.count(num), "top_k": r.count(chosen), "ffn": r.count(width)}
 
 
 def only_some_layers(r: Reading, layers: int) -> Fields:
-    """The layers with experts if each so many-th layer has them, but for those of a list (Qwen)."""
+    """The layers with experts in Qwen: every decoder_sparse_step-th layer, except the layers in mlp_only_layers."""
     dense = sorted(set(r.counts("mlp_only_layers") or []))
     if dense != list(range(len(dense))):
         r.fault(f"mlp_only_layers is {dense}, and only the first layers can be without experts; name 0 to n, or none")

@@ -1,7 +1,7 @@
-"""Families whose decoder is Llama's with a few things of their own: one MLP in every layer, RMSNorm, rotary positions.
+"""Families whose decoder is Llama's with a few differences: one MLP in every layer, RMSNorm, rotary positions.
 
-Each function takes the keys of one family and gives fields of [model]. What a family has that others have not stands in
-its function alone.
+Each function takes the keys of one family and gives fields of [model]. Features of a single family are only in its own
+function.
 """
 
 import math
@@ -15,7 +15,7 @@ from shardwright.config.hugging_face.rotary_fields import local_rotary, rotary
 
 
 def head_width(fields: Fields) -> int:
-    """Width of a head that a configuration says, or hidden / heads."""
+    """Width of a head: as the configuration says, or else hidden / heads."""
     return int(fields.get("head_dim") or fields["hidden"] // max(1, fields["heads"]))
 
 
@@ -26,13 +26,13 @@ def llama(r: Reading) -> Fields:
 
 
 def mistral(r: Reading) -> Fields:
-    """Mistral (Jiang et al. 2023, arXiv 2310.06825): windows in all layers of the first releases."""
+    """Mistral (Jiang et al. 2023, arXiv 2310.06825): the first releases have windows in all layers."""
     fields = decoder(r)
     return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
 
 
 def smollm3(r: Reading) -> Fields:
-    """SmolLM3: every fourth layer knows no positions."""
+    """SmolLM3: every fourth layer has no positions."""
     fields = decoder(r) | linear_biases(r)
     r.must_be("use_sliding_window", (False,), "layers without positions would have windows")
     r.ignore("sliding_window", "layer_types", "max_window_layers")
@@ -40,7 +40,7 @@ def smollm3(r: Reading) -> Fields:
 
 
 def qwen2(r: Reading) -> Fields:
-    """Qwen 1.5, 2 and 2.5 (Yang et al. 2024, arXiv 2407.10671): biases of query, key and value alone."""
+    """Qwen 1.5, 2 and 2.5 (Yang et al. 2024, arXiv 2407.10671): only query, key and value have biases."""
     fields = decoder(r) | {"qkv_bias": True}
     return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"])
 
@@ -53,8 +53,8 @@ def qwen3(r: Reading) -> Fields:
 
 
 def qwen_windows(r: Reading, layers: int, is_full: Callable[[int, int], bool] = operator.lt) -> Fields:
-    """Windows of Qwen's layers, where they are asked for: of all but those of which `is_full` is true, given a layer
-    and max_window_layers."""
+    """The windows of Qwen's layers if use_sliding_window is true: in all layers except those for which
+    `is_full(layer, max_window_layers)` is true."""
     first = r.count("max_window_layers")
     if not r.flag("use_sliding_window"):
         r.ignore("sliding_window", "layer_types")
@@ -66,9 +66,9 @@ _TANH_FORMS = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 
 def gemma(r: Reading) -> Fields:
-    """Gemma (Mesnard et al. 2024, arXiv 2403.08295): embeddings times the root of their width, wide heads."""
+    """Gemma (Mesnard et al. 2024, arXiv 2403.08295): embeddings times the square root of their width, wide heads."""
     fields = decoder(r) | {"activation": "gelu-tanh", "embedding_scale": math.sqrt(r.count("hidden_size"))}
-    # hidden_act was released first as "gelu", which has always been computed as its tanh form.
+    # The first releases have hidden_act "gelu", which has always been computed in its tanh form.
     for name, further in (("hidden_act", ("gelu", None)), ("hidden_activation", (None,))):
         r.must_be(name, (*_TANH_FORMS, *further), "Gemma has the tanh form of GELU")
     r.must_be("use_bidirectional_attention", (None, False), "tokens would see later ones")
@@ -105,7 +105,7 @@ def phi3(r: Reading) -> Fields:
 
 
 def olmo(r: Reading) -> Fields:
-    """OLMo (Groeneveld et al. 2024, arXiv 2402.00838): LayerNorm without weights, values kept within a bound."""
+    """OLMo (Groeneveld et al. 2024, arXiv 2402.00838): LayerNorm without weights; queries, keys and values clipped."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     fields = decoder(r) | {"norm": "layernorm", "norm_weight": False, "norm_epsilon": 1e-5}
     fields["clip_qkv"] = r.optional_number("clip_qkv")
@@ -113,22 +113,22 @@ def olmo(r: Reading) -> Fields:
 
 
 def olmo2(r: Reading) -> Fields:
-    """OLMo 2 (Walsh et al. 2025, arXiv 2501.00656): norms of what attention and MLP give, and of whole queries and
-    keys."""
+    """OLMo 2 (Walsh et al. 2025, arXiv 2501.00656): norms of the outputs of attention and MLP, and of queries and keys
+    over all heads."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     fields = decoder(r) | {"norm_place": "after", "qk_norm": "full"}
     return fields | rotary(r, head_width(fields))
 
 
 def olmo3(r: Reading) -> Fields:
-    """OLMo 3: OLMo 2 with windows in three of four layers, whose positions are not stretched."""
+    """OLMo 3: OLMo 2 with windows in three of four layers; the positions of these layers are not scaled."""
     fields, layers = olmo2(r), r.count("num_hidden_layers")
     fields |= window(r, r.count("sliding_window"), layers, lambda layer: (layer + 1) % 4 == 0)
     return with_local_rotary(r, fields, fields["rotary_base"])
 
 
 def with_local_rotary(r: Reading, fields: Fields, usual_base: float) -> Fields:
-    """The fields, with rotary positions of layers with windows, which are not stretched."""
+    """The fields, with the rotary positions of layers with windows, which are not scaled."""
     local = local_rotary(r, head_width(fields))
     if "rotary_scaling" in local:
         kind = local["rotary_scaling"]["kind"]
@@ -143,24 +143,24 @@ def with_local_rotary(r: Reading, fields: Fields, usual_base: float) -> Fields:
 
 
 def glm(r: Reading) -> Fields:
-    """GLM-4 of 2024 (arXiv 2406.12793): half of each head turns, biases of query, key and value."""
+    """GLM-4 of 2024 (arXiv 2406.12793): half of each head is rotary; query, key and value have biases."""
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias", True)}
     return fields | rotary(r, head_width(fields), in_part=True)
 
 
 def glm4(r: Reading) -> Fields:
-    """GLM-4 of April 2025: norms on both sides besides."""
+    """GLM-4 of April 2025: also norms on both sides of attention and MLP."""
     return glm(r) | {"norm_place": "around"}
 
 
 def granite(r: Reading) -> Fields:
-    """Granite 3 and 4 without state spaces: what joins the residual stream, embeddings and logits are scaled."""
+    """Granite 3 and 4 without state spaces: additions to the residual stream, embeddings and logits are scaled."""
     fields = decoder(r) | linear_biases(r) | granite_scales(r)
     return fields | rotary(r, head_width(fields))
 
 
 def granite_scales(r: Reading) -> Fields:
-    """The four factors of Granite."""
+    """The four scale factors of Granite."""
     return {
         "embedding_scale": r.number("embedding_multiplier", 1.0),
         "residual_scale": r.number("residual_multiplier", 1.0),

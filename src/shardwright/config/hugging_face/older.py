@@ -1,4 +1,4 @@
-"""Families before Llama, with LayerNorm: each function takes the keys of one and gives fields of [model]."""
+"""Families before Llama, with LayerNorm. Each function takes the keys of one family and gives fields of [model]."""
 
 from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, shape
 from shardwright.config.hugging_face.like_llama import head_width
@@ -26,7 +26,8 @@ def gpt2(r: Reading) -> Fields:
 
 
 def gpt_neox(r: Reading) -> Fields:
-    """GPT-NeoX and Pythia (Black et al. 2022, arXiv 2204.06745): attention and MLP side by side, a quarter turns."""
+    """GPT-NeoX and Pythia (Black et al. 2022, arXiv 2204.06745): attention and MLP side by side, a quarter of each head
+    is rotary."""
     fields = shape(r) | _LAYER_NORM | _dropout(r, "hidden_dropout") | {
         "ffn": r.count("intermediate_size"), "activation": r.word_of("hidden_act", ACTIVATIONS, "gelu"),
         "norm_epsilon": r.number("layer_norm_eps", 1e-5), "bias": True,
@@ -39,7 +40,7 @@ def gpt_neox(r: Reading) -> Fields:
 
 
 def opt(r: Reading) -> Fields:
-    """OPT (Zhang et al. 2022, arXiv 2205.01068), but for the one of 350 million parameters, whose norms come behind."""
+    """OPT (Zhang et al. 2022, arXiv 2205.01068), except OPT-350m, whose norms come after attention and MLP."""
     fields = shape(r) | _LAYER_NORM | _dropout(r, "dropout") | {
         "ffn": r.count("ffn_dim"), "positions": "learned", "position_offset": 2, "bias": r.flag("enable_bias", True),
         "activation": r.word_of("activation_function", ACTIVATIONS, "relu"), "init_std": r.number("init_std", 0.02),
@@ -80,9 +81,10 @@ def falcon(r: Reading) -> Fields:
     newer, parallel = r.flag("new_decoder_architecture"), r.flag("parallel_attn", True)
     groups = r.optional_count("num_kv_heads") or r.optional_count("n_head_kv") or heads
     r.ignore("n_embed", "hidden_size", "n_head", "n_layer", "num_hidden_layers", "num_attention_heads", "n_head_kv")
-    one = r.flag("multi_query", True) and not newer
+    is_multi_query = r.flag("multi_query", True) and not newer
     fields = _LAYER_NORM | _dropout(r, "hidden_dropout") | {
-        "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": 1 if one else groups if newer else heads,
+        "layers": layers, "hidden": hidden, "heads": heads,
+        "kv_heads": 1 if is_multi_query else groups if newer else heads,
         "ffn": r.optional_count("ffn_hidden_size") or 4 * hidden,
         "vocab": r.count("vocab_size"), "sequence": r.count("max_position_embeddings", 2048),
         "activation": r.word_of("activation", ACTIVATIONS, "gelu"), "bias": r.flag("bias"),
@@ -111,9 +113,9 @@ def starcoder2(r: Reading) -> Fields:
 
 
 def _dropout(r: Reading, *names: str) -> Fields:
-    """The one probability of dropping what joins the residual stream, and embeddings where they have a key."""
+    """The single dropout probability of additions to the residual stream and, if they have a key, of embeddings."""
     values = {r.number(name) for name in names}
     if len(values) > 1:
-        same = "embeddings are dropped as often as what joins the stream"
-        r.fault(f"{' and '.join(names)} are not the same, and {same}; set both to one probability, such as 0.0")
+        rule = "embeddings are dropped as often as what joins the stream"
+        r.fault(f"{' and '.join(names)} are not the same, and {rule}; set both to one probability, such as 0.0")
     return {"dropout": max(values)}

@@ -1,7 +1,7 @@
-"""One config.json, read key by key: what was asked for, and what nobody asked for and so has no meaning here.
+"""Read one config.json key by key, and find the keys that nothing has read.
 
-A key that is there and that the family's function never reads is a fault, unless it says nothing of the model's
-arithmetic. So a configuration is never understood by half.
+A present key that the family's function never reads is a fault, unless it does not affect the model's arithmetic. So a
+configuration is never understood only in part.
 """
 
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 
-# Keys that say how a model is run, saved or read, and nothing of what its layers compute.
+# Keys about running, saving or reading a model, which do not change what its layers compute.
 _NO_ARITHMETIC = frozenset({
     "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_from_model_config", "_name_or_path",
     "add_cross_attention", "architectures", "attention_dropout", "attn_implementation", "attn_pdrop", "auto_map",
@@ -33,36 +33,37 @@ _NO_ARITHMETIC = frozenset({
     "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attn", "use_return_dict", "vision_config",
 })  # fmt: skip
 
-_TOO_MANY = 2**63  # what no count reaches
-_LARGEST = sys.float_info.max  # a whole number of 400 digits is no float
-_LEAST_DIVISOR = 1e-30  # what is divided by less is as good as infinite
+_TOO_MANY = 2**63  # counts are less
+_LARGEST = sys.float_info.max  # because an integer of 400 digits can't become a float
+_LEAST_DIVISOR = 1e-30  # because a quotient with a smaller divisor is practically infinite
 
 
 @dataclass
 class Reading:
-    """The keys of a configuration, with what its family takes where a key is missing, and the faults found so far.
+    """The keys of a configuration, its family's defaults for missing keys, the faults so far, and the names of the keys
+    that were read (`names_read`).
 
-    Each method gives the value of a key, or the family's default; a value of the wrong kind is a fault, and the
-    default is given.
+    Each method returns the value of a key, or the family's default. A value of the wrong kind adds a fault, and the
+    default is returned.
     """
 
     keys: dict[str, Any]
     defaults: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
+    names_read: set[str] = field(default_factory=set)
 
     def has(self, name: str) -> bool:
-        """True if a key says something: null says nothing."""
-        self.asked.add(name)
+        """True if a key is present and not null."""
+        self.names_read.add(name)
         return self.keys.get(name) is not None
 
     def named(self, *names: str) -> str:
-        """The one of several names of a key that is there, else the default."""
-        there = [name for name in names if self.has(name)] or [name for name in names if name in self.defaults]
-        return (there or list(names))[0]
+        """The first of several names of a key that is present, else the first with a default, else the first."""
+        present = [name for name in names if self.has(name)] or [name for name in names if name in self.defaults]
+        return (present or list(names))[0]
 
     def count(self, name: str, default: int = 0) -> int:
-        """A whole number, not negative. A number like 4096.0 is one."""
+        """An integer, not negative. A number like 4096.0 counts as one."""
         value = self._value(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -80,7 +81,7 @@ class Reading:
         return float(value)
 
     def divisor(self, name: str, default: float) -> float:
-        """A number that something is divided by."""
+        """A number that is used as a divisor."""
         value = self.number(name, default)
         if value < _LEAST_DIVISOR:
             self.faults.append(f"{name} is {value:g}, and is divided by; it should be more than 0")
@@ -88,15 +89,15 @@ class Reading:
         return value
 
     def optional_count(self, name: str) -> int:
-        """A whole number that may be missing: null means 0, whatever the family has where nothing is said."""
+        """An integer that may be null, which means 0 whatever the family's default is."""
         return 0 if self._is_null(name) else self.count(name)
 
     def optional_number(self, name: str) -> float:
-        """A finite number that may be missing: null means 0, whatever the family has where nothing is said."""
+        """A finite number that may be null, which means 0 whatever the family's default is."""
         return 0.0 if self._is_null(name) else self.number(name)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """true or false."""
+        """A boolean."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             self._wrong(name, value, "true or false")
@@ -104,7 +105,7 @@ class Reading:
         return value
 
     def truth(self, name: str, default: bool = False) -> bool:
-        """true or false, or a number, which is true unless it is 0."""
+        """A boolean, or an integer, which is true unless it is 0."""
         value = self._value(name, default)
         if not isinstance(value, (bool, int)):
             self._wrong(name, value, "true, false or a whole number")
@@ -120,7 +121,7 @@ class Reading:
         return value
 
     def section(self, name: str) -> dict[str, Any]:
-        """The keys within a key; none where it is missing."""
+        """The keys within a key; empty if it is missing."""
         value = self._value(name, {})
         if not isinstance(value, dict):
             self._wrong(name, value, "an object of keys and values")
@@ -128,36 +129,36 @@ class Reading:
         return value
 
     def words(self, name: str) -> list[str] | None:
-        """A list of words, or None where it is missing."""
-        return self._items(name, lambda one: isinstance(one, str), "words")
+        """A list of words, or None if it is missing."""
+        return self._items(name, lambda item: isinstance(item, str), "words")
 
     def counts(self, name: str) -> list[int] | None:
-        """A list of whole numbers, or None where it is missing."""
-        return self._items(name, lambda one: type(one) is int, "whole numbers")
+        """A list of integers, or None if it is missing."""
+        return self._items(name, lambda item: type(item) is int, "whole numbers")
 
     def numbers(self, name: str) -> list[float] | None:
-        """A list of finite numbers, or None where it is missing."""
-        items = self._items(name, lambda one: type(one) in (int, float) and abs(one) <= _LARGEST, "numbers")
-        return None if items is None else [float(one) for one in items]
+        """A list of finite numbers, or None if it is missing."""
+        items = self._items(name, lambda item: type(item) in (int, float) and abs(item) <= _LARGEST, "numbers")
+        return None if items is None else [float(item) for item in items]
 
-    def _items(self, name: str, fits: Callable[[Any], bool], wanted: str) -> list[Any] | None:
+    def _items(self, name: str, fits: Callable[[Any], bool], expected: str) -> list[Any] | None:
         value = self._value(name, None)
         if value is None:
             return None
         if not isinstance(value, list) or not all(map(fits, value)):
-            self._wrong(name, value, f"a list of {wanted}")
+            self._wrong(name, value, f"a list of {expected}")
             return None
         return value
 
-    def must_be(self, name: str, allowed: tuple[Any, ...], why: str, default: Any = None) -> None:
-        """A fault where a key has another value than those that can be expressed."""
+    def must_be(self, name: str, allowed: tuple[Any, ...], reason: str, default: Any = None) -> None:
+        """Add a fault if a key has a value that can't be expressed, so is not in `allowed`."""
         value = self._value(name, self.defaults.get(name, default))
         if value not in allowed:
             choices = " or ".join(map(_shown, allowed))
-            self.faults.append(f"{name} is {_shown(value)}: {why}; use {choices}, which alone can be expressed")
+            self.faults.append(f"{name} is {_shown(value)}: {reason}; use {choices}, which alone can be expressed")
 
     def word_of(self, name: str, known: dict[str, str], default: str = "") -> str:
-        """Our word for theirs."""
+        """Our word for the word of a key."""
         value = self.text(name, default)
         if value not in known:
             choices = ", ".join(sorted(known))
@@ -165,45 +166,47 @@ class Reading:
         return known.get(value, next(iter(known.values())))
 
     def ignore(self, *names: str) -> None:
-        """Mark keys as understood that change nothing for this family."""
-        self.asked.update(names)
+        """Mark keys as read that change nothing for this family."""
+        self.names_read.update(names)
 
     def fault(self, text: str) -> None:
         """Add a fault."""
         self.faults.append(text)
 
     def all_faults(self) -> list[str]:
-        """All faults, and the keys with a value that nobody read."""
-        unread = sorted(name for name in self.keys if name not in self.asked | _NO_ARITHMETIC and self._says(name))
+        """All faults, including one for each key with a value that nothing has read."""
+        unread = sorted(
+            name for name in self.keys if name not in self.names_read | _NO_ARITHMETIC and self._has_meaning(name)
+        )
         return self.faults + [
             f"{shortened(name)} is {_shown(self.keys[name])}, and it is not known what that does; remove it if it "
             "changes nothing of what the layers compute"
             for name in unread
         ]
 
-    def _says(self, name: str) -> bool:
-        """True if a key has a value that may mean something: null, false and nothing mean that it is absent."""
+    def _has_meaning(self, name: str) -> bool:
+        """True if a key has a value that may mean something: null, false and empty values count as absent."""
         value = self.keys[name]
         return not (value is None or value is False or value in ({}, [], ""))
 
     def _is_null(self, name: str) -> bool:
-        self.asked.add(name)
+        self.names_read.add(name)
         return name in self.keys and self.keys[name] is None
 
     def _value(self, name: str, default: Any) -> Any:
-        self.asked.add(name)
+        self.names_read.add(name)
         value = self.keys.get(name)
         return self._default(name, default) if value is None else value
 
     def _default(self, name: str, default: Any) -> Any:
         return self.defaults.get(name, default)
 
-    def _wrong(self, name: str, value: Any, wanted: str) -> None:
-        self.faults.append(f"{name} is {_shown(value)}, and should be {wanted}")
+    def _wrong(self, name: str, value: Any, expected: str) -> None:
+        self.faults.append(f"{name} is {_shown(value)}, and should be {expected}")
 
 
 def _shown(value: Any) -> str:
-    """A value as JSON would write it, shortened."""
+    """The text of a value: true, false and null as in JSON, others as in Python, shortened."""
     return shortened(
         {True: "true", False: "false", None: "null"}.get(value, repr(value)) if _is_plain(value) else repr(value)
     )

@@ -1,22 +1,29 @@
-"""Rotary positions: their base, how many elements turn, and how they are stretched, as fields of [model].
+"""Rotary positions as fields of [model]: their base, the number of rotary elements, their scaling.
 
-Released configurations say it in two ways: rope_theta, rope_scaling and partial_rotary_factor side by side; or
-rope_parameters with all of it within, one for each kind of layer where these differ.
+Released configurations have one of two forms: the keys rope_theta, rope_scaling and partial_rotary_factor side by side;
+or rope_parameters with all of these within it, and one section per kind of layer if kinds differ.
 """
 
 from shardwright.config.hugging_face.decoder_fields import Fields
 from shardwright.config.hugging_face.reading import Reading
 
-_STRETCHED = ("full_attention", "sliding_attention", "chunked_attention")
-_WORDS = {"default": "none", "su": "longrope", "longrope": "longrope", "linear": "linear", "yarn": "yarn",
-          "llama3": "llama3", "dynamic": "none"}  # fmt: skip
+_ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+_WORDS = {
+    "default": "none",
+    "su": "longrope",
+    "longrope": "longrope",
+    "linear": "linear",
+    "yarn": "yarn",
+    "llama3": "llama3",
+    "dynamic": "none",
+}
 
 
 def rotary(
     r: Reading, head: int, *, theta: str = "rope_theta", share: str = "partial_rotary_factor", in_part: bool = False
 ) -> Fields:
-    """rotary_base, rotary_dim and rotary_scaling of heads of `head` elements, whose older keys are `theta` and
-    `share`. Of a family that does not turn heads `in_part` all of them are turned, whatever the keys say."""
+    """The fields rotary_base, rotary_dim and rotary_scaling for heads of `head` elements. `theta` and `share` are the
+    older keys. A family that does not turn heads `in_part` turns all elements, whatever the keys say."""
     fields = _fields(r, _parameters(r), head, theta, share)
     if "rotary_dim" in fields and not in_part:
         r.fault(
@@ -27,21 +34,22 @@ def rotary(
 
 
 def local_rotary(r: Reading, head: int) -> Fields:
-    """Fields of layers that attend within a window, where these have positions of their own; else nothing."""
+    """Fields of the rotary positions of layers with a window, if they differ from other layers; else empty."""
     local = r.section("rope_parameters").get("sliding_attention")
     return _fields(r, local, head, "rope_theta", "partial_rotary_factor") if isinstance(local, dict) else {}
 
 
 def _parameters(r: Reading) -> dict[str, object]:
-    """The section that says how positions turn, of layers that attend to all."""
+    """The section with the rotary positions of layers that attend to all tokens."""
     older = r.section("rope_scaling")
     parameters = older if older and not r.has("rope_parameters") else r.section("rope_parameters")
-    of_kind = parameters.get("full_attention")
-    if isinstance(of_kind, dict):
-        return of_kind
-    # What stands beside the section is what transformers takes, whatever stands within.
-    beside = r.count("original_max_position_embeddings")
-    return parameters | ({"original_max_position_embeddings": beside} if beside and parameters else {})
+    full_attention = parameters.get("full_attention")
+    if isinstance(full_attention, dict):
+        return full_attention
+    # transformers prefers this key outside the section to the same key inside.
+    trained_sequence = r.count("original_max_position_embeddings")
+    is_replaced = trained_sequence and parameters
+    return parameters | ({"original_max_position_embeddings": trained_sequence} if is_replaced else {})
 
 
 def _fields(r: Reading, parameters: dict[str, object], head: int, theta: str, share: str) -> Fields:
@@ -54,7 +62,7 @@ def _fields(r: Reading, parameters: dict[str, object], head: int, theta: str, sh
             or r.count("max_position_embeddings", 2048),
         },
     )
-    inner.ignore(*_STRETCHED)
+    inner.ignore(*_ATTENTION_KINDS)
     kind = inner.word_of("rope_type" if inner.has("rope_type") else "type", _WORDS, "default")
     fields: Fields = {"rotary_base": inner.number("rope_theta")}
     turned_share = inner.number("partial_rotary_factor")
@@ -73,7 +81,7 @@ def _fields(r: Reading, parameters: dict[str, object], head: int, theta: str, sh
 
 
 def _scaling(inner: Reading, kind: str, longest: int) -> Fields:
-    """How far each pair of elements is stretched, by the keys of each kind."""
+    """The fields of [model.rotary_scaling], from the keys of a kind of scaling; `longest` is the longest sequence."""
     trained = inner.count("original_max_position_embeddings")
     if kind == "none":
         inner.ignore("factor")
@@ -87,8 +95,8 @@ def _scaling(inner: Reading, kind: str, longest: int) -> Fields:
     if inner.has("attention_factor"):
         fields["magnitude"] = inner.number("attention_factor")
     if kind == "longrope":
-        short, far = (inner.numbers(name) for name in ("short_factor", "long_factor"))
-        return fields | {"short_factors": short or [], "long_factors": far or []}
+        short, long = (inner.numbers(name) for name in ("short_factor", "long_factor"))
+        return fields | {"short_factors": short or [], "long_factors": long or []}
     fields |= {"fast": inner.number("beta_fast", 32.0), "slow": inner.number("beta_slow", 1.0)}
     if inner.has("mscale") and inner.has("mscale_all_dim"):
         fields |= {"mscale": inner.number("mscale"), "mscale_all_dim": inner.number("mscale_all_dim")}

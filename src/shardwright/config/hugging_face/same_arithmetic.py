@@ -1,4 +1,4 @@
-"""True if two descriptions are of one model: all fields that say what its layers compute."""
+"""Compare two descriptions of a model by the fields that determine what its layers compute."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ from shardwright.config.base import shortened
 from shardwright.config.hugging_face.decoder_fields import Fields
 from shardwright.config.model import ModelSpec
 
-# Fields that say how a model is trained, called or drawn, and nothing of what its layers compute.
+# Fields about training, names and initial weights, which do not change what the layers compute.
 _OF_TRAINING = (
     "name",
     "sequence",
@@ -30,28 +30,30 @@ _OF_ROUTING = (
 
 
 def arithmetic(model: ModelSpec) -> dict[str, Any]:
-    """The fields of a model that say what its layers compute, with their defaults filled in."""
+    """The fields of a model that determine what its layers compute, with their defaults filled in."""
     fields = model.model_dump(exclude={*_OF_TRAINING})
     fields |= {"kv_heads": model.num_kv_heads, "head_dim": model.head_size, "ffn": model.ffn_size}
     moe = model.moe
     fields["moe"] = {name: value for name, value in fields["moe"].items() if name not in _OF_ROUTING}
     if moe.experts:
         fields["moe"] |= {
-            "ffn": moe.ffn_size(model.ffn_size), "top_k": moe.num_chosen, "shared_ffn": moe.shared_size(model.ffn_size),
+            "ffn": moe.ffn_size(model.ffn_size),
+            "top_k": moe.num_chosen,
+            "shared_ffn": moe.shared_size(model.ffn_size),
             "shared_experts": int(moe.shared_experts > 0),
-        }  # fmt: skip
+        }
         if all(map(moe.has_experts, range(model.layers))):
             del fields["ffn"]  # no layer has an MLP of that width
     return fields
 
 
-def is_same(one: ModelSpec, other: ModelSpec) -> bool:
+def is_same(first: ModelSpec, second: ModelSpec) -> bool:
     """True if two models compute the same, given the same weights."""
-    return is_close(arithmetic(one), arithmetic(other))
+    return is_close(arithmetic(first), arithmetic(second))
 
 
 def differing_fields(fields: Fields, model: ModelSpec) -> list[str]:
-    """Faults: fields of a released model that a job's model has otherwise."""
+    """A fault for each field that differs between a released model and a job's model."""
     weights_fields = arithmetic(ModelSpec.model_validate(fields | {"sequence": model.sequence}))
     model_fields = arithmetic(model)
     return [
@@ -63,10 +65,10 @@ def differing_fields(fields: Fields, model: ModelSpec) -> list[str]:
     ]
 
 
-def is_close(one: Any, other: Any) -> bool:
-    """True if two values are the same, numbers to rounding: factors are divided and roots are taken on the way."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
-    if isinstance(one, float) and isinstance(other, (int, float)):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return bool(one == other)
+def is_close(first: Any, second: Any) -> bool:
+    """True if two values are equal, floats up to rounding, because conversions divide factors and take roots."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(is_close(first[name], second[name]) for name in first)
+    if isinstance(first, float) and isinstance(second, (int, float)):
+        return math.isclose(first, second, rel_tol=1e-9)
+    return bool(first == second)

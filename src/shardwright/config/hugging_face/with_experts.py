@@ -21,18 +21,18 @@ def mixtral(r: Reading) -> Fields:
 
 
 def qwen2_moe(r: Reading) -> Fields:
-    """Qwen 1.5 and 2 with experts: one shared expert, whose result is weighed too."""
+    """Qwen 1.5 and 2 with experts: one shared expert, whose output is weighed by a gate."""
     fields = decoder(r) | {"qkv_bias": r.flag("qkv_bias", True)}
     moe = experts(r, "num_experts") | only_some_layers(r, fields["layers"])
     moe |= {"normalise": r.flag("norm_topk_prob"), "shared_experts": 1, "shared_gate": True}
     moe |= {"shared_ffn": r.count("shared_expert_intermediate_size")}
-    # In turn, as transformers has it: layers with windows are those of even numbers below max_window_layers.
+    # As in transformers, layers with even numbers below max_window_layers have windows.
     windows = qwen_windows(r, fields["layers"], lambda layer, first: layer % 2 == 1 or layer >= first)
     return fields | rotary(r, head_width(fields)) | windows | {"moe": moe}
 
 
 def qwen3_moe(r: Reading) -> Fields:
-    """Qwen 3 with experts. Later releases of transformers call their number as Mixtral does."""
+    """Qwen 3 with experts. Later releases of transformers have Mixtral's key for their number."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     fields = decoder(r) | {"qk_norm": "head"}
     moe = (
@@ -40,7 +40,7 @@ def qwen3_moe(r: Reading) -> Fields:
         | only_some_layers(r, fields["layers"])
         | {"normalise": r.flag("norm_topk_prob")}
     )
-    windows = qwen_windows(r, fields["layers"], lambda *_: False)  # all layers; max_window_layers says nothing here
+    windows = qwen_windows(r, fields["layers"], lambda *_: False)  # in all layers; max_window_layers is not used
     return fields | rotary(r, head_width(fields)) | windows | {"moe": moe}
 
 
@@ -64,7 +64,7 @@ def granite_moe(r: Reading) -> Fields:
 
 
 def glm4_moe(r: Reading) -> Fields:
-    """GLM-4.5 and later (arXiv 2508.06471): DeepSeek-V3's gate, grouped queries of which half of each head turns."""
+    """GLM-4.5 and later (arXiv 2508.06471): DeepSeek-V3's gate, grouped queries, half of each head rotary."""
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias")}
     fields["qk_norm"] = "head" if r.flag("use_qk_norm") else "none"
     return fields | rotary(r, head_width(fields), in_part=True) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
@@ -111,7 +111,7 @@ def _routed(r: Reading) -> Fields:
 
 
 def _groups(r: Reading) -> Fields:
-    """Groups of experts that a token's experts may lie in; a single one says nothing."""
+    """The groups of experts in which a token's experts may lie; empty for a single group."""
     groups, kept = r.count("n_group", 1), r.count("topk_group", 1)
     if not (groups and kept):
         r.fault(f"n_group is {groups} and topk_group is {kept}, and experts of no group can't be chosen; use 1 or more")
@@ -119,36 +119,36 @@ def _groups(r: Reading) -> Fields:
 
 
 def _further_tokens(r: Reading) -> Fields:
-    """Modules of multi-token prediction. Only where a configuration names them: many releases leave them out."""
+    """Modules of multi-token prediction, if the configuration has a key for them; many releases leave them out."""
     name = "num_mtp_layers" if r.has("num_mtp_layers") else "num_nextn_predict_layers"
     r.ignore("num_mtp_layers", "num_nextn_predict_layers")
     return {"mtp_layers": r.count(name)} if r.has(name) else {}
 
 
 def _latent_attention(r: Reading) -> Fields:
-    """Multi-head latent attention, of which a part of each head turns."""
+    """Multi-head latent attention, with rotary positions on a part of each head."""
     fields = decoder(r)
     r.must_be("attention_bias", (False,), "latents have no biases")
     r.must_be("rope_interleave", (True, None), "pairs that turn are neighbours")
-    turns, stays = r.count("qk_rope_head_dim"), r.count("qk_nope_head_dim")
-    r.must_be("head_dim", (turns, turns + stays, None), "positions turn qk_rope_head_dim elements of a head")
+    rope_dim, nope_dim = r.count("qk_rope_head_dim"), r.count("qk_nope_head_dim")
+    r.must_be("head_dim", (rope_dim, rope_dim + nope_dim, None), "positions turn qk_rope_head_dim elements of a head")
     r.ignore("qk_head_dim", "mlp_bias")
     fields = {name: value for name, value in fields.items() if name not in ("head_dim", "kv_heads")}
     fields["latent"] = {
         "kv_rank": r.count("kv_lora_rank"),
         "q_rank": r.optional_count("q_lora_rank"),
-        "nope_dim": stays,
-        "rope_dim": turns,
+        "nope_dim": nope_dim,
+        "rope_dim": rope_dim,
         "value_dim": r.count("v_head_dim"),
     }
-    turned = rotary(r, turns)
-    turned.pop("rotary_dim", None)
-    return fields | turned
+    rotary_fields = rotary(r, rope_dim)
+    rotary_fields.pop("rotary_dim", None)
+    return fields | rotary_fields
 
 
 def llama4(r: Reading) -> Fields:
-    """Llama 4's text model: attention in chunks, every fourth layer to all and without positions; experts whose input
-    is weighed."""
+    """Llama 4's text model: attention in chunks; every fourth layer attends to all tokens, without positions; experts
+    whose input is weighed."""
     r.must_be("attention_bias", (False,), "the experts have no biases")
     fields = decoder(r)
     layers = fields["layers"]
@@ -159,13 +159,13 @@ def llama4(r: Reading) -> Fields:
     fields |= window(
         r, r.count("attention_chunk_size"), layers, lambda layer: every > 0 and (layer + 1) % every == 0, CHUNKED
     )
-    if r.truth("attn_temperature_tuning", True):  # released as 4, which transformers takes for true
+    if r.truth("attn_temperature_tuning", True):  # released as 4, which transformers treats as true
         fields["temperature_tuning"] = {"scale": r.number("attn_scale", 0.1), "floor": r.count("floor_scale", 8192)}
     moe = experts(r, "num_local_experts", width="intermediate_size")
     moe |= {"weigh": "input", "gate": "sigmoid", "normalise": False, "shared_experts": 1}
     step = max(1, r.count("interleave_moe_layer_step", 1))
-    listed = r.counts("moe_layers")
-    if listed is not None and listed != list(range(step - 1, min(layers, largest.LAYERS), step)):
+    moe_layers = r.counts("moe_layers")
+    if moe_layers is not None and moe_layers != list(range(step - 1, min(layers, largest.LAYERS), step)):
         r.fault("moe_layers and interleave_moe_layer_step name different layers; leave moe_layers out")
     return fields | {"moe": moe | {"every": step}}
 

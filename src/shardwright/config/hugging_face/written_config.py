@@ -1,8 +1,7 @@
-"""From a model to the config.json of a family that has it, so that other programs open what a run has learned.
+"""Write a model as the config.json of a family that can express it, so that other programs can open trained weights.
 
-Every key that some family has for a field is written into one set of keys; of these each family keeps those that it
-reads; and the family is right whose reading gives the model back, field by field. So what is written is never more than
-what is read.
+All keys that any family has for the model's fields are put into one set. Each family keeps the keys that it reads. The
+right family is the first whose reading gives the same model, field by field. So no key is written that is not read.
 """
 
 import json
@@ -16,7 +15,7 @@ from shardwright.config.hugging_face.reading import Reading
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.model import ModelSpec
 
-# What transformers calls the model of each family, where it is not the family's name.
+# The class name in transformers of each family's model.
 _CLASSES = {
     "bloom": "BloomForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
     "falcon": "FalconForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
@@ -35,15 +34,16 @@ _FIRST = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen2_m
 
 
 def written_config(model: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """The family of a model and the keys of its config.json. Raises PlanError if no family has it."""
+    """(family of a model, keys of its config.json). Raises PlanError if no family can express it."""
     for family in (*_FIRST, *(name for name in _CLASSES if name not in _FIRST)):
         for keys in _candidates(model):
-            asked = Reading(keys, {})
-            FAMILIES[family](asked)
-            kept = {"model_type": family} | {name: value for name, value in keys.items() if name in asked.asked}
-            fields, faults = fields_of(kept)
+            reading = Reading(keys, {})
+            FAMILIES[family](reading)
+            family_keys = {name: value for name, value in keys.items() if name in reading.names_read}
+            family_keys = {"model_type": family} | family_keys
+            fields, faults = fields_of(family_keys)
             if not faults and _is_read_as(fields, model):
-                return family, {"architectures": [_CLASSES[family]]} | kept
+                return family, {"architectures": [_CLASSES[family]]} | family_keys
     raise PlanError(
         f"model {model.name}",
         [
@@ -54,7 +54,7 @@ def written_config(model: ModelSpec) -> tuple[str, dict[str, Any]]:
 
 
 def _is_read_as(fields: Fields, model: ModelSpec) -> bool:
-    """True if what was read is the model."""
+    """True if the fields that were read give the same model."""
     try:
         return is_same(ModelSpec.model_validate(fields | {"sequence": model.sequence}), model)
     except ValueError:
@@ -62,7 +62,7 @@ def _is_read_as(fields: Fields, model: ModelSpec) -> bool:
 
 
 def _candidates(model: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Sets of keys: intermediate_size is the width of experts in some families, and of dense layers in others."""
+    """Sets of keys to try: intermediate_size is the width of experts in some families, of dense layers in others."""
     keys = (
         _shape_keys(model) | _position_keys(model) | _attention_keys(model) | _expert_keys(model) | _scale_keys(model)
     )
@@ -124,15 +124,16 @@ def _position_keys(model: ModelSpec) -> dict[str, Any]:
 
 def _attention_keys(model: ModelSpec) -> dict[str, Any]:
     window, layers = model.window, range(model.layers)
-    within = "chunked_attention" if window.chunked else "sliding_attention"
-    has = any(map(model.is_windowed, layers))
+    window_kind = "chunked_attention" if window.chunked else "sliding_attention"
+    has_windows = any(map(model.is_windowed, layers))
+    kinds = [window_kind if model.is_windowed(layer) else "full_attention" for layer in layers]
     keys: dict[str, Any] = {
         "attention_bias": model.bias or model.qkv_bias, "qkv_bias": model.qkv_bias or model.bias,
         "mlp_bias": model.bias, "use_bias": model.bias, "bias": model.bias, "enable_bias": model.bias,
-        "layer_types": [within if model.is_windowed(layer) else "full_attention" for layer in layers] if has else None,
-        "sliding_window": window.size if has and not window.chunked else None,
-        "attention_chunk_size": window.size if has and window.chunked else None,
-        "use_sliding_window": has, "max_window_layers": window.first_full,
+        "layer_types": kinds if has_windows else None,
+        "sliding_window": window.size if has_windows and not window.chunked else None,
+        "attention_chunk_size": window.size if has_windows and window.chunked else None,
+        "use_sliding_window": has_windows, "max_window_layers": window.first_full,
         "attn_logit_softcapping": model.attention_softcap or None, "clip_qkv": model.clip_qkv or None,
         "use_qk_norm": model.qk_norm != "none", "query_pre_attn_scalar":
             model.attention_scale**-2 if model.attention_scale else None,

@@ -1,1 +1,1 @@
-"""The facts of optimizers, a file each; their arithmetic is in parallel/optimizers."""
+"""The facts of optimizers, one file each; their arithmetic is in parallel/optimizers."""

@@ -1,4 +1,4 @@
-"""Lion: steps of one size, in the direction of a mean of gradients. Chen et al. 2023 (arXiv 2302.06675)."""
+"""Lion: steps of constant size, with the sign of a mean of gradients. Chen et al. 2023 (arXiv 2302.06675)."""
 
 from shardwright.config.optimizer_facts import OptimizerFacts
 

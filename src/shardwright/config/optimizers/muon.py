@@ -1,4 +1,5 @@
-"""Muon: matrices of the layers are made orthogonal, all else is AdamW's. Jordan et al. 2024, Liu et al. 2025."""
+"""Muon: updates of the layers' matrices are made orthogonal, and AdamW updates the others. Jordan et al. 2024, Liu et
+al. 2025."""
 
 from shardwright.config.optimizer_facts import OptimizerFacts
 

@@ -1,5 +1,4 @@
-"""An order that is made to measure, by the solver (schedule/solver): for the times of each stage, and under a limit of
-what a rank may keep."""
+"""An order made by the solver (schedule/solver) for the given time of each stage and a limit on each rank's memory."""
 
 from shardwright.config import largest
 from shardwright.config.array_math import where
@@ -15,9 +14,13 @@ def _auto(shape: PipelineShape) -> Schedule:
 
     limit = shape.most_alive or None
     return auto(
-        shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages,
+        shape.num_ranks,
+        shape.num_microbatches,
+        shape.costs,
+        limit,
+        stages_per_rank=shape.virtual_stages,
         placement=shape.placement,
-    )  # fmt: skip
+    )
 
 
 def _auto_faults(shape: PipelineShape) -> list[str]:

@@ -1,12 +1,11 @@
 """DualPipe: two pipelines in opposite directions, so that a forward always has a backward to hide it. DeepSeek-AI 2024
 (arXiv 2412.19437), section 3.2.1 and figure 5; github.com/deepseek-ai/DualPipe.
 
-Each rank holds two stages, r and p - 1 - r: the model is there twice, and half of the microbatches enter at either
-end. Most of the time a rank runs a forward of one direction and a backward of the other as one action, F&B, in which
-the communication of each (expert parallelism's above all) hides behind the computation of the other. The bubble is
-(p / 2 - 1)(F&B + B - 3W), exactly so where F = I >= W. Every rank keeps p + 1 microbatches alive. The price is the
-second copy of the parameters, whose gradients are summed with the first's, on another rank, before the optimizer's
-step.
+Each rank holds two stages, r and p - 1 - r: the pipeline holds the model twice, and half of the microbatches enter at
+either end. Most of the time a rank runs a forward of one direction and a backward of the other as one action, F&B, in
+which the communication of each (above all of expert parallelism) overlaps the computation of the other. The bubble is
+(p / 2 - 1)(F&B + B - 3W), exact if F = I >= W. Every rank keeps p + 1 microbatches alive. The price is the second copy
+of the parameters: the gradients of the two copies, on different ranks, are summed before the optimizer step.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from shardwright.sharding.stage_placement import bidirectional
 
 
 def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Both ends of the pipeline alike: a rank of the second half is its mirror image, directions swapped."""
+    """The eight phases on each rank; the ranks of the second half mirror the first half, with directions swapped."""
     rows = []
     half = num_microbatches // 2
     down, up = range(half), range(half, num_microbatches)
@@ -36,7 +35,8 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def eight_phases(row: Row, rank: int, last: int, num_microbatches: int) -> None:
-    """The figure, left to right, for rank `rank` of `last` from an end to the turn; microbatches of each chunk.
+    """Write the figure, left to right, for rank `rank` of the `last` ranks from an end to the turn, with
+    `num_microbatches` of each chunk.
 
     Chunk 0 comes from the near end, chunk 1 back from the turn, which is between ranks last - 1 and last (DualPipe)
     or at the last rank itself (DualPipeV).
@@ -46,11 +46,11 @@ def eight_phases(row: Row, rank: int, last: int, num_microbatches: int) -> None:
     row.write("F0 F1", times=rank + 1)
     row.write("I1 W F1", times=before_turn)
     pairs = num_microbatches - 2 * last + rank + 1
-    # At the turn, the first pair's forward is what the next rank waits for: not run as one.
+    # At the turn, the next rank waits for the forward of the first pair, so the two do not run as one action.
     row.write("F0 B1 F1+B0" if before_turn == 0 else "F0+B1 F1+B0")
     row.write("F0+B1 F1+B0", times=pairs - 1)
     row.write("B1 F1+B0", times=before_turn)
-    # What is left of the backwards, in turn; the second half of them is split, so that gradients get away sooner.
+    # The remaining backwards of both chunks in turn; the second half is split, so that gradients are sent sooner.
     for n in range(2 * (rank + 1)):
         row.write(f"{'B' if n <= rank else 'I'}{1 - n % 2}")
     row.write("W I0", times=before_turn)
@@ -77,8 +77,8 @@ def dualpipe_faults(num_ranks: int, num_microbatches: int) -> list[str]:
 
 
 def paired_idle_s(turns: Any, from_turn: Any, f: Any, i: Any, w: Any) -> Any:
-    """How long a rank idles where forwards and backwards run as pairs, in `turns` of the way to the turn and back; the
-    second path has `from_turn` forwards."""
+    """Seconds that a rank idles if forwards and backwards run as pairs: the longest of three paths, for `turns` on the
+    way to the turn and back; the second path has `from_turn` forwards."""
     return most(turns * (2 * f + i - w), from_turn * f + turns * (2 * i - w), 2 * turns * f)
 
 
@@ -101,11 +101,11 @@ FACTS = ScheduleFacts(
     placement=lambda num_ranks, stages_per_rank: bidirectional(num_ranks, 2),
     num_copies=2,
     pairs=True,
-    # Where a pair takes less than its parts, this is the bubble of the ranks at the turn: they run most pairs.
+    # If a pair takes less time than its parts, this is the bubble of the ranks at the turn: they run most pairs.
     bubble="(p / 2 - 1) * (FB + B - 3 * W)",
     when="F == I and W <= I",
     idle_s=_idle_s,
-    alive=lambda p, rank, m, v, extra: least(m, p + 1) / 2,  # a rank has twice the layers, and a microbatch meets half
+    alive=lambda p, rank, m, v, extra: least(m, p + 1) / 2,  # a rank has twice the layers, and a microbatch uses half
     keeps_as_1f1b=True,
     waiting=_waiting,
     num_gathers=lambda p, m, v: least(m, 1.25 + 0.6 * p),

@@ -1,11 +1,11 @@
 """DualPipeV: DualPipe cut in half, with one copy of the parameters. Sea AI Lab 2025 ("Cut-in-half"), and
 github.com/deepseek-ai/DualPipe, dualpipev.py.
 
-The second half of DualPipe's ranks mirrors the first. So drop it, and let every microbatch turn around at the last
-rank: stages lie in a V, s and 2p - 1 - s on rank s, and what was the other direction is now the way back. Forward of
-one chunk and backward of the other still run as one action. For 2p stages on p ranks the bubble is
-(p - 1)(F&B + B - 3W), of a chunk's times (half a rank's), exactly so where F = I >= W. Every rank keeps 2p + 1 halves
-alive: p + 1/2 microbatches of all its layers.
+The second half of DualPipe's ranks mirrors the first. So it is dropped, and every microbatch turns around at the last
+rank: stages lie in a V, s and 2p - 1 - s on rank s, and the way back replaces the other direction. The forward of one
+chunk and the backward of the other still run as one action. For 2p stages on p ranks the bubble is
+(p - 1)(F&B + B - 3W), in a chunk's times (half a rank's), exact if F = I >= W. Every rank keeps 2p + 1 halves alive:
+p + 1/2 microbatches of all its layers.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from shardwright.sharding.stage_placement import vee
 
 
 def dualpipev(num_ranks: int, num_microbatches: int) -> Schedule:
-    """DualPipe's eight phases, all ranks being on the way to the turn."""
+    """DualPipe's eight phases; all ranks are on the way to the turn."""
     rows = []
     for rank in range(num_ranks):
         row = Row([rank, 2 * num_ranks - 1 - rank], [range(num_microbatches)] * 2)

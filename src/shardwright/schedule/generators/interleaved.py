@@ -1,14 +1,15 @@
 """Interleaved 1F1B: a smaller bubble for more messages. Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
 
-Rank r holds stages r, p + r, 2p + r, ...: v chunks of a v-th of its layers. Microbatches come in groups of g: a group
-runs through a rank's first chunk, then its second, and so on, then the next group. Backwards go the same way, from
-the last chunk to the first. After a warm-up of 2(p - 1 - r) + (v - 1)g chunk forwards, forward and backward alternate.
-The bubble is (p - 1)(F + B) / v, and v times as many messages are sent. Rank r keeps (2(p - 1 - r) + (v - 1)g + 1) / v
-microbatches of its layers alive: with g = p, rank 0 has 1 + (p - 1) / (pv) times as many as with 1F1B.
+Rank r holds stages r, p + r, 2p + r, ...: v chunks, each with a v-th of its layers. Microbatches come in groups of g: a
+group runs through a rank's first chunk, then its second, and so on; then the next group follows. Backwards do the same
+from the last chunk to the first. After a warm-up of 2(p - 1 - r) + (v - 1)g chunk forwards, forwards and backwards
+alternate. The bubble is (p - 1)(F + B) / v, and v times as many messages are sent. Rank r keeps
+(2(p - 1 - r) + (v - 1)g + 1) / v microbatches of its layers alive: with g = p, rank 0 keeps 1 + (p - 1) / (pv) times as
+many as with 1F1B.
 
-A group of more than p microbatches gives a message longer to arrive, and costs memory: with g = 2p a latency is paid
-for once a step and hop. Where g does not divide m, the first group takes the rest of up to p - 1 microbatches: no
-later group may be larger, or its forwards come too late for the backwards. A rest of p or more is a group of its own.
+A group of more than p microbatches gives messages longer to arrive, and costs memory: with g = 2p a latency is paid
+once per step and hop. If g does not divide m, the first group takes a remainder of up to p - 1 microbatches: no later
+group may be larger, or its forwards come too late for the backwards. A remainder of p or more is a group of its own.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from shardwright.sharding.stage_placement import looped
 
 
 def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int, group: int = 0) -> Schedule:
-    """Groups of `group` microbatches (0 means p, and less than p is too few) on `num_chunks` chunks a rank."""
+    """Groups of `group` microbatches (0 means p, and less than p is too few) on `num_chunks` chunks per rank."""
     groups = _groups(num_ranks, num_microbatches, group or num_ranks)
     table = [(i, chunk) for members in groups for chunk in range(num_chunks) for i in members]
     rows = []
@@ -38,12 +39,12 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int, group: i
 
 
 def _groups(num_ranks: int, num_microbatches: int, group: int) -> list[range]:
-    rest = num_microbatches % group
+    remainder = num_microbatches % group
     sizes = [group] * (num_microbatches // group)
-    if sizes and rest < num_ranks:
-        sizes[0] += rest
+    if sizes and remainder < num_ranks:
+        sizes[0] += remainder
     else:
-        sizes.append(rest)
+        sizes.append(remainder)
     ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
     return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
@@ -59,14 +60,14 @@ def interleaved_faults(num_ranks: int, group: int) -> list[str]:
 
 
 def _alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
-    group = p + m % p  # the first takes the rest
+    group = p + m % p  # the first group takes the remainder
     return least(m * v, 2 * (p - 1 - rank) + (v - 1) * group + 1) / v
 
 
 def _num_gathers(p: Any, m: Any, v: Any) -> Any:
-    turned = least(m * v, p - 1 + (v - 1) * p)  # computed before forwards and backwards take turns
-    in_turns = 2 * (m * v - turned) * (1.0 - 1.0 / v)
-    return most(1.0, (in_turns + 2 * turned / p) / v)
+    warmup = least(m * v, p - 1 + (v - 1) * p)  # chunk forwards before forwards and backwards take turns
+    in_turns = 2 * (m * v - warmup) * (1.0 - 1.0 / v)
+    return most(1.0, (in_turns + 2 * warmup / p) / v)
 
 
 FACTS = ScheduleFacts(
@@ -80,7 +81,7 @@ FACTS = ScheduleFacts(
     placement=looped,
     bubble="(p - 1) * (F + B) / v",
     when="m >= p",
-    # With fewer microbatches than ranks, each waits at the end of the loop until the first has come round.
+    # With fewer microbatches than ranks, each rank waits after a chunk until the first microbatch has come round.
     idle_s=lambda p, m, v, f, i, w: (p - 1 + (v - 1) * most(0, p - m)) * (f + (i + w)) / v,
     fills_and_drains=True,
     alive=_alive,

@@ -2,9 +2,9 @@
 
 Rank r holds stages r, p + r, 2p + r, ...: each microbatch passes the ranks v times, in chunks of a v-th of the
 layers. A rank takes all microbatches through one chunk before it turns to the next, and back in reverse. The bubble
-is GPipe's over v, (p - 1)(F + B) / v; every rank keeps all m microbatches alive. What it buys, beside the bubble, is
-that a chunk's parameters are needed for one stretch of time, gathered once (ZeRO-3) and reduced early; and that
-messages have as long as p - 1 microbatches take before anybody waits for them.
+is GPipe's over v, (p - 1)(F + B) / v; every rank keeps all m microbatches alive. There are two more gains: a chunk's
+parameters are needed for one stretch of time, so they are gathered once (ZeRO-3) and their gradients reduced early; and
+a message has the time of p - 1 microbatches to arrive before its receiver waits.
 """
 
 from shardwright.config.array_math import most
@@ -19,9 +19,9 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedu
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * num_chunks, num_ranks)
-        there = [forward(stage, i) for stage in stages for i in range(num_microbatches)]
-        back = [backward(stage, i) for stage in reversed(stages) for i in range(num_microbatches)]
-        rows.append((*there, *back))
+        forwards = [forward(stage, i) for stage in stages for i in range(num_microbatches)]
+        backwards = [backward(stage, i) for stage in reversed(stages) for i in range(num_microbatches)]
+        rows.append((*forwards, *backwards))
     return Schedule("looped-bfs", num_microbatches, looped(num_ranks, num_chunks), tuple(rows))
 
 
@@ -38,7 +38,7 @@ FACTS = ScheduleFacts(
     fills_and_drains=True,
     alive=lambda p, rank, m, v, extra: 1.0 * m,
     keeps_as_1f1b=True,
-    # One stretch for each stage and pass, of which the last forward and the first backward are one.
+    # One stretch for each stage and pass, but the last forward and the first backward share one stretch.
     num_gathers=lambda p, m, v: 2.0 - 1.0 / v + 0.0 * m,
     message_waits=1,
     complexity=1,

@@ -3,10 +3,9 @@
 PipeDream-Flush (Narayanan et al. 2021, arXiv 2006.09503, section 2) and DAPPLE (Fan et al. 2021, arXiv 2007.01045,
 section 3). The bubble is GPipe's, (p - 1)(F + B), but rank r keeps only min(m, p - r) microbatches alive.
 
-That is tight: while its gradient travels, a rank has nothing else to do, and each microbatch pays for the way there
-and back. More warm-up forwards give it something to do. With twice as many (`extra_warmup` = p - 1) a message of up to
-(F + B) / 2 is paid for once a step and hop, not once a microbatch; rank r then keeps min(m, 2(p - 1 - r) + 1)
-microbatches alive.
+That leaves no slack: a rank idles while its gradient travels, and each microbatch pays for the messages there and
+back. More warm-up forwards fill that time. With twice as many (`extra_warmup` = p - 1) a message of up to (F + B) / 2
+is paid once per step and hop, not once per microbatch; rank r then keeps min(m, 2(p - 1 - r) + 1) microbatches alive.
 """
 
 from typing import Any
@@ -21,12 +20,12 @@ from shardwright.sharding.stage_placement import in_line, looped
 def one_f_one_b(num_ranks: int, num_microbatches: int, extra_warmup: int = 0) -> Schedule:
     """Warm-up forwards until the first backward can arrive, then one forward and one backward in turn.
 
-    `extra_warmup` is how many more each rank runs, but no more than it has ranks after it.
+    Each rank runs `extra_warmup` further forwards, but at most as many as there are ranks after it.
     """
     ranks = []
     for rank in range(num_ranks):
-        after = num_ranks - 1 - rank
-        warmup = min(num_microbatches, after + min(after, extra_warmup))
+        num_after = num_ranks - 1 - rank
+        warmup = min(num_microbatches, num_after + min(num_after, extra_warmup))
         row: list[Action] = [forward(rank, i) for i in range(warmup)]
         for i in range(num_microbatches - warmup):
             row += [forward(rank, warmup + i), backward(rank, i)]
@@ -36,7 +35,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, extra_warmup: int = 0) ->
 
 
 def alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
-    """Microbatches that a rank keeps: as many as there are ranks behind it, itself counted."""
+    """Number of microbatches that a rank keeps: with no `extra` warm-up, the number of ranks from this one on."""
     return 1.0 * least(m, p - rank + least(extra, p - 1 - rank))
 
 

@@ -1,11 +1,11 @@
 """PipeDream: 1F1B that never stops. Narayanan et al. 2019 (SOSP '19; arXiv 1806.03377), section 3.
 
-Each stage updates its weights after each backward, and nobody waits at the end of a batch: in the steady state there
-is no bubble. But a microbatch's forward and backward must see the same weights (else its gradient is of no function
-at all), so the weights of each forward are stashed for its backward. Stage s has p - s microbatches on the way, each
-with a version of its own: p - s copies of its weights, and gradients as old as p - 1 - s updates.
+Each stage updates its weights after each backward, and no rank waits at the end of a batch: in the steady state there
+is no bubble. But a microbatch's forward and backward must see the same weights (else its gradient is not the gradient
+of any function), so the weights of each forward are stashed for its backward. Stage s has p - s microbatches in
+flight, each with its own version: p - s copies of its weights, and gradients as old as p - 1 - s updates.
 
-Asynchronous: not the computation of one rank, unlike all schedules that flush the pipeline.
+It is asynchronous: unlike the schedules that flush the pipeline, it does not compute what one rank would.
 """
 
 from shardwright.config.schedule_facts import ScheduleFacts
@@ -16,7 +16,7 @@ from shardwright.sharding.stage_placement import looped
 
 
 def pipedream(num_ranks: int, num_microbatches: int) -> Schedule:
-    """1F1B with an update of the stage after each backward. A longer stream is simply more microbatches."""
+    """1F1B with an update of the stage after each backward. A longer stream has more microbatches."""
     inner = one_f_one_b(num_ranks, num_microbatches)
     ranks = with_updates(inner.ranks, every=1)
     return Schedule("pipedream", num_microbatches, inner.placement, ranks, weights="stashed")
@@ -26,12 +26,12 @@ def with_updates(ranks: Order, every: int) -> Order:
     """The lists, with a reduction and a step of the stage after each `every` backwards."""
     rows = []
     for row in ranks:
-        new: list[Action] = []
+        updated: list[Action] = []
         for action in row:
-            new.append(action)
+            updated.append(action)
             if action.kind is Kind.BACKWARD and (action.microbatch + 1) % every == 0:
-                new += [Action(kind, action.stage, action.microbatch) for kind in (Kind.REDUCE, Kind.STEP)]
-        rows.append(tuple(new))
+                updated += [Action(kind, action.stage, action.microbatch) for kind in (Kind.REDUCE, Kind.STEP)]
+        rows.append(tuple(updated))
     return tuple(rows)
 
 

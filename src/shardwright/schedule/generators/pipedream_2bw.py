@@ -1,10 +1,10 @@
 """PipeDream-2BW: no bubble, and two versions of the weights instead of p. Narayanan et al. 2021 (arXiv 2006.09503),
 section 3.1 and figure 2.
 
-Like PipeDream the pipeline is never flushed, but gradients add up over a batch of m microbatches before a stage
-updates its weights. Where m >= p, no more than two batches are on the way: when batch k begins, k - 1 is not over, but
-k - 2 is. So all microbatches of batch k, on all stages, use the weights that batch k - 2 left: those and the newest
-are all that a stage keeps. It is gradient descent whose gradients are late by one update, always and everywhere:
+As in PipeDream, the pipeline is never flushed, but gradients add up over a batch of m microbatches before a stage
+updates its weights. If m >= p, at most two batches are in flight: when batch k begins, k - 1 is not over, but k - 2 is.
+So all microbatches of batch k, on all stages, use the weights after batch k - 2. A stage keeps only those and the
+newest. It is gradient descent whose gradients are always late by exactly one update:
 W(t + 1) = W(t) - lr * gradient at W(t - 1).
 """
 

@@ -1,26 +1,26 @@
-"""A pen for one rank's list, so that a generator reads like its paper's figure.
+"""A writer of one rank's list, so that a generator reads like its paper's figure.
 
 `row.write("F1 I1 W1", times=3)` appends three times a forward, an input gradient and a weight gradient of the
-rank's second chunk. Microbatches are not written: a forward or a backward takes the next one of its chunk, and a
-weight gradient the one that has waited longest. What would be one too many is left out. So a figure drawn for many
-microbatches is also right for few, because no microbatch needs a later one.
+rank's second chunk. The text has no microbatches: a forward or a backward takes the next microbatch of its chunk, and a
+weight gradient takes the one that has waited longest. An action without a microbatch is left out. So a figure drawn for
+many microbatches is also right for few, because no microbatch needs a later one.
 """
 
 from collections.abc import Sequence
 
 from shardwright.schedule.action import Action, Kind
 
-_ANY = -1  # a chunk
+_ANY = -1  # any chunk
 _FORWARD, _INPUT_GRAD, _WEIGHT_GRAD = Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD  # looked up for every action
 
 
 class Row:
-    """The list of a rank that holds `stages`, one a chunk; chunk c sees the microbatches `microbatches[c]`."""
+    """The list of a rank that holds `stages`, one per chunk; chunk c computes the microbatches `microbatches[c]`."""
 
     def __init__(self, stages: Sequence[int], microbatches: Sequence[range]) -> None:
         self._stages = tuple(stages)
-        self._forwards = [iter(mine) for mine in microbatches]  # what is left of them
-        self._backwards = [iter(mine) for mine in microbatches]
+        self._forwards = [iter(numbers) for numbers in microbatches]  # by chunk: the remaining microbatches
+        self._backwards = [iter(numbers) for numbers in microbatches]
         self._deferred: list[Action] = []  # weight gradients whose input gradient has run, oldest first
         self._actions: list[Action] = []
 
@@ -31,29 +31,29 @@ class Row:
     def write(self, tokens: str, times: int = 1) -> None:
         """Append actions, each a kind's letter and a chunk: "F0", or "F0+B1" for a pair that runs as one.
 
-        "W" without a chunk is the weight gradient that has waited longest, whichever chunk's.
+        "W" without a chunk is the weight gradient that has waited longest, of any chunk.
         """
-        wanted = [
+        parsed = [
             [(Kind(text[0]), int(text[1:]) if text[1:] else _ANY) for text in token.split("+")]
             for token in tokens.split()
         ]
         for _ in range(times):
             num_before = len(self._actions)
-            for token in wanted:
+            for token in parsed:
                 parts = [part for kind, chunk in token if (part := self._next(kind, chunk))]
                 self._actions += parts if len(parts) < 2 else [Action(Kind.OVERLAP, parts=tuple(parts))]
             if len(self._actions) == num_before:
-                break  # nothing is left of what is asked for, so that each further time would add nothing either
+                break  # no microbatch is left for these tokens, so further repetitions would add nothing either
 
     def _next(self, kind: Kind, chunk: int) -> Action | None:
-        """The next action of a kind on a chunk, or none."""
+        """The next action of a kind on a chunk; None if no microbatch is left."""
         if kind is _WEIGHT_GRAD:
-            for place, waiting in enumerate(self._deferred):
+            for index, waiting in enumerate(self._deferred):
                 if chunk == _ANY or waiting.stage == self._stages[chunk]:
-                    return self._deferred.pop(place)
+                    return self._deferred.pop(index)
             return None
-        left, stage = (self._forwards if kind is _FORWARD else self._backwards)[chunk], self._stages[chunk]
-        microbatch = next(left, None)
+        remaining, stage = (self._forwards if kind is _FORWARD else self._backwards)[chunk], self._stages[chunk]
+        microbatch = next(remaining, None)
         if microbatch is None:
             return None
         if kind is _INPUT_GRAD:

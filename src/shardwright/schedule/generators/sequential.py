@@ -1,7 +1,7 @@
 """Sequential: one microbatch at a time through all stages and back. Plain layer-wise model parallelism.
 
-Every rank but one is idle at any moment: a step takes m x p stage times. It is the order of one rank that
-accumulates gradients, so it is what the other schedules are compared with.
+Only one rank works at any moment: a step takes m x p stage times. It has the order of one rank that accumulates
+gradients, so the other schedules are compared with it.
 """
 
 from shardwright.config.array_math import least

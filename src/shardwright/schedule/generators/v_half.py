@@ -1,10 +1,10 @@
 """V-Half: half of 1F1B's memory, and half of its bubble. Qi et al. 2024 (arXiv 2405.15362).
 
-On the way down a microbatch moves one rank every two slots, and one a slot on the way back up: forward and backward
-alike. So a rank whose first chunk lives long has a second chunk that lives shortly, and the sum is about 6p slots
-everywhere. No rank keeps more than floor((p + 2) / 2) microbatches of its layers alive, against p of 1F1B's rank 0.
-Where F = I = W the bubble is about half of 1F1B's (p = 8: 8.5 to 21). It does not grow with the number of
-microbatches as long as 2F <= W + 2I and 2I <= W + 2F.
+A microbatch moves one rank every two slots on the way down, and one rank per slot on the way back up, in the forward
+and in the backward. So if a rank's first chunk lives long, its second chunk lives briefly, and the sum is about 6p
+slots on every rank. No rank keeps more than floor((p + 2) / 2) microbatches of its layers alive; rank 0 of 1F1B keeps
+p. If F = I = W, the bubble is about half of 1F1B's (p = 8: 8.5 to 21). It does not grow with the number of microbatches
+if 2F <= W + 2I and 2I <= W + 2F.
 """
 
 from typing import Any
@@ -18,30 +18,30 @@ from shardwright.sharding.stage_placement import vee
 
 
 def v_half(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Down one rank every two slots, up one rank a slot."""
+    """Microbatches move down one rank every two slots, and up one rank per slot."""
     return from_building_block("v-half", num_ranks, num_microbatches, _block)
 
 
 def _block(rank: int, num_ranks: int) -> Block:
-    turn = 0 if num_ranks % 2 else 3  # forward and backward of even p would fall into the same slots
+    turn = 0 if num_ranks % 2 else 3  # without it, forward and backward of even p would fall into the same slots
     return (2 * rank, 3 * num_ranks - 2 - rank, 3 * num_ranks + turn - 1 + 2 * rank, 6 * num_ranks + turn - 2 - rank)
 
 
 def alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
-    """Microbatches that a rank keeps, of all its layers."""
+    """Number of microbatches that a rank keeps, of all its layers."""
     return 1.0 * least(m, (p + 2) // 2)
 
 
 def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
-    """About those of the ranks on which most wait."""
-    waits = where(p == 2, 3, most(1, p // 4)) / 2 + 0 * rank  # of stages, of which a rank has two
+    """Approximate: the same for all ranks, from those on which most weight gradients wait."""
+    waits = where(p == 2, 3, most(1, p // 4)) / 2 + 0 * rank  # counted in stages, and a rank has two
     return alive(p, rank, m, 2, 0) - waits, waits
 
 
 def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
-    """Qi et al. 2024 (arXiv 2405.15362) say about half of 1F1B's; the first path grows with m where 2I > F + W.
+    """Idle seconds: about half of 1F1B's (Qi et al. 2024, arXiv 2405.15362). The first path grows with m if 2I > F + W.
 
-    Within 2 % of a step of what is played for even p >= 4 and m >= p, 10 % for others.
+    Differs from the simulated step by at most 2 % of it for even p >= 4 and m >= p, and 10 % otherwise.
     """
     path = most(
         (p - m) * f + (m + p - 3) * i - (m / 2 + p / 4 + 0.5) * w,

@@ -1,10 +1,10 @@
 """V-Min: a third of 1F1B's memory, the least that a V of two chunks can have. Qi et al. 2024
 (arXiv 2405.15362).
 
-A microbatch moves one rank a slot, all the way down and up, and down and up again. No rank keeps more than
-floor((p + 4) / 3) microbatches of its layers alive, against p of 1F1B's rank 0. Where F = I = W the bubble is about
-two thirds of 1F1B's (p = 8: 13.5 to 21). It has no slack: where F, I and W differ, ranks wait for one another in
-every microbatch, and the bubble grows with their number.
+A microbatch moves one rank per slot, down and up in the forward, and down and up again in the backward. No rank keeps
+more than floor((p + 4) / 3) microbatches of its layers alive; rank 0 of 1F1B keeps p. If F = I = W, the bubble is about
+two thirds of 1F1B's (p = 8: 13.5 to 21). It has no slack: if F, I and W differ, ranks wait for one another in every
+microbatch, and the bubble grows with the number of microbatches.
 """
 
 from typing import Any
@@ -18,12 +18,12 @@ from shardwright.sharding.stage_placement import vee
 
 
 def v_min(num_ranks: int, num_microbatches: int) -> Schedule:
-    """One rank a slot, both ways, forward and backward."""
+    """Microbatches move one rank per slot, down and up, in the forward and in the backward."""
     return from_building_block("v-min", num_ranks, num_microbatches, _block)
 
 
 def _block(rank: int, num_ranks: int) -> Block:
-    turn = 0 if num_ranks % 3 else 2  # forward and backward of p = 3, 6, ... would fall into the same slots
+    turn = 0 if num_ranks % 3 else 2  # without it, forward and backward of p = 3, 6, ... would fall into the same slots
     return (rank, 2 * num_ranks - 1 - rank, 2 * num_ranks + turn + rank, 4 * num_ranks + turn - 1 - rank)
 
 
@@ -32,22 +32,22 @@ def _alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
 
 
 def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
-    """About those of the ranks on which most wait."""
-    waits = where(p < 8, 1, 2) / 2 + 0 * rank  # of stages, of which a rank has two
+    """Approximate: the same for all ranks, from those on which most weight gradients wait."""
+    waits = where(p < 8, 1, 2) / 2 + 0 * rank  # counted in stages, and a rank has two
     return _alive(p, rank, m, 2, 0) - waits, waits
 
 
 def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
-    """Qi et al. 2024 (arXiv 2405.15362) say about two thirds of 1F1B's. It has no slack: wherever F, I and W differ one
-    of the first two paths grows with m. Within 4 % of a step of what is played for p >= 3 and m >= p.
+    """Idle seconds: about two thirds of 1F1B's (Qi et al. 2024, arXiv 2405.15362). If F, I and W differ, one of the
+    first two paths grows with m. Differs from the simulated step by at most 4 % of it for p >= 3 and m >= p.
     """
-    thirds = 0.5 * (p % 3 == 0)
-    equal = 2 * p - 2.5 - thirds  # what it is where F = I = W = 1
+    correction = 0.5 * (p % 3 == 0)
+    equal_idle = 2 * p - 2.5 - correction  # the idle time if F = I = W = 1
     n = m * least(1, (p - 1) / 2)
     path = most(
-        (p - n) * f + (2 * n + equal - thirds - p - 0.5) * i + (0.5 - n) * w,
-        (2 * n - 2) * f + (equal + 1 - n) * i - (n - 1) * w,
-        (p / 2 + 1) * f + (equal - p / 2) * i - w,
+        (p - n) * f + (2 * n + equal_idle - correction - p - 0.5) * i + (0.5 - n) * w,
+        (2 * n - 2) * f + (equal_idle + 1 - n) * i - (n - 1) * w,
+        (p / 2 + 1) * f + (equal_idle - p / 2) * i - w,
     )
     return most(0.0, path)
 

@@ -1,9 +1,9 @@
 """ZB-H1: 1F1B whose weight gradients wait, and fill the bubble. Qi et al. 2024 (arXiv 2401.10241), figure 3, top.
 
-Only the input gradient I is awaited by another rank. So the backward is cut in two, I and the weight gradient W.
-Gradients come back sooner, by I a hop and not by B, and what is left of a rank's idle time takes its delayed W.
-The bubble is (p - 1)(F + I - W) where W <= I: a third of 1F1B's where F = I = W. Rank r puts its W off by r
-microbatches, so that every rank keeps min(m, p) microbatches alive: as many as rank 0 of 1F1B.
+Another rank waits only for the input gradient I. So the backward is cut in two, I and the weight gradient W. Gradients
+come back sooner, after I per hop and not after B, and delayed W fill part of a rank's idle time. The bubble is
+(p - 1)(F + I - W) if W <= I: a third of 1F1B's if F = I = W. Rank r delays its W by r microbatches, so every rank keeps
+min(m, p) microbatches alive: as many as rank 0 of 1F1B.
 """
 
 from typing import Any

@@ -1,11 +1,11 @@
 """ZB-H2: twice the warm-up, and no rank idles between its first and its last action. Qi et al. 2024
 (arXiv 2401.10241), figure 3, bottom.
 
-Rank 0 runs 2p - 1 forwards before its first backward, as many as it takes for a gradient to come back from the last
-rank; in the end weight gradients fill the wait. A rank's own span then has a bubble of (p - 1)(F + I - 2W), and none
-where F + I <= 2W. One step alone still takes (p - 1)F longer than its work, because ranks begin one after the other;
-that is hidden only if the next step may begin before the last rank has ended this one: with no barrier at the
-optimizer step. The price is memory: every rank keeps min(m, 2p - 1) microbatches alive.
+Rank 0 runs 2p - 1 forwards before its first backward, enough to last until a gradient comes back from the last rank;
+at the end, weight gradients fill the wait. Between its own first and last action, a rank then has a bubble of
+(p - 1)(F + I - 2W), and none if F + I <= 2W. One step alone still takes (p - 1)F longer than its work, because ranks
+begin one after the other. That is hidden only if the next step may begin before the last rank has ended this one, with
+no barrier at the optimizer step. The price is memory: every rank keeps min(m, 2p - 1) microbatches alive.
 """
 
 from typing import Any
@@ -32,12 +32,12 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
-    filled = least(most(m - 1, 0), 2 * (p - 1))  # weight gradients that there are to fill the wait
-    turned = where(f > i, filled // 2, 0)  # the longest way through both passes takes the dearer where it may
-    # Of an odd number of them one is left over, between a forward and an input gradient.
+    filled = least(most(m - 1, 0), 2 * (p - 1))  # number of weight gradients that fill the wait
+    turned = where(f > i, filled // 2, 0)  # the longest path takes the longer of a forward and an input gradient
+    # If `filled` is odd, one weight gradient is left over between a forward and an input gradient.
     left_over = where(f > i, filled % 2, 0) * most(0.0, f - w)
-    through = (p - 1 - filled + turned) * f + (p - 1 - turned) * i + left_over
-    return most((p - 1) * (f + i) - filled * w, through, 0.0 * f)
+    path = (p - 1 - filled + turned) * f + (p - 1 - turned) * i + left_over
+    return most((p - 1) * (f + i) - filled * w, path, 0.0 * f)
 
 
 def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:

@@ -1,10 +1,10 @@
 """From compute actions to a program: every send and receive, gradient reduction and the optimizer step.
 
-Deadlock-free by construction. The schedule is played forward in rounds; whenever a compute action produces what
-another rank needs, the send is appended to the one list and the receive to the other *at that moment*. So all
-messages have one global order, and each rank's list is that order restricted to its own. Even if every send
-blocked until its receive is reached, the first message not yet passed could always pass: no cycle of waiting ranks
-can exist.
+The program is free of deadlocks by construction. The schedule is played forward in rounds; whenever a compute action
+makes a product that another rank needs, the send is appended to the list of the one rank and the receive to the list
+of the other *at that moment*. So all messages have one global order, and each rank's list has its own messages in that
+order. Even if every send blocks until its receive is reached, the first message that has not passed can always pass:
+no cycle of waiting ranks can exist.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ def lower(schedule: Schedule) -> Program:
     """The program of a schedule. ValueError if its order of compute actions can't be carried out."""
     rows: list[list[Action]] = [[] for _ in schedule.ranks]
     position = [0] * schedule.num_ranks
-    there = _There(schedule)
-    waiting: dict[Event, int] = {}  # what a rank waits for
+    products = _Products(schedule)
+    waiting: dict[Event, int] = {}  # event to the rank that waits for it
     ready = [rank for rank, row in enumerate(schedule.ranks) if row]
     while ready:
         messages, next_ready = list[tuple[int, Action, int, Action]](), list[int]()
@@ -31,26 +31,26 @@ def lower(schedule: Schedule) -> Program:
             row = schedule.ranks[rank]
             action = row[position[rank]]
             parts = action.parts or (action,)
-            missing = there.missing(parts)
+            missing = products.missing(parts)
             if missing is not None:
                 waiting[missing] = rank
                 continue
             rows[rank].append(action)
-            messages += there.run(parts)
+            messages += products.run(parts)
             position[rank] += 1
             if position[rank] < len(row):
                 next_ready.append(rank)
-        # What this round produced travels before the next round begins.
+        # The products of this round travel before the next round begins.
         for sender, send, receiver, receive in messages:
-            event = there.arrive(receive)
+            event = products.arrive(receive)
             if event in waiting:
                 next_ready.append(waiting.pop(event))
             if sender != receiver:
                 rows[sender].append(send)
                 rows[receiver].append(receive)
         ready = next_ready
-    if any(at < len(row) for at, row in zip(position, schedule.ranks, strict=True)):
-        raise ValueError(_stuck(schedule, position))
+    if any(index < len(row) for index, row in zip(position, schedule.ranks, strict=True)):
+        raise ValueError(_deadlock_message(schedule, position))
     ranks = _with_step(schedule, rows)
     return Program(schedule.name, schedule.num_microbatches, schedule.placement, ranks, schedule.weights)
 
@@ -58,21 +58,21 @@ def lower(schedule: Schedule) -> Program:
 def with_step(schedule: Schedule) -> Schedule:
     """The schedule with its reductions and the optimizer step, and without messages.
 
-    That is all that its times depend on: messages leave in the order in which they are made.
+    Its times depend on nothing more, because messages leave in the order in which they are made.
     """
     return replace(schedule, ranks=_with_step(schedule, schedule.ranks))
 
 
 def _with_step(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> Order:
-    """Rows of a schedule, with or without its messages, that also reduce and update."""
+    """The rows of a schedule, with or without its messages, completed with reductions and the optimizer step."""
     updates_itself = any(action.kind is Kind.STEP for row in schedule.ranks for action in row)
     if not schedule.trains or updates_itself:
         return tuple(map(tuple, rows))
     return tuple((*_with_reductions(row), Action(Kind.STEP)) for row in rows)
 
 
-class _There:
-    """The results that were made, and those that arrived, by n = stage x microbatches + microbatch."""
+class _Products:
+    """The products made and the products arrived, by n = stage x microbatches + microbatch."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._m, self._num_stages = schedule.num_microbatches, schedule.num_stages
@@ -87,17 +87,18 @@ class _There:
         }
 
     def missing(self, parts: tuple[Action, ...]) -> Event | None:
-        """A product that an action needs and that is not there, or None. `_NEVER` is one that its own rank makes."""
+        """The event of a product that an action needs and that is missing, or None. `_NEVER` if its own rank should
+        have made it."""
         for kind, stage, i, _, _ in parts:
             n = stage * self._m + i
-            for need, there in zip(NEEDS.get(kind, ()), self._needs.get(kind, ()), strict=True):
-                if not there[n]:
+            for need, available in zip(NEEDS.get(kind, ()), self._needs.get(kind, ()), strict=True):
+                if not available[n]:
                     return _event(need.product, n) if need.stage else _NEVER
         return None
 
     def run(self, parts: tuple[Action, ...]) -> list[tuple[int, Action, int, Action]]:
-        """An action runs. What it sends on: (sender, its send, receiver, its receive)."""
-        sent = []
+        """Run an action. Returns its messages: (sender, its send, receiver, its receive)."""
+        messages = []
         for kind, stage, i, _, _ in parts:
             if (product := MAKES.get(kind)) is None:
                 continue
@@ -105,43 +106,43 @@ class _There:
             taker = stage + TRAVELS[product]
             if 0 <= taker < self._num_stages:
                 holders = self._holders[self._copy_of[i]] if self._copy_of else self._holders[0]
-                here, there = holders[stage], holders[taker]
+                sender, receiver = holders[stage], holders[taker]
                 send, receive = MESSAGES[product]
-                sent.append((here, Action(send, stage, i, there), there, Action(receive, taker, i, here)))
-        return sent
+                messages.append((sender, Action(send, stage, i, receiver), receiver, Action(receive, taker, i, sender)))
+        return messages
 
     def arrive(self, receive: Action) -> Event:
-        """A message is there; which event that is."""
+        """Record the arrival of a message. Returns its event."""
         product, n = RECEIVED[receive.kind], receive.stage * self._m + receive.microbatch
         self._arrived[product][n] = 1
         return _event(product, n)
 
 
 def _event(product: Product, n: int) -> Event:
-    """The name of an arrival: n of an output, ~n of a gradient."""
+    """The name of an arrival: n for an output, ~n for a gradient."""
     return n if product is Product.OUTPUT else ~n
 
 
 def _with_reductions(row: Sequence[Action]) -> list[Action]:
-    """Reduce a stage's gradients right after the last action that adds to them."""
-    adds_last: dict[int, int] = {}
+    """A row with the reduction of each stage's gradients right after the last action that adds to them."""
+    last_addition: dict[int, int] = {}  # by stage: the index of the action
     for index, action in enumerate(row):
         for part in action.parts or (action,):
             if part.kind in ADDS:
-                adds_last[part.stage] = index
-    complete: dict[int, list[int]] = {}
-    for stage, index in sorted(adds_last.items()):
+                last_addition[part.stage] = index
+    complete: dict[int, list[int]] = {}  # by index: the stages whose gradients are complete after the action
+    for stage, index in sorted(last_addition.items()):
         complete.setdefault(index, []).append(stage)
-    with_them: list[Action] = []
-    first = 0
+    rewritten: list[Action] = []
+    start = 0
     for index in sorted(complete):
-        with_them += row[first : index + 1]
-        with_them += [Action(Kind.REDUCE, stage) for stage in complete[index]]
-        first = index + 1
-    return [*with_them, *row[first:]]
+        rewritten += row[start : index + 1]
+        rewritten += [Action(Kind.REDUCE, stage) for stage in complete[index]]
+        start = index + 1
+    return [*rewritten, *row[start:]]
 
 
-def _stuck(schedule: Schedule, position: list[int]) -> str:
+def _deadlock_message(schedule: Schedule, position: list[int]) -> str:
     waits = [
         f"rank {rank} can't run {row[position[rank]]} (its action {position[rank]})"
         for rank, row in enumerate(schedule.ranks)

@@ -1,4 +1,4 @@
-"""When the gradients of a stage are complete, so that their reduction may begin while a backward still runs."""
+"""The last addition to each stage's gradients before a reduction, so that the reduction may begin while it runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from shardwright.schedule.action import ADDS, Action, Kind
 class Arming:
     """A stage whose gradients are reduced after the next addition to them.
 
-    `is_last` says that nothing is added between this reduction and the update. Gradients that are kept whole can be
-    reduced only then: the sum stands where the additions went, and a second reduction would count it again. `is_split`:
-    the addition is W's, and what its I added is there already.
+    `is_last`: nothing is added between this reduction and the update. Gradients that are kept unsharded can be reduced
+    only then: the sum overwrites the local gradients, and a second reduction would count it again. `is_split`: the
+    addition is a W, and its I has already added its part.
     """
 
     stage: int
@@ -22,8 +22,8 @@ class Arming:
 
 def before_reductions(row: Sequence[Action]) -> dict[int, list[Arming]]:
     """The stages to arm, by the index of the last action that adds to their gradients before they are reduced."""
-    found: dict[int, list[Arming]] = {}
-    reductions: dict[int, Arming] = {}  # by stage: the next one that no addition was found for
+    armings: dict[int, list[Arming]] = {}
+    reductions: dict[int, Arming] = {}  # by stage: the next reduction without an addition yet
     added: set[int] = set()  # stages whose gradients are added to later, before their update
     for index in reversed(range(len(row))):
         action = row[index]
@@ -36,6 +36,6 @@ def before_reductions(row: Sequence[Action]) -> dict[int, list[Arming]]:
                 added.add(part.stage)
                 if part.stage in reductions:
                     arming = replace(reductions.pop(part.stage), is_split=part.kind is Kind.WEIGHT_GRAD)
-                    found.setdefault(index, []).append(arming)
+                    armings.setdefault(index, []).append(arming)
     assert not reductions, "a reduction follows an addition to the gradients of its stage"
-    return found
+    return armings

@@ -1,8 +1,8 @@
-"""Compute a forward again instead of keeping its activations. Chen et al. 2016 (arXiv 1604.06174), by whole stages.
+"""Recompute of whole stages instead of keeping activations. Chen et al. 2016 (arXiv 1604.06174).
 
-Of a microbatch that waits for its gradient a stage keeps its input alone. Right before its backward C runs the
-forward again, from that input. What C needs is on the rank, and the receive of the gradient stands before C: so C
-runs while the gradient is on its way, and costs a forward only where the rank would have computed something else.
+A stage keeps only the input of a microbatch that waits for its gradient. Right before the backward, C runs the forward
+again from that input. C needs nothing from other ranks, and the receive of the gradient comes before C in the list. So
+C runs while the gradient travels, and it costs time only if the rank would otherwise have computed something else.
 """
 
 from dataclasses import replace
@@ -12,17 +12,17 @@ from shardwright.schedule.schedule import AnySchedule
 
 
 def add_recompute(program: AnySchedule) -> AnySchedule:
-    """A program with a C before each B or I, or before the pair that it is in.
+    """A program with a C before each B or I, or before the pair that has the B or I.
 
-    There is none where a backward follows its own forward with no computation between, as on the last stage of 1F1B:
-    nothing would be kept any shorter.
+    No C is added if a backward follows its own forward with no computation between, as on the last stage of 1F1B: it
+    would not shorten the life of any activation.
     """
     return replace(program, ranks=tuple(_with_recompute(row) for row in program.ranks))
 
 
 def _with_recompute(row: tuple[Action, ...]) -> tuple[Action, ...]:
     rewritten: list[Action] = []
-    just_run: set[tuple[int, int]] = set()  # forwards in the computation before
+    just_run: set[tuple[int, int]] = set()  # (stage, microbatch) of the forwards in the previous computation
     for action in row:
         parts = action.computes()
         for part in parts:

@@ -1,4 +1,4 @@
-"""The version of its weights that a microbatch sees, in schedules that update while the pipeline is full.
+"""The version of the weights that a microbatch sees, in schedules that update while the pipeline is full.
 
 Version k is the weights after k updates. A synchronous schedule has one version a step: 0.
 """
@@ -11,9 +11,10 @@ from shardwright.schedule.schedule import Schedule
 
 
 def weight_versions(schedule: Schedule) -> dict[tuple[int, int], int]:
-    """(stage, microbatch) to the number of updates in the weights that its forward and its backward see.
+    """Map (stage, microbatch) to the number of updates in the weights that its forward and its backward see.
 
-    Stashed: those at its forward. Double-buffered: batch k sees version k - 1, and batches 0 and 1 the initial one.
+    Stashed: the updates before its forward. Double-buffered: batch k sees version k - 1, and batches 0 and 1 see the
+    initial one.
     """
     versions: dict[tuple[int, int], int] = {}
     for row in schedule.ranks:
@@ -33,26 +34,26 @@ def weight_versions(schedule: Schedule) -> dict[tuple[int, int], int]:
 
 
 def stashed_versions(schedule: Schedule) -> list[int]:
-    """Most versions of a stage's weights that are alive at once, by rank: the newest, and all that a backward awaits.
+    """Most versions of a stage's weights alive at once, by rank: the newest, and all that a later backward needs.
 
-    Double-buffered it is always 2: the newest, and the one before that the next batch will use.
+    Always 2 if double-buffered: the newest, and the version before it, which the next batch uses.
     """
     if schedule.weights != "stashed":
         return [1 if schedule.weights == "current" else 2] * schedule.num_ranks
-    seen_by = weight_versions(schedule)
+    version_of = weight_versions(schedule)
     most = []
     for row in schedule.ranks:
         updates = 0
-        awaited: Counter[int] = Counter()  # by version: backwards that will take it
+        awaited: Counter[int] = Counter()  # by version: the number of later backwards that need it
         peak = 1
         for action in row:
             for part in _forwards(action):
-                awaited[seen_by[part.stage, part.microbatch]] += 1
+                awaited[version_of[part.stage, part.microbatch]] += 1
             peak = max(peak, len(awaited) + (updates not in awaited))
             if action.kind is Kind.STEP:
                 updates += 1
             elif action.kind is Kind.BACKWARD:
-                version = seen_by[action.stage, action.microbatch]
+                version = version_of[action.stage, action.microbatch]
                 awaited[version] -= 1
                 if not awaited[version]:
                     del awaited[version]

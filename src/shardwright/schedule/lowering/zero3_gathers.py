@@ -1,19 +1,19 @@
-"""Gather a stage's parameters before they are needed and let them go after: ZeRO-3 in a pipeline.
+"""All-gather a stage's parameters before they are needed and release them afterwards: ZeRO-3 in a pipeline.
 
-Parameters that are sharded over the replicas must be whole while a stage computes. What that costs depends on the
-order of work: a stage is gathered once for each stretch in which a rank computes with it, so a schedule that stays on
-a stage for all microbatches gathers it twice a step, and one that changes stages with every microbatch 2m times.
-Lamy-Poirier 2023 (arXiv 2211.05953) is about that order.
+Parameters that are sharded over the replicas must be complete while a stage computes. The cost depends on the order of
+work: a stage is gathered once for each stretch in which a rank computes with it. So a schedule that stays on a stage
+for all microbatches gathers it twice a step, and a schedule that changes stages with every microbatch 2m times.
+Lamy-Poirier 2023 (arXiv 2211.05953) studies that order.
 
-A run is a stretch of computations that need the same stages: one, or the two of an overlapped pair. W needs no
+A run is a stretch of computations that need the same stages: one stage, or the two of an overlapped pair. W needs no
 parameters, so it belongs to no run. The gather of the next run is issued before the last computation of the present
-one and travels under it. So at most the stages of two neighbouring runs are there at a time: two, or with pairs at
-most four.
+run and travels while that computes. So at most the stages of two neighbouring runs are gathered at a time: two, or at
+most four with pairs.
 
-Gradients are sharded likewise (from ZeRO-2 on), so they can't wait for the last backward: they are reduced, unit by
-unit as they come, and added to the shard. That is done with each microbatch, or after each stretch of B and W of one
-stage, which moves less and holds that stage's gradients whole (plan.reduce_each). Where a pipeline holds a stage twice
-(DualPipe), the two copies are at different microbatches; there one reduction at the end stays.
+Gradients are sharded likewise (from ZeRO-2 on), so they can't wait for the last backward: each unit's gradients are
+reduced when they are complete, and added to the shard. This happens with each microbatch, or after each stretch of B
+and W of one stage, which moves fewer bytes and keeps that stage's gradients unsharded (plan.reduce_each). If a pipeline
+holds a stage twice (DualPipe), the two copies are at different microbatches; then one reduction at the end stays.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from shardwright.schedule.schedule import AnySchedule, Schedule
 def add_gathers(program: AnySchedule) -> AnySchedule:
     """A program with a G before and an L after each run, and an R after each stretch of gradients.
 
-    ValueError for a schedule that keeps older versions of its weights: those are whole.
+    ValueError for a schedule that keeps older versions of its weights, because those are not sharded.
     """
     reduced = reduce_often(program, by_microbatch=program.num_stages == 1)
     return replace(reduced, ranks=tuple(map(_with_gathers, reduced.ranks)))
@@ -57,7 +57,7 @@ def stages_needed(action: Action) -> frozenset[int]:
 
 
 def _with_gathers(row: tuple[Action, ...]) -> tuple[Action, ...]:
-    runs: list[tuple[frozenset[int], int, int]] = []  # the stages, and the first and the last computation
+    runs: list[tuple[frozenset[int], int, int]] = []  # (stages, index of the first and of the last computation)
     for index, action in enumerate(row):
         if action[0] in _MAY_NEED and (needed := stages_needed(action)):
             if runs and runs[-1][0] == needed:
@@ -67,11 +67,11 @@ def _with_gathers(row: tuple[Action, ...]) -> tuple[Action, ...]:
     gathers: dict[int, list[int]] = {}  # by index: the stages to gather before the action
     releases: dict[int, list[int]] = {}
     following = [*(stages for stages, _, _ in runs[1:]), frozenset[int]()]
-    for n, ((stages, first, last), coming) in enumerate(zip(runs, following, strict=True)):
+    for n, ((stages, first, last), next_stages) in enumerate(zip(runs, following, strict=True)):
         if n == 0:
             gathers[first] = sorted(stages)
-        gathers.setdefault(last, []).extend(sorted(coming - stages))
-        releases[last] = sorted(stages - coming)
+        gathers.setdefault(last, []).extend(sorted(next_stages - stages))
+        releases[last] = sorted(stages - next_stages)
     rewritten: list[Action] = []
     start = 0
     for index in sorted(gathers.keys() | releases.keys()):
@@ -97,7 +97,7 @@ def _reduced_by_run(row: tuple[Action, ...], by_microbatch: bool) -> tuple[Actio
     rewritten, due = list[Action](), list[Action]()
     for index, action in enumerate(row):
         kind = action[0]
-        if due and kind is not Kind.RELEASE:  # values go before memory is needed for sums
+        if due and kind is not Kind.RELEASE:  # parameters are released before the reduction needs memory
             rewritten += due
             due = []
         if kind is not Kind.REDUCE:

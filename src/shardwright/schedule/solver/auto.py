@@ -1,26 +1,26 @@
-"""A schedule made to measure: built for what the stages really cost, within a given memory.
+"""A schedule made by search for the real costs of the stages, within a given memory.
 
-Every named schedule is drawn for equal stages and, mostly, F = I = W. Where an embedding or a head makes a stage
-heavier, where W is cheaper than I or messages take their time, its order is no longer the right one. Qi et al. 2023
-(arXiv 2401.10241, section 3.1) build one by rule for given costs and a memory limit; Qi et al. 2024 (arXiv
-2405.15362) show how much less memory a V of two stages a rank needs. Here both placements compete:
+Named schedules assume equal stages and, mostly, F = I = W. If an embedding or a head makes a stage heavier, if W is
+cheaper than I, or if messages are slow, their order is no longer the best. Qi et al. 2023 (arXiv 2401.10241, section
+3.1) build one by rule for given costs and a memory limit; Qi et al. 2024 (arXiv 2405.15362) show how much less memory a
+V of two stages per rank needs. Here both placements compete:
 
 1. every named schedule that fits is timed;
 2. orders are built forward in time by several policies (greedy.py);
 3. the best of both are improved by local search (local_search.py);
-4. the best of all is returned, with I and W as one B wherever nobody waits for the I.
+4. the best of all is returned, with I and W joined to one B where no rank waits for the I.
 
-So it is never worse than a named schedule in the same memory. How far it may be from the best there is, says
-`lower_bound`.
+So the result is never worse than a named schedule in the same memory. `lower_bound` bounds its distance from the
+optimum.
 
-The model is stated as pieces, in order, as many for each rank: `costs` is by piece. Whatever the placement, its stages
+The model is given as pieces, in order, equally many for each rank; `costs` is by piece. In every placement the stages
 are equally long runs of pieces: of 2p pieces, rank r holds pieces 2r and 2r + 1 in line, and r and 2p - 1 - r in a V.
 So all placements have the same work to do, and the caller decides how finely the model can be cut.
 
-Pairs of a forward and a backward that run as one are not built; schedules that have them do compete.
+Pairs of a forward and a backward that run as one are not built, but named schedules that have them do compete.
 
-The result depends on nothing but the arguments, so all ranks that ask for it get the same; and it is kept, because
-a job asks several times.
+The result depends only on the arguments, so all ranks that ask get the same one. It is cached, because a job asks
+several times.
 """
 
 from collections.abc import Sequence
@@ -46,18 +46,23 @@ _STARTS_OF_A_PLACEMENT = (1, 2)  # the best of each placement, then the second
 
 
 def auto(
-    num_ranks: int, num_microbatches: int, costs: Costs | None = None,
-    most_alive: float | Sequence[float] | None = None, *, activations: Sequence[float] = (),
-    stages_per_rank: int | None = None, objective: Objective = "makespan", effort: float = 1.0,
+    num_ranks: int,
+    num_microbatches: int,
+    costs: Costs | None = None,
+    most_alive: float | Sequence[float] | None = None,
+    *,
+    activations: Sequence[float] = (),
+    stages_per_rank: int | None = None,
+    objective: Objective = "makespan",
+    effort: float = 1.0,
     placement: StagePlacement | None = None,
-) -> Schedule:  # fmt: skip
-    """The shortest schedule that was found for these costs (by piece; by default 2 equal pieces a rank, F = I = W).
+) -> Schedule:
+    """The shortest schedule found for these costs (by piece; by default 2 equal pieces per rank, F = I = W).
 
-    `most_alive` is the memory of each rank, or of all alike, in microbatches of a full rank's layers; or in the unit of
-    `activations`, what one microbatch keeps alive in each piece, where they are given. A microbatch is alive from its F
-    to the end of its W. `stages_per_rank` is whatever the pieces allow, or fixed, and so is the `placement` of stages.
-    The objective is the end of one
-    step, or the period of steps back to back. `effort` scales the time for local search.
+    `most_alive` is the memory of each rank, or one number for all ranks. Its unit is microbatches of a full rank's
+    layers, or the unit of `activations` if these are given: the memory of one microbatch in each piece. A microbatch is
+    alive from its F to the end of its W. `stages_per_rank` and `placement` are free if None, else fixed. The objective
+    is the end of one step, or the period of steps back to back. `effort` scales the time for local search.
     """
     model = Model.of(num_ranks, num_microbatches, costs, most_alive, activations, stages_per_rank, placement)
     return _solve(model, objective, effort)
@@ -73,18 +78,24 @@ def _solve(model: Model, objective: Objective, effort: float) -> Schedule:
 
 
 def lower_bound(
-    num_ranks: int, num_microbatches: int, costs: Costs | None = None,
-    most_alive: float | Sequence[float] | None = None, *, activations: Sequence[float] = (),
-    stages_per_rank: int | None = None, objective: Objective = "makespan",
-) -> float:  # fmt: skip
-    """No schedule on any of the placements is shorter. Arguments as for `auto`; lower_bound.py says why."""
+    num_ranks: int,
+    num_microbatches: int,
+    costs: Costs | None = None,
+    most_alive: float | Sequence[float] | None = None,
+    *,
+    activations: Sequence[float] = (),
+    stages_per_rank: int | None = None,
+    objective: Objective = "makespan",
+) -> float:
+    """The time below which no schedule on any of the placements is possible (see lower_bound.py). Arguments as in
+    `auto`."""
     model = Model.of(num_ranks, num_microbatches, costs, most_alive, activations, stages_per_rank)
     return min(placement_bound(model.problem(placement), objective) for placement in model.placements())
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An order and what it achieves."""
+    """An order on a placement, and its time."""
 
     time: float
     problem: Problem
@@ -92,17 +103,17 @@ class _Entry:
 
 
 class _Contest:
-    """All that compete, on all placements."""
+    """The candidates on all placements."""
 
     def __init__(self, model: Model, objective: Objective) -> None:
         self._model, self._objective = model, objective
         self._problems = {placement: model.problem(placement) for placement in model.placements()}
         self._bounds = {placement: placement_bound(problem, objective) for placement, problem in self._problems.items()}
-        self._named: tuple[float, Schedule] | None = None  # the best one
+        self._named: tuple[float, Schedule] | None = None  # the best named schedule and its time
         self._entries: list[_Entry] = []
 
     def enter_named(self) -> None:
-        """Every named schedule that fits."""
+        """Enter every named schedule that fits."""
         model = self._model
         names = named_schedules(model.num_ranks, model.num_microbatches, len(model.sizes), model.stages_per_rank)
         for _, schedule in names:
@@ -117,8 +128,8 @@ class _Contest:
                 self._enter(problem, rows)
 
     def enter_built(self) -> None:
-        """Enter the schedules of the policies, on the placements with one and two stages a rank, and those that named
-        schedules lead to."""
+        """Enter the orders of the policies, on the placements with one or two stages per rank, and on the placement of
+        the best named schedule."""
         for placement in sorted(self._problems, key=self._bounds.__getitem__):
             problem, is_small = self._problems[placement], placement.num_stages <= 2 * self._model.num_ranks
             leads = self._named is not None and placement == self._named[1].placement
@@ -128,7 +139,7 @@ class _Contest:
                 self._entries += [_Entry(time, problem, rows) for time, rows in built]
 
     def improve(self, effort: float) -> None:
-        """Local search: from several orders that differ, then for longer from the best."""
+        """Improve several different orders by local search, then the best of all for longer."""
         starts: list[_Entry] = []
         for most in _STARTS_OF_A_PLACEMENT:
             for entry in sorted(self._entries, key=attrgetter("time")):
@@ -147,9 +158,9 @@ class _Contest:
             entry = min(self._entries, key=attrgetter("time"))
             split = entry.problem.schedule("auto", entry.rows)
             for candidate in (_fused(entry.problem, entry.rows, self._clocks(entry.problem, entry.rows)[-1]), split):
-                found = step_time(candidate, entry.problem.costs, self._objective)
-                if found < time * (1 - TINY):
-                    time, best = found, candidate
+                candidate_time = step_time(candidate, entry.problem.costs, self._objective)
+                if candidate_time < time * (1 - TINY):
+                    time, best = candidate_time, candidate
         assert best is not None, "a placement has room, and nothing was built on it"
         return replace(best, name="auto")
 
@@ -157,14 +168,14 @@ class _Contest:
         self._entries.append(_Entry(self._time(problem, rows), problem, rows))
 
     def _time(self, problem: Problem, rows: Rows) -> float:
-        """`step_time`, by the fast clock."""
+        """The result of `step_time`, computed by the fast clock."""
         clocks = self._clocks(problem, rows)
         if self._objective == "makespan":
             return max(clocks[0].free)
         return (max(clocks[-1].free) - max(clocks[STEPS // 2 - 1].free)) / (STEPS - STEPS // 2)
 
     def _clocks(self, problem: Problem, rows: Rows) -> list[Clock]:
-        """Clocks of one step; or, where the period counts, of several back to back."""
+        """Clocks of one step, or of several steps back to back if the objective is the period."""
         clocks: list[Clock] = []
         for _ in range(1 if self._objective == "makespan" else STEPS):
             clock = problem.run(rows, *((clocks[-1].free, clocks[-1].links) if clocks else ()))
@@ -186,8 +197,8 @@ class _Contest:
         if self._objective == "makespan":
             self._enter(problem, improve(problem, rows, simulations, goal, seed=seed))
             return
-        # Ranks begin a step as the one before left them. If all end it sooner after their beginning, the period is
-        # shorter; but then they begin the next one otherwise. So twice.
+        # Ranks begin a step at the times when they ended the step before. If each ends sooner after its own beginning,
+        # the period is shorter. But that also changes the beginnings of the next step, so search twice.
         for turn in range(2):
             begin = self._clocks(problem, rows)[-2].free
             rows = improve(
@@ -197,16 +208,17 @@ class _Contest:
 
 
 def _fused(problem: Problem, rows: Rows, clock: Clock) -> Schedule:
-    """I and W as one B where they are neighbours and nobody awaits the product of I before W is done.
+    """The schedule of an order, with I and W joined to one B if they are neighbours and no rank needs the product of I
+    before W is done.
 
-    One backward is simpler to run than its two halves. Every action keeps its time, so any number of these mergers are
-    right together, as long as no message is held up by one that now leaves later.
+    One backward is simpler to run than its two halves. Every action keeps its time, so all these joins are valid
+    together, if no message is delayed by another that now leaves later.
     """
     m, num_stages = problem.num_microbatches, problem.num_stages
     ranks = []
     for row in rows:
         actions: list[Action] = []
-        next_leaves = inf  # when this rank's next input gradient does
+        next_leaves = inf  # when the gradient of this rank's next I leaves
         for position in reversed(range(len(row))):
             op = row[position]
             line, after = op // m, row[position + 1] if position + 1 < len(row) else NONE
@@ -224,10 +236,10 @@ def _fused(problem: Problem, rows: Rows, clock: Clock) -> Schedule:
     return Schedule("auto", m, problem.placement, tuple(ranks))
 
 
-def _can_leave(problem: Problem, clock: Clock, op: int, at: float, next_leaves: float) -> bool:
-    """True if the product of an operation may leave that late."""
+def _can_leave(problem: Problem, clock: Clock, op: int, time: float, next_leaves: float) -> bool:
+    """True if the product of an operation may leave as late as `time`."""
     line, user, slack = op // problem.num_microbatches, problem.user[op], problem.tiny
     if user == NONE:
         return True
-    in_time = at + problem.delay(line) <= clock.end[user] - problem.cost[user] + slack
-    return in_time and (problem.transfer[line] == 0.0 or at + problem.transfer[line] <= next_leaves + slack)
+    in_time = time + problem.delay(line) <= clock.end[user] - problem.cost[user] + slack
+    return in_time and (problem.transfer[line] == 0.0 or time + problem.transfer[line] <= next_leaves + slack)

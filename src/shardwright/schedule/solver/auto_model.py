@@ -1,4 +1,4 @@
-"""The question that a schedule made to measure answers, for any placement; and the named schedules as its answers."""
+"""The input of the solver, as a problem for each placement, and the named schedules that compete with its result."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ from shardwright.schedule.solver.problem import TINY, Problem
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import StagePlacement, in_line, looped, vee
 
-STEPS = 4  # that are played for a period; the last two of them show it
+STEPS = 4  # number of steps simulated for a period, which is the mean of the last two
 
 
 @dataclass(frozen=True)
 class Model:
-    """Pieces of a model, ranks to share them, microbatches to pass them."""
+    """The pieces of a model, the ranks that share them, and the microbatches that pass them."""
 
     num_ranks: int
     num_microbatches: int
@@ -27,15 +27,21 @@ class Model:
     sizes: tuple[float, ...]  # of one microbatch's activations, by piece
     limits: tuple[float, ...]  # of activations, by rank
     stages_per_rank: int | None
-    placement: StagePlacement | None = None  # the only one, if there is one
+    placement: StagePlacement | None = None  # the only placement allowed; None allows all
 
     @classmethod
     def of(
-        cls, num_ranks: int, num_microbatches: int, costs: Costs | None,
-        most_alive: float | Sequence[float] | None, activations: Sequence[float], stages_per_rank: int | None,
+        cls,
+        num_ranks: int,
+        num_microbatches: int,
+        costs: Costs | None,
+        most_alive: float | Sequence[float] | None,
+        activations: Sequence[float],
+        stages_per_rank: int | None,
         placement: StagePlacement | None = None,
-    ) -> "Model":  # fmt: skip
-        """Defaults filled in. ValueError if the lengths don't fit, or not even one microbatch does."""
+    ) -> "Model":
+        """A model with defaults filled in. ValueError if lengths don't fit, or memory is too small for one
+        microbatch."""
         costs = costs or Costs.uniform((stages_per_rank or 2) * num_ranks)
         pieces, shares = len(costs.forward), (stages_per_rank or 1) * num_ranks
         if pieces == 0 or pieces % shares:
@@ -44,15 +50,15 @@ class Model:
                 f"costs are of {pieces} pieces of the model, which {num_ranks} ranks{stages} can't share equally; "
                 f"give those of {shares} pieces, or of a multiple"
             )
-        for name, values, right in (
+        for name, values, lengths in (
             ("input_grad", costs.input_grad, (pieces,)),
             ("weight_grad", costs.weight_grad, (pieces,)),
             ("transfer", costs.transfer, (0, pieces - 1)),
             ("reduce", costs.reduce, (0, pieces)),
             ("activations", activations, (0, pieces)),
         ):
-            if len(values) not in right:
-                raise ValueError(f"{name} has {len(values)} values; {pieces} pieces need {right[-1]}")
+            if len(values) not in lengths:
+                raise ValueError(f"{name} has {len(values)} values; {pieces} pieces need {lengths[-1]}")
         if most_alive is None or isinstance(most_alive, int | float):
             most_alive = [inf if most_alive is None else most_alive] * num_ranks
         if len(most_alive) != num_ranks:
@@ -60,24 +66,22 @@ class Model:
                 f"most_alive has {len(most_alive)} values; give one number, or one for each of {num_ranks}"
             )
         sizes = tuple(activations) or (num_ranks / pieces,) * pieces
-        model = cls(
-            num_ranks, num_microbatches, costs, sizes, limits=tuple(most_alive), stages_per_rank=stages_per_rank,
-            placement=placement,
-        )  # fmt: skip
+        limits = tuple(most_alive)
+        model = cls(num_ranks, num_microbatches, costs, sizes, limits, stages_per_rank, placement)
         if not model.placements():
             raise ValueError("; ".join(model._lacks(model._cuts()[0])) + "; allow more, or make microbatches smaller")
         return model
 
     def _cuts(self) -> list[StagePlacement]:
         """All ways to lay equally long runs of pieces on the ranks."""
-        p, pieces, found = self.num_ranks, len(self.sizes), []
+        p, pieces, placements = self.num_ranks, len(self.sizes), list[StagePlacement]()
         for v in range(1, pieces // p + 1):
             if pieces % (p * v) == 0 and self.stages_per_rank in (None, v):
-                found += [in_line(p)] if v == 1 else [vee(p), looped(p, v)] if v == 2 else [looped(p, v)]
-        return found
+                placements += [in_line(p)] if v == 1 else [vee(p), looped(p, v)] if v == 2 else [looped(p, v)]
+        return placements
 
     def _lacks(self, placement: StagePlacement) -> list[str]:
-        """The ranks that can't hold a single microbatch."""
+        """Faults of the ranks that can't hold a single microbatch."""
         sizes = runs(self.sizes, placement.num_stages)
         needs = [sum(sizes[stage] for stage in placement.stages_of(rank)) for rank in range(self.num_ranks)]
         return [
@@ -88,18 +92,18 @@ class Model:
 
     def placements(self) -> list[StagePlacement]:
         """The placements on which every rank can hold at least one microbatch."""
-        among = [placement for placement in self._cuts() if self.placement in (None, placement)]
-        return [placement for placement in among if not self._lacks(placement)]
+        candidates = [placement for placement in self._cuts() if self.placement in (None, placement)]
+        return [placement for placement in candidates if not self._lacks(placement)]
 
     def problem(self, placement: StagePlacement) -> Problem:
-        """The question on one placement."""
+        """The problem on one placement."""
         num_stages = placement.num_stages
         costs, sizes = by_stage(self.costs, num_stages), runs(self.sizes, num_stages)
         return Problem(placement, self.num_microbatches, costs, sizes, limits=self.limits)
 
 
 def by_stage(costs: Costs, num_stages: int) -> Costs:
-    """Costs of stages that are equally long runs of pieces."""
+    """Costs by stage from costs by piece; stages are equally long runs of pieces."""
     length = len(costs.forward) // num_stages
     return replace(
         costs,
@@ -112,7 +116,7 @@ def by_stage(costs: Costs, num_stages: int) -> Costs:
 
 
 def runs(values: Sequence[float], num_runs: int) -> tuple[float, ...]:
-    """Sums over equally long runs."""
+    """Sums of values over equally long runs."""
     length = len(values) // num_runs
     return tuple(sum(values[n * length : (n + 1) * length]) for n in range(num_runs))
 
@@ -120,21 +124,22 @@ def runs(values: Sequence[float], num_runs: int) -> tuple[float, ...]:
 def named_schedules(
     num_ranks: int, num_microbatches: int, num_pieces: int, stages_per_rank: int | None = None
 ) -> Iterator[tuple[str, Schedule]]:
-    """All that a schedule made to measure competes with: they update once a step and hold the parameters once."""
+    """The named schedules that a solver's schedule competes with: those that update once a step and hold the parameters
+    once."""
     p, m = num_ranks, num_microbatches
     for v in range(1, num_pieces // p + 1):
         if num_pieces % (p * v) or stages_per_rank not in (None, v):
             continue
         for facts in SCHEDULES.values():
             is_rival = facts.drains and facts.num_copies == 1 and facts.name != "auto"
-            if is_rival and (facts.stages_per_rank or max(v, 2)) == v:  # one without a number has several
+            if is_rival and (facts.stages_per_rank or max(v, 2)) == v:  # 0 stages per rank means 2 or more
                 yield from (
                     (name, facts.make(shape)) for name, shape in _shapes(facts, p, m, v) if not facts.faults(shape)
                 )
 
 
 def _shapes(facts: ScheduleFacts, p: int, m: int, v: int) -> Iterator[tuple[str, PipelineShape]]:
-    """A schedule's shapes for v stages a rank, with words for each."""
+    """A schedule's shapes for v stages per rank, each with its name."""
     name, shape = facts.name, PipelineShape(p, m, v)
     if facts.stages_per_rank == 0:
         name += f", {v} stages"
@@ -147,10 +152,10 @@ def _shapes(facts: ScheduleFacts, p: int, m: int, v: int) -> Iterator[tuple[str,
 
 
 def step_time(schedule: Schedule, costs: Costs, objective: Objective = "makespan") -> float:
-    """Makespan or period of a schedule; costs by its stages.
+    """Makespan or period of a schedule; costs are by stage.
 
-    The period is the mean of the last two of four steps back to back, where a rank begins a step as soon as it has
-    ended the one before.
+    The period is the mean of the last two of four steps back to back, in which a rank begins a step as soon as it has
+    ended the step before.
     """
     program = lower(schedule)
     if objective == "makespan":
@@ -160,7 +165,7 @@ def step_time(schedule: Schedule, costs: Costs, objective: Objective = "makespan
 
 
 def fits(schedule: Schedule, sizes: Sequence[float], limits: Sequence[float]) -> bool:
-    """True if each rank keeps within its limit; sizes of one microbatch's activations by stage."""
+    """True if each rank keeps within its limit; `sizes` are one microbatch's activations, by stage."""
     for row, limit in zip(schedule.ranks, limits, strict=True):
         alive = 0.0
         for action in row:

@@ -1,12 +1,12 @@
-"""A schedule built forward in time: whenever a rank is free, it takes the best of what it can do now.
+"""A schedule built forward in time: when a rank is free, it takes the best action that is ready.
 
-This is list scheduling, with the rules of Qi et al. 2023 (arXiv 2401.10241), section 3.1, made into parameters:
-warm up with as many forwards as memory and `warmup` allow, then prefer what others wait for, and put weight gradients
-where a rank would idle. No rule is best for all costs, so several are tried (`construct_best`).
+This is list scheduling, with the rules of Qi et al. 2023 (arXiv 2401.10241), section 3.1, as parameters: warm up with
+as many forwards as memory and `warmup` allow, then prefer actions that other ranks wait for, and run weight gradients
+when a rank would idle. No rule is best for all costs, so several are tried (`construct_best`).
 
-Memory can't lock it up. A forward starts only if one of each later stage of its rank would still fit after it, or,
-where there is just one later stage, if a microbatch is alive there that will free its place. Microbatches keep their
-order on each stage, so the oldest one unfinished can always go on.
+Memory can't cause a deadlock. A forward starts only if one of each later stage of its rank would still fit after it,
+or, with just one later stage, if a microbatch is alive there that will free its memory. Microbatches keep their order
+on each stage, so the oldest unfinished microbatch can always go on.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,11 @@ _PREFERENCES: tuple[Preference, ...] = ("backward", "forward", "turns")
 class Policy:
     """The preferences of a rank.
 
-    `warmup` is how many microbatches may be between F and I, in multiples of what keeps the bottleneck busy while one
-    is away. `prefer` is what goes first if a forward and a backward are ready. `deep_forwards`, `deep_backwards`: of
-    two stages, the later first. A weight gradient may hold up what is on its way here by `patience` of its own time;
-    a forward doesn't start if a gradient will be here within `hold` of its time.
+    `warmup` limits the microbatches between F and I, in multiples of the number that keeps the bottleneck busy during
+    the round trip of one microbatch. `prefer` is the kind that goes first if a forward and a backward are ready.
+    `deep_forwards`, `deep_backwards`: of two stages, the later goes first. A weight gradient may delay the next arrival
+    by `patience` times its own time; a forward doesn't start if a gradient will arrive within `hold` times its own
+    time.
     """
 
     warmup: float = inf
@@ -43,7 +44,7 @@ _FIRST = (Policy(patience=inf), Policy(1.5, "turns", patience=inf), Policy(2.0, 
 
 
 def _variants(policy: Policy, several_stages: bool) -> list[list[Policy]]:
-    """Policies that differ from one in one choice; a list a choice."""
+    """Policies that differ from a policy in one choice; one list per choice."""
     variants = [
         [replace(policy, warmup=warmup) for warmup in (inf, 3.0, 2.0, 1.5, 1.0)],
         [replace(policy, prefer=prefer) for prefer in _PREFERENCES],
@@ -57,7 +58,8 @@ def _variants(policy: Policy, several_stages: bool) -> list[list[Policy]]:
 
 
 def construct_best(problem: Problem, score: Callable[[Rows], float], goal: float) -> list[tuple[float, Rows]]:
-    """Orders by several policies, best first: from a few to start with, one choice changed at a time while it helps."""
+    """Scored orders of several policies, best first. The search starts from a few policies, and changes one choice at a
+    time while that helps."""
     tried: dict[Policy, tuple[float, Rows]] = {}
 
     def value(policy: Policy) -> float:
@@ -78,7 +80,7 @@ def construct_best(problem: Problem, score: Callable[[Rows], float], goal: float
 
 
 def construct(problem: Problem, policy: Policy) -> Rows:
-    """The order that a policy makes."""
+    """The order that a policy gives."""
     return _Construction(problem, policy).run()
 
 
@@ -93,23 +95,23 @@ class _Construction:
         self._free = [0.0] * problem.num_ranks
         self._links = [0.0] * (2 * problem.num_ranks)
         self._alive = [0.0] * problem.num_ranks
-        self._in_flight = [0.0] * problem.num_ranks  # of those alive, the ones whose input gradient has not run
+        self._in_flight = [0.0] * problem.num_ranks  # the part of `_alive` whose input gradient has not run
         self._last_was_forward = [False] * problem.num_ranks
         self._most_in_flight = [self._cap(rank) for rank in range(problem.num_ranks)]
         self._events = [(0.0, rank) for rank in range(problem.num_ranks)]
 
     def _cap(self, rank: int) -> float:
-        """How many microbatches may be in flight on a rank: what a round trip takes to keep the bottleneck busy, times
-        the policy's warm-up."""
+        """Limit of the activations in flight on a rank: what keeps the bottleneck busy during a round trip, times the
+        policy's warm-up."""
         problem = self._problem
         if problem.period == 0.0 or self._policy.warmup == inf:
             return inf
-        away = sum(problem.sizes[s] * (problem.back[s] - problem.reach[s]) for s in problem.stages_of[rank])
-        one = max(problem.sizes[s] for s in problem.stages_of[rank])
-        return (self._policy.warmup * away / problem.period + one) * (1 + TINY)
+        in_round_trip = sum(problem.sizes[s] * (problem.back[s] - problem.reach[s]) for s in problem.stages_of[rank])
+        largest = max(problem.sizes[s] for s in problem.stages_of[rank])
+        return (self._policy.warmup * in_round_trip / problem.period + largest) * (1 + TINY)
 
     def run(self) -> Rows:
-        """Until nothing is left to do."""
+        """Run until no work is left. Returns the order."""
         while self._events:
             now, rank = heappop(self._events)
             if self._free[rank] <= now + self._problem.tiny:
@@ -142,7 +144,7 @@ class _Construction:
                 heappush(self._events, (self._arrival[op], receiver))
 
     def _choose(self, rank: int, now: float) -> int:
-        """The action that a free rank starts, or none; then the next arrival wakes the rank."""
+        """The operation that a free rank starts, or NONE; then the next arrival wakes the rank."""
         problem, policy = self._problem, self._policy
         m, soon, best, best_key = problem.num_microbatches, now + problem.tiny, NONE, (2, 0)
         next_arrival = next_gradient = inf
@@ -153,14 +155,14 @@ class _Construction:
                 line = kind * problem.num_stages + stage
                 i = self._started[line]
                 source = problem.source[line * m + i] if i < m else NONE
-                at = 0.0 if source == NONE and kind == F else self._arrival[source]
-                if i == m or at < 0.0:
+                arrival = 0.0 if source == NONE and kind == F else self._arrival[source]
+                if i == m or arrival < 0.0:
                     continue
                 if kind == F and not self._admits(rank, stage):
-                    blocked = blocked or (at <= soon and not self._has_room(rank, stage))
-                elif at > soon:
-                    next_arrival = min(next_arrival, at)
-                    next_gradient = min(next_gradient, at) if kind == I else next_gradient
+                    blocked = blocked or (arrival <= soon and not self._has_room(rank, stage))
+                elif arrival > soon:
+                    next_arrival = min(next_arrival, arrival)
+                    next_gradient = min(next_gradient, arrival) if kind == I else next_gradient
                 else:
                     deep = policy.deep_forwards if kind == F else policy.deep_backwards
                     key = (int((kind == I) != backwards_first), -stage if deep else stage)
@@ -191,7 +193,7 @@ class _Construction:
         return not (is_first and after > self._most_in_flight[rank]) and self._has_room(rank, stage)
 
     def _has_room(self, rank: int, stage: int) -> bool:
-        """True if the activations of a forward fit, so that work can go on."""
+        """True if a forward's activations fit, and work can still go on after it."""
         problem = self._problem
         stages = problem.stages_of[rank]
         later = stages[stages.index(stage) + 1 :]

@@ -1,11 +1,11 @@
 """Local improvement of an order: tabu search on the critical path.
 
-A schedule is a job shop: ranks are machines, microbatches are jobs. As there, only a change on the critical path can
-make it shorter (Nowicki & Smutnicki 1996, "A fast taboo search algorithm for the job shop problem"). The path is a
-chain of blocks, each a run of operations on one rank without a gap, and what helps is to move an operation to, or over,
-an end of its block (Balas & Vazacopoulos 1998), or a weight gradient into a gap. With what comes before each operation
-(heads) and after it (tails) known, a move is judged without playing the order. The most promising one is made, even if
-it makes things worse for now, and may not be undone for a while.
+A schedule is a job shop: ranks are machines, microbatches are jobs. As in a job shop, only a change on the critical
+path can make it shorter (Nowicki & Smutnicki 1996, "A fast taboo search algorithm for the job shop problem"). The path
+is a chain of blocks, each a run of operations on one rank without a gap. A useful move takes an operation to an end of
+its block, or over that end (Balas & Vazacopoulos 1998), or a weight gradient into a gap. The longest paths before each
+operation (heads) and after it (tails) are known, so a move is judged without simulating the order. The most promising
+move is made, even if it makes the order worse for now, and may not be undone for some moves (tabu).
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from random import Random
 from shardwright.schedule.solver.problem import NONE, TINY, Clock, Problem, Rows, W
 
 _MOST_MOVES = 60  # judged at a time
-_TABU = (6, 14)  # for how many moves one may not be undone
-_PATIENCE = 0.4  # of all simulations: without a gain for that many, stop
+_TABU = (6, 14)  # the range of the number of moves for which a move may not be undone
+_PATIENCE = 0.4  # stop after this share of all simulations without a gain
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """A rank's operations from position `first` on in another order, in which `mover` runs sooner, or later."""
+    """A new order of a rank's operations from position `first` on, in which `mover` runs sooner, or later."""
 
     rank: int
     first: int
@@ -33,12 +33,12 @@ class _Move:
 def improve(
     problem: Problem, rows: Rows, simulations: int, goal: float = 0.0, begin: Sequence[float] = (), seed: int = 0
 ) -> Rows:
-    """The best order found: the slowest rank is over soonest, each counted from its `begin`. Stops at `goal`."""
+    """The order found with the shortest time of the slowest rank, counted from each rank's `begin`. Stops at `goal`."""
     return _Search(problem, rows, list(begin) or [0.0] * problem.num_ranks, seed).run(simulations, goal)
 
 
 class _Search:
-    """An order that changes, its clock, and the best so far."""
+    """An order that changes, its clock, and the best order so far."""
 
     def __init__(self, problem: Problem, rows: Rows, begin: list[float], seed: int) -> None:
         self._problem, self._begin, self._random = problem, begin, Random(seed)
@@ -75,8 +75,8 @@ class _Search:
                 self._position[op] = position
 
     def _all_tails(self) -> list[float]:
-        """How long it takes from the end of each operation to the end of all, of which each rank's `begin` is taken
-        off."""
+        """The longest time from the end of each operation to the end of the step, less the `begin` of the rank that
+        ends last on that path."""
         problem, m, delay = self._problem, self._problem.num_microbatches, self._delay
         cost, user, rank_of = problem.cost, problem.user, problem.rank_of
         tails = [0.0] * len(cost)
@@ -86,9 +86,9 @@ class _Search:
             rank, next_op = rank_of[line], user[op]
             tail = after[rank]
             if next_op >= 0:
-                through = delay[line] + cost[next_op] + tails[next_op]
-                if through > tail:
-                    tail = through
+                tail_of_user = delay[line] + cost[next_op] + tails[next_op]
+                if tail_of_user > tail:
+                    tail = tail_of_user
             tails[op] = tail
             after[rank] = tail + cost[op]
         return tails
@@ -98,12 +98,12 @@ class _Search:
         return self._clock.free[rank] - self._clock.end[last] - self._begin[rank]
 
     def _make_best_move(self, count: int) -> bool:
-        """Make the move that promises most of those that are allowed. False if there is none."""
+        """Make the most promising move that is allowed. False if there is none."""
         moves = [move for block in self._critical_blocks() for move in self._moves(*block)]
         if len(moves) > _MOST_MOVES:
             moves = self._random.sample(moves, _MOST_MOVES)
         judged = [(self._promise(move), self._random.random(), move) for move in moves if self._keeps_order(move)]
-        for promise, _, move in sorted(judged, key=lambda one: one[:2]):
+        for promise, _, move in sorted(judged, key=lambda entry: entry[:2]):
             is_tabu = self._tabu.get((move.mover, move.sooner), -1) > count
             if is_tabu and promise >= self._best * (1 - TINY):
                 continue
@@ -126,19 +126,19 @@ class _Search:
         return True
 
     def _kick(self) -> None:
-        """Back to the best order, with some neighbours changed at random."""
+        """Go back to the best order, and swap some neighbours at random."""
         self._rows = [list(row) for row in self._best_rows]
         self._index_all()
         self._tabu.clear()
-        made = False
+        has_moved = False
         for _ in range(8):
             rank = self._random.randrange(len(self._rows))
             row = self._rows[rank]
             first = self._random.randrange(len(row) - 1) if len(row) > 1 else 0
             move = _Move(rank, first, row[first : first + 2][::-1], row[first], sooner=False)
             if self._keeps_order(move):
-                made = self._make(move) or made
-        if not made:
+                has_moved = self._make(move) or has_moved
+        if not has_moved:
             clock = self._problem.run(self._rows, self._begin)
             assert clock is not None
             self._clock = clock
@@ -153,65 +153,62 @@ class _Search:
             op = self._rows[rank][first]
             start = clock.end[op] - problem.cost[op] - problem.tiny
             source = problem.source[op]
-            by_input = source != NONE and clock.arrival[source] >= start
-            by_rank = first > 0 and clock.end[self._rows[rank][first - 1]] >= start
-            if by_rank and not (by_input and self._random.random() < 0.5):
+            waits_for_input = source != NONE and clock.arrival[source] >= start
+            waits_for_rank = first > 0 and clock.end[self._rows[rank][first - 1]] >= start
+            if waits_for_rank and not (waits_for_input and self._random.random() < 0.5):
                 first -= 1
                 continue
             blocks.append((rank, first, last))
-            if not by_input:
+            if not waits_for_input:
                 return blocks
             rank, first = problem.rank_of[source // m], self._position[source]
             last = first
 
     def _moves(self, rank: int, first: int, last: int) -> list[_Move]:
         row, moves = self._rows[rank], []
-        for at in range(first, last):
-            if at in (first, last - 1):
-                moves.append(_Move(rank, at, [row[at + 1], row[at]], row[at + 1], sooner=True))
+        for index in range(first, last):
+            if index in (first, last - 1):
+                moves.append(_Move(rank, index, [row[index + 1], row[index]], row[index + 1], sooner=True))
             else:
-                moves.append(self._later(rank, at, last))
-        moves += [self._sooner(rank, first, at) for at in range(first + 2, last + 1)]
+                moves.append(self._move_later(rank, index, last))
+        moves += [self._move_sooner(rank, first, index) for index in range(first + 2, last + 1)]
         first_weight_gradient = self._problem.line(W, 0) * self._problem.num_microbatches
-        for at in range(first, last + 1):
-            if row[at] >= first_weight_gradient:
-                moves += [self._sooner(rank, gap, at) for gap in self._gaps(rank, range(first - 1, 0, -1))]
-                moves += [self._later(rank, at, gap - 1) for gap in self._gaps(rank, range(last + 2, len(row)))]
+        for index in range(first, last + 1):
+            if row[index] >= first_weight_gradient:
+                moves += [self._move_sooner(rank, gap, index) for gap in self._gaps(rank, range(first - 1, 0, -1))]
+                moves += [self._move_later(rank, index, gap - 1) for gap in self._gaps(rank, range(last + 2, len(row)))]
         return moves
 
     def _gaps(self, rank: int, positions: range) -> list[int]:
-        """The first place in a range before which the rank idles, if there is one."""
+        """The first position in a range before which the rank idles, as a list of one; empty if there is none."""
         row, end, cost, tiny = self._rows[rank], self._clock.end, self._problem.cost, self._problem.tiny
-        for at in positions:
-            if end[row[at]] - cost[row[at]] > end[row[at - 1]] + tiny:
-                return [at]
+        for index in positions:
+            if end[row[index]] - cost[row[index]] > end[row[index - 1]] + tiny:
+                return [index]
         return []
 
-    def _sooner(self, rank: int, first: int, at: int) -> _Move:
+    def _move_sooner(self, rank: int, first: int, index: int) -> _Move:
         row = self._rows[rank]
-        return _Move(rank, first, [row[at], *row[first:at]], row[at], sooner=True)
+        return _Move(rank, first, [row[index], *row[first:index]], row[index], sooner=True)
 
-    def _later(self, rank: int, at: int, last: int) -> _Move:
+    def _move_later(self, rank: int, index: int, last: int) -> _Move:
         row = self._rows[rank]
-        return _Move(rank, at, [*row[at + 1 : last + 1], row[at]], row[at], sooner=False)
+        return _Move(rank, index, [*row[index + 1 : last + 1], row[index]], row[index], sooner=False)
 
     def _keeps_order(self, move: _Move) -> bool:
         """True if each line keeps the order of its microbatches, and nothing runs before what it needs."""
         problem, m = self._problem, self._problem.num_microbatches
-        mover, others = move.mover, move.order[1:] if move.sooner else move.order[:-1]
+        mover, passed = move.mover, move.order[1:] if move.sooner else move.order[:-1]
         line = mover // m
         half = problem.num_stages * m  # from an I to its W
         if move.sooner:
             return not any(
-                other // m == line or other == problem.source[mover] or other + half == mover >= 2 * half
-                for other in others
+                op // m == line or op == problem.source[mover] or op + half == mover >= 2 * half for op in passed
             )
-        return not any(
-            other // m == line or other == problem.user[mover] or mover + half == other >= 2 * half for other in others
-        )
+        return not any(op // m == line or op == problem.user[mover] or mover + half == op >= 2 * half for op in passed)
 
     def _promise(self, move: _Move) -> float:
-        """A lower bound, mostly exact, of the longest path through what is moved."""
+        """A lower bound, mostly exact, of the longest path through the operations of a move."""
         problem, clock, m = self._problem, self._clock, self._problem.num_microbatches
         cost, row = problem.cost, self._rows[move.rank]
         now = clock.end[row[move.first - 1]] if move.first else self._begin[move.rank]

@@ -1,12 +1,12 @@
 """The problem that the search for a schedule solves: actions as integers, and a fast clock for them.
 
-An operation is a number, (kind * S + stage) * m + microbatch, with kind 0 for F, 1 for I and 2 for W, of S stages and m
-microbatches. What its number has before the last `* m` is its line: kind and stage. An order is a list of operations
-for each rank. Each line keeps the order of the microbatches: they are alike, so nothing is lost, and gradients are
-summed in the order in which one rank would sum them.
+An operation is a number, (kind * S + stage) * m + microbatch, with kind 0 for F, 1 for I and 2 for W, S stages and m
+microbatches. Its line is kind * S + stage, so operation // m. An order is a list of operations for each rank. Each line
+keeps the order of the microbatches: they are alike, so no better order is lost, and gradients are summed in the order
+in which one rank would sum them.
 
-The clock is timing.play's, for one copy of the parameters and without sends and receives as actions of their own: an
-operation starts when its rank is free and the one product that it awaits has arrived. Tests hold the two equal.
+The clock is that of timing.play, for one copy of the parameters, and sends and receives are not actions: an operation
+starts when its rank is free and the one product that it awaits has arrived. Tests hold the two clocks equal.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When everything ran in one step. `free` and `links` are what a next step would begin with."""
+    """The times of one step. `free` and `links` are the state with which the next step begins."""
 
     end: list[float]  # by operation
-    arrival: list[float]  # by operation: when its product is where it is awaited
+    arrival: list[float]  # by operation: when its product arrives at its user
     order: list[int]  # the operations, each after all that it waited for
     free: list[float]  # by rank: when its optimizer step is over
-    links: list[float]  # when each is free: of each rank, the link down the pipeline and the link up
+    links: list[float]  # when each link is free: of each rank, the link down the pipeline and the link up
 
 
 class Problem:
-    """Microbatches through a placement, with what its stages cost and keep, and what its ranks can hold."""
+    """Microbatches through a placement: the costs and activations of its stages, and the memory limits of its ranks."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class Problem:
         self.rank_of = [placement.holders[0][stage] for _ in range(3) for stage in stages]  # by line
         work = [sum(times[stage] for times in self.times for stage in stages) for stages in self.stages_of]
         self.period = max(work)  # of the busiest rank, for one microbatch
-        self.tiny = TINY * self.period  # a difference in time that is none
+        self.tiny = TINY * self.period  # times that differ by less count as equal
         self.cost = [self.times[kind][stage] for kind in range(3) for stage in stages for _ in range(m)]
-        # By operation: which makes what it awaits, and which awaits what it makes.
+        # By operation: the operation that makes its input, and the operation that uses its product.
         self.source = [NONE] * len(self.cost)
         self.user = [NONE] * len(self.cost)
-        # By line: the link that its product takes, none if it stays on its rank; and how long it occupies it.
+        # By line: the link of its product, NONE if it stays on its rank; and how long the product occupies the link.
         self.link = [NONE] * (3 * self.num_stages)
         self.transfer = [0.0] * (3 * self.num_stages)
         for number, kind in enumerate(KINDS):
@@ -79,7 +79,7 @@ class Problem:
         self._walk_chain()
 
     def line(self, kind: int, stage: int) -> int:
-        """Number of a kind on a stage."""
+        """The number of the line of a kind and a stage."""
         return kind * self.num_stages + stage
 
     def _connect(self, maker: int, user: int, direction: int, border: int) -> None:
@@ -91,11 +91,11 @@ class Problem:
             self.transfer[maker] = self.costs.transfer[border] if self.costs.transfer else 0.0
 
     def delay(self, line: int) -> float:
-        """How long a product travels at least."""
+        """The least time that a product of a line travels."""
         return 0.0 if self.link[line] == NONE else self.transfer[line] + self.costs.latency
 
     def _walk_chain(self) -> None:
-        """One microbatch alone, all the way there and back: when F (`reach`) and I (`back`) of each stage can begin."""
+        """Time one microbatch alone, forward and back: when F (`reach`) and I (`back`) of each stage can begin."""
         now = 0.0
         self.reach, self.back = [0.0] * self.num_stages, [0.0] * self.num_stages
         for stage in range(self.num_stages):
@@ -106,7 +106,7 @@ class Problem:
             now += self.costs.input_grad[stage] + self.delay(self.line(I, stage))
 
     def run(self, rows: Rows, begin: Sequence[float] = (), links: Sequence[float] = ()) -> Clock | None:
-        """Play an order, with ranks and links free from the given times on. None if it stops for ever."""
+        """Simulate an order, with ranks and links free from the given times on. None if it deadlocks."""
         free = list(begin) or [0.0] * self.num_ranks
         links = list(links) or [0.0] * (2 * self.num_ranks)
         cost, source, user, link, transfer = self.cost, self.source, self.user, self.link, self.transfer
@@ -118,17 +118,17 @@ class Problem:
         runnable = list(range(self.num_ranks))
         while runnable:
             rank = runnable.pop()
-            row, now, at = rows[rank], free[rank], position[rank]
-            while at < len(row):
-                op = row[at]
+            row, now, index = rows[rank], free[rank], position[rank]
+            while index < len(row):
+                op = row[index]
                 needed = source[op]
                 if needed >= 0:
-                    there = arrival[needed]
-                    if there < 0.0:
+                    arrived = arrival[needed]
+                    if arrived < 0.0:
                         waiter[needed] = rank
                         break
-                    if there > now:
-                        now = there
+                    if arrived > now:
+                        now = arrived
                 now += cost[op]
                 end[op] = now
                 order.append(op)
@@ -141,15 +141,15 @@ class Problem:
                         arrival[op] = links[wire] + latency
                     if waiter[op] >= 0:
                         runnable.append(waiter[op])
-                at += 1
-            position[rank], free[rank] = at, now
+                index += 1
+            position[rank], free[rank] = index, now
         if len(order) < sum(map(len, rows)):
             return None
         free = [self._after_step(rank, now, end) for rank, now in enumerate(free)]
         return Clock(end, arrival, order, free, links=links)
 
     def _after_step(self, rank: int, now: float, end: list[float]) -> float:
-        """When a rank is done: gradients reduced, in the order in which they are complete, and the step taken."""
+        """When a rank has reduced its gradients, in the order in which they are complete, and has taken its step."""
         if self.costs.reduce:
             m, reduced = self.num_microbatches, 0.0
             complete = [(end[self.line(W, stage) * m + m - 1], stage) for stage in self.stages_of[rank]]
@@ -172,7 +172,7 @@ class Problem:
         return True
 
     def schedule(self, name: str, rows: Rows) -> Schedule:
-        """An order in the alphabet of schedules."""
+        """The schedule of an order."""
         m, num_stages = self.num_microbatches, self.num_stages
         ranks: Order = tuple(
             tuple(Action(KINDS[op // m // num_stages], op // m % num_stages, op % m) for op in row) for row in rows
@@ -180,7 +180,8 @@ class Problem:
         return Schedule(name, m, self.placement, ranks)
 
     def rows(self, schedule: Schedule) -> Rows | None:
-        """A schedule as an order, its backwards split and its pairs apart. None if it mixes up microbatches."""
+        """The order of a schedule, with backwards split and pairs apart. None if a line has its microbatches out of
+        order."""
         m, seen, rows = self.num_microbatches, [0] * (3 * self.num_stages), []
         for actions in schedule.ranks:
             row = []
