@@ -38,6 +38,14 @@ def kind_of(mode: int) -> str:
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
 
 
+def path_exists(path: str) -> bool:
+    """True if there is a file or folder of that path."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 @contextmanager
 def open_file(path: Path, most_bytes: int = 0, what: str = "file") -> Iterator[BinaryIO]:
     """Open a regular file of at most `most_bytes` bytes (0: any size) for reading. `what` is the word for it in faults.

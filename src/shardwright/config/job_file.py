@@ -1,0 +1,97 @@
+"""Read the fields of a job, as a file or the catalog has them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.hugging_face.config_json import names_config
+from shardwright.config.plain_values import plain
+from shardwright.config.toml_file import read_toml
+from shardwright.config.user_file import path_exists
+
+# Fields of a job that name an entry of the catalog, or a user's file.
+_NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
+
+
+def names_model(job: str | Mapping[str, Any]) -> bool:
+    """True if JOB names a model: of the catalog, a config.json, or a folder with one."""
+    if not isinstance(job, str) or job in catalog.names("jobs"):
+        return False
+    return job in catalog.names("models") or names_config(job)
+
+
+def read_fields(job: str | Mapping[str, Any], subject: str) -> dict[str, Any]:
+    """The fields of a job, nested, from a mapping, the catalog or a TOML file; of a model its name alone. Raises
+    PlanError with the fault of a file."""
+    if not isinstance(job, str):
+        fields: dict[str, Any] = plain(job)
+        return fields
+    if names_model(job):
+        return _job_of_model(job)
+    if job in catalog.names("jobs"):
+        return catalog.read("jobs", job)
+    try:
+        return _read_toml(job)
+    except OSError as error:
+        fault = f"{job} can't be read: {error.strerror}; check the path and its permissions"
+    except ValueError as error:
+        fault = str(error)
+    raise PlanError(subject, [fault])
+
+
+def _job_of_model(model: str) -> dict[str, Any]:
+    """The fields of a job for a model of the catalog or of a config.json."""
+    path = Path(model)
+    name = (
+        (path.absolute().parent if path.suffix == ".json" else path.absolute()).name if names_config(model) else model
+    )
+    return {"name": name or "model", "model": {"name": model}}
+
+
+def _read_toml(job: str) -> dict[str, Any]:
+    """The fields in a file. Raises ValueError with the fault, or OSError."""
+    path = Path(job)
+    try:
+        if not job:
+            raise FileNotFoundError
+        if path.is_dir():
+            fault = "is a folder; name the TOML file of a job in it, or a folder that has a config.json"
+            raise ValueError(f"{job} {fault}")
+        fields = read_toml(path, "a job is a TOML file")
+    except (FileNotFoundError, NotADirectoryError):
+        if path.suffix == ".toml" or "/" in job:
+            raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
+        raise ValueError(
+            f"{job!r} is neither a job nor a model of the catalog, nor a file; {_name_hint(job)}"
+        ) from None
+    for section, field in _NAMING:
+        values = fields.get(section)
+        if isinstance(values, dict) and field in values:
+            values[field] = catalog.found_from(path, values[field])
+    _resolve_paths(path, fields.get("model"), ("name",), names_config)
+    _resolve_paths(path, fields.get("model"), ("weights",), path_exists)
+    data = fields.get("data")
+    lists = [data.get(name) for name in ("sources", "validation")] if isinstance(data, dict) else []
+    for source in (data, *(entry for entries in lists if isinstance(entries, list) for entry in entries)):
+        _resolve_paths(path, source, ("path", "tokenizer", "chat_template"), path_exists)
+    return {"name": path.stem} | fields
+
+
+def _resolve_paths(job: Path, section: Any, field_names: Sequence[str], exists: Callable[[str], bool]) -> None:
+    """Replace paths in fields, in place, by paths in the folder of the job's file, if they exist there."""
+    for field in field_names if isinstance(section, dict) else ():
+        name = section.get(field)
+        if isinstance(name, str) and name and exists(resolved := str((job.parent / name).absolute())):
+            section[field] = resolved
+
+
+def _name_hint(name: str) -> str:
+    """A way out for a name that is neither a job nor a model."""
+    jobs, models = catalog.names("jobs"), catalog.names("models")
+    near = catalog.nearest(name, sorted({*jobs, *models}), most=4)
+    if near:
+        kinds = [f"{candidate} (a {'job' if candidate in jobs else 'model'})" for candidate in near]
+        return f"did you mean {' or '.join(kinds)}?"
+    return f"there are the jobs {', '.join(jobs)}, and the models {', '.join(models)}"
