@@ -75,9 +75,15 @@ def communicators(run: Run) -> list[Communicators]:
     grid, groups = run.grid, Groups(run)
     num_threads = grid.of_schedules(lambda facts: 1 + facts.pairs)  # passes that run at the same time
     by_kind = {
-        WORLD: 1, DP: 1, CP: num_threads, TP: num_threads, REPLICAS[False]: grid.cp > 1, PP: 1,
-        EP: num_threads, ETP: num_threads * (grid.expert_tp != grid.tp),
-    }  # fmt: skip
+        WORLD: 1,
+        DP: 1,
+        CP: num_threads,
+        TP: num_threads,
+        REPLICAS[False]: grid.cp > 1,
+        PP: 1,
+        EP: num_threads,
+        ETP: num_threads * (grid.expert_tp != grid.tp),
+    }
     is_mirrored, has_experts = grid.num_copies > 1, bool(run.shape.experts)
     is_folded = has_experts & ((grid.expert_tp != grid.tp) | (grid.ep > 1))  # else experts share the lines of the rest
     for is_expert in (False, True):

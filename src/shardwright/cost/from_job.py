@@ -19,11 +19,18 @@ def run_of(job: JobSpec) -> Run:
     _check_network(cluster, node_size, max(job.plan.world, cluster.num_devices))
     ports = links.rails / node_size if links.rails and not links.torus else 1.0
     return Run(
-        shape_of(job.model), grid_of(job), cluster.device, cluster.software, node_size,
-        node_gb_per_s(cluster) * 1e9, ports * network_gb_per_s(cluster) * 1e9,
-        cluster.intra_node.latency_us * 1e-6, cluster.inter_node.latency_us * 1e-6,
-        Topology(tuple((level.devices, level.share) for level in links.levels), tuple(links.torus)), job,
-    )  # fmt: skip
+        shape_of(job.model),
+        grid_of(job),
+        cluster.device,
+        cluster.software,
+        node_size,
+        node_gb_per_s(cluster) * 1e9,
+        ports * network_gb_per_s(cluster) * 1e9,
+        cluster.intra_node.latency_us * 1e-6,
+        cluster.inter_node.latency_us * 1e-6,
+        Topology(tuple((level.devices, level.share) for level in links.levels), tuple(links.torus)),
+        job,
+    )
 
 
 def _check_network(cluster: ClusterSpec, node_size: int, num_devices: int) -> None:

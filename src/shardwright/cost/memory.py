@@ -73,7 +73,7 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
     grid = run.grid.as_arrays()
     memo = memo or Memo()
     memory = _on_ranks(
-        replace(run, grid=grid), constants, memo.ranks(run.shape, grid), memo, elements=memo.held(run.shape, grid)
+        replace(run, grid=grid), constants, memo.ranks(run.shape, grid), memo, sizes=memo.held(run.shape, grid)
     )
     most = np.argmax(memory.process, axis=0)
     host_bytes = np.broadcast_to(memory.host, memory.process.shape).max(axis=0)
@@ -88,22 +88,18 @@ def rank_memory(run: Run, constants: Constants, memo: Memo | None = None) -> lis
     """
     grid = run.grid.as_arrays()
     ranks = all_ranks(run.shape, grid)
-    elements = ranks.parameters(run.shape, grid)
-    memory = _on_ranks(replace(run, grid=grid), constants, ranks, memo or Memo(), elements=elements)
+    sizes = ranks.parameters(run.shape, grid)
+    memory = _on_ranks(replace(run, grid=grid), constants, ranks, memo or Memo(), sizes=sizes)
     return [only(picked(memory, rank)) for rank in range(int(grid.pp[0]))]
 
 
-def _on_ranks(
-    run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, elements: tuple[Array, Array]
-) -> Memory:
-    """Memory of every rank, in arrays of shape (ranks, plans). `elements`: parameters of (common, routed) tensors."""
+def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, sizes: tuple[Array, Array]) -> Memory:
+    """Memory of every rank, in arrays of shape (ranks, plans). `sizes`: number of (common, routed) parameters."""
     software, grid, shape = software_under(run), run.grid, run.shape
     if is_counted(run):
-        return _of_this_runtime(run, constants, ranks, memo, elements)
+        return _of_this_runtime(run, constants, ranks, memo, sizes)
     words = ranks.kinds, *layer_words(grid)
-    residual, loss, head_kept, *rows = memo.rows(
-        "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
-    )
+    residual, loss, head, *rows = memo.rows("kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds))
     kind_rows, placeholders = rows[:-3], rows[-3:]
     kept = software.stage_kept * residual
     if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
@@ -125,15 +121,13 @@ def _on_ranks(
     alive = grid.by_schedule(
         lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
     )
-    activations = (kept - offloaded) * alive + ranks.head * head_kept
+    activations = (kept - offloaded) * alive + ranks.head * head
     working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
-    buffers = _gathered(run, software, sum(elements), np.maximum(1, num_layers))
+    buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
     lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
     overhead = device_constant(constants, device_of(run.device), "context_bytes") + lost_bytes
-    by_matrix = held_by_matrix(run, ranks, elements)
-    parameters, gradients, optimizer, host = _state(
-        grid, software, elements if shape.experts else elements[:1], by_matrix
-    )
+    by_matrix = held_by_matrix(run, ranks, sizes)
+    parameters, gradients, optimizer, host = _state(grid, software, sizes if shape.experts else sizes[:1], by_matrix)
     return Memory(
         parameters,
         gradients,
@@ -158,16 +152,14 @@ def memory_lost(run: Run, constants: Constants) -> float:
 
 
 def _of_this_runtime(
-    run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, elements: tuple[Array, Array]
+    run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, sizes: tuple[Array, Array]
 ) -> Memory:
     """Memory of every rank of this runtime, in arrays; `overhead` is the part of the device that it can't fill."""
     device, grid = device_of(run.device), run.grid
     activations, working, offloaded, messages = held_activations(run, ranks, memo)
-    by_matrix = held_by_matrix(run, ranks, elements)
-    parameters, gradients, optimizer, host = held_state(
-        grid, elements if run.shape.experts else elements[:1], by_matrix
-    )
-    buffers = messages + np.maximum(held_buffers(run, ranks, *elements), scratch_bytes(run, ranks))
+    by_matrix = held_by_matrix(run, ranks, sizes)
+    parameters, gradients, optimizer, host = held_state(grid, sizes if run.shape.experts else sizes[:1], by_matrix)
+    buffers = messages + np.maximum(held_buffers(run, ranks, *sizes), scratch_bytes(run, ranks))
     return Memory(
         parameters,
         gradients,

@@ -154,12 +154,10 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
     grid = run.grid
     kinds = _all_kinds(run, ranks.kinds)
     rows = memo.rows("account", run, (kinds, *layer_words(grid)), layer_columns, partial(account_rows, kinds=kinds))
-    stage_input, embedding, documents, head_bytes, head_working, further_kept, further_deferred, further_input = rows[
-        -_OF_ENDS:
-    ]
-    kept_bytes: Numbers = ranks.embedding * embedding + documents * grid.virtual + ranks.head * further_kept
-    in_turn, offloaded, stage_recomputed = 0.0 * kept_bytes, 0.0 * kept_bytes, 0.0 * kept_bytes
-    deferred = ranks.head * further_deferred + in_turn
+    stage_input, embedding, documents, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows[-_OF_ENDS:]
+    kept: Numbers = ranks.embedding * embedding + documents * grid.virtual + ranks.head * mtp_kept
+    in_turn, offloaded, stage_recomputed = 0.0 * kept, 0.0 * kept, 0.0 * kept
+    deferred = ranks.head * mtp_deferred + in_turn
     for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
         first_row = _OF_LAYER * kinds.index((kind, _asked(policy)))
         kind_kept, kind_recomputed, kind_deferred, kind_working = rows[first_row : first_row + _OF_LAYER]
@@ -168,28 +166,24 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
         if policy == "stage":
             stage_recomputed = stage_recomputed + kind_kept * count / grid.virtual
         else:
-            kept_bytes = kept_bytes + count * kind_kept
-            if (
-                policy == "full"
-            ):  # all inputs but the stage's own wait on the host, and two are on the device in their turn
+            kept = kept + count * kind_kept
+            if policy == "full":  # inputs but the stage's own wait on the host, and two are here in their turn
                 offloaded = offloaded + count * kind_kept * grid.offload_activations
                 in_turn = in_turn + 2 * kind_kept * grid.offload_activations
     offloaded = np.maximum(0.0, offloaded - stage_input * (grid.virtual * grid.num_copies - ranks.embedding))
     if any(policy == "stage" for _, policy in ranks.kinds):
-        kept_bytes = kept_bytes + stage_input * grid.virtual
+        kept = kept + stage_input * grid.virtual
     p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
     alive = grid.by_schedule(
         lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
     )
-    alive_split = grid.by_schedule(
+    split = grid.by_schedule(
         lambda name, at: np.stack(in_flight_split(name, p[at], _on_which_most_wait(name, ranks, p, at), m[at]))
     )
-    layers_kept = np.maximum(
-        (kept_bytes - offloaded) * alive * _unevenness(run),
-        (kept_bytes - offloaded) * alive_split[0] + deferred * alive_split[1],
-    )
-    activations = layers_kept + stage_recomputed + ranks.head * head_bytes
-    working = np.maximum(in_turn - ranks.head * (head_bytes - further_input), ranks.head * head_working)
+    on_device = kept - offloaded
+    layers_kept = np.maximum(on_device * alive * _unevenness(run), on_device * split[0] + deferred * split[1])
+    activations = layers_kept + stage_recomputed + ranks.head * head
+    working = np.maximum(in_turn - ranks.head * (head - mtp_input), ranks.head * head_work)
     return activations, np.maximum(0.0, working), offloaded * alive, _MESSAGES * stage_input * (p > 1)
 
 

@@ -253,11 +253,11 @@ class Costing:
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
         weights_s = [t.weight_grad if o.products else s for o, t, s in zip(chain, times, beside_s, strict=True)]
         for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
-            more = rates.imbalance if has_experts(kind) and operator.of.part in _MLP else 1.0
+            imbalance = rates.imbalance if has_experts(kind) and operator.of.part in _MLP else 1.0
             placed = t.in_backward() if operator.in_backward else t
             ahead = self._exposed(operator.forward, placed.forward)
             behind = self._exposed(operator.backward, placed.input_grad + placed.weight_grad, weight_s)
-            yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, backward=behind)
+            yield OperatorTime(operator, t.times(imbalance), share_run_again(operator, policy), ahead, backward=behind)
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:
         """Seconds between the kernels of a piece."""

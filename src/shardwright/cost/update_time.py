@@ -68,10 +68,9 @@ class Updated:
 
     def moved_bytes(self, software: SoftwareSpec, optimizer: OptimizerSpec) -> Numbers:
         """Bytes that the update reads and writes."""
-        return (
-            self.by_matrix * update_bytes(software, optimizer, True, self.itemsize)
-            + self.others * update_bytes(software, optimizer, False)
-        )  # fmt: skip
+        return self.by_matrix * update_bytes(software, optimizer, True, self.itemsize) + self.others * update_bytes(
+            software, optimizer, False
+        )
 
     def times(self, share: Numbers) -> "Updated":
         """A share of the elements."""

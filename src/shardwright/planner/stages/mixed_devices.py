@@ -71,26 +71,26 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
             if variant.schedule == "1f1b" and len(block):
                 block = with_sharing(job, constraints, block)
                 ideal_s = _ideal_s(job, block, constants)
-                first = np.argsort(ideal_s, kind="stable")[:_TRIED]
-                promising += [(float(ideal_s[n]), int(n), block) for n in first if np.isfinite(ideal_s[n])]
-    seen = Counter[tuple[int, ...]]()
+                best_rows = np.argsort(ideal_s, kind="stable")[:_TRIED]
+                promising += [(float(ideal_s[n]), int(n), block) for n in best_rows if np.isfinite(ideal_s[n])]
+    num_of_degrees = Counter[tuple[int, ...]]()
     for _, index, block in sorted(promising, key=lambda entry: entry[0]):
-        alike = tuple(int(block.columns[name][index]) for name in ("tp", "pp", "cp", "dp", "ep"))
-        seen[alike] += 1
-        if seen[alike] <= _ALIKE:
+        degrees_key = tuple(int(block.columns[name][index]) for name in ("tp", "pp", "cp", "dp", "ep"))
+        num_of_degrees[degrees_key] += 1
+        if num_of_degrees[degrees_key] <= _ALIKE:
             yield block.plan(index, job)
 
 
 def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
     """Seconds of a step whose layers are shared ideally, by plan; infinite where memory is much too small for that."""
     stage = rank_grid(block.columns).stage_ranks
-    alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
-    runs = [block.run(part, Memo()) for part in alone]
+    part_jobs = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
+    runs = [block.run(part, Memo()) for part in part_jobs]
     step_s = [np.asarray(step_time(run, constants).total) for run in runs]
     ranks = [part.num_devices // stage for part in job.cluster.parts]
-    ideal_s = sum(ranks) / sum(r / t for r, t in zip(ranks, step_s, strict=True))
+    ideal_s = sum(ranks) / sum(num_ranks / seconds for num_ranks, seconds in zip(ranks, step_s, strict=True))
     for run, seconds in zip(runs, step_s, strict=True):
         # A rank has as many more layers than with an even layout as it is faster than the ideal pace.
-        needed = np.asarray(peak_memory(run, constants).process) * np.minimum(1.0, ideal_s / seconds)
-        ideal_s = np.where(needed <= _SPARE * device_of(run.device).offered_bytes, ideal_s, np.inf)
+        needed_bytes = np.asarray(peak_memory(run, constants).process) * np.minimum(1.0, ideal_s / seconds)
+        ideal_s = np.where(needed_bytes <= _SPARE * device_of(run.device).offered_bytes, ideal_s, np.inf)
     return ideal_s
