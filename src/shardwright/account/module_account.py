@@ -1,4 +1,4 @@
-"""The memory account of a module of the user's own: state by unit, and what ZeRO borrows in a step.
+"""The memory account of a module of the user's own: state by unit, and the buffers that ZeRO borrows in a step.
 
 State is exact to the byte. Borrowed buffers follow from the events of ZeRO (sharding/zero_events.py), replayed for a
 module whose regions are computed one after the other, each once. Activations are unknown without a run.

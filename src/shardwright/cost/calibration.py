@@ -1,4 +1,4 @@
-"""Efficiencies, read from calibration files: what share of its peak a device, a link and a kernel reach.
+"""Efficiencies, read from calibration files: the share of its peak that a device, a link or a kernel reaches.
 
 A constant has a name such as "ampere.product": a generation of devices (catalog/calibrations/NAME.toml) and a name in
 it. common.toml has the constants that a generation leaves out. A constant is never about a run.

@@ -1,4 +1,4 @@
-"""Seconds of an operator or a collective from what was measured, by its sizes (config/measured_table.py).
+"""Seconds of an operator or a collective from measurements, by its sizes (config/measured_table.py).
 
 Between measured sizes seconds are interpolated linearly in logarithms, along each dimension: this is exact for seconds
 that grow with a power of a size, and depends only on the neighbouring sizes. Below the smallest size the seconds are

@@ -1,4 +1,4 @@
-"""Bytes of memory on each pipeline rank: state, activations by schedule, what loss, backward and libraries need.
+"""Bytes of memory on each pipeline rank: state, activations by schedule, and the needs of loss, backward and libraries.
 
 State is ZeRO's table (Rajbhandari et al. 2020, arXiv 1910.02054, figure 1) with the software's bytes of a gradient.
 Activations are the bytes that one microbatch keeps (workload/layers.py) times the microbatches in flight. `working` has

@@ -24,7 +24,7 @@ _POLICIES = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A legal plan beside another: the field that changed, its value, and the job under it."""
+    """A legal neighbour of a plan: the field that changed, its value, and the job under it."""
 
     field: str
     value: object

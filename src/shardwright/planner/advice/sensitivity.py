@@ -17,13 +17,13 @@ from shardwright.cost.from_job import run_of
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.query import Run
 
-_MOST = 8.0  # times more or less that is tried
+_MOST = 8.0  # largest factor that is tried, up or down
 _STEPS = 7  # of bisection: 2 ln 8 / 2^7, a 30th of the factor
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A change of one number of the input that makes another plan as fast: by what factor, and in words."""
+    """A change of one number of the input that makes another plan as fast: its factor, and the change in words."""
 
     name: str
     factor: float
@@ -31,7 +31,7 @@ class Flip:
 
 
 def flips(best: JobSpec, other_job: JobSpec, constants: Constants) -> list[Flip]:
-    """The changes that make `other_job` as fast as `best`, nearest first. Empty where none of them does."""
+    """The changes that make `other_job` as fast as `best`, nearest first; empty if there are none."""
     runs = run_of(best), run_of(other_job)
     device = device_of(best.cluster.device)
     generation = device.generation

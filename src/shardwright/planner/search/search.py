@@ -121,7 +121,7 @@ class _Admitted:
 class _BranchAndBound:
     """Branch and bound over one space: time limits of kinds, which fall while plans are priced.
 
-    Blocks have a column `kind` beside the numbers of a plan. Bounds are columns of `rows`. Each is a lower bound, in
+    Blocks have the numbers of a plan and a column `kind`. Bounds are columns of `rows`. Each is a lower bound, in
     seconds a token or in bytes of a process:
 
     - `mean_s`: the compute time of the mean rank; `paired_s`: the same if forwards run beside backwards;

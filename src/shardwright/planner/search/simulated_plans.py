@@ -66,7 +66,7 @@ class SimulatedPlans:
     """Simulated steps of plans, and which plans fit in `room` bytes of a device.
 
     `rows` are the degrees of the space. `least_ratio` is the least ratio so far of a simulated step to its closed form.
-    `refuted` has the fastest plan of each kind of which none fits.
+    `refuted` has the fastest plan of each kind without a fitting plan.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class SimulatedPlans:
     def _lay_out_nearly_fastest(self, kind: _Kind) -> None:
         """Simulate nearly fastest plans with a layer of their slowest rank moved to another one, if steps are short.
 
-        A step does not wait for its slowest rank alone, so such a layout may be faster though its bound is not.
+        A step waits not only for its slowest rank, so such a layout may be faster though its bound is not.
         """
         for plan in list(kind.plans.values()):
             is_short = 0 < _actions(plan.job) <= _SHORT_STEP

@@ -1,9 +1,9 @@
 """The best plan on a cluster of several kinds of devices: degrees, sharing and recomputation with the best layout.
 
-Laying out every plan of the space would take too long, so plans are first put in order by what an ideal layout would
-take: were all r pipeline ranks like those of part i, a step would take T_i; ranks of different parts that share the
-layers so that all take equally long take r / sum(r_i / T_i). The first ones in this order are laid out in full. Only
-1F1B is tried, for which a layout is exact.
+To lay out every plan of the space would take too long, so plans are first sorted by the time of an ideal layout: if all
+r pipeline ranks were like those of part i, a step would take T_i; if ranks of different parts share the layers so that
+all take equally long, a step takes r / sum(r_i / T_i). The first plans in this order are laid out in full. Only 1F1B is
+tried, for which a layout is exact.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from shardwright.workload.memo import Memo
 
 _LAID_OUT = 24  # plans that are laid out and fit
 _TRIED = 80  # plans that are laid out at most
-_ALIKE = 4  # of them, that have the same degrees: the others hardly differ
-_SPARE = 1.1  # memory that an estimate may be above what there is: a layout can take layers from a full rank
+_ALIKE = 4  # of them, that have the same degrees: further ones hardly differ
+_SPARE = 1.1  # times the memory that an estimate may need: a layout can take layers from a full rank
 
 
 def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> LaidOut:
-    """The fastest of the plans that were laid out. PlanError if none fits; KeyError says what is not known."""
+    """The fastest of the plans that were laid out. PlanError if none fits; KeyError names what is unknown."""
     if not job.cluster.parts:
         fault = "cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`"
         raise PlanError(f"plans for {job.model.name} on parts of a cluster", [fault])
@@ -59,7 +59,7 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
 
 
 def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants) -> Iterator[JobSpec]:
-    """Jobs under plans, in the order of what an ideal layout of them would take."""
+    """Yield jobs under plans, in the order of the time of their ideal layouts."""
     rows = degrees(job, constraints)
     ranks = rank_grid(rows)
     stage, is_whole = ranks.stage_ranks, ranks.block == ranks.stage_ranks  # on devices of one kind
@@ -82,7 +82,7 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
 
 
 def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
-    """Seconds of a step whose layers are shared ideally, by plan; infinite where memory is much too small for that."""
+    """Seconds of a step with an ideal layout, by plan; infinite if memory is much too small for it."""
     stage = rank_grid(block.columns).stage_ranks
     part_jobs = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
     runs = [block.run(part, Memo()) for part in part_jobs]

@@ -106,27 +106,26 @@ def _least(tables: Sequence[Floats], join: np.ufunc) -> tuple[float, tuple[int, 
 
 def _best_bound(tables: Sequence[Floats], smallest: float, num_microbatches: int) -> float:
     """The bound on the slowest stage whose least sum plus (m - 1) times itself is smallest."""
-    num_passes = num_microbatches - 1
+    num_repeats = num_microbatches - 1
 
     def least_sum(bound: float) -> float:
         return _least([np.where(times <= bound, times, np.inf) for times in tables], np.add)[0]
 
     best_bound, unbounded_sum = smallest, least_sum(np.inf)
-    best = least_sum(smallest) + num_passes * smallest
-    if best <= (unbounded_sum + num_passes * smallest) * (
-        1 + 1e-12
-    ):  # as on devices of one kind, where all sums are equal
+    best = least_sum(smallest) + num_repeats * smallest
+    # On devices of one kind all sums are equal, and no larger bound is better.
+    if best <= (unbounded_sum + num_repeats * smallest) * (1 + 1e-12):
         return best_bound
     bounds = _distinct(np.concatenate([times[np.isfinite(times) & (times > smallest)] for times in tables]))
     spans = [(0, len(bounds), unbounded_sum)]  # (first bound, end, lower bound on their sums)
     while spans:
         low, high, floor = spans.pop()
-        if low == high or floor + num_passes * bounds[low] >= best:
+        if low == high or floor + num_repeats * bounds[low] >= best:
             continue
         middle = (low + high) // 2
         middle_sum = least_sum(bounds[middle])
-        if middle_sum + num_passes * bounds[middle] < best:
-            best, best_bound = middle_sum + num_passes * bounds[middle], float(bounds[middle])
+        if middle_sum + num_repeats * bounds[middle] < best:
+            best, best_bound = middle_sum + num_repeats * bounds[middle], float(bounds[middle])
         spans += [(middle + 1, high, floor), (low, middle, middle_sum)]
     return best_bound
 
