@@ -112,7 +112,7 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
     if not plans:
         plans = fastest(_CHANGES, num_shown)  # if no plan fits, two changes do not help
         plans = plans and (with_changes(2) or plans)
-    return list(_with_changes(job, sorted(plans, key=lambda plan: plan.token_s), constants))[:num_shown]
+    return list(_near_plans(job, sorted(plans, key=lambda plan: plan.token_s), constants))[:num_shown]
 
 
 def _plan_fields(job: JobSpec) -> dict[str, object]:
@@ -145,7 +145,7 @@ def _on_a_cluster(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"cluster": job.cluster.model_copy(update=size)})
 
 
-def _with_changes(job: JobSpec, plans: Sequence[SimulatedPlan], constants: Constants) -> Iterator[Near]:
+def _near_plans(job: JobSpec, plans: Sequence[SimulatedPlan], constants: Constants) -> Iterator[Near]:
     """Yield the plans that have changes, with these and their prices, in the same order."""
     for plan in plans:
         changes = _changes(job, plan.job)

@@ -113,9 +113,9 @@ def _adjacent_to(
 
 def _num_different(variant: PlanVariant, own_variant: PlanVariant) -> int:
     """The number of fields in which variants differ; all fields of recomputation count as one."""
-    is_recompute = any(getattr(variant, name) != getattr(own_variant, name) for name in _RECOMPUTE)
+    recompute_differs = any(getattr(variant, name) != getattr(own_variant, name) for name in _RECOMPUTE)
     fields = ("schedule", "cp_method", "dispatch", "float8")
-    return is_recompute + sum(getattr(variant, name) != getattr(own_variant, name) for name in fields)
+    return recompute_differs + sum(getattr(variant, name) != getattr(own_variant, name) for name in fields)
 
 
 def _shared_alike(job: JobSpec, constraints: Constraints, block: PlanBlock, numbers: dict[str, float]) -> PlanBlock:

@@ -36,9 +36,8 @@ _LEAST_SPARE = 1e-3  # share of a step that uneven stages must be able to save
 _NEARLY = 1.03  # times the fastest plan of a kind: layouts adjacent to plans so fast are simulated too
 _LEAST_RATIO = 0.9  # simulated step to closed form: the search relies on no lower ratio
 _FIRST_RATIO = 0.99  # this ratio before any plan was simulated
-_SURE_ROOM = (
-    0.9  # share of a device; a plan that needs less by closed forms counts as fitting until its account is made
-)
+# Share of a device. A plan that needs less by closed forms counts as fitting until its account is made.
+_SURE_ROOM = 0.9
 _MOST_ROUNDS = 24  # of the local search, if one fastest plan after another does not fit
 # Lengths of a step in actions: stages times microbatches.
 _SHORT_STEP = 2**9  # takes no time to simulate: all such kinds get a thorough local search
