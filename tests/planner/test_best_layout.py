@@ -19,7 +19,7 @@ from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.search import search
 from shardwright.planner.stages.best_layout import best_layout, most_gain
 from shardwright.planner.stages.mixed_devices import best_mixed
-from shardwright.planner.stages.piece_prices import seats
+from shardwright.planner.stages.piece_prices import pipeline_slots
 from shardwright.planner.stages.pieces import stages_of
 from shardwright.report.job_toml import write_toml
 from shardwright.report.layout_text import layout_dict, layout_text
@@ -66,7 +66,7 @@ def mixed(*parts: tuple[str, int], **plan: Any) -> JobSpec:
 )
 def test_pieces_add_up_to_what_the_cost_model_says_of_the_whole(given: JobSpec) -> None:
     run, plan, m = run_of(given), given.plan, given.num_microbatches
-    places = seats(run, plan, CONSTANTS)
+    places = pipeline_slots(run, plan, CONSTANTS)
     grid = stages_of(
         plan.stage_layers(given.model.layers), places, placement_of(plan.schedule, plan.pp, plan.stages_per_rank), m
     )

@@ -1,12 +1,12 @@
-"""A plan that says how many bytes activations may take, and not which operators to compute again: it is told which."""
+"""The conversion of a plan with a budget for activations into one that names the operators to recompute."""
 
 from shardwright.config.job import JobSpec
 
 
 def meet_budget(job: JobSpec) -> JobSpec:
-    """The job with plan.recompute = "layers", and what each one recomputes, where it was "budget".
+    """The job with plan.recompute = "layers" and the operators of each layer, if it was "budget".
 
-    A job without a budget is returned as it is. PlanError if a rank can't fit the limit.
+    A job without a budget is returned unchanged. PlanError if a rank can't fit the limit.
     """
     if job.plan.recompute != "budget":
         return job

@@ -1,5 +1,5 @@
-"""Operands of products in fp8, where weight gradients are: inputs that are kept so in place of 16 bits, if nobody else
-keeps them, and both operands from I to W where the backward is split (parallel/tensor/cast_input.py).
+"""Operands of products in fp8, if weight gradients are in fp8 too: inputs that are kept in fp8 instead of 16 bits, if
+no other operator keeps them, and both operands from I to W if the backward is split (parallel/tensor/cast_input.py).
 
 Sizes are bytes on one rank.
 """
@@ -13,15 +13,15 @@ from shardwright.config.matrix import Matrix
 from shardwright.config.precision import FLOAT8_TILE
 from shardwright.workload.layer_operators import LayerOperator
 
-# Parts whose product has its input for itself: both of an MLP; its last; that into attention.
+# Parts whose product does not share its input: both of an MLP; its last; that before attention.
 BOTH, LAST, FIRST = ("up", "down"), ("down",), ("qkv",)
 
 
 def cast_inputs(
     job: JobSpec, share: Share, operators: Iterable[LayerOperator], parts: tuple[str, ...], num_groups: Bytes = 1
 ) -> tuple[dict[str, Bytes], dict[str, tuple[str, ...]]]:
-    """(sizes of the cast tensors, what parts keep in place of what they take), for those `parts` of a chain whose
-    product has its input for itself. Of `num_groups` of rows each has a tensor's scale."""
+    """(sizes of the cast tensors, tensors that parts keep instead of their inputs), for the `parts` of a chain whose
+    product does not share its input. Each of `num_groups` groups of rows has a scale."""
     sizes: dict[str, Bytes] = {}
     keeps: dict[str, tuple[str, ...]] = {}
     for operator in operators if job.precision.float8_weight_gradients else ():
@@ -34,14 +34,14 @@ def cast_inputs(
 
 
 def _cut(job: JobSpec, matrix: Matrix) -> Bytes:
-    """Ranks that share a matrix."""
+    """The number of ranks that share a matrix."""
     return job.plan.expert_tp_size if matrix.experts else job.plan.tp
 
 
 def waiting_operands(
     job: JobSpec, share: Share, operators: Iterable[LayerOperator], num_groups: Bytes = 1
 ) -> dict[str, Bytes]:
-    """Sizes of the operands of weight gradients in fp8. What tp ranks gather for one comes in 16 bits."""
+    """Sizes of the operands of weight gradients in fp8. An operand that tp ranks gather is in 16 bits."""
     if not job.precision.float8_weight_gradients:
         return {}
     plan, sizes = job.plan, dict[str, Bytes]()

@@ -1,7 +1,7 @@
-"""Changes of a plan that would make it fit a device's memory: the first of a list, the cheapest in time first.
+"""A change of a plan that makes it fit a device's memory: the first that fits of a list, the cheapest in time first.
 
-Sharding what replicas hold alike costs communication only in stage 3; computing again costs a third of the time;
-smaller microbatches make smaller products; more tensor or pipeline parallelism takes the place of data parallelism.
+Sharding of replicated state costs communication only in stage 3; full recompute costs a third of the time; smaller
+microbatches have smaller products; more tensor or pipeline parallelism replaces data parallelism.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model import divisors
 from shardwright.schedule.job_program import plan_faults
 
-# Of the memory there is, what the account may take: operators need some while they run, and allocators waste some.
+# Share of the memory that the account may take: operators need some while they run, and allocators waste some.
 USABLE = 0.8
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of plan fields, and what the rank that holds most then needs."""
+    """A change of plan fields, and the bytes that the rank with most memory then needs."""
 
     fields: dict[str, Any]
     needed_bytes: int
@@ -32,36 +32,36 @@ class Change:
 
 
 def first_fit(job: JobSpec, limit_bytes: int) -> Change | None:
-    """The first change whose account fits `limit_bytes`; None if none of those tried does."""
+    """The first change whose account fits `limit_bytes`; None if no candidate fits."""
     for fields in _candidates(job):
         changed = job.model_copy(update={"plan": job.plan.model_copy(update=fields)})
         if job_faults(changed) or plan_faults(changed):
             continue
         try:
-            needed = max(memory.total_bytes for memory in job_memory(changed))
+            needed_bytes = max(memory.total_bytes for memory in job_memory(changed))
         except PlanError:  # a memory budget that can't be met
             continue
-        if needed <= USABLE * limit_bytes:
-            return Change(fields, needed)
+        if needed_bytes <= USABLE * limit_bytes:
+            return Change(fields, needed_bytes)
     return None
 
 
 def _candidates(job: JobSpec) -> Iterator[dict[str, Any]]:
     plan = job.plan
     zeros: list[dict[str, Any]] = [{"zero": stage} for stage in range(plan.zero + 1, 4) if plan.replicas > 1]
-    again: list[dict[str, Any]] = [{"recompute": "full"}] if plan.recompute == "none" else []
+    recompute: list[dict[str, Any]] = [{"recompute": "full"}] if plan.recompute == "none" else []
     smaller: list[dict[str, Any]] = [
         {"microbatch_size": size} for size in reversed(divisors(plan.microbatch_size)) if size < plan.microbatch_size
     ]
     yield from zeros
-    yield from again
+    yield from recompute
     yield from smaller
-    everything = {name: value for change in (*zeros[-1:], *again, *smaller[-1:]) for name, value in change.items()}
+    everything = {name: value for change in (*zeros[-1:], *recompute, *smaller[-1:]) for name, value in change.items()}
     if len(everything) > 1:
         yield everything
     for factor in (2, 4, 8):
         for degree in ("tp", "pp"):
-            # The same ranks, if replicas can be spared; the layout of stages is made anew.
+            # As many ranks as before, if dp is divisible; the layout of stages becomes even.
             fields: dict[str, Any] = {degree: getattr(plan, degree) * factor}
             if plan.dp % factor == 0:
                 fields["dp"] = plan.dp // factor

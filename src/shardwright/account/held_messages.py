@@ -1,8 +1,8 @@
-"""How many messages of the pipeline lie in a rank's memory, told for each action of its list.
+"""The number of pipeline messages in a rank's memory, for each action of its list.
 
-A message is there from when it is received, or made, until the computation that takes it begins, or until it is sent.
-Which ones that are follows from the list alone. So it is told once for all times that the list is replayed, and a
-replay passes over what neither borrows nor moves anything.
+A message is in memory from its receipt, or its computation, until the computation that takes it begins, or until it is
+sent. This depends only on the list. So it is computed once for all replays of the list, and a replay skips actions
+that neither borrow nor communicate.
 """
 
 from dataclasses import dataclass, replace
@@ -13,13 +13,14 @@ from shardwright.schedule.dependencies import MAKES, MESSAGES, TRAVELS
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.stage_placement import StagePlacement
 
-Message = tuple[Kind, int, int]  # stage and microbatch
+Message = tuple[Kind, int, int]  # (kind, stage, microbatch)
 
 
 @dataclass(frozen=True)
 class HeldMessages:
-    """How many are there after each action, and as each part of an action that computes begins, when it has taken its
-    own. `left` stay when the list is through. From the first send on, one more may still be on its way."""
+    """The number of messages `after` each action, and when each part of a computing action has taken its own and begins
+    (`as_begins`). `left` are those in memory after the list. From the first send on, one sent message more may still be
+    in transfer, and is counted."""
 
     after: tuple[int, ...]
     as_begins: dict[int, tuple[int, ...]]
@@ -27,7 +28,7 @@ class HeldMessages:
     first_send: int
 
     def once_sent(self) -> "HeldMessages":
-        """Messages where the list follows another one, whose last send may still be on its way."""
+        """The messages if the list follows another one, whose last send may still be in transfer."""
         end = self.first_send
         after = (*(number + 1 for number in self.after[:end]), *self.after[end:])
         as_begins = {
@@ -38,41 +39,43 @@ class HeldMessages:
 
 
 def held_messages(program: Program, row: tuple[Action, ...], before: frozenset[Message] = frozenset()) -> HeldMessages:
-    """Follow the messages of one rank's list, of which some are there `before`."""
+    """The messages of one rank's list. Those of `before` are in memory at its start."""
     return _held(row, program.recomputed, program.placement, before)
 
 
-@lru_cache(maxsize=128)  # plans that differ in sizes alone have the same lists
+@lru_cache(maxsize=128)  # plans that differ only in sizes have the same lists
 def _held(
-    row: tuple[Action, ...], recomputed: frozenset[tuple[int, int]], placement: StagePlacement,
+    row: tuple[Action, ...],
+    recomputed: frozenset[tuple[int, int]],
+    placement: StagePlacement,
     before: frozenset[Message],
-) -> HeldMessages:  # fmt: skip
-    here, gives = set(before), _Gives(placement)
+) -> HeldMessages:
+    present, gives = set(before), _Gives(placement)
     after, as_begins = list[int](), dict[int, tuple[int, ...]]()
     first_send, on_its_way = len(row), 0
     for index, action in enumerate(row):
         kind = action[0]
         if kind in RECV:
-            here.add(action[:3])
+            present.add(action[:3])
         elif kind in SEND:
-            here.discard(action[:3])
+            present.discard(action[:3])
             if not on_its_way:
                 first_send, on_its_way = index, 1
         elif parts := action.computes():
             numbers = []
             for part in parts:
-                if (taken := _taken(part, recomputed)) is not None:
-                    here.discard(taken)
-                numbers.append(len(here) + on_its_way)
-                if (made := gives(part)) is not None:
-                    here.add(made)
+                if (input_message := _taken(part, recomputed)) is not None:
+                    present.discard(input_message)
+                numbers.append(len(present) + on_its_way)
+                if (new_message := gives(part)) is not None:
+                    present.add(new_message)
             as_begins[index] = tuple(numbers)
-        after.append(len(here) + on_its_way)
-    return HeldMessages(tuple(after), as_begins, frozenset(here), first_send)
+        after.append(len(present) + on_its_way)
+    return HeldMessages(tuple(after), as_begins, frozenset(present), first_send)
 
 
 def _taken(part: Action, recomputed: frozenset[tuple[int, int]]) -> Message | None:
-    """The message that a computation needs no longer. A forward that is run again leaves its input until then."""
+    """The message that a computation takes. A forward that will be recomputed keeps its input until then."""
     kind, stage, microbatch = part[:3]
     if kind is Kind.WEIGHT_GRAD or (kind is Kind.FORWARD and (stage, microbatch) in recomputed):
         return None
@@ -81,7 +84,7 @@ def _taken(part: Action, recomputed: frozenset[tuple[int, int]]) -> Message | No
 
 
 class _Gives:
-    """The message that a computation leaves: what its rank will send, or what the next stage takes on this rank."""
+    """The message that a computation makes: one that its rank will send, or one for the next stage on the same rank."""
 
     def __init__(self, placement: StagePlacement) -> None:
         self._placement, self._num_stages = placement, placement.num_stages
@@ -95,8 +98,8 @@ class _Gives:
         following, (to_send, arrived) = stage + TRAVELS[product], MESSAGES[product]
         if not 0 <= following < self._num_stages:
             return None
-        place = self._placement.copy(microbatch), product, stage
-        if (is_here := self._is_here.get(place)) is None:
-            holders = self._placement.holders[place[0]]
-            is_here = self._is_here[place] = holders[following] == holders[stage]
+        key = self._placement.copy(microbatch), product, stage
+        if (is_here := self._is_here.get(key)) is None:
+            holders = self._placement.holders[key[0]]
+            is_here = self._is_here[key] = holders[following] == holders[stage]
         return (arrived, following, microbatch) if is_here else (to_send, stage, microbatch)

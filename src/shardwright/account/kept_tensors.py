@@ -1,8 +1,7 @@
-"""The tensors that our runtime keeps of a layer's operators, laid over the one list of operators
-(workload/layer_operators.py).
+"""The tensors that this runtime keeps for the operators of a layer (workload/layer_operators.py).
 
-Sizes are bytes on one rank, whole numbers, exact; or arrays of them, where the numbers of a job's plan are arrays with
-one entry a plan. Conditions on these must hold of all plans (`holds`). Nothing here needs numpy.
+Sizes are exact bytes on one rank: whole numbers, or arrays of them if the numbers of a job's plan are arrays with one
+entry a plan. A condition on arrays must be the same for all plans (`holds`). Nothing here needs numpy.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,17 +14,17 @@ from shardwright.workload.layer_operators import LayerOperator, by_part
 from shardwright.workload.tensor_sizes import TensorSizes
 
 FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
-IN_FLOAT8 = "{} in fp8"  # what a tensor is called that was cast
+IN_FLOAT8 = "{} in fp8"  # the name of a cast tensor
 
 Bytes = Any  # a whole number, or an array of them
 
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """A part of a layer, which runs again as a whole or not: the tensors it takes, keeps for its backward and gives.
+    """A part of a layer, which is recomputed as a whole or not: the tensors it takes, keeps for its backward and gives.
 
-    `waits` are those that its weight gradients are made from, and so stay from I to W where the backward is split.
-    `beside` are tensors from outside the chain that it takes too, of those that it keeps.
+    `waits` are the operands of its weight gradients, which stay from I to W if the backward is split. `beside` are kept
+    tensors that it takes from outside the chain.
     """
 
     name: str
@@ -45,20 +44,24 @@ def kept_chain(
     beside: Mapping[str, tuple[str, ...]] | None = None,
     waits_in_float8: bool = False,
 ) -> Chain:
-    """The parts of a chain of operators. Each keeps what it takes, if `keeps` does not name other tensors, and what it
-    takes `beside` that; weight gradients are made from what products take, and from the gradients of what they give, in
-    fp8 where that is said and the product itself is."""
+    """The parts of a chain of operators. Each keeps its input, or the tensors that `keeps` names for it, and its
+    further inputs `beside`. Operands of weight gradients are the inputs of products and the gradients of their results,
+    in fp8 if `waits_in_float8` and the product is in fp8."""
     chain = []
-    for part, some in by_part(operators):
+    for part, part_operators in by_part(operators):
         waits = {
             IN_FLOAT8.format(name) if waits_in_float8 and product.matrix.cut is not None else name: None
-            for o in some
-            for product in o.products
+            for operator in part_operators
+            for product in operator.products
             for name in (product.takes, product.gives)
         }
-        also = (beside or {}).get(part, ())
-        kept = (*keeps.get(part, (some[0].takes,)), *also)
-        chain.append(KeptTensors(part, some[0].takes, kept, some[-1].gives, tuple(waits), beside=also))
+        part_beside = (beside or {}).get(part, ())
+        part_keeps = (*keeps.get(part, (part_operators[0].takes,)), *part_beside)
+        chain.append(
+            KeptTensors(
+                part, part_operators[0].takes, part_keeps, part_operators[-1].gives, tuple(waits), beside=part_beside
+            )
+        )
     return tuple(chain)
 
 
@@ -72,24 +75,31 @@ class Share:
 
     @classmethod
     def of(cls, job: JobSpec, sent: Bytes = 0, arrived: Bytes = 0) -> "Share":
-        """The share of any rank of a job, whose rows for experts are so many."""
+        """The share of any rank of a job, which has `sent` rows for experts and of which `arrived` rows arrive."""
         plan, tokens = job.plan, job.tokens_within * job.plan.microbatch_size
-        here = tokens // plan.tp if plan.sequence_parallel else tokens
+        tokens_here = tokens // plan.tp if plan.sequence_parallel else tokens
         tensors = TensorSizes(
-            shape_of(job.model), plan.tp, plan.expert_tp_size, tokens, here, routed=here, sent=sent, arrived=arrived
+            shape_of(job.model),
+            plan.tp,
+            plan.expert_tp_size,
+            tokens,
+            tokens_here,
+            routed=tokens_here,
+            sent=sent,
+            arrived=arrived,
         )
         return cls(job.precision.compute_bytes, job.model.norm == "rmsnorm", tensors)
 
     def __getitem__(self, tensor: str) -> Bytes:
-        """Bytes of a tensor of the list, in the number type of the model."""
+        """Bytes of a tensor by its name, in the number type of the model."""
         return self.element * self.tensors[tensor]
 
     def sizes(self, operators: Iterable[LayerOperator]) -> dict[str, Bytes]:
-        """Bytes of all tensors that operators take and give."""
+        """Bytes, by name, of all tensors that operators take and give."""
         return {name: self[name] for operator in operators for name in operator.tensors}
 
     def statistics(self, rows: Bytes) -> Bytes:
-        """The bytes that a norm of so many vectors keeps besides its input.
+        """The bytes that a norm of `rows` vectors keeps besides its input.
 
         RMSNorm keeps 1 / rms in float32; LayerNorm keeps mean and 1 / deviation, in the number type of x on a CPU.
         """
@@ -97,8 +107,8 @@ class Share:
 
 
 def activation_keeps(job: JobSpec, prefix: str = "") -> tuple[str, ...]:
-    """The tensor that an activation by itself keeps: what it takes, or of relu what it gives. Biases of experts are
-    added in place, others are not."""
+    """The tensor that an activation keeps: its input, or for relu its result. Biases of experts are added in place,
+    others are not."""
     if job.model.activation == "relu" and not job.model.gated_mlp:
         return (f"{prefix}inner",)
     return (f"biased {prefix}up",) if job.model.bias and prefix != "expert " else (f"{prefix}up",)

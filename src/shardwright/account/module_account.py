@@ -1,7 +1,7 @@
-"""The memory account of a module of the user's own: state by unit, and what ZeRO borrows in a step.
+"""The memory account of a module of the user's own: state by unit, and the buffers that ZeRO borrows in a step.
 
-State is exact to the byte. What is borrowed is replayed from the events of ZeRO (sharding/zero_events.py), of a module
-whose regions are computed one after the other, each once. Activations can't be known without a run.
+State is exact to the byte. Borrowed buffers follow from the events of ZeRO (sharding/zero_events.py), replayed for a
+module whose regions are computed one after the other, each once. Activations are unknown without a run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,52 +29,53 @@ class UnitAccount:
 
 @dataclass(frozen=True)
 class ModuleAccount:
-    """The account of a module on a rank, by unit; `buffers_bytes` is the most that is borrowed in a step."""
+    """The account of a module on a rank, by unit; `buffers_bytes` are the most bytes borrowed at once in a step."""
 
     units: tuple[UnitAccount, ...]
     buffers_bytes: int
 
     @property
     def memory(self) -> RankMemory:
-        """A rank's whole part, the sum over units with what is borrowed; activations are not in it."""
-        held = [unit.memory for unit in self.units]
+        """The memory of a rank: the sum over units, and the borrowed buffers; without activations."""
+        memories = [unit.memory for unit in self.units]
         return RankMemory(
-            parameters_bytes=sum(one.parameters_bytes for one in held),
-            gradients_bytes=sum(one.gradients_bytes for one in held),
-            optimizer_bytes=sum(one.optimizer_bytes for one in held),
+            parameters_bytes=sum(memory.parameters_bytes for memory in memories),
+            gradients_bytes=sum(memory.gradients_bytes for memory in memories),
+            optimizer_bytes=sum(memory.optimizer_bytes for memory in memories),
             activations_bytes=0,
             buffers_bytes=self.buffers_bytes,
-            host_bytes=sum(one.host_bytes for one in held),
+            host_bytes=sum(memory.host_bytes for memory in memories),
         )
 
 
 def module_account(job: JobSpec, regions: Mapping[str, Sequence[ParameterShard]]) -> ModuleAccount:
-    """The account of a module whose regions have these parameters, in the order in which they are computed; the first
-    one lies around all others."""
+    """The account of a module. `regions` has the parameters of each region, in the order of computation; the first
+    region contains all others."""
     sharing = replicas_of(job.plan)
-    most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
+    bucket_size = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
     units = []
-    for group in unit_groups(regions, [], lambda place: sharing.zero == 3, most, lambda place: place):
+    for group in unit_groups(regions, [], lambda place: sharing.zero == 3, bucket_size, lambda place: place):
         places = tuple(in_unit_order(group, lambda place: place))
         units.append(UnitState(places, unit_layout(places, sharing.num_shards), False, sharing))
     counts = MovedCounts(job)
     module = _SizedModule(units, regions, counts)
     before = -1
-    while before < counts.pool.peak_bytes:  # a step begins with the buffers that the one before left
+    while before < counts.pool.peak_bytes:  # a step begins with the buffers that the step before left
         before = counts.pool.peak_bytes
         module.step()
     accounts = tuple(
         UnitAccount(
-            tuple(place.name for place in unit.places), sum(place.num_elements for place in unit.places),
+            tuple(place.name for place in unit.places),
+            sum(place.num_elements for place in unit.places),
             unit_memory(job, unit),
         )
         for unit in units
-    )  # fmt: skip
+    )
     return ModuleAccount(accounts, counts.pool.peak_bytes)
 
 
 class _SizedModule(StageEvents[SizedUnit]):
-    """A module whose passes are events alone, as parallel/zero/module_stage.py has them."""
+    """A module whose passes consist only of events, those of parallel/zero/module_stage.py."""
 
     def __init__(
         self, states: Sequence[UnitState], regions: Mapping[str, Sequence[ParameterShard]], counts: MovedCounts
@@ -82,20 +83,23 @@ class _SizedModule(StageEvents[SizedUnit]):
         units = [SizedUnit(state, counts) for state in states]
         for unit in units:
             unit.borrow_values_from(OneBuffer(lambda _: None, lambda _, __: None, counting=counts.pool))
-        unit_of = {place: unit for state, unit in zip(states, units, strict=True) for place in state.places}
+        unit_of = {shard: unit for state, unit in zip(states, units, strict=True) for shard in state.places}
+        units_in = {name: list(dict.fromkeys(unit_of[shard] for shard in shards)) for name, shards in regions.items()}
         self._names = list(regions)
         super().__init__(
-            units, late=(), reductions=Reductions(),
-            units_in={name: list(dict.fromkeys(unit_of[place] for place in held)) for name, held in regions.items()},
+            units,
+            late=(),
+            reductions=Reductions(),
+            units_in=units_in,
             is_shared=any(state.replicas.num_ranks * state.replicas.num_copies > 1 for state in states),
             groups=[((number,), 0) for number in range(len(units))],
-        )  # fmt: skip
+        )
 
     def _make_steps(self, number: int, scratch: Loan[None]) -> None:
         raise AssertionError("optimizers that look at whole matrices are refused for such modules")
 
     def step(self) -> None:
-        """A forward, a backward and an update."""
+        """Replay a forward, a backward and an update."""
         root, *inner = self._names
         self.begin_forward(root)
         for name in inner:
@@ -103,7 +107,7 @@ class _SizedModule(StageEvents[SizedUnit]):
             self.end_forward(name, has_backward=True)
         self.arm(is_last=True, is_split=False)
         self.begin_backward(root)
-        for unit in self._units_in[root]:  # some of what it has is used last, and so has its gradient first
+        for unit in self._units_in[root]:  # some of its parameters are used last, so their gradients arrive first
             unit.open()
         for name in reversed(inner):
             self.begin_backward(name)

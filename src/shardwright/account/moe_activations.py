@@ -1,11 +1,11 @@
 """The tensors that a layer with experts keeps in place of an MLP, operator by operator: model/router.py and
 moe_block.py.
 
-How many rows arrive at a rank's experts is the gate's choice: on average as many as leave it, which is top_k for each
-token. Given counts make it exact. What is kept of them is not divided by ep: tokens are traded, not removed.
+The number of rows that arrive at a rank's experts depends on the gate: on average it equals the number sent, top_k for
+each token. Given counts make it exact. The kept rows are not divided by ep: tokens are exchanged, not removed.
 
-Letters: T tokens of a rank (X where it sends all of its tp line), K choices of a token, E experts, R rows that leave
-the rank, N rows that arrive, H hidden, F inner width of an expert on this rank. Sizes are bytes on one rank.
+Letters: T tokens of a rank (X if it sends all of its tp line), K choices of a token, E experts, R rows that leave the
+rank, N rows that arrive, H hidden, F inner width of an expert on this rank. Sizes are bytes on one rank.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from shardwright.workload.layer_operators import routed_operators, shared_operat
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one microbatch in one layer: that leave this rank, and that arrive at its experts; and the choices that
-    the routing has room for, of each token."""
+    """Rows of one microbatch in one layer: `sent` from this rank, and `arrived` at its experts; and the number of
+    `choices` of each token that the routing has room for."""
 
     sent: Bytes
     arrived: Bytes
@@ -29,7 +29,7 @@ class Rows:
 
 
 def expected_rows(job: JobSpec) -> Rows:
-    """On average, if no choice of a gate is taken back: a gate of GShard takes some, and capacity may."""
+    """The average rows, if no choice is dropped: a gate of GShard drops some, and capacity may."""
     moe, tokens = job.model.moe, tokens_sent(job, Share.of(job))
     sent = tokens * moe.num_chosen
     capacity = moe.capacity(job.model.sequence * job.plan.microbatch_size)
@@ -40,21 +40,21 @@ def expected_rows(job: JobSpec) -> Rows:
 
 
 def tokens_sent(job: JobSpec, share: Share) -> Bytes:
-    """Tokens of a microbatch that a rank sends to experts: its own, or those of its tp line."""
+    """The number of tokens of a microbatch that a rank sends to experts: its own, or those of its tp line."""
     is_whole = holds(job.plan.expert_tp_size == job.plan.tp)
     return share.tensors.tokens if is_whole else share.tensors.tokens_here
 
 
 def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes], Chain, Chain]:
-    """Sizes of the tensors of any layer with experts, its operators, and those of its shared experts."""
+    """(sizes of the tensors of a layer with experts, its operators, the operators of its shared experts)."""
     rows, moe, plan = rows or expected_rows(job), job.model.moe, job.plan
     share = Share.of(job, rows.sent, rows.arrived)
     routed, shared = routed_operators(share.tensors.shape), shared_operators(share.tensors.shape)
-    here, choices = share.tensors.tokens_here, tokens_sent(job, share) * rows.choices
+    tokens, choices = share.tensors.tokens_here, tokens_sent(job, share) * rows.choices
     is_moved = (plan.ep > 1) & (moe.experts > plan.ep)
     sizes = share.sizes((*routed, *shared)) | _router_sizes(moe, share, plan.microbatch_size, rows.choices)
     sizes |= {
-        **dict.fromkeys(("mlp statistics", "mlp out statistics"), share.statistics(here)),
+        **dict.fromkeys(("mlp statistics", "mlp out statistics"), share.statistics(tokens)),
         "mlp result": share["mlp output"],
         "arrived weights": FLOAT32 * rows.arrived,
         "trip": INT64 * (2 * choices + rows.arrived * is_moved),
@@ -62,8 +62,8 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
     if shared:
         sizes |= {
             "biased shared up": share["shared up"],
-            "shared gate": (share.element + (FLOAT32 if share.element != FLOAT32 else 0)) * here,
-            "shared gate logits": FLOAT32 * here,
+            "shared gate": (share.element + (FLOAT32 if share.element != FLOAT32 else 0)) * tokens,
+            "shared gate logits": FLOAT32 * tokens,
         }
     takes = "mlp normal" if share.tensors.shape.norms_before else "middle"
     keeps = {
@@ -74,7 +74,8 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
         "gate": (takes, "shared output", "shared gate"),
         "out norm": ("mlp result", "mlp out statistics"),
     }
-    # Weights meet the activation (model/weighed_activation.py), which keeps what it takes then, or what experts take.
+    # Weights multiply the experts' activation (model/weighed_activation.py) or input; the one that is weighed keeps
+    # them.
     is_early = moe.weigh == "input"
     weighed = {"weigh" if is_early else "activation": ("arrived weights",)}
     alone = {"activation": activation_keeps(job, "expert ")} if is_early else {}
@@ -104,7 +105,7 @@ def _router_sizes(moe: MoeSpec, share: Share, batch: Bytes, choices: int) -> dic
 
 
 def _router_keeps(moe: MoeSpec) -> tuple[str, ...]:
-    """Tensors that the gate and the losses keep, besides what goes into the product."""
+    """The tensors that the gate and the losses keep, without the input of the router's product."""
     has_balance = moe.aux_loss != "none"
     if moe.softmax_over == "chosen":
         names = ["logits", "choices", "plain weights"] + (["scores"] if has_balance else [])
@@ -114,7 +115,7 @@ def _router_keeps(moe: MoeSpec) -> tuple[str, ...]:
         )
         names = ["scores", "choices"] + (["plain weights", "sum of weights"] if adds_to_one else [])
     if has_balance:
-        # Those of the step before are not the pass's own.
+        # Under global scope shares come from the step before, and the pass keeps none.
         names += ["shares"] if moe.aux_scope != "global" else []
         names += [] if moe.gate_facts.scores_add_up else ["sum of scores"]
     return tuple(names + (["logits", "log-sum-exp of logits"] if moe.z_coefficient else []))

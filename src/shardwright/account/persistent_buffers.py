@@ -1,7 +1,7 @@
 """The memory that a rank keeps from step to step besides its state: weights cast to fp8, and errors of compression.
 
-An element of a cast takes one byte, or two where a scale is for one direction of the matrix and each product has a cast
-of its own, and each scale 4 (precision/float8_linear.py). Errors are float32, of the elements that a method compresses
+An element of a cast takes one byte, or two if a scale is for one direction of the matrix, so that each product has its
+own cast; a scale takes 4 (precision/float8_linear.py). Errors are float32, for the elements that a method compresses
 (parallel/compress/).
 """
 
@@ -17,34 +17,35 @@ from shardwright.sharding.parameter_shard import ParameterShard
 _FLOAT = 4
 # The layers that have fp8 products.
 _LINEAR = {f"attention.{name}" for name in ("qkv", "q_up", "kv_up", "out")} | {
-    f"{name}.{of}" for name in ("mlp", "moe.shared", "moe.experts") for of in ("up", "down")
+    f"{name}.{matrix}" for name in ("mlp", "moe.shared", "moe.experts") for matrix in ("up", "down")
 }
 
 
-def kept_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
-    """Bytes of what is kept between steps, at its peak, on a rank that holds these stages."""
-    units = (unit for stage in held.values() for unit in stage.units if unit.replicas.num_ranks > 1)
-    return cast_bytes(job, held) + sum(_error_bytes(job, unit) for unit in units)
+def kept_bytes(job: JobSpec, stages: Mapping[int, StageState]) -> int:
+    """Bytes of casts and errors at their peak, on a rank that holds these stages."""
+    units = (unit for stage in stages.values() for unit in stage.units if unit.replicas.num_ranks > 1)
+    return cast_bytes(job, stages) + sum(_error_bytes(job, unit) for unit in units)
 
 
-def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
-    """The weights of the blocks' linear layers in fp8, at their peak."""
-    return staying_cast_bytes(job, held) + _gathered_cast_bytes(job, held)
+def cast_bytes(job: JobSpec, stages: Mapping[int, StageState]) -> int:
+    """Bytes of the weights of the blocks' linear layers in fp8, at their peak."""
+    return staying_cast_bytes(job, stages) + _gathered_cast_bytes(job, stages)
 
 
-def staying_cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
-    """Casts of weights that are always here. Those of experts may be so where the rest of a layer is gathered."""
-    return sum(sum(layers) for layers in _casts_by_layer(job, held, are_gathered=False))
+def staying_cast_bytes(job: JobSpec, stages: Mapping[int, StageState]) -> int:
+    """Bytes of casts of weights that are not gathered. Experts may be among them while the rest of a layer is
+    gathered."""
+    return sum(sum(layers) for layers in _casts_by_layer(job, stages, are_gathered=False))
 
 
-def _gathered_cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
-    """Casts that go with gathered values: those of one layer are there at a time, or in a pipeline of one stage."""
-    by_stage = _casts_by_layer(job, held, are_gathered=True)
+def _gathered_cast_bytes(job: JobSpec, stages: Mapping[int, StageState]) -> int:
+    """Bytes of casts that live as long as gathered values: of one layer at a time, or of one stage in a pipeline."""
+    by_stage = _casts_by_layer(job, stages, are_gathered=True)
     return max((sum(layers) if job.plan.gathers_stages else max(layers, default=0) for layers in by_stage), default=0)
 
 
-def _casts_by_layer(job: JobSpec, held: Mapping[int, StageState], are_gathered: bool) -> list[list[int]]:
-    """Bytes in fp8 of each stage's layers, of weights that are gathered for a pass or of the others."""
+def _casts_by_layer(job: JobSpec, stages: Mapping[int, StageState], are_gathered: bool) -> list[list[int]]:
+    """Bytes in fp8 of each stage's layers: of weights that are gathered for a pass, or of the others."""
     if job.precision.float8 == "none":
         return []
     return [
@@ -56,7 +57,7 @@ def _casts_by_layer(job: JobSpec, held: Mapping[int, StageState], are_gathered: 
             )
             for places in stage.layers()
         ]
-        for stage in held.values()
+        for stage in stages.values()
     ]
 
 
@@ -72,7 +73,7 @@ def _cast_bytes(place: ParameterShard, recipe: str) -> int:
 
 
 def _error_bytes(job: JobSpec, unit: UnitState) -> int:
-    """The bytes that a method of compression keeps of a bucket: errors, and for PowerSGD the start of the next step."""
+    """Bytes that a method of compression keeps for a bucket: errors, and for PowerSGD the start of the next step."""
     plan, ranks = job.plan, unit.replicas.num_ranks
     places = compressed(plan, unit.places)
     num_elements = sum(place.num_elements for place in places)

@@ -1,6 +1,6 @@
-"""The state that one rank holds, as units: the flat buffers of parallel/zero/flat_unit.py by their layouts alone.
+"""The state that one rank holds, as units: the layouts of the flat buffers of parallel/zero/flat_unit.py.
 
-Units, their order and their padding come from sharding/buckets.py, which the runtime builds its own by.
+Units, their order and their padding come from sharding/buckets.py, which the runtime uses too.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,9 +23,9 @@ UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 class Replicas:
     """How the replicas of some parameters share their state: `zero` is the stage of ZeRO that takes effect.
 
-    `num_ranks` share one set of shards, and `num_copies` hold each shard alike. The names are those of the mesh axes;
-    `index` is the rank's place among those that share shards, 0 where none does, and `cut_index` on its tensor-parallel
-    line.
+    `num_ranks` share one set of shards, and `num_copies` hold the same shard. `shards_axis` and `copies_axis` are their
+    mesh axes. `index` is the rank's index among those that share shards, 0 if none do, and `cut_index` its index on its
+    tensor-parallel line.
     """
 
     zero: int
@@ -38,14 +38,14 @@ class Replicas:
 
     @property
     def num_shards(self) -> int:
-        """Shards of the optimizer state: 1 where every replica holds all of it."""
+        """The number of shards of the optimizer state: 1 if every replica holds all of it."""
         return self.num_ranks if self.zero else 1
 
 
 @dataclass(frozen=True)
 class UnitState:
-    """Parameters that are gathered, reduced and updated together, in the order in which they lie in the buffer. They
-    are updated `by_matrix`, or each element by itself."""
+    """Parameters that are gathered, reduced and updated together, in their order in the buffer. They are updated
+    `by_matrix`, or each element by itself."""
 
     places: tuple[ParameterShard, ...]
     layout: FlatLayout
@@ -55,7 +55,7 @@ class UnitState:
 
     @property
     def is_exact(self) -> bool:
-        """True if its values are float32, whatever the rest is computed in."""
+        """True if its values are float32, whatever the compute type of the others."""
         return self.places[0].is_exact
 
 
@@ -63,10 +63,10 @@ class UnitState:
 class StageState:
     """The units of one stage on one rank.
 
-    `regions` lists the places of each region in the order of the layers, `units_in` the units whose values it needs;
-    `own_gradient` elements are those of the last stage's use of the table, where the table is on the same rank.
-    `updates` are the units that are updated together. `further` are the regions of further tokens. Parameters that
-    `added_before` names get a part of their gradient in a region before those that the region lists.
+    `regions` has the places of each region in the order of the layers, `units_in` the units whose values it needs.
+    `own_gradient` is the number of elements of the table's second gradient, if the last stage uses the table on the
+    same rank. `updates` are the units that are updated together. `further` are the regions of further tokens.
+    `added_before` names, for a region, parameters that get a part of their gradient before those of the region.
     """
 
     stage: int
@@ -89,44 +89,52 @@ class StageState:
 
     @property
     def num_elements(self) -> int:
-        """Elements of all units, padding included."""
+        """The number of elements of all units, padding included."""
         return sum(unit.layout.size for unit in self.units)
 
 
 def replicas_of(plan: PlanSpec, is_expert: bool = False, index: int = 0, tp_index: int = 0) -> Replicas:
-    """Who shares the state of a stage, or of its experts, as the rank at these places sees it."""
+    """The replicas that share the state of a stage, or of its experts, for the rank with these indices."""
     shards, copies = (axis_groups(plan, kind[is_expert]) for kind in (SHARDS, COPIES))
     zero = zero_stage(plan, is_expert)
     return Replicas(
-        zero, shards.size, copies.size, shards.axis, copies.axis, index=index if zero else 0,
+        zero,
+        shards.size,
+        copies.size,
+        shards.axis,
+        copies.axis,
+        index=index if zero else 0,
         cut_index=tp_index % (plan.expert_tp_size if is_expert else plan.tp),
-    )  # fmt: skip
+    )
 
 
 def shard_indices(plan: PlanSpec, rank: int) -> tuple[int, int]:
-    """A rank's place among those that share shards, of all but experts and of these."""
+    """A rank's index among those that share shards: (of common parameters, of experts)."""
     lines = (axis_groups(plan, SHARDS[is_expert]).lines() for is_expert in (False, True))
-    dense, experts = (next(line.index(rank) for line in lines_of_kind if rank in line) for lines_of_kind in lines)
+    dense, experts = (next(line.index(rank) for line in kind_lines if rank in line) for kind_lines in lines)
     return dense, experts
 
 
 def rank_state(
     job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0, shards: tuple[int, int] = (0, 0)
 ) -> dict[int, StageState]:
-    """The state of a pipeline rank, by stage, on one rank of its tensor-parallel group, at these `shard_indices`."""
+    """The state of a pipeline rank, by stage, on one rank of its tensor-parallel group. `shards`: its
+    `shard_indices`."""
     stages = program.placement.stages_of(pp_rank)
     replicas = {is_expert: replicas_of(job.plan, is_expert, shards[is_expert], tp_index) for is_expert in (False, True)}
-    # Two uses of a table on one rank are one memory, with two gradients.
+    # A table with two uses on one rank is stored once, with two gradients.
     last_stage = program.num_stages - 1
-    shares = job.model.shares_table and {0, last_stage} <= set(stages)
-    held = {stage: _stage_state(job, stage, replicas, tp_index, shares) for stage in stages}
-    if job.model.shares_table and last_stage in held:
-        last = held[last_stage]
-        table = (held[0] if shares else last).unit_of["embedding.weight"]
-        more = {region: (*last.units_in[region], table) for region in last_uses(job.model)}
-        units_in = {region: tuple(dict.fromkeys(units)) for region, units in (last.units_in | more).items()}
-        held[last_stage] = replace(last, units_in=units_in)
-    return held
+    shares_table = job.model.shares_table and {0, last_stage} <= set(stages)
+    states = {stage: _stage_state(job, stage, replicas, tp_index, shares_table) for stage in stages}
+    if job.model.shares_table and last_stage in states:
+        last_state = states[last_stage]
+        table = (states[0] if shares_table else last_state).unit_of["embedding.weight"]
+        units_with_table = {region: (*last_state.units_in[region], table) for region in last_uses(job.model)}
+        units_in = {
+            region: tuple(dict.fromkeys(units)) for region, units in (last_state.units_in | units_with_table).items()
+        }
+        states[last_stage] = replace(last_state, units_in=units_in)
+    return states
 
 
 def _stage_state(
@@ -139,13 +147,13 @@ def _stage_state(
         (table,) = (place for place in regions[first_use] if place.is_tied)
         own_gradient = table.num_elements
         regions[first_use].remove(table)
-    late = [place for held in regions.values() for place in held if place.is_tied]
+    late = [place for places in regions.values() for place in places if place.is_tied]
     numbers = map(str, range(job.model.layers, job.model.num_blocks))
     further = tuple(region for region in numbers if region in regions)
-    most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
+    bucket_size = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
     units, updates = [], Updates(job)
     for group in unit_groups(
-        regions, late, lambda p: replicas[p.is_expert].zero == 3, most, lambda place: place, updates.is_by_matrix
+        regions, late, lambda p: replicas[p.is_expert].zero == 3, bucket_size, lambda place: place, updates.is_by_matrix
     ):
         places, sharing = tuple(in_unit_order(group, lambda place: place)), replicas[group[0].is_expert]
         layout, by_matrix = unit_layout(places, sharing.num_shards), updates.is_by_matrix(places[0])
@@ -170,7 +178,7 @@ def _stage_state(
 def _added_before(
     job: JobSpec, regions: dict[str, list[ParameterShard]], further: tuple[str, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """The gradients to which losses of further tokens add before the main loss does: the head's and the table's."""
+    """The parameters to whose gradients losses of further tokens add before the main loss: the head and the table."""
     if not further:
         return {}
     tables = [place.name for place in regions[further[0]] if place.is_tied]

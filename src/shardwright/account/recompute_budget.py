@@ -1,13 +1,13 @@
 """The choice of operators to recompute in each layer, so that a rank's activations fit a limit at the least time.
 
-Chen et al. 2016 (arXiv 1604.06174) and Korthikanti et al. 2022 (arXiv 2205.05198, section 5) say what is worth it:
-compute again what is cheap for the bytes that it frees. Here every layer has a choice of policies, from keeping all to
-keeping its input alone. Those that no mixture of others beats are a ladder of steps, each dearer a byte than the last.
-Layers climb it one step at a time, always the cheapest for the bytes freed at the moment that is still over the limit;
-so an early stage, which holds more microbatches, climbs higher. Then layers step back down where there is room left.
-Because the steps get dearer, that is the least time up to the last step of one layer.
+Chen et al. 2016 (arXiv 1604.06174) and Korthikanti et al. 2022 (arXiv 2205.05198, section 5): recompute operators that
+are cheap for the bytes that they free. Here every layer has several policies, from keeping all tensors to keeping only
+its input. The policies that no mixture of others beats form a ladder, whose steps cost more and more for each byte.
+Layers climb it one step at a time. Each step is the cheapest for the bytes that it frees at the moment that is still
+over the limit, so an early stage, which keeps more microbatches, climbs higher. Then layers step back down if there is
+room left. Because the steps get more expensive, the result takes the least time up to the last step of one layer.
 
-Within a stage the first layers climb first: their turn in the backward comes last, when the later ones have let go.
+Within a stage the first layers climb first: their turn in the backward comes last, when later layers have freed theirs.
 """
 
 import math
@@ -29,7 +29,7 @@ from shardwright.workload.recompute_cost import Again
 
 @dataclass(frozen=True)
 class Option:
-    """One policy of a layer, what it keeps and what computing again costs."""
+    """One policy of a layer, the bytes that it keeps and the cost of its recomputation."""
 
     policy: Policy
     kept_bytes: int
@@ -38,18 +38,18 @@ class Option:
 
 @dataclass(frozen=True)
 class RecomputeChoice:
-    """The policies of the layers of one pipeline rank, and the most bytes of activations that it then holds."""
+    """The policies of the layers of one pipeline rank, and its peak of activations with them."""
 
     policies: dict[int, Policy]
     peak_bytes: int
-    flops: float  # that are computed again, of one microbatch
+    flops: float  # recomputed, for one microbatch
 
 
 def options(layer: Layer, again: Again) -> list[Option]:
-    """The policies that no other beats, from keeping all to keeping least; costs ascend."""
+    """The policies that no other beats, from keeping all to keeping the least, in the order of their costs."""
     candidates = [Option(policy, layer.kept_bytes(policy), again.cost(policy)) for policy in _all_policies()]
     best: list[Option] = []
-    for option in sorted(candidates, key=lambda o: (o.cost, o.kept_bytes, sorted(o.policy))):
+    for option in sorted(candidates, key=lambda option: (option.cost, option.kept_bytes, sorted(option.policy))):
         if not best or option.kept_bytes < best[-1].kept_bytes:
             best.append(option)
     return best
@@ -62,7 +62,7 @@ def _all_policies() -> list[Policy]:
 
 
 def ladder(options: list[Option]) -> list[Option]:
-    """The lower convex hull of options: each step costs more for a byte than the one before."""
+    """The lower convex hull of options: each step costs more for each byte than the step before."""
     hull: list[Option] = []
     for option in options:
         while len(hull) >= 2 and _rate(hull[-2], hull[-1]) >= _rate(hull[-2], option):
@@ -77,8 +77,8 @@ def _rate(lower: Option, upper: Option) -> float:
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices of layers of one kind, with experts or without: the steps of their ladder with the memory of a
-    microbatch on each, and the costs of all policies that no other beats."""
+    """The choices of layers of one kind: the `steps` of their ladder, the memory of a microbatch on each (`rungs`), and
+    the cost and memory of every policy that no other beats (`known`)."""
 
     again: Again
     steps: tuple[Option, ...]
@@ -88,9 +88,9 @@ class Choices:
     @classmethod
     def of(cls, layer: Layer, again: Again) -> "Choices":
         """The choices of a layer."""
-        every = options(layer, again)
-        steps = tuple(ladder(every))
-        known = {option.policy: (option.cost, LayerMemory.of(layer, option.policy)) for option in every}
+        best_options = options(layer, again)
+        steps = tuple(ladder(best_options))
+        known = {option.policy: (option.cost, LayerMemory.of(layer, option.policy)) for option in best_options}
         return cls(again, steps, tuple(known[option.policy][1] for option in steps), known)
 
 
@@ -98,20 +98,21 @@ StageChoices = Mapping[int, Sequence[Choices]]  # of the layers of each stage
 
 
 def choose(
-    allowed: StageChoices, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int
+    allowed: StageChoices, stages: Mapping[int, StageMemory], peak_moments: frozenset[Moment], limit_bytes: int
 ) -> dict[int, StageMemory] | None:
-    """The stages of a rank, with policies that fit; None if none do. The policies that `stages` have do not matter."""
+    """The stages of a rank with policies that fit, or None if none fit. The present policies of `stages` do not
+    matter."""
     levels = {stage: [0] * len(memory.layers) for stage, memory in stages.items()}
     current = {
         stage: replace(memory, layers=tuple(choices.rungs[0] for choices in allowed[stage]))
         for stage, memory in stages.items()
     }
-    most, moment = peak(when, current)
-    while most > limit_bytes:
+    peak_bytes, moment = peak(peak_moments, current)
+    while peak_bytes > limit_bytes:
         candidates = []
         for stage, count in moment.microbatches.items():
             candidates += [
-                # A step frees more where more microbatches hold what it frees.
+                # A step frees more bytes if more microbatches are alive.
                 (_rate(choices.steps[level], choices.steps[level + 1]) / count, stage, index)
                 for index, (choices, level) in enumerate(zip(allowed[stage], levels[stage], strict=True))
                 if level + 1 < len(choices.steps)
@@ -121,8 +122,8 @@ def choose(
         _, stage, index = min(candidates)
         levels[stage][index] += 1
         current[stage] = _with(current[stage], index, allowed[stage][index].rungs[levels[stage][index]])
-        most, moment = peak(when, current)
-    return _give_back(current, allowed, when, limit_bytes)
+        peak_bytes, moment = peak(peak_moments, current)
+    return _give_back(current, allowed, peak_moments, limit_bytes)
 
 
 def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
@@ -130,25 +131,25 @@ def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
 
 
 def _give_back(
-    current: dict[int, StageMemory], allowed: StageChoices, when: frozenset[Moment], limit_bytes: int
+    current: dict[int, StageMemory], allowed: StageChoices, peak_moments: frozenset[Moment], limit_bytes: int
 ) -> dict[int, StageMemory]:
-    """Let single layers take cheaper policies where there is room, the largest saving first."""
+    """Let single layers take cheaper policies if there is room, the largest saving first."""
     while True:
         savings = []
         for stage, memory in current.items():
-            # Layers of a kind with the same policy differ in their turn alone: the last of them is tried.
-            kinds = zip(allowed[stage], memory.layers, strict=True)
-            last = {(id(choices), layer.policy): index for index, (choices, layer) in enumerate(kinds)}
-            for (_, policy), index in last.items():
-                known = allowed[stage][index].known
+            # Layers of a kind with the same policy differ only in their turn: the last of them is tried.
+            layers = zip(allowed[stage], memory.layers, strict=True)
+            last_index = {(id(choices), layer.policy): index for index, (choices, layer) in enumerate(layers)}
+            for (_, policy), index in last_index.items():
+                costs = allowed[stage][index].known
                 savings += [
-                    (known[policy][0] - cost, stage, index, layer)
-                    for cost, layer in known.values()
-                    if cost < known[policy][0]
+                    (costs[policy][0] - cost, stage, index, layer)
+                    for cost, layer in costs.values()
+                    if cost < costs[policy][0]
                 ]
         for _, stage, index, layer in sorted(savings, key=lambda saving: saving[0], reverse=True):
             changed = {**current, stage: _with(current[stage], index, layer)}
-            if peak(when, changed)[0] <= limit_bytes:
+            if peak(peak_moments, changed)[0] <= limit_bytes:
                 current = changed
                 break
         else:
@@ -158,53 +159,55 @@ def _give_back(
 def choices(job: JobSpec) -> list[RecomputeChoice]:
     """The policies of each pipeline rank under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
     plan, layers, program = job.plan, job.model.layers, job_program(job)
-    counts, kinds = plan.stage_layers(layers), layer_choices(job)
+    counts, choices_of_layer = plan.stage_layers(layers), layer_choices(job)
     limit_bytes = int(plan.memory_limit_gib * GIB)
-    answers, faults = [], []
+    rank_choices, faults = [], []
     for rank in range(plan.pp):
         least = job_stages(job, program, rank, [WHOLE_LAYER] * layers)
-        when = moments(program, rank)
-        allowed = {stage: kinds[sum(counts[:stage]) : sum(counts[: stage + 1])] for stage in least}
-        chosen = choose(allowed, least, when, limit_bytes)
+        peak_moments = moments(program, rank)
+        allowed = {stage: choices_of_layer[sum(counts[:stage]) : sum(counts[: stage + 1])] for stage in least}
+        chosen = choose(allowed, least, peak_moments, limit_bytes)
         if chosen is None:
-            faults.append(_too_little(job, rank, least, when))
+            faults.append(_too_little(job, rank, least, peak_moments))
             continue
         policies = {
-            sum(counts[:stage]) + i: held.policy
+            sum(counts[:stage]) + index: layer.policy
             for stage, memory in chosen.items()
-            for i, held in enumerate(memory.layers)
+            for index, layer in enumerate(memory.layers)
         }
-        flops = sum(kinds[index].again.flops(policy) for index, policy in policies.items())
-        answers.append(RecomputeChoice(policies, peak(when, chosen)[0], flops))
+        flops = sum(choices_of_layer[index].again.flops(policy) for index, policy in policies.items())
+        rank_choices.append(RecomputeChoice(policies, peak(peak_moments, chosen)[0], flops))
     if faults:
         raise PlanError(f"memory budget of {job.name}", faults)
-    return answers
+    return rank_choices
 
 
 def layer_choices(job: JobSpec) -> list[Choices]:
-    """The choices of each layer of the model: one object for all layers of a kind."""
+    """The choices of each layer of the model. All layers of a kind share one object."""
     kind_of = shape_of(job.model).kind
-    first = {kind_of(number): number for number in reversed(range(job.model.layers))}
-    kinds = {kind: Choices.of(layer_of(job, number), Again.of(job, number)) for kind, number in first.items()}
+    number_of_kind = {kind_of(number): number for number in reversed(range(job.model.layers))}
+    kinds = {kind: Choices.of(layer_of(job, number), Again.of(job, number)) for kind, number in number_of_kind.items()}
     return [kinds[kind_of(number)] for number in range(job.model.layers)]
 
 
 def chosen_layers(job: JobSpec) -> list[list[str]]:
-    """The operators that each layer of the model recomputes. PlanError as `choices`.
+    """The operators that each layer of the model recomputes. PlanError as in `choices`.
 
-    Where a schedule holds a stage on two ranks, its layers do what the rank that keeps less of them needs.
+    If a schedule has a stage on two ranks, its layers take the policy of the rank that keeps less.
     """
-    kept = [{policy: memory.kept_bytes for policy, (_, memory) in kind.known.items()} for kind in layer_choices(job)]
+    kept_of_kinds = [
+        {policy: memory.kept_bytes for policy, (_, memory) in kind.known.items()} for kind in layer_choices(job)
+    ]
     merged: dict[int, Policy] = {}
     for choice in choices(job):
         for index, policy in choice.policies.items():
-            merged[index] = min(policy, merged.get(index, policy), key=kept[index].__getitem__)
+            merged[index] = min(policy, merged.get(index, policy), key=kept_of_kinds[index].__getitem__)
     return [sorted(merged[index]) for index in sorted(merged)]
 
 
-def _too_little(job: JobSpec, rank: int, stages: Mapping[int, StageMemory], when: frozenset[Moment]) -> str:
-    """The arithmetic of the moment that does not fit, and a way out."""
-    most, moment = peak(when, stages)
+def _too_little(job: JobSpec, rank: int, stages: Mapping[int, StageMemory], peak_moments: frozenset[Moment]) -> str:
+    """Text with the arithmetic of the moment that does not fit, and what to change."""
+    most, moment = peak(peak_moments, stages)
     terms = [f"{count} x {_described(stage, stages[stage])}" for stage, count in moment.kept]
     terms += [
         f"{count} x {stages[stage].deferred_bytes:,} that wait for weight gradients of stage {stage}"

@@ -1,15 +1,15 @@
 """The layout table: every parameter and activation of an embedding, a layer and a head, and its gradient.
 
-Parameters are those of sharding/stage_parameters.py: which dim an axis cuts is read off the boxes of two neighbours on
-it. An activation is declared once, by its dims; what cuts it follows from rules that hold for every model:
+Parameters are those of sharding/stage_parameters.py: the boxes of two neighbours on an axis show the dim that the axis
+cuts. An activation is declared once, by its dims. Rules that hold for every model give the axes that cut it:
 
 - batch is cut over dp, the sequence over cp; between the products of a layer the sequence over tp too, if sequence
   parallel is on;
-- what comes out of a column-parallel product is cut over tp along its heads, its inner width or its vocabulary;
-- what comes out of a row-parallel product is a partial sum over tp, until a collective has summed it;
-- a gradient is cut where its tensor is. Of a replicated tensor that each rank uses for its own part of a product, each
-  rank computes a part of the gradient; of a partial sum, each has all of it. These are f and g of Shoeybi et al. 2019
-  (arXiv 1909.08053, section 3).
+- the result of a column-parallel product is cut over tp along its heads, its inner width or its vocabulary;
+- the result of a row-parallel product is a partial sum over tp, until a collective has summed it;
+- a gradient is cut like its tensor. If a replicated tensor enters each rank's own part of a product, each rank computes
+  a part of the gradient; for a partial sum, each rank has all of it. These are f and g of Shoeybi et al. 2019 (arXiv
+  1909.08053, section 3).
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from shardwright.sharding.stage_parameters import stage_parameters
 @dataclass(frozen=True)
 class RegionLayout:
     """A piece of the model that is computed at once: "embedding", "embedding_norm", "layer", "layer with experts",
-    "further token" or "head". `stage` is that of the first such piece."""
+    "further token" or "head". `stage` is the stage of the first such piece."""
 
     name: str
     stage: int
@@ -36,20 +36,21 @@ class RegionLayout:
 
 
 def layouts(job: JobSpec) -> list[RegionLayout]:
-    """Each kind of piece once, in the order of the model. Activations are of one microbatch of all replicas."""
+    """One layout for each kind of piece, in the order of the model. Activations are of one microbatch of all
+    replicas."""
     plan, model = job.plan, job.model
     replicas = {is_expert: replicas_of(plan, is_expert) for is_expert in (False, True)}
     regions: dict[str, RegionLayout] = {}
     for stage in range(plan.num_stages):
-        boxes = [stage_parameters(model, plan, stage, *at) for at in ((0, 0), (min(1, plan.tp - 1), 0))]
+        boxes = [stage_parameters(model, plan, stage, *indices) for indices in ((0, 0), (min(1, plan.tp - 1), 0))]
         boxes.append(stage_parameters(model, plan, stage, 0, min(1, plan.ep - 1)))
         for region, places in boxes[0].items():
             kind = _kind(job, region)
             if kind in regions:
                 continue
             tensors = [
-                _parameter(job, place, boxes[1][region][i], boxes[2][region][i], replicas[place.is_expert])
-                for i, place in enumerate(places)
+                _parameter(job, place, boxes[1][region][index], boxes[2][region][index], replicas[place.is_expert])
+                for index, place in enumerate(places)
             ]
             regions[kind] = RegionLayout(kind, stage, tuple(tensors), tuple(_activations(job, kind)))
     return list(regions.values())
@@ -69,27 +70,27 @@ def _kind(job: JobSpec, region: str) -> str:
 def _parameter(
     job: JobSpec, place: ParameterShard, tp_next: ParameterShard, ep_next: ParameterShard, replicas: Replicas
 ) -> TensorLayout:
-    """`tp_next` and `ep_next` are the same parameter on the next rank of those axes."""
+    """The layout of a parameter. `tp_next` and `ep_next` are the same parameter on the next rank of these axes."""
     plan = job.plan
     tensor = {"ep": plan.ep, "etp": plan.expert_tp_size} if place.is_expert else {"tp": plan.tp}
     dim_of: dict[str, int] = {}
     for axis, neighbour in (("etp" if place.is_expert else "tp", tp_next), ("ep", ep_next)):
-        moved = [dim for dim, box in enumerate(place.box) if box != neighbour.box[dim]]
-        if moved and tensor.get(axis, 1) > 1:
-            (dim_of[axis],) = moved
+        cut_dims = [dim for dim, box in enumerate(place.box) if box != neighbour.box[dim]]
+        if cut_dims and tensor.get(axis, 1) > 1:
+            (dim_of[axis],) = cut_dims
     sharing = {replicas.shards_axis: replicas.num_ranks}
     if replicas.num_copies > 1:
         sharing[replicas.copies_axis] = replicas.num_copies
     axes = sharing | tensor
-    whole = placements(axes, dim_of)
-    shards = placements(axes, dim_of | {replicas.shards_axis: BUFFER})
+    unsharded = placements(axes, dim_of)
+    sharded = placements(axes, dim_of | {replicas.shards_axis: BUFFER})
     sums = (*sharing, *place.summed_over)
     states = {
-        "in use": whole,
-        "between uses": shards if replicas.zero == 3 else whole,
+        "in use": unsharded,
+        "between uses": sharded if replicas.zero == 3 else unsharded,
         "gradient": placements(axes, dim_of, sums),
-        "summed gradient": shards if replicas.zero else whole,
-        "optimizer": shards if replicas.zero else whole,
+        "summed gradient": sharded if replicas.zero else unsharded,
+        "optimizer": sharded if replicas.zero else unsharded,
     }
     dims = _parameter_dims(place)
     is_within = place.name.startswith(("layers.", "mtp."))
@@ -98,10 +99,10 @@ def _parameter(
 
 
 def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
-    """The names of a parameter's dims, from the last two parts of its name."""
+    """The names of a parameter's dims, derived from the last two parts of its name."""
     name = place.name.removesuffix(".weight")
-    last = name.rsplit(".", 1)[-1]
-    known = {
+    last_part = name.rsplit(".", 1)[-1]
+    dims_of = {
         "embedding": ("vocabulary", "hidden"), "head": ("vocabulary", "hidden"), "positions": ("sequence", "hidden"),
         "qkv": ("key heads", "queries + 2", "head", "hidden"), "qkv_bias": ("key heads", "queries + 2", "head"),
         "out": ("hidden", "heads"), "down": ("hidden", "inner"), "up_bias": ("gate, up", "inner"),
@@ -110,15 +111,15 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
         "sinks": ("key heads", "queries"),
     }  # fmt: skip
     if place.is_expert:
-        dims = ("gate, up", "inner", "hidden") if last.startswith("up") else ("hidden", "inner")
-        return ("experts", *(dims[:-1] if last.endswith("_bias") else dims))
+        dims = ("gate, up", "inner", "hidden") if last_part.startswith("up") else ("hidden", "inner")
+        return ("experts", *(dims[:-1] if last_part.endswith("_bias") else dims))
     if name.endswith("attention.down"):
         return "latents", "hidden"
-    if last == "up":
+    if last_part == "up":
         return "gate, up", "inner", "hidden"
-    if last == "bias" or name.endswith("norm"):
+    if last_part == "bias" or name.endswith("norm"):
         return ("key heads", "queries", "head")[: len(place.full_shape)] if len(place.full_shape) > 1 else ("width",)
-    return known[last]
+    return dims_of[last_part]
 
 
 # Activations.
@@ -158,12 +159,18 @@ class _Activations:
         return self.job.plan.sequence_parallel and self.job.plan.tp > 1
 
     def _tensor(
-        self, name: str, dims: dict[str, int], between: bool = False, tp: str = "", sums: bool = False,
-        feeds_parts: bool = False, heads_of_cp: str = "",
-    ) -> TensorLayout:  # fmt: skip
-        """`dims` by name, with full sizes. `between`: between products. `tp`: the dim that tp cuts. `sums`: a part of a
-        sum over tp. `feeds_parts`: replicated over tp, and each rank uses it for its part of a product. `heads_of_cp`:
-        the dim that cp cuts in place of the sequence."""
+        self,
+        name: str,
+        dims: dict[str, int],
+        between: bool = False,
+        tp: str = "",
+        sums: bool = False,
+        feeds_parts: bool = False,
+        heads_of_cp: str = "",
+    ) -> TensorLayout:
+        """The layout of an activation. `dims`: full sizes by name. `between`: between products. `tp`: the dim that tp
+        cuts. `sums`: a part of a sum over tp. `feeds_parts`: replicated over tp, and each rank uses it for its part of
+        a product. `heads_of_cp`: the dim that cp cuts instead of the sequence."""
         names = list(dims)
         dim_of = {"dp": names.index("batch"), "cp": names.index(heads_of_cp or "sequence")}
         if tp or (between and self._is_sharded):
@@ -174,14 +181,14 @@ class _Activations:
         }
         return TensorLayout(name, tuple(names), tuple(dims.values()), states)
 
-    def _sizes(self, **more: int) -> dict[str, int]:
-        """Sequence and batch, and further dims by their names."""
+    def _sizes(self, **further_dims: int) -> dict[str, int]:
+        """Sizes of sequence and batch, and of further dims by their names."""
         plan = self.job.plan
         sizes = {"sequence": self.job.model.sequence, "batch": plan.dp * plan.microbatch_size}
-        return sizes | {name.replace("_", " "): size for name, size in more.items()}
+        return sizes | {name.replace("_", " "): size for name, size in further_dims.items()}
 
     def stream(self, name: str) -> TensorLayout:
-        """The residual stream, or what is as it is."""
+        """The residual stream, or a tensor with the same layout."""
         return self._tensor(name, self._sizes(hidden=self.job.model.hidden), between=True)
 
     @property
@@ -189,22 +196,23 @@ class _Activations:
         return shape_of(self.job.model)
 
     def _taken(self, normal: str, source: str) -> Iterator[TensorLayout]:
-        """The tensors that a half of a layer makes of `source`, or takes as it is, up to the input of its product."""
+        """The tensors of a half of a layer from `source` to the input of its product, with a norm between if there is
+        one."""
         if self._shape.norms_before:
             yield from self._entering(normal)
         elif self.job.plan.tp > 1:
             yield self._at_product(source, self._sizes(hidden=self.job.model.hidden))
 
     def _given(self, output: str) -> Iterator[TensorLayout]:
-        """The result of a half of a layer, summed, if it is normalised."""
+        """The summed result of a half of a layer and its norm, if there is one."""
         if self._shape.norms_after:
             yield self.stream(output)
             yield self.stream(f"normal {output}")
 
     def _entering(self, name: str, width: int = 0) -> Iterator[TensorLayout]:
-        """The input of a column-parallel product: as it is between products, and whole, as the ranks of tp take it.
+        """The input of a column-parallel product: as it is between products, and unsharded for the ranks of tp.
 
-        Between the two lies f of Megatron-LM: nothing or a gather forward, a sum or a scatter of gradients backward.
+        Between the two is f of Megatron-LM: forward nothing or a gather, backward a sum or a scatter of gradients.
         """
         dims = self._sizes(**({"latents": width} if width else {"hidden": self.job.model.hidden}))
         yield self._tensor(name, dims, between=True)
@@ -212,7 +220,7 @@ class _Activations:
             yield self._at_product(name, dims)
 
     def _at_product(self, name: str, dims: dict[str, int]) -> TensorLayout:
-        """The input of a column-parallel product, whole on each rank of tp."""
+        """The input of a column-parallel product, unsharded on each rank of tp."""
         return self._tensor(f"{name}, at the product", dims, feeds_parts=True)
 
     def _leaving(self, name: str) -> TensorLayout:
@@ -231,7 +239,7 @@ class _Activations:
         yield self._tensor("joined", joined, between=True)
 
     def attention(self) -> Iterator[TensorLayout]:
-        """Grouped queries: model/attention.py."""
+        """Attention with grouped queries: model/attention.py."""
         model, plan = self.job.model, self.job.plan
         yield self.stream("input")
         yield from self._taken("attention normal", "input")
@@ -247,7 +255,7 @@ class _Activations:
             yield self.stream("middle")
 
     def latent(self) -> Iterator[TensorLayout]:
-        """Through low ranks: model/latent_attention.py."""
+        """Multi-head latent attention: model/latent_attention.py."""
         model, latent = self.job.model, self.job.model.latent
         width = latent.q_rank + latent.kv_rank + latent.rope_dim
         yield self.stream("input")
@@ -258,15 +266,15 @@ class _Activations:
             yield from self._taken("attention normal", "input")
             yield self._tensor("latents", self._sizes(latents=width), feeds_parts=True)
         yield self._tensor("query", self._sizes(heads=model.heads, head=model.query_width), tp="heads")
-        made = latent.nope_dim + latent.value_dim
-        yield self._tensor("key and value", self._sizes(heads=model.heads, head=made), tp="heads")
+        width_of_key_and_value = latent.nope_dim + latent.value_dim
+        yield self._tensor("key and value", self._sizes(heads=model.heads, head=width_of_key_and_value), tp="heads")
         yield self._tensor("attended", self._sizes(heads=model.heads * model.value_width), tp="heads")
         yield self._leaving("output product")
         yield from self._given("attention output")
         yield self.stream("middle")
 
     def mlp(self, prefix: str = "", width: int = 0) -> Iterator[TensorLayout]:
-        """Up, activation, down: model/mlp.py."""
+        """An MLP: up, activation, down (model/mlp.py)."""
         model = self.job.model
         inner = width or model.ffn_size
         if not prefix and self._shape.parallel != "one-norm":
@@ -279,7 +287,7 @@ class _Activations:
         yield self.stream(f"{prefix}output")
 
     def experts(self) -> Iterator[TensorLayout]:
-        """Router, journey, experts, journey back: model/moe_block.py. Rows in order of expert are cut over ep."""
+        """Router, dispatch, experts, combine: model/moe_block.py. Rows in order of expert are cut over ep."""
         model, plan, moe = self.job.model, self.job.plan, self.job.model.moe
         meets_all = plan.expert_tp_size > 1 or moe.shared_size(model.ffn_size) > 0
         if meets_all:
@@ -309,16 +317,20 @@ class _Activations:
         yield self.stream("output")
 
     def _num_rows(self) -> int:
-        """Rows of a microbatch of all replicas: a token's copies, if no choice is dropped."""
+        """Rows of a microbatch of all replicas: one for each choice of a token, if none is dropped."""
         job = self.job
         return job.model.sequence * job.plan.dp * job.plan.microbatch_size * job.model.moe.num_chosen
 
     @staticmethod
     def _routed(
-        name: str, shape: tuple[int, ...], axes: dict[str, int], dim_of: dict[str, int], sums: tuple[str, ...] = (),
+        name: str,
+        shape: tuple[int, ...],
+        axes: dict[str, int],
+        dim_of: dict[str, int],
+        sums: tuple[str, ...] = (),
         gradient_sums: tuple[str, ...] = (),
-    ) -> TensorLayout:  # fmt: skip
-        """Rows of tokens on their way; how many a rank has, the gate decides."""
+    ) -> TensorLayout:
+        """The layout of dispatched rows. Their number on a rank depends on the gate."""
         dims = {2: ("rows", "hidden"), 3: ("rows", "gate, up", "inner")}[len(shape)]
         if name == "expert inner":
             dims = ("rows", "inner")

@@ -1,8 +1,8 @@
 """The buffers and collectives of the ZeRO engine in a step: its events (sharding/zero_events.py), replayed on sizes.
 
-The program says when a stage is gathered, computed with, reduced and updated, and the events follow as in a run. So the
-collectives are those of the ledger, and the peak of the pool is that of the run. One thing is not known beforehand:
-where two passes run side by side (DualPipe), which of them borrows first. They are replayed one after the other.
+The program determines when a stage is gathered, computed with, reduced and updated, and the events follow as in a run.
+So the collectives equal those of the ledger, and the peak of the pool equals that of the run. Only one thing is
+unknown: if two passes run at the same time (DualPipe), either may borrow first. They are replayed one after the other.
 """
 
 from collections import Counter
@@ -31,11 +31,10 @@ _BACKWARDS = frozenset({Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
 class Replayed:
     """The memory and traffic of one run of a program on a rank, in bytes.
 
-    `moved` counts (collective, mesh axis) by calls and by bytes of the full tensor, as the ledger does. `num_casts`
-    says of the layers of a stage, by (stage, region, is of experts), how often a pass has other values than the one
-    before: casts of weights to fp8 do not outlive the values. `pool_bytes` is the peak of the buffer pool;
-    `buffers_bytes` that of the pool, what waits for or is in a pipeline message, and what a reduce-scatter needs
-    besides its operands.
+    `calls` and `moved_bytes` count each (collective, mesh axis), with bytes of the full tensor, as the ledger does.
+    `num_casts` counts, by (stage, region, is of experts), the passes with other values than the pass before: weights
+    are then cast to fp8 anew. `pool_bytes` is the peak of the buffer pool; `buffers_bytes` is the peak of the pool,
+    pipeline messages, and what a reduce-scatter needs besides its operands, together.
     """
 
     calls: dict[tuple[str, str], int]
@@ -46,7 +45,7 @@ class Replayed:
 
 
 class MovedCounts:
-    """The traffic so far, and the most memory at once: borrowed, for collectives and for messages."""
+    """The traffic so far, and the most memory at once: borrowed, for collectives, and for messages."""
 
     def __init__(self, job: JobSpec) -> None:
         self.job = job
@@ -55,25 +54,25 @@ class MovedCounts:
         self.moved_bytes: Counter[tuple[str, str]] = Counter()
         self.num_casts: Counter[tuple[int, str, bool]] = Counter()
         self.peak_bytes = 0
-        # Gloo's reduce-scatter is an exchange of shares, which need memory (parallel/comm/collectives.py).
+        # Gloo's reduce-scatter is an exchange of shares, which needs staging memory (parallel/comm/collectives.py).
         self.is_staged = job.runs_on_cpu
         self.staged_bytes = 0
         self.num_messages = 0
         self._message_bytes = message_bytes(job)
 
     def move(self, collective: str, axis: str, num_bytes: int) -> None:
-        """One more collective."""
+        """Count one collective."""
         self.calls[collective, axis] += 1
         self.moved_bytes[collective, axis] += num_bytes
 
     def note(self) -> None:
-        """See whether there is more memory than ever."""
+        """Raise the peak to the memory that there is now, if that is more."""
         messages_bytes = self.num_messages * self._message_bytes
         self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + self.staged_bytes + messages_bytes)
 
 
 class SizedUnit(UnitEvents[None]):
-    """A unit whose events count what they move, and note the memory that there is."""
+    """A unit whose events only count their traffic and note the memory."""
 
     def __init__(self, state: UnitState, counts: MovedCounts) -> None:
         precision, layout = counts.job.precision, state.layout
@@ -91,7 +90,7 @@ class SizedUnit(UnitEvents[None]):
         self._state, self._counts = state, counts
         self._reduced = list(self._moved_by_reduction())
         self._staged_bytes = 0
-        self.version = 0  # of the values that are here
+        self.version = 0  # of its current values
 
     def _start_gather(self, values: Loan[None] | None) -> None:
         replicas = self._state.replicas
@@ -108,7 +107,7 @@ class SizedUnit(UnitEvents[None]):
         self._counts.note()
 
     def _moved_by_reduction(self) -> Iterator[tuple[str, str, int]]:
-        """Collectives of each sum of the gradients, in their order, with axis and bytes."""
+        """(collective, axis, bytes) of each reduction of the gradients, in their order."""
         plan, replicas, element = self._counts.job.plan, self._state.replicas, self.sizes.reduce_bytes
         for is_partial, parts in groupby(self._state.places, lambda place: bool(place.summed_over)):
             if is_partial:
@@ -147,15 +146,15 @@ class SizedUnit(UnitEvents[None]):
 
 
 class _SizedStage(StageEvents[SizedUnit]):
-    """A stage whose forwards and backwards are events alone."""
+    """A stage whose forwards and backwards consist only of events."""
 
     def __init__(
         self, state: StageState, units: dict[UnitKey, SizedUnit], reductions: Reductions, counts: MovedCounts
     ) -> None:
-        mine = {number: units[state.stage, number] for number in range(len(state.units))}
+        own_units = {number: units[state.stage, number] for number in range(len(state.units))}
         super().__init__(
-            list(mine.values()),
-            late={mine[number] for number, unit in enumerate(state.units) if unit.is_late},
+            list(own_units.values()),
+            late={own_units[number] for number, unit in enumerate(state.units) if unit.is_late},
             units_in={region: [units[key] for key in keys] for region, keys in state.units_in.items()},
             is_shared=any(unit.replicas.num_ranks > 1 or unit.replicas.num_copies > 1 for unit in state.units),
             reductions=reductions,
@@ -163,15 +162,15 @@ class _SizedStage(StageEvents[SizedUnit]):
         )
         self._moved_by_update = [_moved_by_update(state, group) for group in state.updates]
         self._counts = counts
-        # Passes over thousands of microbatches ask the same of their stage: what that is, once for all.
+        # Passes over thousands of microbatches need the same lists: they are made once.
         self._gathered = [region for region in state.regions if self.is_gathered(region)]
-        self._lends = any(unit.replicas.zero >= 2 for unit in state.units)
-        # Experts may keep their values where those of the rest of a layer are gathered for each pass.
+        self._borrows_gradients = any(unit.replicas.zero >= 2 for unit in state.units)
+        # Experts may keep their values while the other values of a layer are gathered for each pass.
         self._cast_together = {
-            (region, is_expert): [units[key] for key in dict.fromkeys(state.unit_of[p.name] for p in places)]
+            (region, is_expert): [units[key] for key in dict.fromkeys(state.unit_of[place.name] for place in places)]
             for region, of_region in state.regions.items()
             for is_expert in (False, True)
-            if region.isdigit() and (places := [p for p in of_region if p.is_expert == is_expert])
+            if region.isdigit() and (places := [place for place in of_region if place.is_expert == is_expert])
         }
         self._cast: dict[tuple[str, bool], int] = {}
         self._further = set(state.further)
@@ -179,7 +178,9 @@ class _SizedStage(StageEvents[SizedUnit]):
             kind: {
                 region: [
                     (unit, len(list(of_unit)))
-                    for unit, of_unit in groupby(units[state.unit_of[p.name]] for p in _gradients_of(places, kind))
+                    for unit, of_unit in groupby(
+                        units[state.unit_of[place.name]] for place in _gradients_of(places, kind)
+                    )
                 ]
                 for region, places in state.regions.items()
             }
@@ -199,8 +200,8 @@ class _SizedStage(StageEvents[SizedUnit]):
             self._counts.move(COLLECTIVES[self._counts.job.optimizer.facts.matrix_update], axis, num_bytes)
 
     def casts(self, keeps_graph: bool) -> Iterator[tuple[str, bool]]:
-        """The layers, each by (region, is of experts), whose values are others than they were in the pass before, as
-        the next pass begins; of further tokens where that `keeps_graph`."""
+        """Yield the layers, as (region, is of experts), whose values differ from those of the pass before, when a pass
+        begins. Further tokens are only in passes that keep a graph (`keeps_graph`)."""
         for weights, units in self._cast_together.items():
             if weights[0] in self._further and not keeps_graph:
                 continue
@@ -210,22 +211,22 @@ class _SizedStage(StageEvents[SizedUnit]):
                 yield weights
 
     def show_versions(self) -> None:
-        """The coming pass is shown the version of its values that it needs."""
+        """Note that the next pass gets its own version of the values, so that all are cast anew."""
         self._cast.clear()
 
-    def acts_at(self, kind: Kind) -> bool:
-        """True if a computation gathers or borrows, though nothing is to be reduced after it."""
-        return bool(self._gathered) or (self._lends and kind in _BACKWARDS)
+    def has_events_at(self, kind: Kind) -> bool:
+        """True if a computation gathers or borrows, even if nothing is reduced after it."""
+        return bool(self._gathered) or (self._borrows_gradients and kind in _BACKWARDS)
 
     def forward(self, trains: bool) -> None:
-        """A microbatch passes through all regions."""
+        """Replay the forward of a microbatch through all regions."""
         for region in self._gathered:
             self.begin_forward(region)
             self.end_forward(region, trains and region != "embedding")
 
     def backward(self, kind: Kind) -> None:
-        """A microbatch's gradient passes back through all regions."""
-        if not (self._gathered or self._lends or self.is_armed):
+        """Replay a backward of a microbatch, or a part of it, through all regions."""
+        if not (self._gathered or self._borrows_gradients or self.is_armed):
             return
         for region, arrivals in reversed(self._arrivals[kind].items()):
             needs_values = region in self._gathered and region != "embedding" and kind is not Kind.WEIGHT_GRAD
@@ -241,37 +242,37 @@ class _SizedStage(StageEvents[SizedUnit]):
 
 
 def _moved_by_update(state: StageState, group: UpdateGroup) -> list[tuple[str, int]]:
-    """The collectives of an update, by axis and bytes."""
+    """The collectives of an update, as (axis, bytes)."""
     replicas = state.units[group.units[0]].replicas
-    moved = group.update.sent_bytes(replicas.index, replicas.cut_index) if group.update is not None else ()
-    return [(replicas.shards_axis if along == "shards" else along, num_bytes) for along, num_bytes in moved]
+    sent_bytes = group.update.sent_bytes(replicas.index, replicas.cut_index) if group.update is not None else ()
+    return [(replicas.shards_axis if along == "shards" else along, num_bytes) for along, num_bytes in sent_bytes]
 
 
 class _Replay:
-    def __init__(self, job: JobSpec, program: Program, row: tuple[Action, ...], held: dict[int, StageState]) -> None:
+    def __init__(self, job: JobSpec, program: Program, row: tuple[Action, ...], stages: dict[int, StageState]) -> None:
         self.counts = MovedCounts(job)
         self._program, self._row = program, row
         units = {
             (number, n): SizedUnit(unit, self.counts)
-            for number, stage in held.items()
+            for number, stage in stages.items()
             for n, unit in enumerate(stage.units)
         }
         reductions = Reductions()
-        self._stages = {number: _SizedStage(stage, units, reductions, self.counts) for number, stage in held.items()}
+        self._stages = {number: _SizedStage(stage, units, reductions, self.counts) for number, stage in stages.items()}
         self._casts = job.precision.float8 != "none"
         self._armings = before_reductions(row)
-        self._eventful = list(self._where_something_happens())
+        self._event_indices = list(self._indices_with_events())
         self._before = frozenset[Message]()
         self._messages = held_messages(program, row)
 
-    def _where_something_happens(self) -> Iterator[int]:
-        """The actions at which a unit may move, borrow or be cast: of thousands, often a few. Others only take and
-        leave messages."""
+    def _indices_with_events(self) -> Iterator[int]:
+        """The indices of actions at which a unit may communicate, borrow or be cast: often a few of thousands. The
+        others only take and leave messages."""
         armed = set[int]()
         for index, action in enumerate(self._row):
             armed.update(arming.stage for arming in self._armings.get(index, ()))
             if action.kind in _OF_UNITS or any(
-                self._casts or part.stage in armed or self._stages[part.stage].acts_at(part.kind)
+                self._casts or part.stage in armed or self._stages[part.stage].has_events_at(part.kind)
                 for part in action.computes()
             ):
                 yield index
@@ -279,15 +280,15 @@ class _Replay:
                 armed.discard(action.stage)
 
     def run(self) -> None:
-        """Carry out one rank's list."""
+        """Replay the list of the rank once."""
         messages, next_index = self._messages, 0
-        for index in self._eventful:
+        for index in self._event_indices:
             self._pass_over(next_index, index)
             next_index = index + 1
             self._carry_out(index)
             self._note_with(messages.after[index])
         self._pass_over(next_index, len(self._row))
-        if self._before != messages.left:  # the next time begins with others
+        if self._before != messages.left:  # the next replay begins with other messages
             self._before = messages.left
             messages = held_messages(self._program, self._row, self._before)
         if messages.first_send < len(self._row):
@@ -295,7 +296,7 @@ class _Replay:
         self._messages = messages
 
     def _pass_over(self, start: int, end: int) -> None:
-        """Nothing but messages comes and goes."""
+        """Replay actions in which only messages come and go."""
         if start < end:
             self._note_with(max(self._messages.after[start:end]))
 
@@ -328,43 +329,45 @@ class _Replay:
             stage.update(1.0, 0.0)
             stage.zero()
 
-    def _compute(self, part: Action) -> None:
-        program, stage = self._program, self._stages[part.stage]
-        is_run_again = part.kind is Kind.FORWARD and (part.stage, part.microbatch) in program.recomputed
+    def _compute(self, computation: Action) -> None:
+        program, stage = self._program, self._stages[computation.stage]
+        is_run_again = (
+            computation.kind is Kind.FORWARD and (computation.stage, computation.microbatch) in program.recomputed
+        )
         keeps_graph = program.trains and not is_run_again
-        if self._casts and part.kind is not Kind.WEIGHT_GRAD:
+        if self._casts and computation.kind is not Kind.WEIGHT_GRAD:
             if program.weights != "current":
                 stage.show_versions()
-            self.counts.num_casts.update((part.stage, *weights) for weights in stage.casts(keeps_graph))
-        if part.kind in (Kind.FORWARD, Kind.RECOMPUTE):
+            self.counts.num_casts.update((computation.stage, *weights) for weights in stage.casts(keeps_graph))
+        if computation.kind in (Kind.FORWARD, Kind.RECOMPUTE):
             stage.forward(keeps_graph)
         else:
-            stage.backward(part.kind)
+            stage.backward(computation.kind)
 
 
-def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageState]) -> Replayed:
-    """Replay the list of one pipeline rank, which holds `held`, step after step until the pool grows no more.
+def replay(job: JobSpec, program: Program, pp_rank: int, stages: dict[int, StageState]) -> Replayed:
+    """Replay the list of one pipeline rank, which holds `stages`, step after step until the pool grows no more.
 
-    A step begins with the buffers that the one before left, which may fit worse than fresh ones.
+    A step begins with the buffers that the step before left, which may fit worse than fresh ones.
     """
-    played = _Replay(job, program, program.ranks[pp_rank], held)
-    counts, before = played.counts, -1
+    step_replay = _Replay(job, program, program.ranks[pp_rank], stages)
+    counts, before = step_replay.counts, -1
     while before < counts.pool.peak_bytes:
         before = counts.pool.peak_bytes
         counts.calls.clear()
         counts.moved_bytes.clear()
         counts.num_casts.clear()
-        played.run()
+        step_replay.run()
     return Replayed(
         dict(counts.calls), dict(counts.moved_bytes), dict(counts.num_casts), counts.pool.peak_bytes, counts.peak_bytes
     )
 
 
 def _gradients_of(places: tuple[ParameterShard, ...], kind: Kind) -> Iterator[ParameterShard]:
-    """The parameters of a region whose gradients a backward adds to, in the order in which they arrive.
+    """The parameters of a region whose gradients a backward adds to, in the order in which the gradients arrive.
 
-    The last parameter used is the first to get its gradient; they are listed in the order of use, but for a bias that
-    is listed before its matrix; and a norm adds its two together.
+    It is the reverse order of use. Places are listed in the order of use, except a bias, which is listed before its
+    matrix. A norm adds both its gradients together.
     """
     order = list(places)
     for i, (place, following) in enumerate(pairwise(places)):

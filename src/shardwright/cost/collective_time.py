@@ -1,8 +1,8 @@
 """Seconds of a collective, by algorithm, over the links that its group crosses (cost/topology.py).
 
 A ring through a group's domains of fast links leaves each domain once, and the group's ranks there share their network
-ports for it; so the network carries a domain's part at the bandwidth of as many ports, and what passes inside a domain
-does so meanwhile. That is what libraries' hierarchical algorithms come to.
+ports for it. So the network carries a domain's part at the bandwidth of all these ports, at the same time as the
+traffic inside the domains. Hierarchical algorithms of libraries take the same time.
 """
 
 import numpy as np
@@ -13,31 +13,30 @@ from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import Exchange
 
 
-def ring_s(
-    rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1, scatters: bool = False
-) -> Numbers:  # fmt: skip
-    """All-gather of `size_bytes` in full in one round, or reduce-scatter if it `scatters`; an all-reduce is two.
+def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1, scatters: bool = False) -> Numbers:
+    """Seconds of a collective of a tensor of `size_bytes` in full. One round is an all-gather, or a reduce-scatter if
+    `scatters`; two rounds are an all-reduce.
 
     Thakur et al. 2005 (Optimization of collective communication operations in MPICH, section 3): (n - 1) / n of the
     tensor passes each rank. One round is a ring, with a step for each domain. Two rounds are two binary trees, each for
-    half of the tensor (Sanders et al. 2009, Two-tree algorithms for full bandwidth broadcast, reduction and scan): the
-    bandwidth of a ring, and a logarithm of its steps, so that neither small nor large tensors are faster by a ring.
-    Nothing, or among one rank, takes no time.
+    half of the tensor (Sanders et al. 2009, Two-tree algorithms for full bandwidth broadcast, reduction and scan): they
+    have the bandwidth of a ring and a logarithm of its steps, so a ring is faster for no size. An empty tensor, or a
+    group of one rank, takes no time.
     """
     if _knows(rates, "all_reduce"):
-        one = _measured_s(rates, group, "reduce_scatter" if scatters else "all_gather", size_bytes)
-        return np.where(rounds == 2, _measured_s(rates, group, "all_reduce", size_bytes), one)
+        round_s = _measured_s(rates, group, "reduce_scatter" if scatters else "all_gather", size_bytes)
+        return np.where(rounds == 2, _measured_s(rates, group, "all_reduce", size_bytes), round_s)
     domains = group.domains
-    moved = rounds * size_bytes * (group.size - 1) / group.size
-    near = np.where(group.inside > 1, moved / (rates.link * group.lanes), 0.0)
-    far = np.where(domains > 1, moved / (rates.network * group.ports), 0.0)
+    sent_bytes = rounds * size_bytes * (group.size - 1) / group.size
+    near = np.where(group.inside > 1, sent_bytes / (rates.link * group.lanes), 0.0)
+    far = np.where(domains > 1, sent_bytes / (rates.network * group.ports), 0.0)
     steps = np.where(rounds == 2, np.log2(domains), domains - 1)
     latency = rounds * (rates.link_latency_s * (1 + np.log2(group.inside)) + rates.network_latency_s * steps)
-    return np.where(moved > 0, np.maximum(near, far) + latency, 0.0)
+    return np.where(sent_bytes > 0, np.maximum(near, far) + latency, 0.0)
 
 
 def ring_of_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
-    """A collective of an operator that sums, gathers or scatters."""
+    """Seconds of a collective of an operator that sums, gathers or scatters."""
     rounds = 2 if exchange.kind == "all_reduce" else 1
     return ring_s(rates, group, exchange.size, rounds, scatters=exchange.kind == "reduce_scatter")
 
@@ -47,7 +46,7 @@ def _knows(rates: Rates, kind: str) -> bool:
 
 
 def _measured_s(rates: Rates, group: Group, kind: str, size_bytes: Numbers) -> Numbers:
-    """The measured seconds of a collective, by its bytes; sums of 16 bits apart, if these were measured."""
+    """The measured seconds of a collective, by its bytes; with 16-bit numbers if these were measured."""
     assert rates.measured is not None
     number = rates.number if rates.measured.knows(kind, rates.number) else "float32"
     seconds = rates.measured.collective_s(kind, number, group.size, size_bytes)
@@ -55,17 +54,19 @@ def _measured_s(rates: Rates, group: Group, kind: str, size_bytes: Numbers) -> N
 
 
 def copies_sent(topk: int, domains: Numbers) -> Numbers:
-    """How many of a token's `topk` copies cross the network where a domain with several of its experts gets one.
+    """The share of a token's `topk` copies that cross the network if a domain with several of its experts gets one
+    copy.
 
-    Experts chosen evenly: domains x (1 - (1 - 1 / domains)^topk) are met, all of them at most.
+    With evenly chosen experts a token goes to domains x (1 - (1 - 1 / domains)^topk) domains.
     """
     return domains * (1 - (1 - 1 / domains) ** topk) / topk
 
 
 def all_to_all_s(rates: Rates, group: Group, size_bytes: Numbers, copies: Numbers = 1.0) -> Numbers:
-    """Each rank sends an n-th of its `size_bytes` to every other; `copies` of it to other domains.
+    """Seconds of an all-to-all: each rank sends 1 / n of its `size_bytes` to every other rank.
 
-    Where less than all crosses, what has come into a domain is spread there.
+    Only a share `copies` of the data for other domains crosses the network. If it is below 1, the data that arrives in
+    a domain is spread inside.
     """
     if _knows(rates, "all_to_all"):
         return _measured_s(rates, group, "all_to_all", size_bytes)
@@ -78,7 +79,7 @@ def all_to_all_s(rates: Rates, group: Group, size_bytes: Numbers, copies: Number
 
 
 def message_s(rates: Rates, pipeline: Group, size_bytes: Numbers) -> Numbers:
-    """One message between neighbours in the pipeline."""
+    """Seconds of one message between neighbours in the pipeline."""
     if _knows(rates, "message"):
         return _measured_s(rates, pipeline, "message", size_bytes)
     near = size_bytes / rates.link + rates.link_latency_s
@@ -87,18 +88,18 @@ def message_s(rates: Rates, pipeline: Group, size_bytes: Numbers) -> Numbers:
 
 
 def message_latency_s(rates: Rates, pipeline: Group) -> float:
-    """Seconds of a message of the pipeline in which it takes no room on its link; none where messages were measured."""
+    """Seconds of a pipeline message in which it does not occupy its link; 0 if messages were measured."""
     if _knows(rates, "message"):
         return 0.0
     return rates.link_latency_s if bool(np.all(pipeline.domains == 1)) else rates.network_latency_s
 
 
 def ring_pass_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
-    """Seconds to pass keys and values round a ring of context parallelism: (n - 1) / n of `size_bytes`, neighbour to
-    neighbour."""
+    """Seconds to pass keys and values along a ring of context parallelism: (n - 1) / n of `size_bytes`, from neighbour
+    to neighbour."""
     n = group.size
     if _knows(rates, "exchange"):
         return (n - 1) * _measured_s(rates, group, "exchange", size_bytes / n)
-    moved = size_bytes * (n - 1) / n
+    sent_bytes = size_bytes * (n - 1) / n
     rate = np.where(group.domains == 1, rates.link * group.lanes, rates.network * group.narrowest)
-    return np.where(moved > 0, moved / rate + (n - 1) * rates.link_latency_s, 0.0)
+    return np.where(sent_bytes > 0, sent_bytes / rate + (n - 1) * rates.link_latency_s, 0.0)

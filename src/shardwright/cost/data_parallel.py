@@ -23,15 +23,15 @@ from shardwright.workload.stage_contents import PipelineRanks
 
 @dataclass(frozen=True)
 class DataParallel:
-    """All that prices the ends of a step. Numbers are arrays; `ranks` are of shape (ranks, plans)."""
+    """Prices the ends of a step. Numbers are arrays; those of `ranks` have shape (ranks, plans)."""
 
     run: Run
     software: SoftwareSpec
     rates: Rates
     groups: Groups
     ranks: PipelineRanks
-    held: tuple[Array, Array]  # elements that all tokens use and of routed experts, by rank
-    pace: PieceTime  # of the rank that sets the pace: what the last backward and the next forward hide
+    held: tuple[Array, Array]  # elements of (common, routed) parameters, by rank
+    pace: PieceTime  # of the slowest rank: its last backward and next forward hide communication
 
     @classmethod
     def of(
@@ -48,13 +48,13 @@ class DataParallel:
         if self.run.shape.experts:
             shards.append((groups.expert_shard, groups.expert_copies, self.held[1]))
         for shard, copies, elements in shards:
-            more_s, one_s = self._reduced(shard, copies, elements)
-            reduce_s, last_s = reduce_s + more_s, last_s + one_s
+            kind_s, bucket_s = self._reduced(shard, copies, elements)
+            reduce_s, last_s = reduce_s + kind_s, last_s + bucket_s
             gather_s = gather_s + ring_s(rates, shard, grid.element_bytes * elements * (grid.zero > 0))
         return reduce_s, last_s, gather_s
 
     def data_s(self) -> Numbers:
-        """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
+        """Exposed seconds of reducing gradients and gathering updated parameters, of the rank that takes longest."""
         grid, software, rates = self.run.grid, self.software, self.rates
         reduce_s, last_s, gather_s = self.exchanged_s()
         put_off_s = np.max(reduce_s * (grid.num_copies > 1), axis=0)  # DualPipe reduces when a step's passes are over
@@ -64,9 +64,9 @@ class DataParallel:
         )
         early_s = (reductions - 1) * reduce_s * (grid.zero == 2)
         if software.reduce_overlap:
-            left = beside(rates, reduce_s, self.pace.backward)
+            exposed_s = beside(rates, reduce_s, self.pace.backward)
             # The last bucket is full when the backward ends.
-            reduce_s = np.maximum(left, last_s) if grid.bucket_bytes else left
+            reduce_s = np.maximum(exposed_s, last_s) if grid.bucket_bytes else exposed_s
         if software.gather_overlap:
             gather_s = beside(rates, gather_s, self.pace.forward)
         elif software.update_overlap:
@@ -87,15 +87,15 @@ class DataParallel:
         size = software.reduce_bytes * elements / buckets
         is_whole = (grid.zero == 0) | (software.reduce_whole & (copies.size == 1))
         # A shard's gradients are also summed over its copies.
-        one = ring_s(rates, shard, size, np.where(is_whole, 2, 1), scatters=True)
+        bucket_s = ring_s(rates, shard, size, np.where(is_whole, 2, 1), scatters=True)
         if np.any(copies.size > 1):
-            one = one + ring_s(rates, copies, size / shard.size, 2)
-        return buckets * one, one
+            bucket_s = bucket_s + ring_s(rates, copies, size / shard.size, 2)
+        return buckets * bucket_s, bucket_s
 
     def _compressed_s(self, shard: Group, copies: Group, elements: Array) -> Numbers:
-        """A method's collectives, and its own passes over the gradients.
+        """Seconds of a method's collectives, and of its own passes over the gradients.
 
-        With hybrid sharding shards are summed over their copies as they are.
+        With hybrid sharding, shards are summed over their copies uncompressed.
         """
         grid, rates = self.run.grid, self.rates
         facts = COMPRESSIONS[grid.compress]
@@ -103,14 +103,15 @@ class DataParallel:
         summed = facts.summed(grid, elements, rows, columns, shard.size)
         scattered = facts.scattered(elements, shard.size) if facts.scattered is not None else summed
         on_all, on_shares = (
-            sum(_collective_s(rates, shard, one) for one in collectives) for collectives in (summed, scattered)
+            sum(_collective_s(rates, shard, collective) for collective in collectives)
+            for collectives in (summed, scattered)
         )
         passes = facts.device_bytes * elements / rates.memory
         seconds = np.where(grid.zero > 0, on_shares, on_all) + np.where(shard.size > 1, passes, 0.0)
         return seconds + ring_s(rates, copies, FLOAT32 * elements / shard.size, 2)
 
     def _sides(self, elements: Array) -> tuple[Numbers, Numbers]:
-        """(rows, columns) of a rank's matrices in sum; those of experts are counted with the others."""
+        """Sums of (rows, columns) of a rank's matrices. Experts' matrices count with the common ones."""
         if elements is self.held[1]:
             return 0.0, 0.0
         run, ranks = self.run, self.ranks
@@ -123,7 +124,7 @@ class DataParallel:
         return rows, columns
 
     def _tied_s(self) -> Numbers:
-        """The two gradients of a table that the first and the last rank share are summed."""
+        """Seconds to sum the two gradients of a table that the first and the last rank share."""
         run, grid = self.run, self.run.grid
         size = self.software.reduce_bytes * run.shape.table_elements / grid.tp
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
@@ -131,8 +132,8 @@ class DataParallel:
 
     def _updated(self) -> Updated:
         """Elements that a rank updates, by rank."""
-        ranks = self.groups.shard.size, self.groups.expert_shard.size
-        shares = [np.where(self.run.grid.zero > 0, 1 / by, 1.0) for by in ranks]
+        shard_sizes = self.groups.shard.size, self.groups.expert_shard.size
+        shares = [np.where(self.run.grid.zero > 0, 1 / num_ranks, 1.0) for num_ranks in shard_sizes]
         by_matrix = sum(
             num * share for num, share in zip(held_by_matrix(self.run, self.ranks, self.held), shares, strict=True)
         )
@@ -142,12 +143,12 @@ class DataParallel:
     def updates_s(self) -> Numbers:
         """Seconds of the update on the device, by rank."""
         grid, updated = self.run.grid, self._updated()
-        mine = updated.times(1 - grid.offload_optimizer)
-        whole_s = orthogonal_s(self.run, self.rates, self.groups, self.ranks, updated)
-        return elementwise_s(self.rates, self.software, grid.optimizer, mine) + whole_s
+        on_device = updated.times(1 - grid.offload_optimizer)
+        matrices_s = orthogonal_s(self.run, self.rates, self.groups, self.ranks, updated)
+        return elementwise_s(self.rates, self.software, grid.optimizer, on_device) + matrices_s
 
     def update_s(self) -> tuple[Numbers, Numbers]:
-        """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.
+        """(seconds of the update on the device, further seconds of the host), of the rank that holds most.
 
         The host's copies of one unit run while it updates another (Ren et al. 2021, arXiv 2101.06840, section 4.2).
         """
@@ -156,10 +157,10 @@ class DataParallel:
         if not np.any(grid.offload_optimizer):
             return device_s, 0.0
         host = known_host(self.run, self.rates)
-        there = np.max(updated.total, axis=0) * grid.offload_optimizer
-        copied_s = there * max(self.software.gradient_bytes, grid.element_bytes) / host.host
-        moved = np.max(updated.moved_bytes(self.software, grid.optimizer), axis=0) * grid.offload_optimizer
-        return device_s, np.maximum(0.0, np.maximum(moved / host.host_memory, copied_s) - device_s)
+        host_elements = np.max(updated.total, axis=0) * grid.offload_optimizer
+        copied_s = host_elements * max(self.software.gradient_bytes, grid.element_bytes) / host.host
+        moved_bytes = np.max(updated.moved_bytes(self.software, grid.optimizer), axis=0) * grid.offload_optimizer
+        return device_s, np.maximum(0.0, np.maximum(moved_bytes / host.host_memory, copied_s) - device_s)
 
 
 def _collective_s(rates: Rates, group: Group, collective: BucketCollective) -> Numbers:

@@ -1,16 +1,16 @@
-"""Failures: how much of the time that a job runs it trains, and how often it should write a checkpoint.
+"""Failures: the share of its time in which a job trains, and how often it should write a checkpoint.
 
-Failures come at random at a constant rate, so that they also strike while a checkpoint is written or the job restarts.
+Failures come at random at a constant rate, so they also strike while a checkpoint is written or the job restarts.
 Daly 2006 (A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
 Systems 22). With mean time between failures M, checkpoint time d, restart time R and t seconds of training between
 checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on average (equation 20).
 
-Two things are added to that. Where the job goes on while a checkpoint is written, d is what that holds it up, and a
-failure in the w seconds until it is durable goes back to the one before: R + t + d + w seconds without a failure must
-pass after one until a segment is safe, and t + d where the one before is. And for v of the R seconds nothing of the job
-runs that could fail: a failure then changes nothing. So v passes with each failure, and between them is what the
-equation has: a segment takes (M + v) exp((R - v + w) / M) (exp((t + d) / M) - 1) on average. All in seconds, numbers or
-arrays with one entry a plan.
+Two things are added. If the job trains while a checkpoint is written, d is the time for which the checkpoint stops it,
+and after a failure in the w seconds until the checkpoint is durable the job goes back to the previous one: a segment is
+safe R + t + d + w seconds after a failure, or t + d seconds after the previous segment, if no other failure comes. And
+for v of the R seconds nothing of the job runs that could fail, so that a failure changes nothing. So v passes with each
+failure, and the equation holds for the time between: a segment takes (M + v) exp((R - v + w) / M) (exp((t + d) / M) -
+1) on average. All times are in seconds, numbers or arrays with one entry a plan.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ from shardwright.config.failure_rate import device_hours_between_failures
 from shardwright.config.job import JobSpec
 from shardwright.workload.arrays import Numbers
 
-_MASTER_BYTES = 4  # the weight that is updated, in float32
+_MASTER_BYTES = 4  # a master weight, in float32
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Seconds between failures of the whole job while it runs, of a checkpoint while it waits, of restarting, of
-    writing a checkpoint while it goes on, and of the part of a restart in which nothing runs that could fail."""
+    """Seconds between failures of the whole job while it runs, for which a checkpoint stops the job, of a restart, of
+    writing a checkpoint while the job goes on, and of the part of a restart in which nothing runs that could fail."""
 
     between_failures_s: Numbers
     checkpoint_s: Numbers
@@ -41,7 +41,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Shares of the time, which add up to 1, where a checkpoint is written after every `interval_s` of training."""
+    """Shares of the time, which add up to 1, with a checkpoint after every `interval_s` of training."""
 
     training: Numbers
     checkpoints: Numbers
@@ -51,8 +51,8 @@ class Goodput:
 
 
 def checkpoint_bytes(num_parameters: float, compute_bytes: int, moment_bytes: float) -> float:
-    """Bytes of a checkpoint: optimizer state, with moments of `moment_bytes` a parameter, and the weights as they are
-    computed with where they are not float32.
+    """Bytes of a checkpoint: optimizer state, with moments of `moment_bytes` a parameter, and the compute weights if
+    they are not float32.
 
     Narayanan et al. 2021 (arXiv 2104.04473, section 5.10) write 13.8 TB for a trillion parameters.
     """
@@ -60,7 +60,7 @@ def checkpoint_bytes(num_parameters: float, compute_bytes: int, moment_bytes: fl
 
 
 def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:
-    """The reliability of a job whose checkpoint has `written_bytes`; None where `reliability_gaps` has something."""
+    """The reliability of a job whose checkpoint has `written_bytes`; None if `reliability_gaps` is not empty."""
     if reliability_gaps(cluster):
         return None
     return Reliability(
@@ -82,7 +82,7 @@ def reliability_gaps(cluster: ClusterSpec) -> list[str]:
 
 
 def best_interval_s(job: Reliability) -> Numbers:
-    """Seconds of training between checkpoints that lose least. Daly 2006, equation 37.
+    """Seconds of training between checkpoints that lose the least time. Daly 2006, equation 37.
 
     Its first term is Young's (1974, A first order approximation to the optimum checkpoint interval): sqrt(2 d M).
     """
@@ -107,8 +107,8 @@ def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
 
 
 def best_interval(job: JobSpec) -> Callable[[float], float] | None:
-    """A function for the seconds of training between checkpoints that lose least, by the seconds that one checkpoint
-    stops the job. None where it is not known how often the job's devices fail."""
+    """A function from the seconds for which a checkpoint stops the job to the best seconds of training between
+    checkpoints. None if the failure rate of the job's devices is unknown."""
     hours = device_hours_between_failures(job.cluster)
     return partial(_interval_of, 3600.0 * hours / job.plan.world) if hours else None
 

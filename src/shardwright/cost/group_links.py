@@ -1,4 +1,4 @@
-"""The links that the groups of a plan cross on its cluster: who takes part in the collectives of each axis."""
+"""The links that the groups of a plan cross on its cluster, one group for the collectives of each axis."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,22 +14,22 @@ def _links(kind: GroupKind) -> "cached_property[Group]":
     return cached_property(lambda groups: groups.along(kind))
 
 
-def group_at(run: Run, lies: Layout) -> Group:
-    """The group of ranks that lie so, of one plan."""
+def group_at(run: Run, place: Layout) -> Group:
+    """The group of ranks with a layout, of one plan."""
     groups = Groups(run)
-    is_of_ranks = lies.block == lies.pitch
+    is_of_ranks = place.block == place.pitch
     reach = (
-        reach_of_ranks(*groups.fast) if is_of_ranks else reach_in_stage(run.grid, *groups.fast, mirrors=lies.mirrors)
+        reach_of_ranks(*groups.fast) if is_of_ranks else reach_in_stage(run.grid, *groups.fast, mirrors=place.mirrors)
     )
-    return group_of(lies.size, lies.stride, reach)
+    return group_of(place.size, place.stride, reach)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of ranks of each axis of a run, by where they lie (sharding/groups.py).
+    """The groups of ranks of each axis of a run, by their layout (sharding/groups.py).
 
-    `shard` are the replicas that share one set of ZeRO's shards and `copies` those that hold the same shard; the same
-    of experts.
+    `shard` are the replicas that share one set of ZeRO's shards, and `copies` the replicas that hold the same shard;
+    `expert_shard` and `expert_copies` are the same for experts.
     """
 
     run: Run
@@ -44,22 +44,22 @@ class Groups:
     expert_copies = _links(COPIES[True])
 
     def along(self, kind: GroupKind) -> Group:
-        """The group of any kind."""
-        lies = layout(self.run.grid, kind)
+        """The group of a kind."""
+        place = layout(self.run.grid, kind)
         if kind in (PP, WORLD):
             reach = reach_of_ranks(*self.fast)
-        elif np.any(lies.mirrors > 1):
-            reach = reach_in_stage(self.run.grid, *self.fast, mirrors=lies.mirrors)
+        elif np.any(place.mirrors > 1):
+            reach = reach_in_stage(self.run.grid, *self.fast, mirrors=place.mirrors)
         else:
             reach = self.in_stage
-        return group_of(lies.size, lies.stride, reach)
+        return group_of(place.size, place.stride, reach)
 
     @property
     def fast(self) -> tuple[int, Topology]:
-        """Neighbouring devices that share fast links, and what joins them to others."""
+        """(number of neighbouring devices that share fast links, the topology that joins them to others)."""
         return max(1, self.run.devices_per_node), self.run.topology
 
     @cached_property
     def in_stage(self) -> Reach:
-        """How far links reach among the ranks of a stage."""
+        """The reach of links among the ranks of a stage."""
         return reach_in_stage(self.run.grid, *self.fast)

@@ -1,6 +1,6 @@
-"""The memory of one job's ranks as every command tells it: of this runtime the exact account, of others a prediction.
+"""The memory of one job's ranks as every command reports it: the exact account for this runtime, else a prediction.
 
-A search takes cost/memory.py in arrays, for thousands of plans; what it finds is judged by this.
+A search uses cost/memory.py in arrays, for thousands of plans; this module judges the plans that it returns.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,23 +23,23 @@ from shardwright.schedule.job_program import job_order, steps_to_fill
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.workload.memo import Memo
 
-_ALL = 8  # with so many pipeline ranks or fewer, the account of each is made: one takes long
-_FILLED, _FILLED_MORE = 2, 4  # times its ranks: so many microbatches fill a pipeline, with one piece a rank or more
-_ENDS = 4  # microbatches besides, of a short pipeline: the first and the last are not like those between
-_FULLEST = 3  # with more, so many of those that closed forms say need most, and three others
+_ALL = 8  # up to so many pipeline ranks, the account of each is made; one account takes long
+_FILLED, _FILLED_MORE = 2, 4  # microbatches over ranks that fill a pipeline, with one stage a rank and with more
+_ENDS = 4  # further microbatches, for short pipelines: the first and the last are not like the others
+_FULLEST = 3  # with more ranks, so many that need most by closed forms, and three others
 
 
 def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
-    """Memory of every pipeline rank. KeyError says what is not known."""
+    """Memory of every pipeline rank. KeyError names what is unknown."""
     if not software_of(job.cluster.software).is_own:
         return rank_memory(run_of(job), constants)
     return list(_of_ranks(job, range(job.plan.pp)))
 
 
 def fullest(job: JobSpec, constants: Constants) -> Memory:
-    """Memory of the pipeline rank that needs most of its device, with `host` of the one that offloads most.
+    """Memory of the pipeline rank that needs most of its device, with `host` of the rank that offloads most.
 
-    KeyError says what is not known.
+    KeyError names what is unknown.
     """
     if not software_of(job.cluster.software).is_own:
         return _fullest(rank_memory(run_of(job), constants))
@@ -50,10 +50,10 @@ def fullest(job: JobSpec, constants: Constants) -> Memory:
 def every_rank_has_room(
     job: JobSpec, constants: Constants, has_room: Callable[[Memory], bool], memo: Memo | None = None
 ) -> bool:
-    """True if the ranks that may be the fullest have room, as `has_room` judges the memory of one.
+    """True if `has_room` is true for the memory of all ranks that may be the fullest.
 
-    The rank that is foretold to need most is judged first: where it has none, no other is asked for its account.
-    `memo` has what was computed before of the same model and cluster. KeyError says what is not known.
+    The rank with the highest predicted need is judged first: if it has no room, no other account is made. `memo` keeps
+    earlier results of the same model and cluster. KeyError names what is unknown.
     """
     if not software_of(job.cluster.software).is_own:
         return has_room(_fullest(rank_memory(run_of(job), constants, memo)))
@@ -61,42 +61,42 @@ def every_rank_has_room(
 
 
 def _of_ranks(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
-    """The memory of some pipeline ranks by their accounts, each made when it is asked for."""
+    """The memory of some pipeline ranks by their accounts, each made when the iterator reaches it."""
     alike = _Alike(as_full(job))
     return (of_account(job, _account(alike, rank)) for rank in ranks)
 
 
 def as_full(job: JobSpec) -> JobSpec:
-    """The job with as few microbatches as fill its pipeline as much, in the same rounds: its ranks need as much memory.
+    """The job with the fewest microbatches that fill its pipeline in the same rounds: its ranks need as much memory.
 
-    An order that is made to measure has no rounds, and one that does not drain counts in steps.
+    The job itself is returned if its order is solved for it and so has no rounds, or if its pipeline does not drain.
     """
     plan, m = job.plan, job.num_microbatches
-    filled = _FILLED_MORE * plan.pp if plan.virtual_stages > 1 else _FILLED * plan.pp + _ENDS
-    few = filled + (m - filled) % (2 * plan.pp)
-    if few >= m or plan.pp == 1 or SCHEDULES[plan.schedule].idle_s is None:
+    num_to_fill = _FILLED_MORE * plan.pp if plan.virtual_stages > 1 else _FILLED * plan.pp + _ENDS
+    num_few = num_to_fill + (m - num_to_fill) % (2 * plan.pp)
+    if num_few >= m or plan.pp == 1 or SCHEDULES[plan.schedule].idle_s is None:
         return job
-    of_ranks = plan.schedule, plan.pp, np.arange(plan.pp)
+    ranks = plan.schedule, plan.pp, np.arange(plan.pp)
     stages = plan.stages_per_rank, plan.extra_warmup
-    if not np.array_equal(in_flight(*of_ranks, m, *stages), in_flight(*of_ranks, few, *stages)):
+    if not np.array_equal(in_flight(*ranks, m, *stages), in_flight(*ranks, num_few, *stages)):
         return job
-    size = few * plan.dp * plan.microbatch_size
+    size = num_few * plan.dp * plan.microbatch_size
     return job.model_copy(update={"batch": job.batch.model_copy(update={"global_batch_size": size})})
 
 
 def _ranks_to_ask(job: JobSpec, constants: Constants, memo: Memo | None = None) -> list[int]:
-    """The pipeline ranks of which the account is made, those last that are foretold to need most."""
-    foretold = [float(memory.process) for memory in rank_memory(run_of(job), constants, memo)]
-    by_need = np.argsort(foretold, kind="stable").tolist()
+    """The pipeline ranks whose account is made; those with the highest predicted need come last."""
+    predicted = [float(memory.process) for memory in rank_memory(run_of(job), constants, memo)]
+    by_need = np.argsort(predicted, kind="stable").tolist()
     if job.plan.pp <= _ALL:
         return list(by_need)
-    # The first has the embedding and most microbatches in flight, the last the head; one stands for those between.
-    others = {0, len(foretold) // 2, len(foretold) - 1} - set(by_need[-_FULLEST:])
-    return [*sorted(others), *by_need[-_FULLEST:]]
+    # The first rank has the embedding and most microbatches in flight, the last the head; the middle represents others.
+    samples = {0, len(predicted) // 2, len(predicted) - 1} - set(by_need[-_FULLEST:])
+    return [*sorted(samples), *by_need[-_FULLEST:]]
 
 
 def room_words(job: JobSpec, constants: Constants) -> str:
-    """Say what memory a device offers, and how much of it no plan can use. KeyError says what is not known."""
+    """Text on the memory that a device offers and the part that no plan can use. KeyError names what is unknown."""
     device, software = device_of(job.cluster.device), software_of(job.cluster.software)
     shown = f"the {device.offered_bytes / GIB:.4g} GiB that a device shows of its {device.memory_gib:g}"
     if software.is_own:
@@ -114,12 +114,12 @@ def room_words(job: JobSpec, constants: Constants) -> str:
 
 
 def _fullest(ranks: list[Memory]) -> Memory:
-    most = max(ranks, key=lambda memory: float(memory.process))
-    return replace(most, host=max(float(memory.host) for memory in ranks))
+    fullest_rank = max(ranks, key=lambda memory: float(memory.process))
+    return replace(fullest_rank, host=max(float(memory.host) for memory in ranks))
 
 
 def of_account(job: JobSpec, rank: RankMemory) -> Memory:
-    """A rank's account as a prediction has it; `overhead` is all of the device that the plan can't fill."""
+    """A rank's account in the form of a prediction; `overhead` is the part of the device that the plan can't fill."""
     return Memory(
         float(rank.parameters_bytes),
         float(rank.gradients_bytes),
@@ -133,7 +133,7 @@ def of_account(job: JobSpec, rank: RankMemory) -> Memory:
 
 
 class _Alike:
-    """A job that equals another one of the same fields, so that its account is asked for once."""
+    """A job that equals another one with the same fields, so that its account is made once."""
 
     def __init__(self, job: JobSpec) -> None:
         self.job = job

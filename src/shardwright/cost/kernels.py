@@ -1,8 +1,8 @@
 """Seconds of a kernel: a roofline whose roof depends on the shape.
 
-A product's roof is its device's rate times how well the shape fills it: whole tiles on whole waves of multiprocessors,
-an inner dim long enough to pay for prologue and epilogue, and rows of whole cache lines. Elementwise kernels take the
-bytes that they move at the rate of the memory. Each kernel takes a gap besides.
+A product's roof is its device's rate times the share that the shape fills: whole tiles on whole waves of
+multiprocessors, an inner dim long enough to pay for prologue and epilogue, and rows of whole cache lines. The time of
+an elementwise kernel is its bytes over the rate of the memory. After each kernel comes a gap.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from shardwright.cost.calibration import Rates
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import Operator, Scores
 
-# Tiles that libraries choose from, and what share of the best rate one of them reaches: smaller tiles read each
-# element more often. Public descriptions of CUTLASS and cuBLAS; NVIDIA's "Matrix multiplication background" guide.
+# Tiles from which libraries choose, and the share of the best rate that each reaches: smaller tiles read each element
+# more often. Public descriptions of CUTLASS and cuBLAS; NVIDIA's "Matrix multiplication background" guide.
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.78), (64, 64, 0.6))
 _LINE = 64  # elements of 2 bytes in a cache line of 128
-_UNVECTORED = 0.25  # share of the rate without such loads
-_ADDED_APART = 3 * 4  # bytes of an element that is added to a sum: both are read and one is written, in float32
+_UNVECTORED = 0.25  # share of the rate without vector loads
+_ADDED_APART = 3 * 4  # bytes to add an element to a sum in float32: two reads and a write
 _VECTOR = 8  # elements of 2 bytes that tensor cores load at once
 
 
 def fill(rows: Numbers, columns: Numbers, batch: Numbers, multiprocessors: int) -> Numbers:
-    """Share of the multiprocessors' time that goes into elements which exist, with the best of the tiles.
+    """Share of the multiprocessors' time that computes elements of the result, with the best tile.
 
-    1 for an endless matrix. The last wave of tiles runs as long as a full one, whatever it holds.
+    1 for an infinite matrix. The last wave of tiles takes as long as a full one, even if it is not full.
     """
     best: Numbers = 0.0
     for height, width, share in _TILES:
@@ -37,9 +37,9 @@ def fill(rows: Numbers, columns: Numbers, batch: Numbers, multiprocessors: int) 
 
 
 def product_s(rates: Rates, rows: Numbers, inner: Numbers, columns: Numbers, batch: Numbers, rate: float) -> Numbers:
-    """One product, or `batch` of them in one kernel. All may be arrays of any one shape."""
-    whole = np.maximum(1, np.round(rows)), np.maximum(1, np.round(columns))
-    share = fill(*whole, batch, rates.multiprocessors) * inner / (inner + rates.inner_half)
+    """Seconds of one product, or of `batch` of them in one kernel. Sizes may be arrays of one shape."""
+    rounded = np.maximum(1, np.round(rows)), np.maximum(1, np.round(columns))
+    share = fill(*rounded, batch, rates.multiprocessors) * inner / (inner + rates.inner_half)
     share = share * _lines(rates, columns) * _lines(rates, inner)
     flops_s = 2.0 * batch * rows * inner * columns / (rate * share)
     bytes_s = rates.element_bytes * batch * (rows * inner + inner * columns + rows * columns) / rates.memory
@@ -47,17 +47,17 @@ def product_s(rates: Rates, rows: Numbers, inner: Numbers, columns: Numbers, bat
 
 
 def _lines(rates: Rates, width: Numbers) -> Numbers:
-    """Share of its rate that a product reaches because of how long its rows are in memory."""
+    """Share of its rate that a product reaches, given the length of its rows in memory."""
     return np.where(width % _VECTOR, _UNVECTORED, np.where(width % _LINE, rates.misaligned, 1.0))
 
 
-# FLOPs of attention's forward by its length squared and head, where it is causal and heads are 64 wide: what was
-# measured. Other widths and other shares that are seen count as so many more heads, or as parts of one.
+# FLOPs of attention's forward over length squared and heads, as measured: causal, with heads 64 wide. Other widths and
+# masks count as more heads, or as parts of a head.
 _HEAD_FLOPS = 128.0
 
 
 def scores_s(rates: Rates, scores: Scores, backward: bool) -> Numbers:
-    """Attention in one kernel; its backward computes the scores again, 2.5 times the FLOPs of the forward."""
+    """Seconds of attention in one kernel. Its backward recomputes the scores: 2.5 times the FLOPs of the forward."""
     if rates.measured is not None and rates.measured.knows("attention", rates.number):
         heads = scores.flops / (_HEAD_FLOPS * scores.length**2)
         return rates.measured.seconds("attention", rates.number, rates.busy, scores.length, heads)[backward]
@@ -75,16 +75,16 @@ class KernelTime:
     weight_grad: Numbers
 
     def times(self, factor: float) -> "KernelTime":
-        """The kernels' seconds, each longer by a factor."""
+        """The kernels' seconds times a factor."""
         return KernelTime(factor * self.forward, factor * self.input_grad, factor * self.weight_grad)
 
     def in_backward(self) -> "KernelTime":
-        """The kernels' seconds, all in the place of the input gradient."""
+        """The kernels' seconds, all counted as input gradient."""
         return KernelTime(0.0 * self.forward, self.forward + self.input_grad + self.weight_grad, 0.0 * self.forward)
 
 
 def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narrow: bool) -> KernelTime:
-    """All kernels of an operator. `is_narrow`: its products with weights are computed in fp8 or fp4."""
+    """Seconds of all kernels of an operator. `is_narrow`: its products with weights are computed in fp8 or fp4."""
     forward, input_grad = _elementwise_s(rates, software, operator)
     weight_grad: Numbers = 0.0
     for p in operator.products:
@@ -93,15 +93,15 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
         r, i, c, batch = np.broadcast_arrays(p.rows, p.inner, p.columns, p.batch)
         if not narrow and rates.measured is not None and rates.measured.knows("product", rates.number):
             table_s = rates.measured.seconds("product", rates.number, rates.busy, r, i, c)
-            more = [batch * seconds for seconds in table_s]
-            forward, input_grad, weight_grad = forward + more[0], input_grad + more[1], weight_grad + more[2]
+            pass_s = [batch * seconds for seconds in table_s]
+            forward, input_grad, weight_grad = forward + pass_s[0], input_grad + pass_s[1], weight_grad + pass_s[2]
             continue
         # Y = X W, then dX = dY W' and dW = X' dY.
         passes = product_s(rates, np.stack((r, r, i)), np.stack((i, c, r)), np.stack((c, i, c)), batch=batch, rate=rate)
-        of_weight = passes[2]
+        weight_s = passes[2]
         if narrow and not software.float8_weight_gradients:
-            of_weight = product_s(rates, i, r, c, batch=batch, rate=rates.flops)
-        forward, input_grad, weight_grad = forward + passes[0], input_grad + passes[1], weight_grad + of_weight
+            weight_s = product_s(rates, i, r, c, batch=batch, rate=rates.flops)
+        forward, input_grad, weight_grad = forward + passes[0], input_grad + passes[1], weight_grad + weight_s
         if p.weight:
             weight_grad = weight_grad + _added_bytes(rates, software) * p.batch * p.inner * p.columns / rates.memory
         if narrow:
@@ -111,7 +111,7 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
             if software.float8_weight_gradients:
                 elements = p.batch * p.rows * (p.inner + p.columns)
                 weight_grad = weight_grad + software.float8_gradient * elements / rates.memory
-                if software.float8_gradient:  # its product is a tensor of its own, which is then added
+                if software.float8_gradient:  # the product is a separate tensor, added later
                     weight_grad = weight_grad + _ADDED_APART * p.batch * p.inner * p.columns / rates.memory
     if operator.scores:
         forward = forward + scores_s(rates, operator.scores, False)
@@ -122,8 +122,8 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
 
 
 def _elementwise_s(rates: Rates, software: SoftwareSpec, operator: Operator) -> tuple[Numbers, Numbers]:
-    """Seconds of an operator's elementwise work, forward and backward: as measured of this runtime's own, or at the
-    rate of the memory."""
+    """Seconds of an operator's elementwise work, (forward, backward): as measured for this runtime's own kernels, or at
+    the rate of the memory."""
     measured, kernel = rates.measured, operator.kernel
     if software.is_own and kernel and measured is not None and measured.knows(kernel, rates.number):
         forward, backward = measured.seconds(kernel, rates.number, rates.busy, operator.elements)
@@ -133,9 +133,9 @@ def _elementwise_s(rates: Rates, software: SoftwareSpec, operator: Operator) -> 
 
 
 def _added_bytes(rates: Rates, software: SoftwareSpec) -> int:
-    """Bytes by element of a weight that its gradient takes beside its product, to be added to what other microbatches
-    made."""
-    added = software.gradient_bytes
-    if software.adds_apart and added != rates.element_bytes:
-        return rates.element_bytes + 2 * added  # the product's result is read, the sum read and written
-    return added
+    """Bytes moved for each element of a weight, beyond its product, to add its gradient to those of earlier
+    microbatches."""
+    gradient_bytes = software.gradient_bytes
+    if software.adds_apart and gradient_bytes != rates.element_bytes:
+        return rates.element_bytes + 2 * gradient_bytes  # the product's result is read, the sum read and written
+    return gradient_bytes

@@ -1,8 +1,8 @@
-"""Seconds of an operator or a collective from what was measured, by its sizes (config/measured_table.py).
+"""Seconds of an operator or a collective from measurements, by its sizes (config/measured_table.py).
 
-Between measured sizes seconds are interpolated in logarithms, side by side: what grows with a power of a size is met
-exactly, and no more is said than the sizes around it say. Below the smallest size it takes what that takes; beyond the
-largest as long as its work is more.
+Between measured sizes seconds are interpolated linearly in logarithms, along each dimension: this is exact for seconds
+that grow with a power of a size, and depends only on the neighbouring sizes. Below the smallest size the seconds are
+those of the smallest; beyond the largest they grow with the work.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.measured_table import Carried, MeasuredTable, sizes_of
 from shardwright.workload.arrays import Array, Numbers
 
-# With which power of a size work grows, where it is not in proportion to all.
+# The powers of its sizes with which work grows, if it is not proportional to all of them.
 _POWERS: dict[str, tuple[float, ...]] = {
     "attention": (2.0, 1.0),
     **dict.fromkeys(get_args(Carried), (0.0, 1.0)),
@@ -24,7 +24,7 @@ _POWERS: dict[str, tuple[float, ...]] = {
 
 
 def powers_of(work: str) -> tuple[float, ...]:
-    """Powers of each of its sizes with which work grows."""
+    """The power of each of its sizes with which work grows."""
     return _POWERS.get(work, (1.0,) * len(sizes_of(work)))
 
 
@@ -33,7 +33,7 @@ PASSES = ("seconds", "backward", "weight_grad")
 
 @dataclass(frozen=True)
 class Surface:
-    """Logarithms of seconds over logarithms of sizes."""
+    """Logarithms of seconds (`heights`) over logarithms of sizes (`sides`, one for each dimension)."""
 
     sides: tuple[Array, ...]
     heights: Array
@@ -41,18 +41,18 @@ class Surface:
 
     @classmethod
     def of(cls, table: MeasuredTable, column: str) -> "Surface":
-        """One column of a table."""
+        """The surface of one column of a table."""
         sides = tuple(np.log(np.asarray(side, dtype=float)) for side in table.sizes)
         seconds = np.asarray(getattr(table, column), dtype=float).reshape([len(side) for side in sides])
         return cls(sides, np.log(seconds), powers_of(table.work))
 
     def at(self, *sizes: Numbers) -> Numbers:
-        """Seconds at some sizes, numbers or arrays of one shape."""
-        beyond: Numbers = 0.0
+        """Seconds at some sizes, which are numbers or arrays of one shape."""
+        growth: Numbers = 0.0
         corners: list[list[tuple[Numbers, Numbers]]] = []  # along each side: (index, weight) of its two neighbours
         for side, power, size in zip(self.sides, self.powers, np.broadcast_arrays(*sizes), strict=True):
             place = np.log(np.maximum(1.0, size))
-            beyond = beyond + power * np.maximum(0.0, place - side[-1])
+            growth = growth + power * np.maximum(0.0, place - side[-1])
             corners.append(_neighbours(side, np.clip(place, side[0], side[-1])))
         height: Numbers = 0.0
         for corner in combinations(*corners):
@@ -60,7 +60,7 @@ class Surface:
             for _, share in corner:
                 weight = weight * share
             height = height + weight * self.heights[tuple(index for index, _ in corner)]
-        return np.exp(height + beyond)
+        return np.exp(height + growth)
 
 
 def _neighbours(side: Array, place: Numbers) -> list[tuple[Numbers, Numbers]]:
@@ -74,29 +74,32 @@ def _neighbours(side: Array, place: Numbers) -> list[tuple[Numbers, Numbers]]:
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """All surfaces of a device, by work, number type and column, each for several numbers of busy ranks. Where ranks
-    have no device of their own, as on a CPU, more of them than were measured share what these had."""
+    """All surfaces of a device, by (work, number type, column), each for several numbers of busy ranks.
+
+    `is_shared`: ranks share the device, as on a CPU; more ranks than were measured then share its measured rate.
+    """
 
     surfaces: dict[tuple[str, str, str], tuple[tuple[int, Surface], ...]]
     is_shared: bool = False
 
     def knows(self, work: str, number: str) -> bool:
-        """True if some work was measured in a number type."""
+        """True if a kind of work was measured in a number type."""
         return (work, number, "seconds") in self.surfaces
 
     def seconds(self, work: str, number: str, busy: Numbers, *sizes: Numbers) -> tuple[Numbers, ...]:
-        """Seconds of a forward, a backward and a weight gradient, those that the work has, with so many ranks busy.
+        """Seconds of forward, backward and weight gradient, those that the work has, with `busy` ranks at work.
 
-        It must be known. Numbers of busy ranks that were not measured take the next smaller one's, or if they share the
-        device and are more than were, as much longer.
+        The work must be measured. Numbers of busy ranks that were not measured take the next smaller one's seconds; if
+        ranks share the device and are more than were measured, proportionally longer.
         """
         columns = [column for column in PASSES if (work, number, column) in self.surfaces]
         return tuple(self._of(self.surfaces[work, number, column], busy, sizes) for column in columns)
 
     def collective_s(self, kind: str, number: str, ranks: Numbers, size_bytes: Numbers) -> Numbers:
-        """Seconds of a collective of `size_bytes`, as parallel/comm counts them. It must be known.
+        """Seconds of a collective of `size_bytes`, counted as in parallel/comm. It must be measured.
 
-        Among more ranks than were measured each sends as much as among the most that were, of a larger tensor.
+        With more ranks than were measured, seconds are those of the most measured ranks with a larger tensor, so that
+        each rank sends as much.
         """
         surface = self.surfaces[kind, number, "seconds"][0][1]
         most = np.exp(surface.sides[0][-1])
@@ -120,5 +123,5 @@ def measured_device(device: DeviceSpec) -> MeasuredDevice | None:
         for column in PASSES:
             if getattr(table, column):
                 tables.setdefault((table.work, table.number, column), {})[table.busy] = Surface.of(table, column)
-    surfaces = {key: tuple(sorted(by_busy.items(), key=lambda one: one[0])) for key, by_busy in tables.items()}
+    surfaces = {key: tuple(sorted(by_busy.items(), key=lambda item: item[0])) for key, by_busy in tables.items()}
     return MeasuredDevice(surfaces, is_shared=device.generation == "cpu")

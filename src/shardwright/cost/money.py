@@ -1,8 +1,8 @@
 """Money, energy and device-hours of a step and of a run.
 
-Energy is the most power of the devices (TDP) x the share of it that training takes x the site's power usage
-effectiveness x time, as in Patterson et al. 2021 (arXiv 2104.10350, section 2.5). What is not known is None, never 0,
-and `money_gaps` says what to set.
+Energy is the maximum power of the devices (TDP) x the share of it that training takes x the site's power usage
+effectiveness x time, as in Patterson et al. 2021 (arXiv 2104.10350, section 2.5). Unknown values are None, never 0, and
+`money_gaps` lists the fields to set.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Money:
     device_hours: Numbers
 
     def times(self, count: Numbers) -> "Money":
-        """So many times as much of everything."""
+        """The money, energy and hours times `count`."""
         return Money(
             None if self.usd is None else self.usd * count,
             None if self.kwh is None else self.kwh * count,
@@ -32,20 +32,21 @@ class Money:
 
 
 def step_money(cluster: ClusterSpec, step_s: Numbers, num_devices: Numbers) -> Money:
-    """The cost of a step of `step_s` seconds on `num_devices`. KeyError if the cluster names a device not known."""
+    """The cost of a step of `step_s` seconds on `num_devices`. KeyError if the cluster's device is not in the
+    catalog."""
     hours = step_s / _HOUR_S * num_devices
     price, power_w = usd_per_device_hour(cluster), _site_power_w(cluster)
     return Money(None if price is None else price * hours, None if power_w is None else power_w / 1000 * hours, hours)
 
 
 def usd_per_device_hour(cluster: ClusterSpec) -> float | None:
-    """The cluster's own price, or else the catalog's of its device; None if neither is known."""
+    """The cluster's own price, else that of its device in the catalog; None if neither is known."""
     device = _device(cluster)
     return cluster.usd_per_device_hour or (device.usd_per_hour if device else 0.0) or None
 
 
 def _site_power_w(cluster: ClusterSpec) -> float | None:
-    """Watts that the site takes for one device."""
+    """Watts that the site takes for one device; None if unknown."""
     device = _device(cluster)
     return device.power_w * cluster.power_share * cluster.pue if device and device.power_w else None
 

@@ -1,10 +1,10 @@
 """Memory of this runtime, of many plans at once: the account (account/) in arrays.
 
-What a layer keeps, makes again, leaves for its weight gradients and needs while it runs is asked of the account itself,
-once for each distinct layer. Here it is multiplied by microbatches in flight, of which schedules have closed forms, and
-the state and ZeRO's buffers are added. The account plays the rank's own list of actions instead, which takes thousands
-of times as long; a test compares the two (tests/cost/test_own_memory.py), and what a search finds is judged by the
-account before it is shown.
+The account itself computes, once for each distinct layer, the bytes that the layer keeps, recomputes, leaves for its
+weight gradients and needs while it runs. This module multiplies them by the microbatches in flight, for which schedules
+have closed forms, and adds the state and ZeRO's buffers. The account replays the rank's own list of actions instead,
+which takes thousands of times as long. A test compares the two (tests/cost/test_own_memory.py), and the account judges
+the plans of a search before they are shown.
 """
 
 from functools import partial
@@ -38,14 +38,14 @@ from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import LayerKind, PipelineRanks
 
 _FLOAT = 4
-_OF_LAYER, _OF_ENDS = 4, 8  # rows of a kind of layer, and of what is not of layers
-# Policies of which a layer is asked at once, for a search has them all: a layer takes longer to make than to ask.
+_OF_LAYER, _OF_ENDS = 4, 8  # rows of a kind of layer, and of embedding, head and further tokens
+# Policies of a search, asked for together: to make a layer takes longer than to ask it.
 _USUAL = ("none", "attention", "activation+norm", "activation+attention+norm+qkv+up", "full")
-_MESSAGES = 3  # of a pipeline on their way, or waiting
+_MESSAGES = 3  # of a pipeline, in transfer or waiting
 
 
 def _all_kinds(run: Run, kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
-    """The kinds of layers to ask the account for, which are the same for all plans of a search."""
+    """The kinds of layers to ask the account for: the same for all plans of a search."""
     policies = dict.fromkeys((*_USUAL, *(_asked(policy) for _, policy in kinds)))
     of_model = dict.fromkeys((*shape_of(_job_of(run).model).kinds, *(kind for kind, _ in kinds)))
     return tuple((kind, policy) for kind in of_model for policy in policies)
@@ -56,14 +56,17 @@ def _asked(policy: str) -> str:
 
 
 def account_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
-    """Bytes by plan, (values, plans): of each kind of layer what a microbatch keeps, makes again in its turn, leaves
-    from I to W, and needs while it runs; then a stage's input, which is a message too, what the embedding keeps, what
-    every stage does, of the head what it keeps and needs, and of a module of further tokens what it keeps before its
-    block, leaves from I to W and needs there."""
+    """Bytes by plan, of shape (values, plans).
+
+    The rows are, for each kind of layer, what a microbatch keeps, recomputes in its turn, leaves from I to W, and needs
+    while it runs. After them come a stage's input, which is also the size of a message; bytes kept by the embedding and
+    by every stage; bytes kept and needed by the head; and bytes that a module of further tokens keeps before its block,
+    leaves from I to W, and needs there.
+    """
     grid, job = run.grid.as_arrays(), _job_of(run)
     table = np.empty((_OF_LAYER * len(kinds) + _OF_ENDS, len(grid.tp)))
-    firsts, which = distinct(_asked_together(job, grid))
-    parts = [np.flatnonzero(which == number) for number in range(len(firsts))]
+    firsts, part_of_plan = distinct(_asked_together(job, grid))
+    parts = [np.flatnonzero(part_of_plan == number) for number in range(len(firsts))]
     while parts:
         plans = parts.pop()
         try:
@@ -77,8 +80,8 @@ def account_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
 
 
 def _asked_together(job: JobSpec, grid: PlanGrid) -> tuple[Array, ...]:
-    """Columns of plans that are equal where the account may take several at once: where the same is shared. Where the
-    room of experts is rounded, that is each by itself."""
+    """Columns that are equal for plans that the account may take together, because they share the same axes. If the
+    capacity of experts is rounded, only equal plans are."""
     columns = [grid.sequence_parallel, grid.tp > 1, grid.cp > 1, grid.ep > 1, grid.expert_tp == grid.tp]
     if job.model.moe.experts and job.model.moe.capacity(1) is not None:
         columns = [grid.sequence_parallel, grid.tp, grid.cp, grid.ep, grid.expert_tp, grid.microbatch]
@@ -91,7 +94,7 @@ def _job_of(run: Run) -> JobSpec:
 
 
 def _with_layers(job: JobSpec, grid: PlanGrid, plans: Array) -> JobSpec:
-    """A job with the layers of some plans: numbers that differ are arrays. Checks nothing."""
+    """A job with the layers of some plans: numbers that differ are arrays. Does not validate them."""
     names = {name: name for name in ("tp", "cp", "ep", "expert_tp")} | {"microbatch_size": "microbatch"}
     numbers = {field: getattr(grid, name)[plans] for field, name in names.items()}
     plan = {name: int(column[0]) if np.all(column == column[0]) else column for name, column in numbers.items()} | {
@@ -123,68 +126,69 @@ def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
 
 
 def _further_rows(job: JobSpec) -> list[Bytes]:
-    """The bytes of all modules of further tokens together: kept besides their blocks, left from I to W, and added to
-    that of its block in the last one's turn."""
+    """Bytes of all modules of further tokens, without their blocks: kept, left from I to W, and needed in the turn of
+    the last module."""
     modules = list(further_layers(job, KEEP_ALL, works=False)) if job.model.mtp_layers else []
     if not modules:
         return [0, 0, 0]
     layer = LayerMemory.of(layer_of(job, job.model.layers), KEEP_ALL)
-    kept, waits = (
-        sum(getattr(one, name) - getattr(layer, name) for one in modules) for name in ("kept_bytes", "deferred_bytes")
+    kept, deferred = (
+        sum(getattr(module, name) - getattr(layer, name) for module in modules)
+        for name in ("kept_bytes", "deferred_bytes")
     )
-    return [kept, waits, len(modules) * Share.of(job)["input"]]
+    return [kept, deferred, len(modules) * Share.of(job)["input"]]
 
 
 _NO_LAYER = LayerMemory(KEEP_ALL, 0, 0, 0)
 
 
 def policy_of(name: str) -> Policy:
-    """The policy that a cut calls by a name (workload/query.py); of a stage that runs again each layer keeps all."""
+    """The policy of a name in workload/query.py. If a whole stage is recomputed, each layer keeps all meanwhile."""
     if name in ("none", "stage"):
         return KEEP_ALL
     return WHOLE_LAYER if name == "full" else frozenset(name.split("+"))
 
 
 def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Bytes by rank and plan, (ranks, plans): of activations at the peak, of working memory then, of inputs that are on
-    the host, and of messages."""
+    """Bytes of shape (ranks, plans): activations at the peak, working memory then, inputs on the host, messages."""
     grid = run.grid
-    asked = _all_kinds(run, ranks.kinds)
-    rows = memo.rows("account", run, (asked, *layer_words(grid)), layer_columns, partial(account_rows, kinds=asked))
-    stage_input, embedding, documents, head, head_works, further, further_waits, beside = rows[-_OF_ENDS:]
-    kept: Numbers = ranks.embedding * embedding + documents * grid.virtual + ranks.head * further
-    turn, away, stage_again = 0.0 * kept, 0.0 * kept, 0.0 * kept
-    waits = ranks.head * further_waits + turn
+    kinds = _all_kinds(run, ranks.kinds)
+    rows = memo.rows("account", run, (kinds, *layer_words(grid)), layer_columns, partial(account_rows, kinds=kinds))
+    stage_input, embedding, documents, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows[-_OF_ENDS:]
+    kept: Numbers = ranks.embedding * embedding + documents * grid.virtual + ranks.head * mtp_kept
+    in_turn, offloaded, stage_recomputed = 0.0 * kept, 0.0 * kept, 0.0 * kept
+    deferred = ranks.head * mtp_deferred + in_turn
     for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
-        first = _OF_LAYER * asked.index((kind, _asked(policy)))
-        mine, again, later, works = rows[first : first + _OF_LAYER]
-        waits = waits + count * later
-        turn = np.maximum(turn, (again + works) * (count > 0))
+        first_row = _OF_LAYER * kinds.index((kind, _asked(policy)))
+        kind_kept, kind_recomputed, kind_deferred, kind_working = rows[first_row : first_row + _OF_LAYER]
+        deferred = deferred + count * kind_deferred
+        in_turn = np.maximum(in_turn, (kind_recomputed + kind_working) * (count > 0))
         if policy == "stage":
-            stage_again = stage_again + mine * count / grid.virtual
+            stage_recomputed = stage_recomputed + kind_kept * count / grid.virtual
         else:
-            kept = kept + count * mine
-            if policy == "full":  # all but a stage's own input wait on the host, and two are here in their turn
-                away = away + count * mine * grid.offload_activations
-                turn = turn + 2 * mine * grid.offload_activations
-    away = np.maximum(0.0, away - stage_input * (grid.virtual * grid.num_copies - ranks.embedding))
+            kept = kept + count * kind_kept
+            if policy == "full":  # inputs but the stage's own wait on the host, and two are here in their turn
+                offloaded = offloaded + count * kind_kept * grid.offload_activations
+                in_turn = in_turn + 2 * kind_kept * grid.offload_activations
+    offloaded = np.maximum(0.0, offloaded - stage_input * (grid.virtual * grid.num_copies - ranks.embedding))
     if any(policy == "stage" for _, policy in ranks.kinds):
         kept = kept + stage_input * grid.virtual
-    p, m, v, extra = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
+    p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
     alive = grid.by_schedule(
-        lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra[at])
+        lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
     )
     split = grid.by_schedule(
         lambda name, at: np.stack(in_flight_split(name, p[at], _on_which_most_wait(name, ranks, p, at), m[at]))
     )
-    whole = np.maximum((kept - away) * alive * _unevenness(run), (kept - away) * split[0] + waits * split[1])
-    activations = whole + stage_again + ranks.head * head
-    working = np.maximum(turn - ranks.head * (head - beside), ranks.head * head_works)
-    return activations, np.maximum(0.0, working), away * alive, _MESSAGES * stage_input * (p > 1)
+    on_device = kept - offloaded
+    layers_kept = np.maximum(on_device * alive * _unevenness(run), on_device * split[0] + deferred * split[1])
+    activations = layers_kept + stage_recomputed + ranks.head * head
+    working = np.maximum(in_turn - ranks.head * (head - mtp_input), ranks.head * head_work)
+    return activations, np.maximum(0.0, working), offloaded * alive, _MESSAGES * stage_input * (p > 1)
 
 
 def _unevenness(run: Run) -> Numbers:
-    """How much more the largest stages keep than the mean one, where microbatches gather in some of a rank's stages."""
+    """Layers of the largest stages over those of the mean stage, if microbatches gather in some of a rank's stages."""
     grid, layers = run.grid, run.shape.layers
     stages = grid.pp * grid.virtual
     uneven = -(-layers // stages) * stages / layers
@@ -192,79 +196,79 @@ def _unevenness(run: Run) -> Numbers:
 
 
 def _on_which_most_wait(schedule: str, ranks: PipelineRanks, p: Array, at: Any) -> Array:
-    """The rank, of pipeline ranks that hold alike, on which most microbatches wait for their weight gradients: the last
-    of them, or of DualPipe's the middle."""
+    """Among pipeline ranks with the same contents, the rank on which most microbatches wait for their weight gradients:
+    the last of them, or the middle one for DualPipe."""
     rank, is_first, is_last = ranks.rank[:, at], ranks.embedding[:, at] > 0, ranks.head[:, at] > 0
     facts = SCHEDULES[schedule]
     if facts.num_copies > 1:
         return np.where(is_first | is_last, rank, p[at] // 2 - 1)
-    last = p[at] - 1 if facts.are_alternating else np.maximum(rank, p[at] - 2)  # of others the last has the head
+    last = p[at] - 1 if facts.are_alternating else np.maximum(rank, p[at] - 2)  # the very last has the head
     return np.where(is_first, rank, np.where(is_last, p[at] - 1, last))
 
 
 def held_state(
-    grid: PlanGrid, held: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
+    grid: PlanGrid, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any,
-    of which so many are updated by matrix; as account/job_memory.py counts them, without padding."""
-    parameters, gradients, optimizer, host = (0.0 * held[0] for _ in range(4))
+    """Bytes of (parameters, gradients, optimizer, host) of common elements, and of routed experts' if any; `by_matrix`
+    has the number of each that are updated by matrix. Counted as in account/job_memory.py, without padding."""
+    parameters, gradients, optimizer, host = (0.0 * num_elements[0] for _ in range(4))
     values = grid.element_bytes
     gradient = grid.gradient_bytes or _FLOAT
     master = _FLOAT if values < _FLOAT else 0
     of_matrices, of_others = (
-        len(moments_of(grid.optimizer, which)) * (grid.moment_bytes or _FLOAT) for which in (True, False)
+        len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or _FLOAT) for is_by_matrix in (True, False)
     )
-    for elements, of_these, kind in zip(held, by_matrix, SHARDS.values(), strict=False):
-        moments = of_others + (of_matrices - of_others) * of_these / np.maximum(1.0, elements)
+    for elements, num_by_matrix, kind in zip(num_elements, by_matrix, SHARDS.values(), strict=False):
+        moments = of_others + (of_matrices - of_others) * num_by_matrix / np.maximum(1.0, elements)
         shards = layout(grid, kind).size
-        mine = elements * np.where(grid.zero == 3, 1 / shards, 1.0)
+        resident = elements * np.where(grid.zero == 3, 1 / shards, 1.0)
         updated = elements * np.where(grid.zero > 0, 1 / shards, 1.0)
-        parameters = parameters + values * mine * (1 - grid.offload_parameters)
+        parameters = parameters + values * resident * (1 - grid.offload_parameters)
         gradients = gradients + gradient * elements * np.where(grid.zero >= 2, 1 / shards, 1.0)
         optimizer = optimizer + updated * (moments + master) * (1 - grid.offload_optimizer)
-        hosted = moments + _FLOAT + master  # with a copy of the gradient
-        host = host + updated * hosted * grid.offload_optimizer + values * mine * grid.offload_parameters
+        host_moments = moments + _FLOAT + master  # with a copy of the gradient
+        host = host + updated * host_moments * grid.offload_optimizer + values * resident * grid.offload_parameters
     return parameters, gradients, optimizer, host
 
 
 def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -> Numbers:
-    """Most bytes that ZeRO borrows at once (sharding/zero_events.py), of so many elements of each rank, common ones and
-    those of routed experts, which no other rank may share. And casts to fp8, which are kept with their values.
+    """The most bytes that ZeRO borrows at once (sharding/zero_events.py), and the casts to fp8, which are kept with
+    their values. `common` and `routed` are the elements of each rank; no other rank may share those of routed experts.
 
-    Gradients of a layer arrive while those of two units are summed, or those of whole stages where they are not summed
-    with each microbatch. Of values a pipeline has whole stages in stage 3, of two where their turns follow each other,
-    and a model in one piece two layers. Beside that the tables are units of their own.
+    The gradients of a layer arrive while those of two units are reduced, or those of whole stages if they are not
+    reduced for each microbatch. In ZeRO-3 a pipeline gathers whole stages, two if their turns follow each other, and a
+    model in one piece gathers two layers. The tables are units of their own.
     """
     grid = run.grid
     shares_routed = layout(grid, SHARDS[True]).size > 1 if run.shape.experts else True
     is_borrowed = shares_routed | (grid.offload_parameters > 0)
-    held = common + routed * is_borrowed
+    num_borrowed = common + routed * is_borrowed
     table = run.shape.table_elements / grid.tp
     tables = table * ranks.num_tables(run.shape)
     num_layers = np.maximum(1, sum(ranks.layers))
-    layer = np.maximum(0.0, held - tables) / num_layers
+    layer = np.maximum(0.0, num_borrowed - tables) / num_layers
     values, gradient = grid.element_bytes, grid.gradient_bytes or _FLOAT
-    # What predicts further tokens looks them up while the head is there, or on its way.
-    at_once = 2.0 if run.shape.mtp and not run.shape.tied else 1.0
-    largest = np.minimum(tables, table) * np.where(ranks.head > 0, at_once, 1.0)
-    stage = np.maximum(0.0, held - tables) / (grid.virtual * grid.num_copies) + largest
+    # The modules of further tokens use the table while the head is gathered, or on its way.
+    num_tables = 2.0 if run.shape.mtp and not run.shape.tied else 1.0
+    largest = np.minimum(tables, table) * np.where(ranks.head > 0, num_tables, 1.0)
+    stage = np.maximum(0.0, num_borrowed - tables) / (grid.virtual * grid.num_copies) + largest
     stages, is_several = stage * grid.num_copies, grid.virtual > 1
     is_whole = grid.pp * grid.virtual == 1
-    # Of a single microbatch they are summed as they come.
+    # The gradients of a single microbatch are reduced as they arrive.
     by_run = grid.by_schedule(lambda name, at: sums_by_run(name, grid.virtual[at], grid.reduce_each))
     by_run = (by_run * (grid.num_microbatches > 1)) > 0
-    of_two = gradient * np.where(by_run, stages, layer + tables)
-    of_three = values * np.where(is_whole, 2 * layer + largest, stages * (1 + is_several))
+    stage2_bytes = gradient * np.where(by_run, stages, layer + tables)
+    stage3_bytes = values * np.where(is_whole, 2 * layer + largest, stages * (1 + is_several))
     num_reducing = 1 if run.shape.experts else 2  # layers; experts are a unit of their own
     arriving = np.maximum((1 + num_reducing) * layer, num_reducing * layer + largest)
-    more = np.minimum(2 * layer, stage) * is_several
-    of_three = of_three + gradient * np.where(by_run, stages + more, np.minimum(arriving, stage))
-    num_bytes = np.where(grid.zero == 3, of_three, np.where(grid.zero == 2, of_two, 0.0))
+    next_stage = np.minimum(2 * layer, stage) * is_several
+    stage3_bytes = stage3_bytes + gradient * np.where(by_run, stages + next_stage, np.minimum(arriving, stage))
+    num_bytes = np.where(grid.zero == 3, stage3_bytes, np.where(grid.zero == 2, stage2_bytes, 0.0))
     num_bytes = np.where(grid.replicas > 1, num_bytes, 0.0)
-    if grid.precision == "fp8":  # weights are kept in fp8, for both products where a scale is for one direction
+    if grid.precision == "fp8":  # weights are kept in fp8, once for each product if a scale is for one direction
         num_casts = 2 if _job_of(run).precision.float8 == "rowwise" else 1
-        of_routed = routed * (1 - is_borrowed)  # which stay
-        num_bytes = num_bytes + num_casts * (of_routed + np.where(grid.zero < 3, held - tables, stage))
+        resident_routed = routed * (1 - is_borrowed)  # they stay in memory
+        num_bytes = num_bytes + num_casts * (resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage))
     if COMPRESSIONS[grid.compress].kept_elements is not None:
         num_bytes = num_bytes + _FLOAT * (common + routed * shares_routed) * (grid.replicas > 1)
     return num_bytes

@@ -2,10 +2,10 @@
 
 Each schedule has its own closed forms (schedule/generators, config/schedule_facts.py), for equal stages and free
 communication, in F, I and W: forward, input gradient and weight gradient of a microbatch through all layers of a rank.
-Where a paper gives a formula for F = I = W only, the others are the lengths of the other paths through the program
-that can be the longest, as `schedule/timing.py` finds them. The steps of zb-h2 and zb-v begin before all ranks have
-ended the one before, as in their paper; the bubble is that of a step among others (Qi et al. 2024, arXiv 2401.10241,
-section 4). Elementwise.
+If a paper gives a formula for F = I = W only, the others are the lengths of the other paths through the program that
+can be the longest, as `schedule/timing.py` finds them. The steps of zb-h2 and zb-v begin before all ranks have ended
+the previous step, as in their paper; the bubble is that of a step in the middle of others (Qi et al. 2024, arXiv
+2401.10241, section 4). All functions work elementwise on arrays.
 """
 
 import numpy as np
@@ -22,8 +22,11 @@ def are_put_off(grid: PlanGrid) -> Numbers:
 
 
 def gathers_for_a_pass(grid: PlanGrid) -> tuple[Numbers, Numbers]:
-    """How often ZeRO-3 (gathers parameters for one pass of a microbatch, scatters gradients for its backward): once
-    where layers are gathered as they come; in a pipeline whole stages are, for a stretch of passes."""
+    """How often ZeRO-3 (gathers parameters for one pass of a microbatch, scatters gradients for its backward).
+
+    Without a pipeline layers are gathered one by one, once a pass; in a pipeline whole stages are, for a stretch of
+    passes.
+    """
     p, m, v = grid.pp, grid.num_microbatches, grid.virtual
 
     def gathers(name: str, p: Numbers, m: Numbers, v: Numbers) -> Numbers:
@@ -42,49 +45,49 @@ def gathers_for_a_pass(grid: PlanGrid) -> tuple[Numbers, Numbers]:
 
 
 def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, extra_warmup: Numbers = 0) -> Numbers:
-    """Microbatches whose activations of all its layers a pipeline rank keeps at once.
+    """The number of microbatches whose activations, of all its layers, a pipeline rank keeps at once.
 
-    Exact for m >= 2p; of zb-v with fewer it is that of the rank which keeps most. A rank of dualpipe has twice the
-    layers, and each microbatch meets half of them.
+    Exact for m >= 2p; for zb-v with fewer microbatches it is the number of the rank that keeps most. A rank of dualpipe
+    has twice the layers, and each microbatch passes through half of them.
     """
     return np.where(p == 1, 1.0, SCHEDULES[schedule].alive(p, rank, m, v, extra_warmup))
 
 
 def in_flight_split(schedule: str, p: Numbers, rank: Numbers, m: Numbers) -> tuple[Numbers, Numbers]:
-    """Microbatches whose activations a pipeline rank keeps, and those that wait for their weight gradients alone, when
-    most of them wait; of all its layers. (0, 0) for schedules in which none waits long.
+    """(microbatches whose activations a pipeline rank keeps, microbatches that wait only for their weight gradients),
+    of all its layers, at the moment when most of them wait. (0, 0) for schedules in which none waits long.
 
-    What a microbatch leaves for its weight gradients may be more than what it keeps, where that is computed again; so
-    either moment may be the peak.
+    With recompute a microbatch may leave more for its weight gradients than its kept activations, so either moment may
+    be the peak.
     """
     waiting = SCHEDULES[schedule].waiting
     none = 0.0 * (p + rank + m)
-    kept, waits = waiting(p, rank, m) if waiting is not None else (none, none)
-    return np.where(p == 1, 0.0, kept), np.where(p == 1, 0.0, waits)
+    alive, deferred = waiting(p, rank, m) if waiting is not None else (none, none)
+    return np.where(p == 1, 0.0, alive), np.where(p == 1, 0.0, deferred)
 
 
 def num_reductions(schedule: str, p: Numbers, m: Numbers, by_run: Numbers) -> Numbers:
-    """How often a rank reduces all of its gradients in a step where they are sharded (ZeRO-2): they can't wait whole.
+    """How often a rank reduces all of its gradients in a step if they are sharded (ZeRO-2).
 
-    That is with each microbatch, or `by_run`, after each stretch of backwards of one stage (config/plan.py): every p
-    microbatches where a rank passes through its stages in turn, with almost every microbatch where two stages
-    alternate, once where it has one stage or stays with each until its last microbatch.
+    It does so for each microbatch or, if `by_run`, after each stretch of backwards of one stage (config/plan.py): every
+    p microbatches if a rank passes through its stages in turn, for almost every microbatch if two stages alternate, and
+    once if it has one stage or stays with each stage until its last microbatch.
     """
     return np.where(by_run, SCHEDULES[schedule].num_runs(p, m), m)
 
 
 def num_gathers(schedule: str, p: Numbers, m: Numbers, v: Numbers) -> Numbers:
-    """About how often the mean rank of a pipeline gathers all of its parameters in a step where they are sharded
+    """Approximately how often the mean rank of a pipeline gathers all of its parameters in a step if they are sharded
     (ZeRO-3): once for each stretch of work on one stage (schedule/lowering/zero3_gathers.py).
 
-    A rank with one stage has one stretch, and one that stays with each stage for all microbatches two, of which the
-    last forward and the first backward are one. Where stages take turns, every second computation is of the other.
+    A rank with one stage has one stretch. A rank that stays with each stage for all microbatches has two for each, but
+    the last forward and the first backward are one. If stages take turns, every second computation is of another stage.
     """
     return SCHEDULES[schedule].num_gathers(p, m, v)
 
 
 def bubble(schedule: str, p: Numbers, m: Numbers, v: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbers:
-    """How long each rank idles in a step, in the unit of F, I and W. ValueError if there is no formula."""
+    """The idle time of each rank in a step, in the unit of F, I and W. ValueError if there is no formula."""
     idle_s = SCHEDULES[schedule].idle_s
     if idle_s is None:
         raise ValueError(f"schedule {schedule!r} has no formula for its bubble; simulate it")

@@ -25,10 +25,10 @@ from shardwright.workload.query import Run
 class PieceTime:
     """Seconds of a piece (a layer, the embedding, the head, or several) for one microbatch on one rank.
 
-    `tensor`, `context`, `expert` and `shard` are collectives and `host` copies to host memory and back, of forward and
-    backward together, what nothing hides of them; `exposed_forward` is the forward's part of all of these. `again` is
-    computing again. FLOPs are of the forward. `put_off` is what more of `tensor` is seen where weight gradients, which
-    hide some of it, are computed later.
+    `tensor`, `context`, `expert` and `shard` are exposed collectives of those axes, and `host` exposed copies to host
+    memory and back, of forward and backward together; `exposed_forward` is the forward's part of all of them.
+    `again` is recompute. FLOPs are of the forward. `put_off` is the further part of `tensor` that is exposed if the
+    weight gradients, which hide it, are computed later.
     """
 
     forward: Numbers = 0.0
@@ -60,39 +60,39 @@ class PieceTime:
         )  # fmt: skip
 
     def gathered(
-        self, rates: Rates, software: SoftwareSpec, shard_s: Sequence[Numbers], often: Sequence[Numbers]
+        self, rates: Rates, software: SoftwareSpec, shard_s: Sequence[Numbers], counts: Sequence[Numbers]
     ) -> "PieceTime":
-        """The piece under ZeRO-3, which gathers its parameters forward and backward and scatters its gradients: seconds
-        of each by itself, and how often for a pass; the rest of the piece may hide them."""
-        gather, scatter, hidden = shard_s[0] * often[0], shard_s[1] * often[1], float(software.shard_overlap)
-        first = beside(rates, gather, hidden * self.forward)
-        second = beside(rates, gather + scatter, hidden * self.backward)
-        return replace(self, shard=self.shard + first + second, exposed_forward=self.exposed_forward + first)
+        """The piece under ZeRO-3, with the exposed gathers of its parameters and scatters of its gradients. `shard_s`:
+        seconds of (a gather, a scatter); `counts`: how many of each a pass takes."""
+        gather, scatter, hidden = shard_s[0] * counts[0], shard_s[1] * counts[1], float(software.shard_overlap)
+        forward_s = beside(rates, gather, hidden * self.forward)
+        backward_s = beside(rates, gather + scatter, hidden * self.backward)
+        exposed_forward = self.exposed_forward + forward_s
+        return replace(self, shard=self.shard + forward_s + backward_s, exposed_forward=exposed_forward)
 
     def where_split(self, is_split: Numbers) -> "PieceTime":
-        """The piece in a schedule that puts weight gradients off, where it does."""
+        """The piece in a schedule that defers weight gradients if `is_split` is 1, else unchanged."""
         return replace(self, tensor=self.tensor + self.put_off * is_split, put_off=0.0 * self.put_off)
 
     @property
     def exposed(self) -> Numbers:
-        """All communication that nothing hides."""
+        """Seconds of all exposed communication."""
         return self.tensor + self.context + self.expert + self.shard + self.host
 
     @property
     def backward(self) -> Numbers:
-        """Computing of the backward, with what is computed again."""
+        """Seconds of computation in the backward, with recompute."""
         return self.input_grad + self.weight_grad + self.again
 
     @property
     def total(self) -> Numbers:
-        """Forward and backward."""
+        """Seconds of forward and backward, with exposed communication."""
         return self.forward + self.input_grad + self.weight_grad + self.again + self.exposed
 
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """Seconds of one collective by itself, of them those that nothing hides, and what more where weight gradients are
-    put off."""
+    """Seconds of one collective by itself, the exposed ones, and the more exposed if weight gradients are put off."""
 
     exchange: Exchange
     seconds: Numbers
@@ -102,8 +102,8 @@ class ExchangeTime:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Seconds of an operator's kernels and collectives. `computed` are those of its kernels wherever they run, and
-    `kernels` the same in the pass that they run in; `repeated` is the share of its forward that runs again."""
+    """Seconds of an operator's kernels and collectives. `computed` has the kernels of forward and backward, and
+    `kernels` the same in the pass that runs them; `repeated` is the share of its forward that is recomputed."""
 
     operator: Operator
     computed: KernelTime
@@ -113,22 +113,22 @@ class OperatorTime:
 
     @property
     def kernels(self) -> KernelTime:
-        """All in the place of the input gradient where the operator is computed in the backward."""
+        """The kernels; all count as input gradient if the operator is computed in the backward."""
         return self.computed.in_backward() if self.operator.in_backward else self.computed
 
     def ahead(self) -> "Forward":
-        """The forward by itself."""
+        """Seconds of the forward alone."""
         tp, cp, ep = _by_axis(self.forward)
         return Forward(self.kernels.forward, tp, cp, ep, flops=self.operator.flops)
 
     def as_piece(self) -> PieceTime:
-        """The operator as a piece of its own, of which nothing is computed again."""
-        k, first = self.kernels, self.ahead()
+        """The operator as a piece of its own, without recompute."""
+        kernels, forward = self.kernels, self.ahead()
         tp, cp, ep = _by_axis(self.backward)
-        ahead = first.tensor + first.context + first.expert
+        ahead = forward.tensor + forward.context + forward.expert
         return PieceTime(
-            k.forward, k.input_grad, k.weight_grad, tensor=first.tensor + tp, context=first.context + cp,
-            expert=first.expert + ep, exposed_forward=ahead, flops=first.flops,
+            kernels.forward, kernels.input_grad, kernels.weight_grad, tensor=forward.tensor + tp,
+            context=forward.context + cp, expert=forward.expert + ep, exposed_forward=ahead, flops=forward.flops,
             put_off=sum(part.put_off for part in self.backward),
         )  # fmt: skip
 
@@ -136,14 +136,14 @@ class OperatorTime:
 def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Numbers]:
     """The exposed seconds of collectives over (tp, cp, ep)."""
     exposed: dict[str, Numbers] = dict.fromkeys(("tp", "cp", "ep"), 0.0)
-    for one in exchanges:
-        exposed[one.exchange.axis] += one.exposed
+    for part in exchanges:
+        exposed[part.exchange.axis] += part.exposed
     return exposed["tp"], exposed["cp"], exposed["ep"]
 
 
 @dataclass(frozen=True)
 class Forward:
-    """Seconds of an operator's forward, which it takes once more where it is computed again, and its FLOPs."""
+    """Seconds of an operator's forward, which recompute takes once more, and its FLOPs."""
 
     compute: Numbers
     tensor: Numbers
@@ -154,7 +154,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Repeatable:
-    """A piece of which nothing is computed again, and the forwards of its operators, in their order."""
+    """A piece without recompute, and the forwards of its operators in their order, which may be recomputed."""
 
     once: PieceTime
     forwards: tuple[Forward, ...]
@@ -163,26 +163,26 @@ class Repeatable:
         return Repeatable(self.once + other.once, self.forwards + other.forwards)
 
     def values(self) -> tuple[Numbers, ...]:
-        """All numbers; `of_values` makes the same of them."""
+        """All numbers in a row; `of_values` is the inverse."""
         return self.once.values() + tuple(
-            v for f in self.forwards for v in (f.compute, f.tensor, f.context, f.expert, f.flops)
+            value for f in self.forwards for value in (f.compute, f.tensor, f.context, f.expert, f.flops)
         )
 
     @staticmethod
     def num_values(num_operators: int) -> int:
-        """How many they are."""
+        """The number of values of a piece with so many operators."""
         return len(fields(PieceTime)) + num_operators * len(fields(Forward))
 
     @classmethod
     def of_values(cls, values: Array) -> "Repeatable":
-        """From (values, plans)."""
+        """The inverse of `values`, from an array of shape (values, plans)."""
         num_once, num_each = len(fields(PieceTime)), len(fields(Forward))
         ends = range(num_once, len(values), num_each)
         return cls(PieceTime(*values[:num_once]), tuple(Forward(*values[end : end + num_each]) for end in ends))
 
 
 def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
-    """The exposed seconds of communication beside computing: the part that outlasts it, and the slowdown of work."""
+    """Exposed seconds of communication that overlaps with computation: its excess, and the slowdown of the work."""
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
 
 
@@ -190,8 +190,8 @@ _MLP = ("up", "activation", "down")  # parts of a layer
 
 
 def _first_of_experts(chain: Chain) -> int:
-    """Where in a layer of experts attention has ended."""
-    return 1 + next(place for place, operator in enumerate(chain) if operator.name == "attention join")
+    """Index of the first operator after attention in a layer with experts."""
+    return 1 + next(index for index, operator in enumerate(chain) if operator.name == "attention join")
 
 
 def _total(*counted: tuple[Numbers, tuple[float, float]]) -> tuple[Numbers, Numbers]:
@@ -201,22 +201,22 @@ def _total(*counted: tuple[Numbers, tuple[float, float]]) -> tuple[Numbers, Numb
 
 @dataclass(frozen=True)
 class Costing:
-    """All that prices one run."""
+    """Prices the pieces of one run."""
 
     run: Run
     software: SoftwareSpec
     rates: Rates
     groups: Groups
-    tensor_exposed: Numbers  # share of a tensor-parallel collective that overlapping with its product leaves
+    tensor_exposed: Numbers  # exposed share of a tensor-parallel collective that overlaps with its product
     is_narrow: bool
 
     @classmethod
     def of(cls, run: Run, constants: Constants) -> "Costing":
-        """KeyError says what is not known."""
+        """The costing of a run. KeyError names what is unknown."""
         software, grid, rates = software_under(run), run.grid, rates_of(run, constants)
-        left = np.where(software.tensor_overlap & np.asarray(grid.sequence_parallel), rates.tensor_exposed, 1.0)
+        exposed = np.where(software.tensor_overlap & np.asarray(grid.sequence_parallel), rates.tensor_exposed, 1.0)
         is_narrow = grid.precision in ("fp8", "mxfp8", "nvfp4")
-        return cls(run, software, rates, Groups(run), tensor_exposed=left, is_narrow=is_narrow)
+        return cls(run, software, rates, Groups(run), tensor_exposed=exposed, is_narrow=is_narrow)
 
     @cached_property
     def chains(self) -> Mapping[str, Chain]:
@@ -224,7 +224,7 @@ class Costing:
         return chains(self.run.shape, self.run.grid, self.software)
 
     def exchange_s(self, exchange: Exchange) -> Numbers:
-        """A collective of an operator by itself."""
+        """Seconds of a collective of an operator by itself."""
         rates, group = self.rates, getattr(self.groups, exchange.axis)
         if exchange.kind == "ring":
             return ring_pass_s(rates, group, exchange.size)
@@ -249,18 +249,18 @@ class Costing:
     def _timed(self, chain: Chain, kind: str, policy: str) -> Iterator[OperatorTime]:
         rates, is_narrow = self.rates, self.is_narrow and is_layer(kind)
         times = [operator_s(rates, self.software, operator, is_narrow) for operator in chain]
-        # What enters a product is an operator before it, or with latents the product's own.
+        # The input of a product is the result of the operator before it; with latents, the product's own.
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
         weights_s = [t.weight_grad if o.products else s for o, t, s in zip(chain, times, beside_s, strict=True)]
         for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
-            more = rates.imbalance if has_experts(kind) and operator.of.part in _MLP else 1.0
+            imbalance = rates.imbalance if has_experts(kind) and operator.of.part in _MLP else 1.0
             placed = t.in_backward() if operator.in_backward else t
             ahead = self._exposed(operator.forward, placed.forward)
             behind = self._exposed(operator.backward, placed.input_grad + placed.weight_grad, weight_s)
-            yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, backward=behind)
+            yield OperatorTime(operator, t.times(imbalance), share_run_again(operator, policy), ahead, backward=behind)
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:
-        """Between the kernels of a piece."""
+        """Seconds between the kernels of a piece."""
         if not is_layer(kind):
             return PieceTime()
         gap_times = self._gaps_of(self._kernels_before_experts())
@@ -273,46 +273,46 @@ class Costing:
         return PieceTime(forward=forward, input_grad=backward)
 
     def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
-        """How many a layer launches, forward and backward, but for what experts take more."""
-        w, shape, grid = self.software, self.run.shape, self.run.grid
-        plain = (w.layer_norm_kernels if shape.layer_norm else None) or w.kernels
-        more = (
-            (len(shape.block_norms) - 2, w.norm_kernels),
-            (grid.cp * (grid.cp > 1) * (not grid.trades_heads), w.ring_kernels),
-            (shape.head_norms, w.head_norm_kernels),
-            (shape.latent is not None, w.latent_kernels),
-            (self.is_narrow and w.float8_weight_gradients, (0.0, w.float8_gradient_kernels)),
+        """Number of kernels that a layer launches, (forward, backward), without those of experts."""
+        software, shape, grid = self.software, self.run.shape, self.run.grid
+        plain = (software.layer_norm_kernels if shape.layer_norm else None) or software.kernels
+        extra_kernels = (
+            (len(shape.block_norms) - 2, software.norm_kernels),
+            (grid.cp * (grid.cp > 1) * (not grid.trades_heads), software.ring_kernels),
+            (shape.head_norms, software.head_norm_kernels),
+            (shape.latent is not None, software.latent_kernels),
+            (self.is_narrow and software.float8_weight_gradients, (0.0, software.float8_gradient_kernels)),
         )
-        return _total((1, plain), (self.is_narrow, w.float8_kernels), *more)
+        return _total((1, plain), (self.is_narrow, software.float8_kernels), *extra_kernels)
 
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
-        """How many more a layer with experts launches."""
+        """Number of kernels that the experts of a layer launch, (forward, backward)."""
         w, experts = self.software, self.run.shape.mixture
-        held = np.maximum(1, experts.num // np.asarray(self.run.grid.ep))
-        return _total((1, w.routing_kernels), (experts.topk, w.choice_kernels), (held, w.expert_kernels))
+        num_local = np.maximum(1, experts.num // np.asarray(self.run.grid.ep))
+        return _total((1, w.routing_kernels), (experts.topk, w.choice_kernels), (num_local, w.expert_kernels))
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
-        """One layer of a kind that recomputes what a policy says, the embedding or the head."""
+        """Seconds of one layer of a kind under a recompute policy, of the embedding or of the head."""
         operators = self.before_experts(kind)
         if has_experts(kind):
             operators += self.experts()
         piece_time = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.grid))
-        often, is_sharded = gathers_for_a_pass(self.run.grid), np.any(self.run.grid.zero == 3)
-        return piece_time.gathered(self.rates, self.software, self.shard_s(kind), often) if is_sharded else piece_time
+        counts, is_sharded = gathers_for_a_pass(self.run.grid), np.any(self.run.grid.zero == 3)
+        return piece_time.gathered(self.rates, self.software, self.shard_s(kind), counts) if is_sharded else piece_time
 
     def before_experts(self, kind: str) -> Repeatable:
-        """The time of what comes before the experts of a piece, which does not depend on how these lie."""
+        """The time of the operators before the experts of a piece. It does not depend on where experts are placed."""
         gaps = self._gaps_of(self._kernels_before_experts()) if is_layer(kind) else PieceTime()
         return self._repeatable(self.chain_before_experts(kind), kind, gaps)
 
     def chain_before_experts(self, kind: str) -> Chain:
-        """The operators of what comes before the experts of a piece."""
+        """The operators before the experts of a piece."""
         chain = self.chains[kind]
         return chain[: _first_of_experts(chain)] if has_experts(kind) else chain
 
     def experts(self) -> Repeatable:
-        """The time of the experts of a piece, and of what comes behind them."""
-        kind, chain = next(item for item in self.chains.items() if has_experts(item[0]))  # all of them are alike there
+        """The time of the experts of a piece, and of the operators after them."""
+        kind, chain = next(item for item in self.chains.items() if has_experts(item[0]))  # their experts are alike
         return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of(self._kernels_of_experts()))
 
     def _repeatable(self, chain: Chain, kind: str, total: PieceTime) -> Repeatable:
@@ -323,7 +323,7 @@ class Costing:
         return Repeatable(total, tuple(forwards))
 
     def repeating(self, kind: str, policy: str, piece: Repeatable) -> PieceTime:
-        """A piece that computes again what a policy says, and keeps the rest, on the device or on its host."""
+        """The time of a piece under a recompute policy; kept tensors stay on the device or go to its host."""
         again, tensor, context, expert, flops = self.gaps(kind, policy).again, 0.0, 0.0, 0.0, 0.0
         for operator, forward in zip(self.chains[kind], piece.forwards, strict=True):
             if share := share_run_again(operator, policy):
@@ -338,9 +338,9 @@ class Costing:
     def _exposed(
         self, exchanges: tuple[Exchange, ...], compute_s: Numbers, weight_s: Numbers = 0.0
     ) -> tuple[ExchangeTime, ...]:
-        """An operator's collectives, with what of each is not hidden. The weight gradient of the product that they are
-        for takes `weight_s`."""
-        by_axis = []
+        """The exposed seconds of an operator's collectives. `weight_s` are the seconds of the weight gradient that may
+        hide them."""
+        times = []
         for exchange in exchanges:
             if not np.any(exchange.size):  # no plan has it
                 continue
@@ -359,27 +359,27 @@ class Costing:
                 exposed = seconds * self.rates.leak
             elif self.software.expert_overlap:
                 exposed = seconds * self.rates.expert_exposed
-            by_axis.append(ExchangeTime(exchange, seconds, exposed, put_off))
-        return tuple(by_axis)
+            times.append(ExchangeTime(exchange, seconds, exposed, put_off))
+        return tuple(times)
 
     def _sent_away(self, piece: PieceTime, kind: str, policy: str) -> PieceTime:
-        """Copies of kept tensors to the host beside a layer's forward, and back beside a backward."""
+        """Exposed copies of kept tensors to the host during a layer's forward, and back during a backward."""
         away_s = self._host_s(kept_bytes(self.chains[kind], policy) * np.asarray(self.run.grid.offload_activations))
         ahead = beside(self.rates, away_s, piece.forward)
         return PieceTime(host=ahead + beside(self.rates, away_s, piece.backward), exposed_forward=ahead)
 
     def _host_s(self, size_bytes: Numbers) -> Numbers:
-        """Seconds between device and host. KeyError if the link is not known."""
+        """Seconds of a copy between device and host. KeyError if the link is unknown."""
         return size_bytes / known_host(self.run, self.rates).host
 
     def shard_s(self, kind: str) -> tuple[Numbers, Numbers]:
         """ZeRO-3: seconds of (gathering the parameters of a piece, scattering their gradients) by themselves.
 
-        Shards that are kept on the host come from there before each gather.
+        Shards on the host are copied to the device before each gather.
         """
         shape, grid, rates, groups = self.run.shape, self.run.grid, self.rates, self.groups
         common, routed = shape.kind_parameters(kind) if is_layer(kind) else (shape.table_elements, 0)
-        if kind == "mtp":  # whole on every rank of tp
+        if kind == "mtp":  # replicated over tp
             common = shape.further_parameters * grid.tp
         gather, scatter = 0.0, 0.0
         for elements, shard, copies in (
@@ -395,6 +395,6 @@ class Costing:
         return gather, scatter
 
     def _pieces_s(self, shard: Group, size_bytes: Numbers, scatters: bool = False) -> Numbers:
-        """A layer's shards gathered or scattered: all at once, or tensor by tensor."""
+        """Seconds to gather or scatter a layer's shards: all at once, or tensor by tensor."""
         pieces = self.software.shard_pieces
         return self.rates.shard_factor * pieces * ring_s(self.rates, shard, size_bytes / pieces, scatters=scatters)

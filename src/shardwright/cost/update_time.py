@@ -1,6 +1,6 @@
-"""The time of an update: memory that is read and written by element, and with Muon products and exchanges of matrices.
+"""The time of an update: memory traffic of each element, and with Muon products and exchanges of matrices.
 
-Sums that Adafactor's ranks make are of a row's and a column's numbers, and are not priced.
+Adafactor's ranks sum only one number a row and a column; these sums are not priced.
 """
 
 from dataclasses import dataclass
@@ -21,25 +21,26 @@ from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import PipelineRanks
 
-_FLOAT = 4  # bytes of a gradient that an update begins with
-_NARROW, _OF_NARROW = 2, 9.0  # bytes of an element on its way, for which `other_updates` are, and how often it moves
+_FLOAT = 4  # bytes of an element of the gradient at the start of an update
+# Bytes of an exchanged element that `other_updates` assume, and how often an element moves.
+_NARROW, _OF_NARROW = 2, 9.0
 
 
 def update_bytes(software: SoftwareSpec, optimizer: OptimizerSpec, by_matrix: bool, itemsize: int = _NARROW) -> float:
-    """Bytes of an update, by element of what is updated `by_matrix` or by itself; `itemsize` of an element of a matrix
-    that travels."""
+    """Bytes that an update moves for each element, which is updated `by_matrix` or by itself. `itemsize`: bytes of an
+    element of an exchanged matrix."""
     if optimizer.facts.costs_as_adamw and not by_matrix:
         return software.updated_bytes
-    number = len(moments_of(optimizer, by_matrix))
-    told = dict(software.other_updates).get(optimizer.name)
-    whole = software.update - 8 * (2 - number) if told is None else told
+    num_moments = len(moments_of(optimizer, by_matrix))
+    stated_bytes = dict(software.other_updates).get(optimizer.name)
+    base_bytes = software.update - 8 * (2 - num_moments) if stated_bytes is None else stated_bytes
     if optimizer.facts.matrix_update == "orthogonal":
-        whole += _OF_NARROW * (itemsize - _NARROW)
-    return max(0.0, whole + number * (software.updated_bytes - software.update) / 2)
+        base_bytes += _OF_NARROW * (itemsize - _NARROW)
+    return max(0.0, base_bytes + num_moments * (software.updated_bytes - software.update) / 2)
 
 
 def _is_like_adamw(optimizer: OptimizerSpec) -> bool:
-    """True where the whole update reads and writes what AdamW's does."""
+    """True if the update of every element reads and writes as much as AdamW's."""
     return optimizer.facts.costs_as_adamw and optimizer.facts.matrix_update == "none"
 
 
@@ -54,7 +55,7 @@ def elementwise_s(rates: Rates, software: SoftwareSpec, optimizer: OptimizerSpec
 
 @dataclass(frozen=True)
 class Updated:
-    """Elements that a rank updates: by matrix, and the others; `itemsize` is bytes of one that travels."""
+    """Elements that a rank updates: by matrix, and the others. `itemsize`: bytes of an exchanged element."""
 
     by_matrix: Numbers
     others: Numbers
@@ -66,38 +67,38 @@ class Updated:
         return self.by_matrix + self.others
 
     def moved_bytes(self, software: SoftwareSpec, optimizer: OptimizerSpec) -> Numbers:
-        """Bytes that their update reads and writes."""
-        return (
-            self.by_matrix * update_bytes(software, optimizer, True, self.itemsize)
-            + self.others * update_bytes(software, optimizer, False)
-        )  # fmt: skip
+        """Bytes that the update reads and writes."""
+        return self.by_matrix * update_bytes(software, optimizer, True, self.itemsize) + self.others * update_bytes(
+            software, optimizer, False
+        )
 
     def times(self, share: Numbers) -> "Updated":
-        """A share of them."""
+        """A share of the elements."""
         return Updated(self.by_matrix * share, self.others * share, self.itemsize)
 
 
-def held_by_matrix(run: Run, ranks: PipelineRanks, held: tuple[Array, Array]) -> tuple[Numbers, Numbers]:
-    """Elements of each rank that are updated by whole matrices, of those that all tokens use and of routed experts'.
+def held_by_matrix(run: Run, ranks: PipelineRanks, num_elements: tuple[Array, Array]) -> tuple[Numbers, Numbers]:
+    """Elements of each rank that are updated by whole matrices: (common, of routed experts). `num_elements` has all
+    elements of both.
 
-    Norms and biases are few, and taken for elements of matrices.
+    Norms and biases are few, and count as elements of matrices.
     """
     facts = run.grid.optimizer.facts
     if facts.matrix_update == "none":
-        return 0.0 * held[0], 0.0 * held[1]
+        return 0.0 * num_elements[0], 0.0 * num_elements[1]
     tables = run.shape.table_elements / run.grid.tp * ranks.num_tables(run.shape) if facts.layers_alone else 0.0
-    return np.maximum(0.0, held[0] - tables), held[1]
+    return np.maximum(0.0, num_elements[0] - tables), num_elements[1]
 
 
 def itemsize_of(grid: PlanGrid) -> int:
-    """Bytes of an element of a matrix that Muon's ranks exchange, and compute with."""
+    """Bytes of an element of the matrices that Muon's ranks exchange and compute with."""
     return 4 if grid.precision == "float32" else 2
 
 
 @dataclass(frozen=True)
 class _Work:
-    """FLOPs of making the matrices of a layer orthogonal: all of them, and the largest; and how many matrices there
-    are, and of the largest."""
+    """FLOPs to make the matrices of a layer orthogonal, in `total` and of the `largest`; the number of matrices, and of
+    those as large as the largest."""
 
     total: int = 0
     largest: int = 0
@@ -106,7 +107,7 @@ class _Work:
 
     @classmethod
     def of(cls, matrices: tuple[Matrix, ...], steps: int) -> "_Work":
-        """The work of matrices, of which some are several side by side."""
+        """The work of matrices. Some are several matrices side by side (`widths`)."""
         flops = [
             orthogonal_flops(rows, matrix.inner, steps)
             for matrix in matrices
@@ -119,45 +120,45 @@ class _Work:
 
 
 def layer_work(shape: ModelShape, kind: str, steps: int) -> tuple[_Work, _Work]:
-    """The work of a layer of a kind: of what all tokens use, and of routed experts."""
+    """The work of a layer of a kind: (common matrices, matrices of routed experts)."""
     matrices = shape.matrices(kind)
     common = _Work.of(tuple(matrix for matrix in matrices if not matrix.experts), steps)
     return common, _Work.of(tuple(matrix for matrix in matrices if matrix.experts), steps)
 
 
 def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, updated: Updated) -> Numbers:
-    """Seconds in which Muon makes matrices orthogonal, of the rank that has most to do, and in which they travel to
-    their owners and back."""
+    """Seconds in which Muon makes matrices orthogonal, of the rank with most work, and sends them to their owners and
+    back."""
     grid = run.grid
     if grid.optimizer.facts.matrix_update != "orthogonal":
         return 0.0
-    of_kinds = [layer_work(run.shape, kind, grid.optimizer.newton_schulz_steps) for kind, _ in ranks.kinds]
+    kind_works = [layer_work(run.shape, kind, grid.optimizer.newton_schulz_steps) for kind, _ in ranks.kinds]
     seconds: Numbers = 0.0
-    most: Numbers = 0.0  # exchanges, of what all tokens use or of experts
+    num_exchanges: Numbers = 0.0  # the larger number, of common or of experts' matrices
     for works, shard, num_cut, spread in (
-        ([elements[0] for elements in of_kinds], groups.shard, grid.tp, 1),
-        ([elements[1] for elements in of_kinds], groups.expert_shard, grid.expert_tp, grid.ep),
+        ([common for common, _ in kind_works], groups.shard, grid.tp, 1),
+        ([experts for _, experts in kind_works], groups.expert_shard, grid.expert_tp, grid.ep),
     ):
         owners = np.where(grid.zero > 0, shard.size, 1) * num_cut
-        total, number, num_largest = (
-            sum(layers * getattr(elements, name) for layers, elements in zip(ranks.layers, works, strict=True)) / spread
+        total, num_matrices, num_largest = (
+            sum(layers * getattr(work, name) for layers, work in zip(ranks.layers, works, strict=True)) / spread
             for name in ("total", "number", "num_largest")
         )
-        exchanges = _exchanges(run, ranks, number, owners)
-        # One of the owners has the largest matrices that are left when all others have as many, of each exchange.
+        exchanges = _exchanges(run, ranks, num_matrices, owners)
+        # In each exchange some owner has the most of the largest matrices: their number over the owners, rounded up.
         most_of_largest = np.ceil(num_largest / np.maximum(1.0, exchanges) / owners) * exchanges
         flops = np.maximum(total / owners, max(work.largest for work in works) * most_of_largest)
         seconds = seconds + np.where(owners > 1, flops, total) / rates.flops
-        most = np.maximum(most, exchanges)
-    size = updated.itemsize * updated.by_matrix / np.maximum(1.0, most)
+        num_exchanges = np.maximum(num_exchanges, exchanges)
+    size = updated.itemsize * updated.by_matrix / np.maximum(1.0, num_exchanges)
     for group, is_there in ((groups.shard, (grid.zero > 0) & (groups.shard.size > 1)), (groups.tp, grid.tp > 1)):
-        seconds = seconds + 2 * most * np.where(is_there, all_to_all_s(rates, group, size), 0.0)
+        seconds = seconds + 2 * num_exchanges * np.where(is_there, all_to_all_s(rates, group, size), 0.0)
     return seconds
 
 
 def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
-    """Bytes that Muon borrows for units that it updates together: rows on their way, a matrix that is made orthogonal,
-    and gradients in float32 where they are in other numbers."""
+    """Bytes that Muon borrows for units that it updates together: exchanged rows, a matrix that is made orthogonal, and
+    gradients in float32 if they have another type."""
     grid, shape = run.grid, run.shape
     if grid.optimizer.facts.matrix_update != "orthogonal":
         return 0.0
@@ -166,17 +167,17 @@ def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
     largest = max(matrix.num_elements // max(1, matrix.experts) // len(matrix.widths or (1,)) for matrix in matrices)
     shards = np.where(grid.zero > 0, layout(grid, SHARDS[False]).size, 1)
     common, experts = layer_work(shape, kind, 1)
-    number = layers * (common.number + experts.number / grid.ep)
-    rows = _layer_elements(run, ranks) * layers / _exchanges(run, ranks, number, shards * grid.tp) / shards
+    num_matrices = layers * (common.number + experts.number / grid.ep)
+    rows = _layer_elements(run, ranks) * layers / _exchanges(run, ranks, num_matrices, shards * grid.tp) / shards
     ways = 1 + 1.0 * (shards > 1) + 2.0 * (grid.tp > 1)
-    of_gradients = _FLOAT * (grid.gradient_bytes not in (0, _FLOAT))
-    return itemsize_of(grid) * (ways * rows + 4 * largest) + of_gradients * rows
+    gradient_bytes = _FLOAT * (grid.gradient_bytes not in (0, _FLOAT))
+    return itemsize_of(grid) * (ways * rows + 4 * largest) + gradient_bytes * rows
 
 
-def _exchanges(run: Run, ranks: PipelineRanks, number: Numbers, owners: Numbers) -> Numbers:
-    """How many exchanges a rank's `number` of matrices are updated in, each of whole units; 0 if it has none."""
+def _exchanges(run: Run, ranks: PipelineRanks, num_matrices: Numbers, owners: Numbers) -> Numbers:
+    """The number of exchanges in which a rank updates its matrices, each of whole units; 0 if it has no matrices."""
     units = np.maximum(1.0, np.ceil(_units_by_layer(run, ranks) * sum(ranks.layers)))
-    return np.where(number > 0, np.clip(np.round(number / (MATRICES_EACH * owners)), 1.0, units), 0.0)
+    return np.where(num_matrices > 0, np.clip(np.round(num_matrices / (MATRICES_EACH * owners)), 1.0, units), 0.0)
 
 
 def _layer_elements(run: Run, ranks: PipelineRanks) -> Numbers:
@@ -188,8 +189,8 @@ def _layer_elements(run: Run, ranks: PipelineRanks) -> Numbers:
 
 
 def _units_by_layer(run: Run, ranks: PipelineRanks) -> Numbers:
-    """Units that a layer's matrices are updated in: one with ZeRO-3, else as many as buckets; less than one where
-    several layers are in a bucket."""
+    """Units in which a layer's matrices are updated: one with ZeRO-3, else the number of buckets, which is less than
+    one if a bucket has several layers."""
     grid, elements = run.grid, _layer_elements(run, ranks)
-    filled = np.minimum(1.0, grid.element_bytes * elements / grid.bucket_bytes) if grid.bucket_bytes else 0.0 * elements
-    return np.where(grid.zero == 3, 1.0, filled)
+    share = np.minimum(1.0, grid.element_bytes * elements / grid.bucket_bytes) if grid.bucket_bytes else 0.0 * elements
+    return np.where(grid.zero == 3, 1.0, share)

@@ -1,6 +1,6 @@
 """Bytes that a rank sends in a collective, within its domain of fast links and out of it.
 
-By the algorithms whose seconds are in collective_time.py: rings, and all-to-alls that send directly.
+The algorithms are those of collective_time.py: rings, and all-to-alls that send directly.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class SentBytes:
 
     @property
     def total(self) -> float:
-        """Over all links."""
+        """Bytes over all links."""
         return self.inside + self.between
 
     def times(self, count: float) -> "SentBytes":
-        """So many times."""
+        """The bytes of `count` collectives."""
         return SentBytes(count * self.inside, count * self.between)
 
     def __add__(self, other: "SentBytes") -> "SentBytes":
@@ -29,17 +29,17 @@ class SentBytes:
 
 
 def ring_sent(group: Group, full_bytes: float, rounds: int = 1) -> SentBytes:
-    """A ring: (n - 1) / n of the tensor in each round (Thakur et al. 2005, section 3); an all-reduce is two. Of its n
-    hops one leaves each domain, if there are several."""
+    """Bytes sent along a ring: (n - 1) / n of the tensor in each round (Thakur et al. 2005, section 3); an all-reduce
+    has two rounds. One of its n hops leaves each domain, if there are several."""
     n, domains = float(group.size), float(group.domains)
-    moved = rounds * full_bytes * (n - 1) / n
-    between = moved * domains / n if domains > 1 else 0.0
-    return SentBytes(moved - between, between)
+    sent_bytes = rounds * full_bytes * (n - 1) / n
+    between = sent_bytes * domains / n if domains > 1 else 0.0
+    return SentBytes(sent_bytes - between, between)
 
 
 def all_to_all_sent(group: Group, full_bytes: float, copies: float = 1.0) -> SentBytes:
-    """An n-th to each other rank; of what goes to other domains, `copies` of it, and if that is less than all of it,
-    what comes into a domain is spread there."""
+    """Bytes sent in an all-to-all: 1 / n of the tensor to each other rank. Only a share `copies` of the data for other
+    domains is sent; if it is below 1, the data that arrives in a domain is spread inside."""
     n, inside = float(group.size), float(group.inside)
     near = full_bytes * (inside - 1) / (inside if copies < 1 else n)
     return SentBytes(near, copies * full_bytes * (n - inside) / n)

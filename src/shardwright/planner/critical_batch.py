@@ -1,10 +1,10 @@
-"""How large a global batch may be: what a larger one saves in steps, costs in tokens, and asks of the learning rate.
+"""The critical batch: the steps that a larger batch saves, the tokens that it costs, and the learning rate for it.
 
-To the same loss batches of B tokens take S = S_min (1 + B_crit / B) steps and so E = E_min (1 + B / B_crit) tokens: at
-the critical batch twice the fewest of both (McCandlish et al. 2018, arXiv 1812.06162, section 2.3; Kaplan et al. 2020,
-arXiv 2001.08361, equations 5.1 to 5.4). Nobody knows it before the run. Two published fits give a range. Models of
-today lie outside of both (85e6 to 1.2e9 parameters, and at most 1.5e9), and they differ by several times: no number
-here is better than that.
+To reach the same loss, batches of B tokens take S = S_min (1 + B_crit / B) steps and E = E_min (1 + B / B_crit) tokens:
+at the critical batch twice the minimum of both (McCandlish et al. 2018, arXiv 1812.06162, section 2.3; Kaplan et al.
+2020, arXiv 2001.08361, equations 5.1 to 5.4). It is unknown before the run. Two published fits give a range. Today's
+models are outside of both (85e6 to 1.2e9 parameters, and at most 1.5e9), and the fits differ by several times: no
+number here is more precise.
 """
 
 import math
@@ -29,21 +29,21 @@ _OVERHEAD = 0.2
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """Estimates of the critical batch, in tokens: by the loss that is reached, and by the data that is seen."""
+    """Estimates of the critical batch, in tokens: by the loss at the end of the run, and by the tokens of the run."""
 
     by_loss_tokens: float
     by_data_tokens: float
 
     @property
     def span(self) -> tuple[float, float]:
-        """Both, the smaller one first."""
+        """Both estimates, the smaller one first."""
         low, high = sorted((self.by_loss_tokens, self.by_data_tokens))
         return low, high
 
 
 def critical_batch(num_parameters: float, total_tokens: float, batch_tokens: float) -> CriticalBatch:
-    """For a model of so many parameters (without embeddings; of experts those that compute a token) that sees
-    `total_tokens` in batches of `batch_tokens`."""
+    """The critical batch of a model trained on `total_tokens` in batches of `batch_tokens`. `num_parameters` excludes
+    embeddings, and counts only the experts that compute a token."""
     loss = reached_loss(num_parameters, total_tokens, batch_tokens)
     return CriticalBatch(loss_critical_tokens(loss), data_critical_tokens(total_tokens))
 
@@ -54,32 +54,33 @@ def loss_critical_tokens(loss: float) -> float:
 
 
 def data_critical_tokens(total_tokens: float) -> float:
-    """The critical batch of a run over so many tokens, in tokens (Zhang et al. 2024)."""
+    """The critical batch of a run over `total_tokens`, in tokens (Zhang et al. 2024)."""
     at_overhead = _OF_DATA * (total_tokens / 1e6) ** _OF_DATA_POWER * _OF_DATA_SEQUENCE
     return float(at_overhead / _OVERHEAD)
 
 
 def reached_loss(num_parameters: float, total_tokens: float, batch_tokens: float) -> float:
-    """Nats a token after so many tokens in such batches (Kaplan et al. 2020, equations 1.6 and 5.4).
+    """The loss in nats a token after `total_tokens` in batches of `batch_tokens` (Kaplan et al. 2020, equations 1.6 and
+    5.4).
 
-    The loss says how many steps at a large batch those steps are worth, and these say the loss: solved by bisection.
+    The loss determines the equivalent number of steps at a large batch, and that number the loss: solved by bisection.
     """
     steps = total_tokens / batch_tokens
-    least = (_PARAMETERS / num_parameters) ** _PARAMETERS_POWER
+    least_loss = (_PARAMETERS / num_parameters) ** _PARAMETERS_POWER
 
-    def after(loss: float) -> float:
-        worth = steps / (1 + loss_critical_tokens(loss) / batch_tokens)
-        return least + (_STEPS / worth) ** _STEPS_POWER
+    def loss_after(loss: float) -> float:
+        effective_steps = steps / (1 + loss_critical_tokens(loss) / batch_tokens)
+        return least_loss + (_STEPS / effective_steps) ** _STEPS_POWER
 
-    low, high = least, least + 100.0
+    low, high = least_loss, least_loss + 100.0
     while high - low > 1e-9 * low:
         middle = (low + high) / 2
-        low, high = (middle, high) if after(middle) > middle else (low, middle)
+        low, high = (middle, high) if loss_after(middle) > middle else (low, middle)
     return (low + high) / 2
 
 
 def rebatched_tokens(total_tokens: float, batch_tokens: float, other_tokens: float, critical_tokens: float) -> float:
-    """Tokens to the loss that `total_tokens` in batches of `batch_tokens` reach, in batches of `other_tokens`."""
+    """Tokens in batches of `other_tokens` that reach the loss of `total_tokens` in batches of `batch_tokens`."""
     return total_tokens * (1 + other_tokens / critical_tokens) / (1 + batch_tokens / critical_tokens)
 
 
@@ -87,9 +88,9 @@ def rebatched_tokens(total_tokens: float, batch_tokens: float, other_tokens: flo
 class Rescaled:
     """Optimizer settings for a batch `times` as large.
 
-    AdamW's by the square-root rule, which keeps the run's randomness: Malladi et al. 2022 (arXiv 2205.10287, section
-    5). It has no betas where `times` (1 - beta) would be 1 or more: None. `sgd_learning_rate` would be SGD's, by the
-    linear rule (Goyal et al. 2017, arXiv 1706.02677). Neither holds far above the critical batch.
+    They are AdamW's by the square-root rule, which keeps the noise of the run: Malladi et al. 2022 (arXiv 2205.10287,
+    section 5). A beta is None if `times` (1 - beta) would be 1 or more. `sgd_learning_rate` is SGD's by the linear rule
+    (Goyal et al. 2017, arXiv 1706.02677). Neither rule holds far above the critical batch.
     """
 
     times: float
@@ -112,7 +113,7 @@ def rescaled(job: JobSpec, times: float) -> Rescaled:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """A job's batch beside the critical one. `steps` and `total_tokens` are those that the job asks for."""
+    """A job's batch and the critical batch. `steps` and `total_tokens` are those of the job's run."""
 
     batch_tokens: int
     steps: int
@@ -121,13 +122,13 @@ class BatchLimits:
 
     @property
     def more_tokens(self) -> tuple[float, float]:
-        """Share of tokens more than the smallest batches would need to the same loss, by the larger estimate of the
-        critical batch and by the smaller."""
+        """Share of tokens beyond those of the smallest batches, for the same loss, by the larger and by the smaller
+        estimate of the critical batch."""
         low, high = self.critical.span
         return self.batch_tokens / high, self.batch_tokens / low
 
     def rebatched_tokens(self, batch_tokens: float) -> tuple[float, float]:
-        """Tokens to the same loss in other batches: the fewest and the most by the two estimates."""
+        """(fewest, most) tokens in batches of `batch_tokens` for the same loss, by the two estimates."""
         total = self.total_tokens
         fewest, most = sorted(
             rebatched_tokens(total, self.batch_tokens, batch_tokens, critical) for critical in self.critical.span
@@ -136,7 +137,7 @@ class BatchLimits:
 
 
 def batch_limits(job: JobSpec, total_tokens: int = 0) -> BatchLimits:
-    """The limits of the batch of a job whose run sees `total_tokens`; 0 is what its optimizer.steps see."""
+    """The limits of the batch of a job whose run has `total_tokens`; 0 for the tokens of its optimizer.steps."""
     batch = job.tokens_per_step
     total = total_tokens or job.tokens_of_run
     shape = shape_of(job.model)

@@ -21,10 +21,10 @@ from shardwright.simulate.full_step import simulated_step
 class Estimate:
     """A job in seconds, bytes and dollars.
 
-    `memory` is of the pipeline rank whose process needs most, under the cluster's software. `step_money` is of a step
-    by itself; what follows from many steps (`many_tokens`, `run`, and their seconds) has the time lost to failures in
-    it, where that is known. They are told in steps of a full batch: steps of one that is still growing take a part of
-    that. `gaps` are sentences: what is not known, and what to set.
+    `memory` is of the pipeline rank whose process needs most, under the cluster's software. `step_money` is of a single
+    step; prices of many steps (`of_steps`) include the time lost to failures, if known. `num_steps_of_many` and
+    `num_steps_of_run` count steps of a full batch; a step of a growing batch counts as a part of one. `gaps` are
+    sentences on what is unknown and what to set.
     """
 
     step: StepTime
@@ -41,29 +41,31 @@ class Estimate:
 
     @property
     def wall_s(self) -> float:
-        """Seconds that a step takes on average, failures and checkpoints counted where they are known."""
+        """Mean seconds of a step, with failures and checkpoints if they are known."""
         return self.step.total / (float(self.goodput.training) if self.goodput else 1.0)
 
     def of_steps(self, count: float) -> Money:
-        """The price of so many steps, with the time lost to failures."""
+        """The price of `count` steps, with the time lost to failures."""
         return self.step_money.times(count * self.wall_s / self.step.total)
 
 
 def estimate(job: JobSpec) -> Estimate:
     """Predict the job's plan on its cluster, its step simulated in full.
 
-    KeyError says which number of its device is not known, ValueError what contradicts itself.
+    KeyError names an unknown number of its device, ValueError a contradiction.
     """
     run, cluster, precision = run_of(job), job.cluster, job.precision
     step = simulated_step(job, shipped())
-    remembered = sum(
+    total_moment_bytes = sum(
         place.num_elements
         * moment_bytes(job.optimizer, precision, is_by_matrix(job.optimizer, place.name, place.full_shape))
         for place in model_parameters(job.model)
     )
-    number = num_parameters(job.model)
-    written = failures.checkpoint_bytes(number, precision.compute_bytes, remembered / number)
-    reliability = failures.reliability_of(cluster, job.plan.world, written)
+    num_elements = num_parameters(job.model)
+    checkpoint_bytes = failures.checkpoint_bytes(
+        num_elements, precision.compute_bytes, total_moment_bytes / num_elements
+    )
+    reliability = failures.reliability_of(cluster, job.plan.world, checkpoint_bytes)
     steps_of_run = job.tokens_of_run / job.tokens_per_step
     return Estimate(
         step=step,
@@ -74,7 +76,7 @@ def estimate(job: JobSpec) -> Estimate:
         num_steps_of_run=steps_of_run + ramp_extra_s(job, step.total, job.optimizer.steps) / step.total,
         reliability=reliability,
         goodput=failures.goodput(reliability, failures.best_interval_s(reliability)) if reliability else None,
-        checkpoint_bytes=written,
+        checkpoint_bytes=checkpoint_bytes,
         step_money=step_money(cluster, step.total, job.plan.world),
         gaps=(*money_gaps(cluster), *failures.reliability_gaps(cluster)),
     )

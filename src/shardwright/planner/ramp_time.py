@@ -1,7 +1,7 @@
 """The cost of a batch that grows: its first steps do less work but cost the same overhead.
 
-A step of a plan takes a time that grows evenly with its microbatches, for the pipeline's bubble, the reduction and the
-update take as long however many there are. So it is priced at the first size and at the last.
+The time of a step is linear in the number of microbatches, since the pipeline's bubble, the reduction and the update do
+not depend on it. So the step is priced at the first size and at the last.
 """
 
 from shardwright.config.job import JobSpec
@@ -10,15 +10,16 @@ from shardwright.simulate.full_step import simulated_step
 
 
 def ramp_extra_s(job: JobSpec, full_s: float, steps: int | None = None) -> float:
-    """Seconds that the sequences of steps whose batch is still growing take more than as many in full batches, which
-    take `full_s` each; of the first `steps`, or of all."""
+    """Extra seconds of the first `steps` of a growing batch, or of all its growing steps, over the same number of
+    sequences in full batches, which take `full_s` each."""
     batch = job.batch
     if not batch.grows:
         return 0.0
-    first, full = batch.ramp.start, batch.global_batch_size
-    first_s = float(simulated_step(job.at_batch(first), shipped()).total)
+    first_size, full_size = batch.ramp.start, batch.global_batch_size
+    first_s = float(simulated_step(job.at_batch(first_size), shipped()).total)
     by_size = batch.steps_by_size(batch.num_growing if steps is None else steps)
     return sum(
-        number * (first_s + (full_s - first_s) * (size - first) / (full - first) - full_s * size / full)
-        for size, number in by_size.items()
+        num_steps
+        * (first_s + (full_s - first_s) * (size - first_size) / (full_size - first_size) - full_s * size / full_size)
+        for size, num_steps in by_size.items()
     )

@@ -1,9 +1,9 @@
-"""A model over a range of cluster sizes: the best plan at each, and what more devices bring.
+"""A model over a range of cluster sizes: the best plan at each size, and the gain of more devices.
 
 Strong scaling keeps the job's global batch, weak scaling its batch for each device. Efficiency is throughput for each
-device over that of the smallest size at which the model fits; memory efficiency is what the devices of that size hold
-together over what those of another hold: 1 where all that is held is shared among more devices, 1/2 where twice as many
-hold all of it twice.
+device over that of the smallest size at which the model fits. Memory efficiency is the memory of all devices at that
+size over the memory of all devices at another: 1 if more devices share the same bytes, 1/2 if twice as many devices
+hold twice the bytes.
 """
 
 import math
@@ -22,13 +22,13 @@ from shardwright.planner.critical_batch import BatchLimits
 from shardwright.planner.search.constraints import Constraints, whole_number
 from shardwright.simulate.full_step import simulated_step
 
-# Given a job on a cluster: the same with the best plan, or None if none fits.
+# From a job on a cluster: the job with the best plan, or None if none fits.
 Choose = Callable[[JobSpec], JobSpec | None]
 
 
 @dataclass(frozen=True)
 class Point:
-    """The best plan at one size. Seconds of a step, bytes on the rank that needs most, money of a step."""
+    """The best plan at one size: seconds of a step, bytes on the rank that needs most, money of a step."""
 
     num_devices: int
     job: JobSpec
@@ -49,14 +49,14 @@ class Point:
 
     @property
     def usd_per_billion_tokens(self) -> float | None:
-        """US dollars of 1e9 tokens; None where no price is known."""
+        """US dollars of 1e9 tokens; None if no price is known."""
         return None if self.money.usd is None else float(self.money.usd) / self.job.tokens_per_step * 1e9
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """One kind of scaling. `points` are of the sizes at which a plan fits, smallest first; `run_tokens` is the range of
-    tokens that a run takes at the batch of each; `misfits` are the other sizes."""
+    """One kind of scaling. `points` are the sizes at which a plan fits, smallest first; `run_tokens` is, for each, the
+    range of tokens of a run with its batch; `misfits` are the other sizes."""
 
     kind: str  # strong or weak
     points: tuple[Point, ...]
@@ -64,16 +64,16 @@ class Scaling:
     misfits: tuple[int, ...]
 
     def efficiency(self, point: Point) -> float:
-        """Throughput for each device, over that at the smallest size."""
+        """Throughput of a device, over that at the smallest size."""
         return point.tokens_per_s_per_device / self.points[0].tokens_per_s_per_device
 
     def memory_efficiency(self, point: Point) -> float:
-        """Bytes on all devices at the smallest size, over those at this one."""
-        first = self.points[0]
-        return first.num_devices * first.peak_bytes / (point.num_devices * point.peak_bytes)
+        """Bytes on all devices at the smallest size, over those at this size."""
+        smallest = self.points[0]
+        return smallest.num_devices * smallest.peak_bytes / (point.num_devices * point.peak_bytes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """For JSON, a row a size."""
+        """The table for JSON, with a row for each size."""
         table = []
         for point, tokens in zip(self.points, self.run_tokens, strict=True):
             days = [total / point.tokens_per_s / 86400 for total in tokens]
@@ -103,23 +103,24 @@ class Scaling:
 def scaling(
     job: JobSpec, sizes: Sequence[int], limits: BatchLimits, choose: Choose, constants: Constants
 ) -> tuple[Scaling, Scaling]:
-    """(strong, weak) over so many devices. The batch of the job on its own cluster is what weak scaling keeps.
+    """(strong, weak) scaling over some numbers of devices. Weak scaling keeps the batch for each device of the job on
+    its own cluster.
 
-    PlanError if a size is not of whole nodes or no size fits; KeyError says what is not known.
+    PlanError if a size is not of whole nodes or no size fits; KeyError names what is unknown.
     """
     sizes = sorted(set(sizes))
     faults = [fault for size in sizes for fault in size_faults(job, size)]
     if faults:
         raise PlanError(f"sizes of the cluster of job {job.name}", faults)
-    own = job.cluster.num_devices
+    own_devices = job.cluster.num_devices
     best: dict[tuple[int, int], JobSpec | None] = {}  # both kinds meet at the job's own size
-    of_kind = []
+    scalings = []
     for kind in ("strong", "weak"):
         points, tokens, misfits = [], [], []
         for size in sizes:
             batch = job.batch.global_batch_size
             if kind == "weak":
-                batch = max(1, round(batch * size / own))
+                batch = max(1, round(batch * size / own_devices))
             if (size, batch) not in best:
                 best[size, batch] = choose(at_size(job, size, batch))
             chosen = best[size, batch]
@@ -128,16 +129,16 @@ def scaling(
                 continue
             points.append(_point(chosen, size, constants))
             tokens.append(limits.rebatched_tokens(chosen.tokens_per_step))
-        of_kind.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
-    if not any(curve.points for curve in of_kind):
+        scalings.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
+    if not any(curve.points for curve in scalings):
         fault = f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"
         raise PlanError(f"job {job.name} at other sizes", [fault])
-    strong, weak = of_kind
+    strong, weak = scalings
     return strong, weak
 
 
 def sizes_of(text: str) -> list[int]:
-    """Sizes from "8,16,48" or "64-1024", which is doubled from one end to the other. PlanError says what is wrong."""
+    """Sizes from "8,16,48" or "64-1024", which is doubled from one end to the other. PlanError lists the faults."""
     sizes, faults = [], []
     for part in text.split(","):
         ends = [whole_number(word.strip(), largest.RANKS) for word in part.split("-")]
@@ -165,8 +166,8 @@ def devices_text(sizes: Sequence[int]) -> str:
 
 
 def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:
-    """The job under the fastest plan that fits, the first that `plan` has of it there; None if none does, or no plan is
-    legal on its cluster."""
+    """The job under the fastest plan that fits, which is the first plan of the `plan` command; None if no plan fits, or
+    none is legal on its cluster."""
     try:
         advice = plans_of(job, constraints, shipped())
     except PlanError:
@@ -176,10 +177,10 @@ def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:
 
 def size_faults(job: JobSpec, num_devices: int) -> list[str]:
     """Reasons why the job's kind of cluster can't have so many devices."""
-    cluster, each = job.cluster, job.cluster.devices_per_node
+    cluster, node_size = job.cluster, job.cluster.devices_per_node
     if cluster.parts:
         return ["cluster.parts has devices of several kinds, and sizes are of one; name one part as the cluster"]
-    if cluster.device == "unknown" or each == 0:
+    if cluster.device == "unknown" or node_size == 0:
         return [
             "cluster.device or cluster.devices_per_node is not said, so nothing has a price; set both, or a cluster of "
             "the catalog"
@@ -191,18 +192,19 @@ def size_faults(job: JobSpec, num_devices: int) -> list[str]:
             f"{num_devices} devices are not whole copies of cluster.topology.torus {axes} = {size} ("
             f"{num_devices} / {size} = {num_devices / size:.2f}); use a multiple of {size}, or a smaller torus"
         ]
-    if num_devices > each and num_devices % each:
+    if num_devices > node_size and num_devices % node_size:
         return [
-            f"{num_devices} devices are not whole nodes of {each} ({num_devices} / {each} = {num_devices / each:.2f}); "
-            f"use {num_devices // each * each} or {(num_devices // each + 1) * each}"
+            f"{num_devices} devices are not whole nodes of {node_size} ({num_devices} / {node_size} = "
+            f"{num_devices / node_size:.2f}); use {num_devices // node_size * node_size} or "
+            f"{(num_devices // node_size + 1) * node_size}"
         ]
     return []
 
 
 def at_size(job: JobSpec, num_devices: int, global_batch_size: int) -> JobSpec:
-    """The job on a cluster of its kind with so many devices; its plan is still that of the old one."""
-    each = min(job.cluster.devices_per_node, num_devices)
-    cluster = job.cluster.model_copy(update={"devices_per_node": each, "nodes": num_devices // each})
+    """The job on a cluster of its kind with `num_devices`; its plan stays that of the old cluster."""
+    node_size = min(job.cluster.devices_per_node, num_devices)
+    cluster = job.cluster.model_copy(update={"devices_per_node": node_size, "nodes": num_devices // node_size})
     return job.model_copy(update={"cluster": cluster, "batch": job.batch.with_size(global_batch_size)})
 
 

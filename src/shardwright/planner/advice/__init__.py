@@ -1,1 +1,1 @@
-"""Why the best plan is the best, and what else would do."""
+"""The reasons why a plan is best, and the alternatives to it."""

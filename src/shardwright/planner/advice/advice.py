@@ -1,4 +1,4 @@
-"""The answer to "which plan": the best plans with their prices, the reasons, and the user's own plan beside them."""
+"""The answer to "which plan": the best plans with their prices, the reasons, and the user's own plan."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -55,8 +55,8 @@ class Advice:
     """The best plans, best first; the reasons why the first is best; and the user's own plan.
 
     `recommendation` is the plan to take, if there is one. `tried` are the sizes of the cluster among which the
-    objective chose. `flips` are changes that would make the second plan win. `left_out` names what was not searched
-    because a number is unknown.
+    objective chose. `flips` are changes that would make the second plan win. `left_out` names the strategies that were
+    not searched because a number is unknown.
     """
 
     job: JobSpec

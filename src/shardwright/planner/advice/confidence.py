@@ -1,4 +1,4 @@
-"""How sure it is that one plan is faster than another, by how far predicted ratios of steps were off.
+"""The confidence that one plan is faster than another, from the errors of predicted ratios of steps.
 
 Errors that two plans share cancel in the ratio of their steps. What is left of the logarithm follows Student's t
 distribution, whose tails are heavy, and its spread grows with what differs between the plans: each kind of difference
@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.workload.query import PlanGrid
 
-# Kinds of difference, and the fields of a cut by which two plans differ so.
+# Kinds of difference between plans, each with its fields of PlanGrid.
 DIFFERENCES: dict[str, tuple[str, ...]] = {
     "tp": ("tp",),
     "pp": ("pp", "layout"),
@@ -31,7 +31,7 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "offload": ("offload_optimizer", "offload_parameters"),
     "compress": ("compress", "compress_rank", "compress_share"),
 }
-# Fields that say nothing where an axis is not in use, and what then stands for all they could be.
+# Fields without effect if an axis is not in use, with the value that then stands for all values.
 _WITHOUT: dict[str, dict[str, Any]] = {
     "pp": {"schedule": "1f1b", "virtual": 1, "extra_warmup": 0},
     "tp": {"sequence_parallel": False},
@@ -42,27 +42,28 @@ _WITHOUT: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class RatioSpread:
-    """How far logarithms of predicted ratios are off: a spread for each kind of difference that sweeps have, and the
-    one that is taken for the others, the largest. `freedom` is the degrees of freedom of Student's t."""
+    """The spread of the errors of logarithms of predicted ratios: `by_kind` for each kind of difference in the sweeps,
+    and `unseen`, the largest, for other kinds. `freedom` is the degrees of freedom of Student's t."""
 
     freedom: int
     by_kind: Mapping[str, float]
     unseen: float
 
     def of(self, kinds: Iterable[str]) -> float:
-        """The spread of plans that differ so."""
+        """The spread of plans that differ in these kinds."""
         return math.sqrt(sum(self.by_kind.get(kind, self.unseen) ** 2 for kind in kinds))
 
     def confidence(self, log_ratio: float, kinds: Iterable[str]) -> float:
-        """How sure it is that the first plan is faster, where the second takes exp(log_ratio) times as long.
+        """The confidence that the first plan is faster, if the second takes exp(log_ratio) times as long.
 
-        1/2 of plans that differ in nothing that is predicted.
+        It is 1/2 for plans that differ in no kind.
         """
         spread = self.of(kinds)
         return student_cdf(log_ratio / spread, self.freedom) if spread else 0.5
 
     def ratio(self, confidence: float, kinds: Iterable[str]) -> float:
-        """How many times as long the second plan must take for the first to be faster with a confidence above 1/2."""
+        """The ratio of the second plan's step to the first's at which the first is faster with `confidence`, above
+        1/2."""
         low, high = 0.0, 1.0
         while student_cdf(high, self.freedom) < confidence:
             high *= 2
@@ -74,28 +75,30 @@ class RatioSpread:
 
 @lru_cache(maxsize=1)
 def fitted_spread() -> RatioSpread:
-    """The spread that the catalog has."""
+    """The spread from the catalog."""
     confidence = catalog.read_confidence()
     return RatioSpread(confidence["freedom"], confidence["spread"], max(confidence["spread"].values()))
 
 
 def differing(first: PlanGrid, second: PlanGrid) -> frozenset[str]:
     """The kinds of difference between two plans; their dp follows from the others."""
-    one, other = (_fields(plan) for plan in (first, second))
-    return frozenset(kind for kind, names in DIFFERENCES.items() if any(one[name] != other[name] for name in names))
+    first_fields, second_fields = (_fields(plan) for plan in (first, second))
+    return frozenset(
+        kind for kind, names in DIFFERENCES.items() if any(first_fields[name] != second_fields[name] for name in names)
+    )
 
 
 def _fields(plan: PlanGrid) -> dict[str, Any]:
-    """The fields of a plan that have an effect."""
-    unused = [fields for axis, fields in _WITHOUT.items() if getattr(plan, axis) == 1]
-    said_fields = {name: getattr(plan, name) for names in DIFFERENCES.values() for name in names}
-    for fields in unused:
-        said_fields |= fields
-    return said_fields
+    """The fields of a plan, with defaults for those without effect."""
+    defaults = [fields for axis, fields in _WITHOUT.items() if getattr(plan, axis) == 1]
+    effective = {name: getattr(plan, name) for names in DIFFERENCES.values() for name in names}
+    for fields in defaults:
+        effective |= fields
+    return effective
 
 
 def student_cdf(x: float, freedom: int) -> float:
-    """Student's t distribution, of a whole number of degrees of freedom.
+    """The cumulative Student's t distribution, for a whole number of degrees of freedom.
 
     The finite series of Abramowitz and Stegun 1964, 26.7.3 and 26.7.4.
     """

@@ -1,4 +1,4 @@
-"""The reasons of an advice: why its first plan is best, what would change that, how a user's own plan compares."""
+"""The reasons of an advice: why its first plan is best, changes that would alter that, and the user's own plan."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,27 +22,27 @@ def explained(
     constants: Constants,
     own_faults: Sequence[str] = (),
 ) -> Advice:
-    """The advice with its reasons. `own_job` is the job if the user gave a plan of their own: it is compared with the
-    others or, if it has faults, shown as refused."""
+    """The advice with its reasons. `own_job` is the job if the user gave a plan: it is compared with the others or, if
+    it has faults, shown as refused."""
     if own_job is not None and own_faults:
         advice = replace(advice, refused=RefusedPlan(own_job, tuple(own_faults)))
     elif own_job is not None:
         advice = replace(advice, own=_own_plan(own_job, constraints, constants))
     if not advice.plans:
         return advice
-    first, *others = advice.plans
-    why = advice.reasons or reasons(first.job, searched_schedules(constraints), constants)
+    best, *others = advice.plans
+    why = advice.reasons or reasons(best.job, searched_schedules(constraints), constants)
     return replace(
         advice,
-        flips=flips(first.job, others[0].job, constants) if others else [],
+        flips=flips(best.job, others[0].job, constants) if others else [],
         reasons=why,
-        binding=binding(first.time, first.memory, first.job, why),
-        rules=rules_for(first.job),
+        binding=binding(best.time, best.memory, best.job, why),
+        rules=rules_for(best.job),
     )
 
 
 def _own_plan(job: JobSpec, constraints: Constraints, constants: Constants) -> OwnPlan:
-    """The user's plan. Its standing among plans that are drawn is by closed forms, as are theirs."""
+    """The user's plan. Its standing among drawn plans is by closed forms, like their times."""
     (plan,) = priced([job], constants)
     place = standing(job, plan.closed_token_s, constraints, constants)
     return OwnPlan(plan, place, misfit(job, searched_schedules(constraints), constants))

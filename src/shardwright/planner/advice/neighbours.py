@@ -1,4 +1,5 @@
-"""The plans beside a plan: one thing changed, and what must change with it for the ranks and the batch to come out."""
+"""The neighbours of a plan: one field changed, and the fields that must change with it so that ranks and batch
+match."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ _POLICIES = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A legal plan beside another: the field that changed, its value, and the job under it."""
+    """A legal neighbour of a plan: the field that changed, its value, and the job under it."""
 
     field: str
     value: object
@@ -31,31 +32,36 @@ class Neighbour:
 
 
 def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
-    """All neighbours of a job's plan on as many devices, those with another schedule among `schedules`; none that need
-    what the job's software lacks, unless the plan does.
+    """All neighbours of a job's plan on as many devices; other schedules are among `schedules`. Left out are neighbours
+    that need more of what the job's software lacks than the plan.
 
-    Where stages lie as before, each keeps its layers.
+    Stages keep their layers if they stay on their ranks.
     """
-    neighbours_of, seen = [], {job.plan.model_dump_json()}
+    legal_neighbours, known_plans = [], {job.plan.model_dump_json()}
     software = software_of(job.cluster.software)
-    mine = set(lacks(software, job))
+    own_lacks = set(lacks(software, job))
     for field, value, changes in _moves(job, schedules):
         if all(getattr(job.plan, name) == new for name, new in changes.items()):
             continue  # the plan itself
         plan = job.plan.model_copy(update={"extra_warmup": 0, "most_alive": 0.0} | changes)
         if plan.layout and not same_stages(job.plan, plan):
             plan = plan.model_copy(update={"layout": []})
-        near = job.model_copy(update={"plan": plan})
+        adjacent_job = job.model_copy(update={"plan": plan})
         text = plan.model_dump_json()
-        if text in seen or not set(lacks(software, near)) <= mine or job_faults(near) or plan_faults(near):
+        if (
+            text in known_plans
+            or not set(lacks(software, adjacent_job)) <= own_lacks
+            or job_faults(adjacent_job)
+            or plan_faults(adjacent_job)
+        ):
             continue
-        seen.add(text)
-        neighbours_of.append(Neighbour(field, value, near))
-    return neighbours_of
+        known_plans.add(text)
+        legal_neighbours.append(Neighbour(field, value, adjacent_job))
+    return legal_neighbours
 
 
 def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
-    """(field, value, all changes), of which some may be illegal."""
+    """Yield (field, value, all changes). Some may be illegal."""
     plan, layers = job.plan, job.model.layers
     for axis in ("tp", "pp", "cp"):
         for times_two in (False, True):
@@ -63,20 +69,22 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
     for ep in {plan.ep * 2, plan.ep // 2} - {0}:
         yield "ep", ep, {"ep": ep}
     for zero in range(4):
-        fewer = {"zero_ranks": 0} if zero == 0 else {}
-        yield "zero", zero, {"zero": zero, "offload_parameters": plan.offload_parameters and zero == 3} | fewer
+        zero_ranks_change = {"zero_ranks": 0} if zero == 0 else {}
+        offloads = plan.offload_parameters and zero == 3
+        yield "zero", zero, {"zero": zero, "offload_parameters": offloads} | zero_ranks_change
     if plan.zero:
-        of_node = of_stage(plan, node_devices(job.cluster)) // layout(plan, REPLICAS[False]).stride
-        if plan.zero_ranks or of_node > 1:  # over one rank nothing is shared
-            yield "zero_ranks", 0 if plan.zero_ranks else of_node, {"zero_ranks": 0 if plan.zero_ranks else of_node}
+        ranks_on_node = of_stage(plan, node_devices(job.cluster)) // layout(plan, REPLICAS[False]).stride
+        if plan.zero_ranks or ranks_on_node > 1:  # with one rank nothing is sharded
+            num_ranks = 0 if plan.zero_ranks else ranks_on_node
+            yield "zero_ranks", num_ranks, {"zero_ranks": num_ranks}
     for order in (EXAMPLE, STAGES_INSIDE):
-        moved = plan.model_copy(update={"order": order})
-        if lies_otherwise(job, plan, moved):
-            yield "order", order_words(moved), {"order": order}
+        reordered = plan.model_copy(update={"order": order})
+        if lies_otherwise(job, plan, reordered):
+            yield "order", order_words(reordered), {"order": order}
     for schedule in schedules if plan.pp > 1 else ():
-        chosen = SCHEDULES[schedule].stages_per_rank == 0
-        for virtual in sorted({2, max(2, layers // plan.pp)}) if chosen else (1,):
-            name = f"{schedule} with virtual_stages {virtual}" if chosen else schedule
+        has_free_stages = SCHEDULES[schedule].stages_per_rank == 0
+        for virtual in sorted({2, max(2, layers // plan.pp)}) if has_free_stages else (1,):
+            name = f"{schedule} with virtual_stages {virtual}" if has_free_stages else schedule
             yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
     if plan.pp > 1 and SCHEDULES[plan.schedule].stages_per_rank == 0:
         for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
@@ -88,9 +96,9 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         if size:
             yield "microbatch_size", size, {"microbatch_size": size}
     whole_experts = {"expert_tp": 0} if plan.sequence_parallel else {}
-    other = {"sequence_parallel": not plan.sequence_parallel} | whole_experts
+    sequence_changes = {"sequence_parallel": not plan.sequence_parallel} | whole_experts
     if plan.tp > 1:
-        yield "sequence_parallel", not plan.sequence_parallel, other
+        yield "sequence_parallel", not plan.sequence_parallel, sequence_changes
     if plan.offload_optimizer or device_of(job.cluster.device).knows_host:
         yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
 
@@ -103,16 +111,16 @@ def recompute_words(plan: PlanSpec) -> str:
 
 
 def _traded(job: JobSpec, axis: str, times_two: bool) -> Iterator[tuple[str, object, dict[str, Any]]]:
-    """Twice or half of a degree, for half or twice of another: of dp, or else of pp or tp."""
+    """Yield a degree times two for half of another, or half of it for twice another: dp, or else pp or tp."""
     plan = job.plan
     value = getattr(plan, axis) * 2 if times_two else getattr(plan, axis) // 2
     if value == 0 or (not times_two and getattr(plan, axis) % 2):
         return
-    for other in ("dp", *({"pp", "tp"} - {axis})):
-        degree = getattr(plan, other)
+    for other_axis in ("dp", *({"pp", "tp"} - {axis})):
+        degree = getattr(plan, other_axis)
         if times_two and degree % 2:
             continue
-        changes: dict[str, Any] = {axis: value, other: degree // 2 if times_two else degree * 2}
+        changes: dict[str, Any] = {axis: value, other_axis: degree // 2 if times_two else degree * 2}
         if changes.get("tp", plan.tp) == 1:
             changes |= {"sequence_parallel": False, "expert_tp": 0}
         pp = changes.get("pp", plan.pp)
@@ -120,7 +128,7 @@ def _traded(job: JobSpec, axis: str, times_two: bool) -> Iterator[tuple[str, obj
             changes |= {"schedule": "1f1b", "virtual_stages": 1}
         elif SCHEDULES[plan.schedule].stages_per_rank == 0:
             changes["virtual_stages"] = max(2, min(plan.virtual_stages, job.model.layers // pp))
-        if other != "dp":  # it says so, for two degrees change
-            yield axis, f"{value} and {other} {changes[other]}", changes
+        if other_axis != "dp":  # the value names both degrees that change
+            yield axis, f"{value} and {other_axis} {changes[other_axis]}", changes
         else:
             yield axis, value, changes

@@ -1,4 +1,4 @@
-"""A plan with its price, as every command that chooses or compares plans tells it."""
+"""A plan with its price, as every command shows it that chooses or compares plans."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class PricedPlan:
 
     @property
     def tokens_per_s_per_device(self) -> float:
-        """Throughput."""
+        """Throughput: tokens a second and device."""
         return self.job.tokens_per_step / float(self.time.total) / self.job.plan.world
 
     @property
@@ -77,10 +77,10 @@ def priced(jobs: Sequence[JobSpec], constants: Constants, times: Sequence[StepTi
 
 def _known(answers: Sequence[Price | str]) -> list[Price]:
     """The prices, if all plans have one; KeyError names an unknown number."""
-    known = [price for price in answers if isinstance(price, Price)]
-    if len(known) < len(answers):
+    priced_plans = [price for price in answers if isinstance(price, Price)]
+    if len(priced_plans) < len(answers):
         raise KeyError(next(answer for answer in answers if isinstance(answer, str)))
-    return known
+    return priced_plans
 
 
 def searched_schedules(constraints: Constraints) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Why a plan is best, as inequalities: its adjacent plans are priced, and the terms that decide are named.
+"""The reasons why a plan is best, as inequalities: its adjacent plans are priced, and the decisive terms are named.
 
-A term is a part of the step time (simulate/step.StepTime). A neighbour loses by terms that grow more than others
-shrink; one that does not fit loses by bytes.
+A term is a part of the step time (simulate/step.StepTime). A neighbour is slower because some terms grow by more than
+others shrink, or it does not fit because it needs too many bytes.
 """
 
 from collections.abc import Sequence
@@ -29,24 +29,31 @@ from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import simulated_steps
 
-# Parts of a step, as they are told.
+# Parts of a step, in words.
 PARTS = {
-    "compute": "computing", "again": "recomputing", "tensor": "tensor-parallel communication",
-    "context": "context-parallel communication", "expert": "expert-parallel communication",
-    "data": "data-parallel communication", "messages": "pipeline messages", "bubble": "bubble",
-    "optimizer": "optimizer", "host": "traffic with host memory", "other": "the rest",
-}  # fmt: skip
+    "compute": "computing",
+    "again": "recomputing",
+    "tensor": "tensor-parallel communication",
+    "context": "context-parallel communication",
+    "expert": "expert-parallel communication",
+    "data": "data-parallel communication",
+    "messages": "pipeline messages",
+    "bubble": "bubble",
+    "optimizer": "optimizer",
+    "host": "traffic with host memory",
+    "other": "the rest",
+}
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
-_TOLD = 5e-4  # share of a step: what differs by less is the same
-_TERM = 0.05  # share of a difference: smaller terms do not decide it
+_LEAST_SHARE = 5e-4  # share of a step: a smaller difference counts as none
+_LEAST_TERM = 0.05  # share of a difference: smaller terms do not decide it
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a field has its value and not another: seconds of a step that the other would take more, or bytes.
+    """The reason why a field has its value and not another: further seconds of a step with the other value, or bytes.
 
-    `excess_bytes` are those that the other has too much: of the device, or if it fits there, of the device's share of
-    its node's host memory (`is_host`). Zero where it fits. `job` is the job under the other plan.
+    `excess_bytes` are the bytes by which the other plan exceeds the device or, if it fits there, the device's share of
+    its node's host memory (`is_host`); 0 if it fits. `job` is the job under the other plan.
     """
 
     field: str
@@ -60,70 +67,89 @@ class Reason:
 
 
 def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
-    """One for each neighbour that differs: degrees first, of each field those that fit, the nearest in time first.
+    """A reason for each neighbour that differs: degrees first; for each field, neighbours that fit first, the nearest
+    in time first.
 
-    Steps are simulated in full, each plan's in its own order of work.
+    Steps are simulated in full, each in its plan's order of work.
     """
-    near = neighbours(job, schedules)
-    if job.plan.layout:  # adjacent to a plan with its best stages, others have theirs too
-        near = [_laid_out(one, constants) for one in near]
-    priced = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
-    jobs = [job, *(neighbour.job for neighbour in near)]
-    known = [(place, price) for place, price in enumerate(priced) if isinstance(price, Price)]
-    assert known[0][0] == 0, "the plan itself has been priced before"
-    mine, *times = simulated_steps([jobs[place] for place, _ in known], [price.time for _, price in known], constants)
-    beside = [
-        _reason(job, mine, near[place - 1], _counted(replace(price, time=time), near[place - 1], mine, constants))
-        for (place, price), time in zip(known[1:], times, strict=True)
+    adjacent = neighbours(job, schedules)
+    if job.plan.layout:  # neighbours get their best stages, too
+        adjacent = [_laid_out(neighbour, constants) for neighbour in adjacent]
+    priced = prices([run_of(job), *(run_of(neighbour.job) for neighbour in adjacent)], constants)
+    jobs = [job, *(neighbour.job for neighbour in adjacent)]
+    indexed_prices = [(index, price) for index, price in enumerate(priced) if isinstance(price, Price)]
+    assert indexed_prices[0][0] == 0, "the plan itself has been priced before"
+    own_time, *times = simulated_steps(
+        [jobs[index] for index, _ in indexed_prices], [price.time for _, price in indexed_prices], constants
+    )
+    all_reasons = [
+        _reason(
+            job,
+            own_time,
+            adjacent[index - 1],
+            _with_exact_memory(replace(price, time=time), adjacent[index - 1], own_time, constants),
+        )
+        for (index, price), time in zip(indexed_prices[1:], times, strict=True)
     ]
-    order = list(dict.fromkeys(one.field for one in beside))
-    told = [one for one in beside if one.excess_bytes > 0 or abs(one.slower_s) >= _TOLD * mine.total]
-    return sorted(told, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
+    order = list(dict.fromkeys(reason.field for reason in all_reasons))
+    told_reasons = [
+        reason
+        for reason in all_reasons
+        if reason.excess_bytes > 0 or abs(reason.slower_s) >= _LEAST_SHARE * own_time.total
+    ]
+    return sorted(
+        told_reasons, key=lambda reason: (order.index(reason.field), reason.excess_bytes > 0, reason.slower_s)
+    )
 
 
 def faster_adjacent(why: Sequence[Reason], constraints: Constraints) -> JobSpec | None:
     """The fastest adjacent plan that is faster, fits, and is in the search space; None if there is none.
 
-    `why` is what `reasons` says of the one.
+    `why` are the `reasons` of the plan.
     """
     faster = [
-        one for one in why
-        if one.slower_s < 0 and one.excess_bytes == 0
-        and all(constraints.allows(name, value) for name, value in one.job.plan.model_dump().items())
-    ]  # fmt: skip
-    return min(faster, key=lambda one: one.slower_s).job if faster else None
+        reason
+        for reason in why
+        if reason.slower_s < 0
+        and reason.excess_bytes == 0
+        and all(constraints.allows(name, value) for name, value in reason.job.plan.model_dump().items())
+    ]
+    return min(faster, key=lambda reason: reason.slower_s).job if faster else None
 
 
-def _counted(price: Price, near: Neighbour, mine: StepTime, constants: Constants) -> Price:
-    """The price of a neighbour, where it is faster with the memory that every command tells of it."""
-    if float(price.time.total) > float(mine.total) * (1 - _TOLD):
+def _with_exact_memory(price: Price, neighbour: Neighbour, own_time: StepTime, constants: Constants) -> Price:
+    """The price of a neighbour; if it is faster, with the exact memory that every command shows."""
+    if float(price.time.total) > float(own_time.total) * (1 - _LEAST_SHARE):
         return price
-    return replace(price, memory=fullest(near.job, constants))
+    return replace(price, memory=fullest(neighbour.job, constants))
 
 
-def _laid_out(near: Neighbour, constants: Constants) -> Neighbour:
-    """The neighbour with the layers of its stages chosen, where that pays and its plan says nothing of them."""
-    plan = near.job.plan
-    laid = paying_layout(near.job, constants, LEAST_GAIN) if plan.pp > 1 and not plan.layout else None
-    return replace(near, job=laid) if laid else near
+def _laid_out(neighbour: Neighbour, constants: Constants) -> Neighbour:
+    """The neighbour with its best layout, if that pays and its plan has none."""
+    plan = neighbour.job.plan
+    laid_out = paying_layout(neighbour.job, constants, LEAST_GAIN) if plan.pp > 1 and not plan.layout else None
+    return replace(neighbour, job=laid_out) if laid_out else neighbour
 
 
-def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reason:
+def _reason(job: JobSpec, own_time: StepTime, neighbour: Neighbour, price: Price) -> Reason:
     time, memory = price.time, price.memory
     excess, host_excess = float(memory.process) - room_bytes(job), float(memory.host) - host_room_bytes(job.cluster)
-    slower = float(time.total - mine.total)
+    slower = float(time.total - own_time.total)
     is_host = excess <= 0 < host_excess
     if is_host:
         excess = host_excess
         text = f"offloads {memory.host / GIB:.1f} GiB, {excess / GIB:.1f} more than a device's share of its host"
     elif excess > 0:
-        text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, {_most(memory)}"
+        text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, "
+        text += _largest_kind(memory)
     else:
-        text = _inequality(job, near.job, mine, time)
-    if excess > 0 and slower <= -_TOLD * mine.total:
+        text = _inequality(job, neighbour.job, own_time, time)
+    if excess > 0 and slower <= -_LEAST_SHARE * own_time.total:
         text += f"; it would be {seconds_text(-slower)} faster"
-    values = near.field, _value(job, near.field), _other(near)
-    return Reason(*values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text, job=near.job)
+    values = neighbour.field, _value(job, neighbour.field), _neighbour_value(neighbour)
+    return Reason(
+        *values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text, job=neighbour.job
+    )
 
 
 def _value(job: JobSpec, field: str) -> object:
@@ -140,46 +166,54 @@ def _value(job: JobSpec, field: str) -> object:
     return f"{value:g}" if isinstance(value, float) else value
 
 
-def _other(near: Neighbour) -> object:
-    """A neighbour's value, in words where the plan's is."""
+def _neighbour_value(neighbour: Neighbour) -> object:
+    """A neighbour's value, in words for the fields whose value `_value` puts into words."""
     return (
-        _value(near.job, near.field) if near.field in ("recompute", "zero_ranks", "offload_optimizer") else near.value
+        _value(neighbour.job, neighbour.field)
+        if neighbour.field in ("recompute", "zero_ranks", "offload_optimizer")
+        else neighbour.value
     )
 
 
-def _most(memory: Memory) -> str:
+def _largest_kind(memory: Memory) -> str:
     kinds = ("parameters", "gradients", "optimizer", "activations", "working")
     num_bytes, kind = max(((float(getattr(memory, kind)), kind) for kind in kinds), key=lambda part: part[0])
     return f"of which {num_bytes / GIB:.1f} are {kind}"
 
 
-def _inequality(job: JobSpec, other: JobSpec, own_time: StepTime, other_time: StepTime) -> str:
+def _inequality(job: JobSpec, other_job: JobSpec, own_time: StepTime, other_time: StepTime) -> str:
     """ "0.30 s more tensor-parallel communication (...) > 0.10 s less bubble"."""
     differences = {name: float(getattr(other_time, name) - getattr(own_time, name)) for name in PARTS}
-    least = _TERM * abs(float(other_time.total - own_time.total))
-    more = [n for n in sorted(differences, key=lambda n: -differences[n]) if differences[n] > least][:3]
-    less = [n for n in sorted(differences, key=lambda n: differences[n]) if differences[n] < -least][:3]
+    least = _LEAST_TERM * abs(float(other_time.total - own_time.total))
+    grown_parts = [
+        name for name in sorted(differences, key=lambda name: -differences[name]) if differences[name] > least
+    ][:3]
+    shrunk_parts = [
+        name for name in sorted(differences, key=lambda name: differences[name]) if differences[name] < -least
+    ][:3]
     is_slower = other_time.total >= own_time.total
-    first, second = (more, less) if is_slower else (less, more)
+    larger, smaller = (grown_parts, shrunk_parts) if is_slower else (shrunk_parts, grown_parts)
     word = {True: "more", False: "less"}
-    left = " + ".join(f"{seconds_text(abs(differences[n]))} {word[is_slower]} {PARTS[n]}" for n in first)
-    right = " + ".join(f"{seconds_text(abs(differences[n]))} {word[not is_slower]} {PARTS[n]}" for n in second)
-    text = f"{left} > {right}" if left and right else left or right or "the same time"
-    grown = [name for name in more if name in _AXIS_OF_PART]
-    return text + (_moved(job, other, _AXIS_OF_PART[grown[0]]) if grown else "")
+    left_side = " + ".join(f"{seconds_text(abs(differences[name]))} {word[is_slower]} {PARTS[name]}" for name in larger)
+    right_side = " + ".join(
+        f"{seconds_text(abs(differences[name]))} {word[not is_slower]} {PARTS[name]}" for name in smaller
+    )
+    text = f"{left_side} > {right_side}" if left_side and right_side else left_side or right_side or "the same time"
+    axis_parts = [name for name in grown_parts if name in _AXIS_OF_PART]
+    return text + (_traffic_change(job, other_job, _AXIS_OF_PART[axis_parts[0]]) if axis_parts else "")
 
 
-def _moved(job: JobSpec, other: JobSpec, axis: str) -> str:
-    """The traffic of the axis under the other plan and under this one, if they differ."""
-    before, after = (_traffic(either, axis) for either in (job, other))
+def _traffic_change(job: JobSpec, other_job: JobSpec, axis: str) -> str:
+    """Text with the traffic of an axis under the other plan and under this one, if they differ."""
+    before, after = (_traffic(plan_job, axis) for plan_job in (job, other_job))
     return "" if before == after else f" ({axis}: {after}; before, {before})"
 
 
 def _traffic(job: JobSpec, axis: str) -> str:
-    """The bytes that a rank in the middle of the pipeline sends over "tp", "cp", "ep" or "dp" in a step for its layers,
-    in both passes, and the stated bandwidth of the slowest link.
+    """Text with the bytes that a rank in the middle of the pipeline sends over "tp", "cp", "ep" or "dp" in a step for
+    its layers, forward and backward, and the stated bandwidth of the slowest link.
 
-    Replicas (dp) exchange at the ends of a step, and send nothing for layers.
+    Replicas (dp) communicate at the ends of a step, and send nothing for layers.
     """
     run = run_of(job)
     pieces, groups = rank_pieces(run)[job.plan.pp // 2], Groups(run)
@@ -188,32 +222,32 @@ def _traffic(job: JobSpec, axis: str) -> str:
         return "nothing"
     num_domains = int(group.domains)
     words = link_words(job.cluster)
-    where, bytes_per_s = f"across {num_domains} {words.domains}", run.network_bytes_per_s
+    place, bytes_per_s = f"across {num_domains} {words.domains}", run.network_bytes_per_s
     if num_domains == 1:
-        where, bytes_per_s = f"within a {words.domain}", run.node_bytes_per_s
-    links = f"{where} at {bytes_per_s / 1e9:,.3g} GB/s"
+        place, bytes_per_s = f"within a {words.domain}", run.node_bytes_per_s
+    links = f"{place} at {bytes_per_s / 1e9:,.3g} GB/s"
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
     passes = piece_passes(job, run, software_under(run), None, kinds=pieces)
     counts = {piece: _counts(job, number) for piece, number in pieces.items()}
-    moved = layer_crossings(job, counts, pieces, passes, sizes)
-    sent_bytes = sum(crossing.sent.total for crossing in moved if crossing.axis == axis)
+    crossings = layer_crossings(job, counts, pieces, passes, sizes)
+    sent_bytes = sum(crossing.sent.total for crossing in crossings if crossing.axis == axis)
     if not sent_bytes:
         return f"{int(group.size)} ranks {links}"
     return f"{number_text(sent_bytes / 1e9)} GB a device and step {links}"
 
 
 def _counts(job: JobSpec, num_pieces: int) -> PassCounts:
-    """How often a rank runs so many pieces of a kind, if none of the schedule's own exceptions is."""
+    """How often a rank runs `num_pieces` of a kind, without the exceptions of schedules."""
     passes = num_pieces * job.num_microbatches // job.plan.num_copies
     return PassCounts(passes, passes if job.plan.recompute == "stage" else 0, passes)
 
 
 def binding(time: StepTime, memory: Memory, job: JobSpec, why: list[Reason]) -> str:
-    """The limit of a plan, in words: memory, if something faster does not fit; or the largest part of the step besides
-    computing."""
+    """The limit of a plan, in words: memory, if a faster neighbour does not fit; and the largest part of the step
+    besides computing."""
     shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
     room = room_bytes(job)
-    faster = [reason for reason in why if reason.excess_bytes > 0 and reason.slower_s <= -_TOLD * time.total]
+    faster = [reason for reason in why if reason.excess_bytes > 0 and reason.slower_s <= -_LEAST_SHARE * time.total]
     waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
     loss = f"{PARTS[waste]}, {shares[waste]:.1%}"
     parts = [f"computing is {shares['compute']:.0%} of the step; the largest loss is {loss}"]

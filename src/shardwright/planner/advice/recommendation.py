@@ -35,10 +35,13 @@ _TRIES = 4  # simpler plans that are simulated, at most
 
 
 def plans_of(
-    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective | None = None,
+    job: JobSpec,
+    constraints: Constraints,
+    constants: Constants,
+    objective: Objective | None = None,
     num_shown: int = CONSIDERED,
-) -> Advice:  # fmt: skip
-    """The best plans of a job and the one to take, by which every command chooses.
+) -> Advice:
+    """The best plans of a job and the plan to take. Every command chooses by this function.
 
     PlanError if no plan meets the deadline.
     """
@@ -90,7 +93,7 @@ def settled(advice: Advice, constraints: Constraints, constants: Constants, *, n
 
 def _with(plans: Sequence[PricedPlan], plan: PricedPlan) -> list[PricedPlan]:
     """Plans of different kinds, fastest first, in which `plan` replaces the plan of its kind."""
-    return sorted([plan, *(other for other in plans if other.kind != plan.kind)], key=attrgetter("token_s"))
+    return sorted([plan, *(kept_plan for kept_plan in plans if kept_plan.kind != plan.kind)], key=attrgetter("token_s"))
 
 
 def recommended(
@@ -123,24 +126,31 @@ def _chosen(
     advice: Advice, constraints: Constraints, constants: Constants, spread: RatioSpread, room: float
 ) -> PricedPlan:
     """The simplest plan, of the advice or simpler than its plans, that can't be told apart from the first."""
-    first, *others = advice.plans
-    roomy = [plan for plan in others if fits(plan.job, plan.memory, room)]
-    alike = [first, *(plan for plan in roomy if _confidence(first, plan, spread) < TOLD_APART)]
+    first_plan, *others = advice.plans
+    fitting = [plan for plan in others if fits(plan.job, plan.memory, room)]
+    alike = [first_plan, *(plan for plan in fitting if _confidence(first_plan, plan, spread) < TOLD_APART)]
     slower = spread.ratio(TOLD_APART, DIFFERENCES)
     simpler = simpler_plans(
-        advice.job, constraints, [plan.job for plan in advice.plans], constants, room=room,
-        most_token_s=slower * first.closed_token_s,
-    )  # fmt: skip
+        advice.job,
+        constraints,
+        [plan.job for plan in advice.plans],
+        constants,
+        room=room,
+        most_token_s=slower * first_plan.closed_token_s,
+    )
     tries = _TRIES
-    for one in in_order([*alike, *simpler]):
-        if isinstance(one, PricedPlan):
-            return one
-        kinds = kinds_between(first.job, one.job)
-        if tries == 0 or spread.confidence(math.log(one.token_s / first.closed_token_s), kinds) >= TOLD_APART:
+    for candidate in in_order([*alike, *simpler]):
+        if isinstance(candidate, PricedPlan):
+            return candidate
+        kinds = kinds_between(first_plan.job, candidate.job)
+        if (
+            tries == 0
+            or spread.confidence(math.log(candidate.token_s / first_plan.closed_token_s), kinds) >= TOLD_APART
+        ):
             continue
-        (plan,) = priced([one.job], constants)
+        (plan,) = priced([candidate.job], constants)
         tries -= 1
-        if fits(plan.job, plan.memory, room) and _confidence(first, plan, spread) < TOLD_APART:
+        if fits(plan.job, plan.memory, room) and _confidence(first_plan, plan, spread) < TOLD_APART:
             return plan
     raise AssertionError("the first plan is among those that can't be told apart from it")
 
@@ -148,7 +158,7 @@ def _chosen(
 def in_order(plans: Sequence[PricedPlan | Candidate]) -> Iterator[PricedPlan | Candidate]:
     """Plans, the simplest first; equally simple plans are sorted by closed forms, the fastest first."""
     keys = [_key(plan) for plan in plans]
-    return (plans[place] for place in sorted(range(len(plans)), key=keys.__getitem__))
+    return (plans[index] for index in sorted(range(len(plans)), key=keys.__getitem__))
 
 
 def _key(plan: PricedPlan | Candidate) -> tuple[Simplicity, float, str]:

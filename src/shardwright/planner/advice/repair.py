@@ -1,7 +1,7 @@
-"""A plan that does not fit: what exceeds by how much, on which rank; and the nearest plans that fit.
+"""A plan that does not fit: its excess and the rank with it; and the nearest plans that fit.
 
-These are what the search finds where all but a few fields of the plan are kept: one after another each field by itself,
-then each two of them, then any number. So none of as few changes is faster.
+A search finds them while most fields of the plan are kept: it frees each field alone, then each two of them, then all.
+So no plan with as few changes is faster.
 """
 
 import math
@@ -27,10 +27,10 @@ from shardwright.simulate.batch_pricing import Price
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.memo import Memo
 
-_SLOWEST = 4.0  # times as long as the plan that does not fit
+_SLOWEST = 4.0  # times the step of the plan that does not fit: slower plans are no repair
 _SHOWN = 4
-# Fields that change together, each by the name under which it is told: a degree goes with the number of replicas, and
-# tp with what is over its ranks.
+# Fields that change together, by the name that is shown: a degree changes the number of replicas, and tp the fields
+# about its ranks.
 _CHANGES: dict[str, tuple[str, ...]] = {
     "microbatch_size": ("microbatch_size",),
     "recompute": ("recompute", "recompute_operators", "recompute_every", "offload_activations"),
@@ -50,7 +50,7 @@ _FOLLOWING = ("dp", "expert_tp", "order", "cp_method", "offload_activations", "r
 
 @dataclass(frozen=True)
 class Near:
-    """A plan that fits: what was changed, the job under it, and its price."""
+    """A plan that fits: its changes in words, the job under it, and its price."""
 
     changes: tuple[str, ...]
     job: JobSpec
@@ -59,10 +59,11 @@ class Near:
 
 @dataclass(frozen=True)
 class Misfit:
-    """The pipeline ranks that need too much, the first that needs most, by how many bytes, and plans that fit.
+    """The excess of a plan that does not fit: the number of ranks that need too much, the rank that needs most, its
+    memory and its excess; and plans that fit.
 
-    `excess_bytes` is of the device, and `host_excess_bytes` of a device's share of its node's host memory; one of them
-    may be negative, which is then what is left.
+    `excess_bytes` is of the device, and `host_excess_bytes` of a device's share of its node's host memory. One of them
+    may be negative: that much is free.
     """
 
     rank: int
@@ -74,33 +75,33 @@ class Misfit:
 
 
 def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Misfit | None:
-    """The excess of a plan, and plans that fit; None if the plan itself does."""
+    """The excess of a plan, and plans that fit; None if the plan itself fits."""
     room = room_bytes(job)
     ranks = job_memories(job, constants)
-    most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].process))
-    excess, host_excess = float(ranks[most].process) - room, -math.inf
+    fullest_rank = max(range(len(ranks)), key=lambda rank: float(ranks[rank].process))
+    excess, host_excess = float(ranks[fullest_rank].process) - room, -math.inf
     if excess <= 0:
-        most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].host))
-        host_excess = float(ranks[most].host) - host_room_bytes(job.cluster)
-        excess = float(ranks[most].process) - room
+        fullest_rank = max(range(len(ranks)), key=lambda rank: float(ranks[rank].host))
+        host_excess = float(ranks[fullest_rank].host) - host_room_bytes(job.cluster)
+        excess = float(ranks[fullest_rank].process) - room
     if max(excess, host_excess) <= 0:
         return None
     too_large = sum(not fits(job, memory, room) for memory in ranks)
     nearest = nearest_that_fit(job, schedules, constants, _SHOWN)
-    return Misfit(most, too_large, ranks[most], excess, host_excess_bytes=host_excess, nearest=nearest)
+    return Misfit(fullest_rank, too_large, ranks[fullest_rank], excess, host_excess_bytes=host_excess, nearest=nearest)
 
 
 def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int) -> list[Near]:
-    """Plans that fit with as few changes as it takes, fastest first. What is much slower than the job's own plan is no
-    way out."""
+    """The plans that fit with the fewest changes, fastest first; without plans that are much slower than the job's
+    own."""
     most_s = _SLOWEST * float(step_time(run_of(job), constants).total)
     most_token_s = most_s / job.tokens_per_step
-    memo, kept = Memo(), _kept(job)
+    memo, plan_fields = Memo(), _plan_fields(job)
 
-    def fastest(names: Iterable[str], most: int) -> list[SimulatedPlan]:
+    def fastest(names: Iterable[str], count: int) -> list[SimulatedPlan]:
         free = {field for name in names for field in _CHANGES[name]}
-        among = {field: value for field, value in kept.items() if field not in free}
-        plans = _fastest(job, Constraints(among, among={"schedule": schedules}), constants, memo, most, most_token_s)
+        kept = {field: value for field, value in plan_fields.items() if field not in free}
+        plans = _fastest(job, Constraints(kept, among={"schedule": schedules}), constants, memo, count, most_token_s)
         return [plan for plan in plans if float(plan.time.total) <= most_s]
 
     def with_changes(number: int) -> list[SimulatedPlan]:
@@ -109,12 +110,12 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
 
     plans = with_changes(1)
     if not plans:
-        plans = fastest(_CHANGES, num_shown)  # where nothing fits, no two changes help
+        plans = fastest(_CHANGES, num_shown)  # if no plan fits, two changes do not help
         plans = plans and (with_changes(2) or plans)
-    return list(_told(job, sorted(plans, key=lambda plan: plan.token_s), constants))[:num_shown]
+    return list(_near_plans(job, sorted(plans, key=lambda plan: plan.token_s), constants))[:num_shown]
 
 
-def _kept(job: JobSpec) -> dict[str, object]:
+def _plan_fields(job: JobSpec) -> dict[str, object]:
     """The fields of a job's plan that a search may keep."""
     variant = variant_of_plan(job).fields()
     return {name: value for name, value in (numbers_of_plan(job) | variant).items() if name != "global_batch_size"} | {
@@ -130,41 +131,44 @@ def _fastest(
         plans = search(
             _on_a_cluster(job), constraints, constants, num_shown, memo=memo, most_token_s=most_token_s
         ).candidates
-    except PlanError:  # none is legal
+    except PlanError:  # no plan is legal
         return []
     return [replace(plan, job=plan.job.model_copy(update={"cluster": job.cluster})) for plan in plans]
 
 
 def _on_a_cluster(job: JobSpec) -> JobSpec:
-    """The job on as many devices as its plan has ranks, in nodes of the usual size, where its cluster has no size."""
+    """The job on as many devices as its plan has ranks, in nodes of the usual size, if its cluster has no size."""
     if job.cluster.num_devices:
         return job
-    each = math.gcd(job.plan.world, node_devices(job.cluster))
-    size = {"devices_per_node": each, "nodes": job.plan.world // each}
+    node_size = math.gcd(job.plan.world, node_devices(job.cluster))
+    size = {"devices_per_node": node_size, "nodes": job.plan.world // node_size}
     return job.model_copy(update={"cluster": job.cluster.model_copy(update=size)})
 
 
-def _told(job: JobSpec, plans: Sequence[SimulatedPlan], constants: Constants) -> Iterator[Near]:
-    """Plans with what was changed and their prices, those with the fewest changes first where they take as long."""
+def _near_plans(job: JobSpec, plans: Sequence[SimulatedPlan], constants: Constants) -> Iterator[Near]:
+    """Yield the plans that have changes, with these and their prices, in the same order."""
     for plan in plans:
         changes = _changes(job, plan.job)
         if changes:
             yield Near(changes, plan.job, Price(plan.time, fullest(plan.job, constants)))
 
 
-def _changes(job: JobSpec, other: JobSpec) -> tuple[str, ...]:
-    """The fields in which two plans differ, with the values of the other; without what follows from these."""
-    own, others = (
+def _changes(job: JobSpec, other_job: JobSpec) -> tuple[str, ...]:
+    """The fields in which two plans differ, with the values of the other plan; without fields that follow from
+    others."""
+    own_fields, other_fields = (
         numbers_of_plan(job) | variant_of_plan(job).fields(),
-        numbers_of_plan(other) | variant_of_plan(other).fields(),
+        numbers_of_plan(other_job) | variant_of_plan(other_job).fields(),
     )
-    changed = [name for name, value in others.items() if value != own[name] and name != "global_batch_size"]
-    told = [name for name in changed if name not in _FOLLOWING] or changed
-    again = {name for name in changed if name in _CHANGES["recompute"]}
-    if again and "recompute" not in told:
-        told = [*(name for name in told if name not in again), "recompute"]
-    layout = ("uneven stages",) if other.plan.layout and other.plan.layout != job.plan.layout else ()
-    return (*(_in_words(name, other) for name in told), *layout)
+    changed = [
+        name for name, value in other_fields.items() if value != own_fields[name] and name != "global_batch_size"
+    ]
+    stated = [name for name in changed if name not in _FOLLOWING] or changed
+    recompute_fields = {name for name in changed if name in _CHANGES["recompute"]}
+    if recompute_fields and "recompute" not in stated:
+        stated = [*(name for name in stated if name not in recompute_fields), "recompute"]
+    layout = ("uneven stages",) if other_job.plan.layout and other_job.plan.layout != job.plan.layout else ()
+    return (*(_in_words(name, other_job) for name in stated), *layout)
 
 
 def _in_words(name: str, job: JobSpec) -> str:

@@ -1,6 +1,6 @@
-"""The field's rules of thumb, each with its source: what it recommends for a job, and whether a plan agrees.
+"""The field's rules of thumb, each with its source, its recommendation for a job, and if a plan agrees.
 
-They are shown beside what the search found, and decide nothing. A rule that does not concern a job says nothing.
+They are shown with the plans of a search, and decide nothing. A rule that does not concern a job returns None.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from shardwright.cost.group_links import Groups
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """The verdict of one rule: its name, its recommendation with the job's numbers, its source, and whether the job's
-    plan agrees."""
+    """The verdict of one rule: its name, its recommendation with the job's numbers, its source, and if the job's plan
+    agrees."""
 
     name: str
     says: str
@@ -41,8 +41,8 @@ def tensor_inside_a_node(job: JobSpec) -> RuleOfThumb | None:
 
 
 def sequence_with_tensor(job: JobSpec) -> RuleOfThumb | None:
-    """Use sequence parallel wherever there is tp: the same bytes travel, and norms and residuals are kept once instead
-    of tp times."""
+    """Use sequence parallel with tp: the same bytes are sent, and norms and residuals are kept once instead of tp
+    times."""
     if job.plan.tp == 1:
         return None
     return RuleOfThumb(
@@ -54,7 +54,7 @@ def sequence_with_tensor(job: JobSpec) -> RuleOfThumb | None:
 
 
 def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
-    """No more ranks share the model than its state needs: the rest are replicas."""
+    """Share the model among as few ranks as its state needs, and use the others as replicas."""
     memory_bytes = device_of(job.cluster.device).memory_bytes
     state_bytes = 18.0 * shape_of(job.model).parameters
     least = 1
@@ -99,19 +99,19 @@ def enough_microbatches(job: JobSpec) -> RuleOfThumb | None:
 
 
 def optimizer_state_alone(job: JobSpec) -> RuleOfThumb | None:
-    """Share the optimizer state alone in a pipeline: with m microbatches ZeRO-3 gathers, and ZeRO-2 with several stages
-    a rank reduces, up to m times what ZeRO-1 does once."""
+    """Shard only the optimizer state in a pipeline. With m microbatches ZeRO-3 gathers up to m times, and ZeRO-2 with
+    several stages a rank reduces up to m times; ZeRO-1 does both once."""
     plan = job.plan
     if plan.replicas == 1:
         return None
     wanted = (1,) if plan.pp > 1 else (1, 2, 3)
     name = "ZeRO-1 with a pipeline"
-    says = "3 would gather with each microbatch again, and 2 reduce where a rank's stages alternate"
+    recommendation = "3 would gather with each microbatch again, and 2 reduce where a rank's stages alternate"
     if plan.pp == 1:
-        name, says = "some ZeRO stage wherever there are replicas", "what they hold alike is shared"
+        name, recommendation = "some ZeRO stage wherever there are replicas", "what they hold alike is shared"
     return RuleOfThumb(
         name,
-        says,
+        recommendation,
         "DeepSpeed's pipeline engine refuses stages 2 and 3; Rajbhandari et al. 2020 (arXiv 1910.02054), section 7",
         plan.zero in wanted,
     )
@@ -139,7 +139,7 @@ def context_for_long_sequences(job: JobSpec) -> RuleOfThumb | None:
 
 
 def experts_before_tensor(job: JobSpec) -> RuleOfThumb | None:
-    """Whole experts keep their products large; cut ones do not."""
+    """Experts that tp does not cut have larger products."""
     if not job.model.moe.experts:
         return None
     return RuleOfThumb(
@@ -177,10 +177,18 @@ def largest_microbatch(job: JobSpec) -> RuleOfThumb | None:
 
 
 RULES: tuple[Callable[[JobSpec], RuleOfThumb | None], ...] = (
-    tensor_inside_a_node, model_parallel_as_memory_asks, pipeline_across_nodes, sequence_with_tensor,
-    enough_microbatches, largest_microbatch, optimizer_state_alone, recompute_what_memory_needs,
-    context_for_long_sequences, experts_before_tensor, experts_near,
-)  # fmt: skip
+    tensor_inside_a_node,
+    model_parallel_as_memory_asks,
+    pipeline_across_nodes,
+    sequence_with_tensor,
+    enough_microbatches,
+    largest_microbatch,
+    optimizer_state_alone,
+    recompute_what_memory_needs,
+    context_for_long_sequences,
+    experts_before_tensor,
+    experts_near,
+)
 
 
 def rules_for(job: JobSpec) -> list[RuleOfThumb]:

@@ -17,22 +17,22 @@ from shardwright.cost.from_job import run_of
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.query import Run
 
-_MOST = 8.0  # times more or less that is tried
+_MOST = 8.0  # largest factor that is tried, up or down
 _STEPS = 7  # of bisection: 2 ln 8 / 2^7, a 30th of the factor
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A change of one number of the input that makes another plan as fast: by what factor, and in words."""
+    """A change of one number of the input that makes another plan as fast: its factor, and the change in words."""
 
     name: str
     factor: float
     text: str
 
 
-def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
-    """The changes that make `other` as fast as `best`, nearest first. Empty where none of them does."""
-    runs = run_of(best), run_of(other)
+def flips(best: JobSpec, other_job: JobSpec, constants: Constants) -> list[Flip]:
+    """The changes that make `other_job` as fast as `best`, nearest first; empty if there are none."""
+    runs = run_of(best), run_of(other_job)
     device = device_of(best.cluster.device)
     generation = device.generation
     cluster, number = best.cluster, runs[0].grid.precision
@@ -74,9 +74,9 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     for name, change, value, unit, only_more in cases:
         factor = _crossing(runs, change, only_more)
         if factor is not None:
-            shown = f"{max(1, round(factor)) * value:,.0f}" if only_more else number_text(factor * value)
+            value_text = f"{max(1, round(factor)) * value:,.0f}" if only_more else number_text(factor * value)
             times = f"{max(1, round(factor))}" if only_more else f"{factor:.2g}"
-            changes.append(Flip(name, factor, f"{name} x {times} ({number_text(value)} to {shown} {unit})"))
+            changes.append(Flip(name, factor, f"{name} x {times} ({number_text(value)} to {value_text} {unit})"))
     return sorted(changes, key=lambda flip: abs(math.log(flip.factor)))
 
 
@@ -85,16 +85,16 @@ def _crossing(
 ) -> float | None:
     """The factor nearest to 1 at which the second run is as fast as the first, to a 30th; None if there is none."""
 
-    def behind(factor: float) -> float:
-        best, other = (float(step_time(*change(run, factor)).total) for run in runs)
-        return other - best
+    def lag_s(factor: float) -> float:
+        best_s, other_s = (float(step_time(*change(run, factor)).total) for run in runs)
+        return other_s - best_s
 
-    ends = [end for end in (_MOST, 1.0 / _MOST) if (end > 1.0 or not only_more) and behind(end) < 0.0]
-    flips_found = []
+    ends = [end for end in (_MOST, 1.0 / _MOST) if (end > 1.0 or not only_more) and lag_s(end) < 0.0]
+    factors = []
     for end in ends:
         low, high = 0.0, math.log(end)
         for _ in range(_STEPS):
             middle = (low + high) / 2
-            low, high = (middle, high) if behind(math.exp(middle)) > 0.0 else (low, middle)
-        flips_found.append(math.exp(high))
-    return min(flips_found, key=lambda factor: abs(math.log(factor)), default=None)
+            low, high = (middle, high) if lag_s(math.exp(middle)) > 0.0 else (low, middle)
+        factors.append(math.exp(high))
+    return min(factors, key=lambda factor: abs(math.log(factor)), default=None)

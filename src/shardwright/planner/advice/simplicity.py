@@ -1,9 +1,9 @@
 """The simplicity of a plan: the number of things that a person who sets it up and mends it has to deal with.
 
-First what the software lacks, for somebody would have to write it. Then what is kept in host memory, whose links and
-room are not the plan's alone. Then models that are held twice; axes in use, for each has groups, failures and settings
-of its own; how work is ordered; what is done beside training to save memory or bytes. Then smaller degrees, and less
-that replicas share.
+The features that the software lacks come first, for somebody would have to write them. Then state in host memory, whose
+links and room are shared with other programs. Then models that are held twice; axes in use, for each has groups,
+failures and settings of its own; the order of work; strategies that save memory or bytes. Then smaller degrees, and
+less sharding.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
 class Simplicity(NamedTuple):
-    """How much there is of each; plans are compared by the first that differs, and less is simpler."""
+    """The counts by which plans are compared; the first that differs decides, and less is simpler."""
 
     num_lacking: int
     num_hosted: int
@@ -33,7 +33,7 @@ class Simplicity(NamedTuple):
 
 
 def simplicity(job: JobSpec) -> Simplicity:
-    """How simple a job's plan is."""
+    """The simplicity of a job's plan."""
     plan = job.plan
     has_stages = plan.pp > 1
     return Simplicity(
@@ -66,14 +66,14 @@ def extras(job: JobSpec) -> list[str]:
         f"{plan.dispatch} dispatch": plan.ep > 1 and plan.dispatch != "direct",
         f"fp8 ({job.precision.float8})": job.precision.float8 != "none",
     }
-    return [name for name, has in uses.items() if has]
+    return [name for name, is_used in uses.items() if is_used]
 
 
 def kept_on_host(plan: PlanSpec) -> list[str]:
     """The state that a plan keeps in host memory, in words."""
-    kept = {
+    state_on_host = {
         "optimizer state": plan.offload_optimizer > 0,
         "parameters": plan.offload_parameters,
         "activations": plan.offload_activations,
     }
-    return [f"{name} in host memory" for name, has in kept.items() if has]
+    return [f"{name} in host memory" for name, is_hosted in state_on_host.items() if is_hosted]

@@ -1,7 +1,8 @@
-"""The plans beside a plan in the space of a search: of the same batch and degrees, with one field of another value.
+"""The plans adjacent to a plan in the space of a search: plans with the same batch and degrees that differ in one
+field.
 
-Any other value of the field counts, not the next one alone. Some fields count as one: the schedule with its virtual
-stages, all that says what is computed again, and all that says how state is shared out (ZeRO, its ranks, offload).
+Any other value of the field counts, not only the next one. Some fields count as one: the schedule with its virtual
+stages, all fields of recomputation, and all fields of sharding (ZeRO, its ranks, offload).
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,29 +32,32 @@ from shardwright.sharding.stage_placement import placement_of
 # Numbers in which a plan and its adjacent plans agree.
 _EQUAL_NUMBERS = ("global_batch_size", "tp", "pp", "cp", "dp", "ep")
 _ON_DEVICE = {"offload_optimizer": 0.0, "offload_parameters": False}
-_AGAIN = ("recompute", "recompute_operators", "recompute_every", "offload_activations")
+_RECOMPUTE = ("recompute", "recompute_operators", "recompute_every", "offload_activations")
 
 
 def adjacent_blocks(job: JobSpec, constraints: Constraints, rows: Columns, plans: Sequence[JobSpec]) -> list[PlanBlock]:
-    """The legal plans beside some, in blocks; a column `near` says of which of them. `rows` are the degrees of the
-    space."""
-    variant = space.variants_of(job, constraints, rows)
-    alike: dict[tuple[PlanVariant, bool], list[PlanBlock]] = {}
+    """The legal plans adjacent to `plans`, in blocks; the column `near` has the index of the plan to which each is
+    adjacent. `rows` are the degrees of the space."""
+    variants = space.variants_of(job, constraints, rows)
+    blocks_of: dict[tuple[PlanVariant, bool], list[PlanBlock]] = {}
     for near, plan in enumerate(plans):
-        for block in _beside(job, constraints, rows, variant, plan):
+        for block in _adjacent_to(job, constraints, rows, variants, plan):
             columns = block.columns | {"near": np.full(len(block), near), "schedule": block.schedule}
             common = replace(block.variant, schedule="1f1b")  # the schedule is a column of blocks that are joined
             hides_experts = job.model.moe.experts > 0 and is_paired(block.variant.schedule)
-            alike.setdefault((common, hides_experts), []).append(PlanBlock(common, columns))
-    return [join_blocks(blocks) for blocks in alike.values()]
+            blocks_of.setdefault((common, hides_experts), []).append(PlanBlock(common, columns))
+    return [join_blocks(blocks) for blocks in blocks_of.values()]
 
 
 def same_stages(plan: PlanSpec, other: PlanSpec) -> bool:
-    """True if each rank holds the same stages under both; where `auto` lays them its search says."""
+    """True if each rank holds the same stages under both plans. The stages of `auto` are known only for the same
+    schedule."""
     if plan.schedule != other.schedule and "auto" in (plan.schedule, other.schedule):
         return False
-    own, others = (placement_of(either.schedule, either.pp, either.stages_per_rank) for either in (plan, other))
-    return own == others
+    stages, other_stages = (
+        placement_of(either.schedule, either.pp, either.stages_per_rank) for either in (plan, other)
+    )
+    return stages == other_stages
 
 
 def variant_of_plan(job: JobSpec) -> PlanVariant:
@@ -64,53 +68,58 @@ def variant_of_plan(job: JobSpec) -> PlanVariant:
 
 
 def numbers_of_plan(job: JobSpec) -> dict[str, float]:
-    """The numbers of a job's plan, as columns of blocks have them."""
+    """The numbers of a job's plan, by the names of a block's columns."""
     plan = job.plan
     numbers = plan.model_dump() | {
-        "global_batch_size": job.batch.global_batch_size, "expert_tp": plan.expert_tp_size,
+        "global_batch_size": job.batch.global_batch_size,
+        "expert_tp": plan.expert_tp_size,
         "order": number_of(plan.order),
-    }  # fmt: skip
+    }
     return {name: numbers[name] for name in (*DEGREES, "virtual_stages", *SHARING)}
 
 
-def _beside(
-    job: JobSpec, constraints: Constraints, rows: Columns, variant: list[PlanVariant], plan: JobSpec
+def _adjacent_to(
+    job: JobSpec, constraints: Constraints, rows: Columns, variants: list[PlanVariant], plan: JobSpec
 ) -> Iterator[PlanBlock]:
     """Yield the legal plans adjacent to one plan, a block for each variant."""
-    own, numbers = variant_of_plan(plan), numbers_of_plan(plan)
-    mine = select(rows, np.all([rows[name] == numbers[name] for name in _EQUAL_NUMBERS], axis=0))
-    others = sum((mine[name] != numbers[name]).astype(int) for name in DEGREES if name not in _EQUAL_NUMBERS)
-    for at in variant:
-        differs = _num_different(at, own)
+    own_variant, numbers = variant_of_plan(plan), numbers_of_plan(plan)
+    rows_of_degrees = select(rows, np.all([rows[name] == numbers[name] for name in _EQUAL_NUMBERS], axis=0))
+    num_changed = sum(
+        (rows_of_degrees[name] != numbers[name]).astype(int) for name in DEGREES if name not in _EQUAL_NUMBERS
+    )
+    for candidate in variants:
+        differs = _num_different(candidate, own_variant)
         if differs > 1:
             continue
-        block = space.with_variant(job, constraints, select(mine, others + differs <= 1), at)
+        block = space.with_variant(job, constraints, select(rows_of_degrees, num_changed + differs <= 1), candidate)
         columns = block.columns
-        changed = np.full(len(block), differs)
-        changed += sum((columns[name] != numbers[name]).astype(int) for name in DEGREES if name not in _EQUAL_NUMBERS)
-        if at.schedule == own.schedule and SCHEDULES[at.schedule].stages_per_rank == 0:
-            changed += columns["virtual_stages"] != numbers["virtual_stages"]
-        kept = block.where(changed == 1)
-        if len(kept):
-            yield _shared_alike(job, constraints, kept, numbers)
+        num_changes = np.full(len(block), differs)
+        num_changes += sum(
+            (columns[name] != numbers[name]).astype(int) for name in DEGREES if name not in _EQUAL_NUMBERS
+        )
+        if candidate.schedule == own_variant.schedule and SCHEDULES[candidate.schedule].stages_per_rank == 0:
+            num_changes += columns["virtual_stages"] != numbers["virtual_stages"]
+        adjacent = block.where(num_changes == 1)
+        if len(adjacent):
+            yield _shared_alike(job, constraints, adjacent, numbers)
             may_stay = all(constraints.allows(name, value) for name, value in _ON_DEVICE.items())
-            if numbers["offload_optimizer"] and may_stay:  # what is offloaded for want of room may have it now
-                yield _shared_alike(job, constraints, kept, numbers | _ON_DEVICE)
-        same = block.where(changed == 0)
-        if len(same):
-            shared = space.with_sharing(job, constraints, same)
+            if numbers["offload_optimizer"] and may_stay:  # offloaded state may have room now
+                yield _shared_alike(job, constraints, adjacent, numbers | _ON_DEVICE)
+        unchanged = block.where(num_changes == 0)
+        if len(unchanged):
+            shared = space.with_sharing(job, constraints, unchanged)
             yield from (part for part in (shared, space.with_offload(constraints, shared)) if len(part))
 
 
-def _num_different(variant: PlanVariant, own: PlanVariant) -> int:
+def _num_different(variant: PlanVariant, own_variant: PlanVariant) -> int:
     """The number of fields in which variants differ; all fields of recomputation count as one."""
-    again = any(getattr(variant, name) != getattr(own, name) for name in _AGAIN)
+    recompute_differs = any(getattr(variant, name) != getattr(own_variant, name) for name in _RECOMPUTE)
     fields = ("schedule", "cp_method", "dispatch", "float8")
-    return again + sum(getattr(variant, name) != getattr(own, name) for name in fields)
+    return recompute_differs + sum(getattr(variant, name) != getattr(own_variant, name) for name in fields)
 
 
 def _shared_alike(job: JobSpec, constraints: Constraints, block: PlanBlock, numbers: dict[str, float]) -> PlanBlock:
-    """Plans with their state shared out as one plan has it, where they may."""
+    """The plans of a block with the sharding of another plan, if it is legal for them."""
     columns = block.columns | {name: np.full(len(block), numbers[name]) for name in SHARING}
     if not numbers["zero_ranks"]:
         return PlanBlock(block.variant, columns)

@@ -1,18 +1,18 @@
-"""Lower bounds on what a plan takes, from prices of plans that are cheaper: what they exclude need not be priced.
+"""Lower bounds on the price of a plan, from prices of cheaper plans. Plans that they exclude need not be priced.
 
 A bound is admissible if no plan that it stands for is cheaper. Three relaxations give one:
 
-- The slowest rank of a pipeline takes at least as long as the mean one, and the mean one a pp-th of all layers. So
+- The slowest rank of a pipeline takes at least as long as the mean rank, which computes 1 / pp of all layers. So
   `microbatch_s` prices all layers of the model, without messages, replicas' communication or update;
   `mean_rank_token_s` divides them, and `bubble_factor` adds the least bubble of a schedule.
 - Most schedules keep at least as many microbatches as 1F1B. So `activation_bytes` of 1F1B, with nothing sharded and
-  less all that sharding could save, is the least that they take.
+  without all memory that sharding could save, is a lower bound for them.
 - Sharding and offloading move state and add communication, and change nothing else. So `unsharded_token_s` of a plan
-  with nothing sharded is the least of the same plan however it is sharded. To it comes the least that replicas exchange
-  below ZeRO-3 (`exchange_token_s`); under ZeRO-3 gathers hide behind computing, so `zero3_token_s` with nothing
-  computed again is the least with something.
+  with nothing sharded is a lower bound for every sharding of it. Below ZeRO-3 the least communication of replicas is
+  added (`exchange_token_s`). Under ZeRO-3 computation hides gathers, so `zero3_token_s` without recompute is a lower
+  bound with recompute.
 
-Time is by token, for plans may have different batches. tests/planner/test_search.py compares with what is priced.
+Times are seconds a token, since plans may have different batches. tests/planner/test_search.py compares with prices.
 """
 
 import math
@@ -43,7 +43,7 @@ def microbatch_s(
 ) -> tuple[Column, Column]:
     """Seconds that all pipeline ranks together compute and communicate for a microbatch, under any schedule.
 
-    The second is for schedules that hide tokens' way to experts. Both follow from `layer_columns`.
+    The second value is for schedules that hide dispatch and combine. Both depend only on `layer_columns`.
     """
     time = _microbatch(job, plain(rows), variant, constants, memo=memo)
     paired = time.forward + time.input_grad + time.weight_grad + time.again + time.tensor + time.context
@@ -51,27 +51,32 @@ def microbatch_s(
 
 
 def mean_rank_token_s(job: JobSpec, rows: Columns, microbatch_s: Column) -> Column:
-    """Seconds by token that the mean pipeline rank takes in a step, if all take so many for a microbatch."""
+    """Seconds a token of the mean pipeline rank in a step, if all ranks together take `microbatch_s` for a
+    microbatch."""
     return np.asarray(microbatch_s / (rows["dp"] * rows["microbatch_size"] * rows["pp"] * job.model.sequence))
 
 
 def zero3_token_s(
     job: JobSpec, rows: Columns, variant: PlanVariant, hybrid: Column, constants: Constants, memo: Memo
 ) -> Column:
-    """A lower bound on seconds by token under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those
-    of a node; or over those of both copies of a stage, which may be nearer to each other where stages lie between."""
+    """A lower bound on seconds a token under ZeRO-3 and any schedule. It is the least of sharding over all replicas,
+    over `hybrid` replicas if not 0, and over those of both copies of a stage, which may be nearer to each other."""
     least_s, ranks = np.full(len(hybrid), np.inf), rank_grid(rows)
     all_rows, no_hybrid = np.arange(len(hybrid)), np.zeros_like(hybrid)
     mirrored = np.flatnonzero((ranks.block < ranks.stage_ranks) & (rows["pp"] % 2 == 0))
-    # Of all schedules a rank with one stage gathers least often, and after each stretch gradients are scattered least.
+    # A rank with one stage gathers least often, and gradients are scattered least often after each stretch ("run").
     job = job.model_copy(update={"plan": job.plan.model_copy(update={"reduce_each": "run"})})
-    ways = [("1f1b", no_hybrid, all_rows), ("1f1b", hybrid, all_rows)]
-    ways += [(name, no_hybrid, mirrored) for name in searched() if SCHEDULES[name].num_copies > 1]
-    for schedule, over, places in ways:
+    cases = [("1f1b", no_hybrid, all_rows), ("1f1b", hybrid, all_rows)]
+    cases += [(name, no_hybrid, mirrored) for name in searched() if SCHEDULES[name].num_copies > 1]
+    for schedule, zero_ranks, places in cases:
         if not len(places):
             continue
-        number = np.full_like(hybrid, SCHEDULES.names.index(schedule))
-        columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over, "schedule": number}
+        schedule_numbers = np.full_like(hybrid, SCHEDULES.names.index(schedule))
+        columns = plain(rows) | {
+            "zero": np.full_like(hybrid, 3),
+            "zero_ranks": zero_ranks,
+            "schedule": schedule_numbers,
+        }
         time = _microbatch(job, select(columns, places), variant, constants, memo=memo)
         compute_s = time.forward + time.input_grad + time.weight_grad + time.again
         seconds = compute_s + time.tensor + time.context + time.shard
@@ -84,15 +89,17 @@ def _microbatch(job: JobSpec, columns: Columns, variant: PlanVariant, constants:
 
 
 def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Constants, memo: Memo) -> Column:
-    """Least seconds by token that replicas exchange at the end of a step below ZeRO-3, over a node's where `hybrid`.
+    """Least seconds a token of the communication of replicas at the end of a step below ZeRO-3; `hybrid` replicas may
+    share shards.
 
-    Where the software hides it, what it slows the computing by. Other stages a rank may leave it one layer less.
+    If the software hides it, only the slowdown of the computation counts. With other virtual stages a rank may have one
+    layer less.
     """
     software = software_of(job.cluster.software)
     least = np.full(len(rows["dp"]), np.inf)
     ones = np.ones_like(rows["dp"])
-    for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
-        columns = plain(rows) | {"zero": zero, "zero_ranks": over}
+    for zero, zero_ranks in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
+        columns = plain(rows) | {"zero": zero, "zero_ranks": zero_ranks}
         least = np.minimum(least, step_time(PlanBlock(PlanVariant(), columns).run(job, memo), constants, memo).data)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
     if software.reduce_overlap or software.gather_overlap or software.update_overlap:
@@ -101,28 +108,28 @@ def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Con
 
 
 def turn_token_s(job: JobSpec, rows: Columns, rates: Rates) -> Column:
-    """Seconds by token of the messages of each stage that a rank has, where it has several."""
+    """Seconds a token of the messages of each stage of a rank that has several stages."""
     seconds = message_and_turn_s(PlanBlock(PlanVariant(), plain(rows)).run(job, Memo()), rates)[1]
     return np.where(rows["pp"] > 1, seconds / (rows["global_batch_size"] * job.model.sequence), 0.0)
 
 
 def messages_token_s(rows: Columns, schedule: str, virtual: Column | int) -> Column:
-    """Least seconds by token of a schedule's messages; rows have `turn_s`."""
+    """Least seconds a token of a schedule's messages; rows have `turn_s`."""
     return rows["turn_s"] * virtual if SCHEDULES[schedule].stages_per_rank != 1 else 0.0 * rows["turn_s"]
 
 
 def step_token_s(
     job: JobSpec, rows: Columns, token_s: Column, rates: Rates, factor: Column | float = 1.0
 ) -> tuple[Column, Column]:
-    """Least seconds by token of a whole step (below ZeRO-3, under ZeRO-3), from what its ranks take: `token_s`.
+    """Least seconds a token of a whole step (below ZeRO-3, under ZeRO-3), from the time `token_s` of its ranks.
 
-    Rows have `exchange_s` and, as the mean rank's under ZeRO-3, `zero3_s`, which the bubble makes longer by `factor`.
-    To all comes what every step takes beside, and the share by which so many nodes make it longer.
+    Rows have `exchange_s`, and `zero3_s` of the mean rank under ZeRO-3, which the bubble multiplies by `factor`. The
+    constant overhead of a step is added, and all is multiplied for the jitter of many nodes.
     """
-    beside_s = rates.step_s / (rows["global_batch_size"] * job.model.sequence)
-    longer = 1.0 + rates.jitter * math.log2(max(1.0, job.cluster.num_devices / rates.domain))
-    below = longer * (token_s + rows["exchange_s"] + beside_s)
-    return below, longer * (np.maximum(token_s, factor * rows["zero3_s"]) + beside_s)
+    overhead_s = rates.step_s / (rows["global_batch_size"] * job.model.sequence)
+    jitter_factor = 1.0 + rates.jitter * math.log2(max(1.0, job.cluster.num_devices / rates.domain))
+    below_s = jitter_factor * (token_s + rows["exchange_s"] + overhead_s)
+    return below_s, jitter_factor * (np.maximum(token_s, factor * rows["zero3_s"]) + overhead_s)
 
 
 def is_paired(schedule: str) -> bool:
@@ -131,7 +138,8 @@ def is_paired(schedule: str) -> bool:
 
 
 def bubble_factor(columns: Columns, schedule: str, virtual: Column | int) -> Column:
-    """Least time of a step with its schedule's bubble, over the mean rank's; each has at most `virtual` stages."""
+    """Least time of a step with its schedule's bubble, over that of the mean rank. A rank has at most `virtual`
+    stages."""
     if not SCHEDULES[schedule].fills_and_drains:
         return np.ones(len(columns["dp"]))
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
@@ -139,9 +147,9 @@ def bubble_factor(columns: Columns, schedule: str, virtual: Column | int) -> Col
 
 
 def activation_bytes(job: JobSpec, rows: Columns, variant: PlanVariant, constants: Constants, memo: Memo) -> Column:
-    """Least bytes of a process under a schedule that keeps as much as 1F1B, however state is sharded.
+    """Least bytes of a process under a schedule that keeps as much as 1F1B, with any sharding.
 
-    Where layers do not divide evenly, other stages a rank may leave it one layer less.
+    If layers do not divide evenly, a rank with other virtual stages may have one layer less.
     """
     pp, layers = rows["pp"], job.model.layers
     memory = peak_memory(PlanBlock(replace(variant, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
@@ -149,15 +157,15 @@ def activation_bytes(job: JobSpec, rows: Columns, variant: PlanVariant, constant
 
 
 def least_state_bytes(job: JobSpec, constants: Constants) -> float:
-    """About the least bytes of a model's state for each device, in its own memory and the host's together: no plan
-    shares it out over more than all of them."""
+    """About the least bytes of a model's state for each device, in its memory and the host's together: those of
+    sharding over all devices."""
     plan = job.plan.unsearched().model_copy(update={"dp": job.cluster.num_devices, "zero": 3})
     memory = peak_memory(run_of(job.model_copy(update={"plan": plan})), constants)
     return float(memory.parameters + memory.gradients + memory.optimizer)
 
 
 def unsharded_bytes(memory: Memory) -> Column:
-    """Least bytes of a process, however its state is sharded, from the memory of the plan with nothing sharded."""
+    """Least bytes of a process with any sharding, from the memory of the plan with nothing sharded."""
     return np.asarray(memory.process - memory.parameters - memory.gradients - memory.optimizer)
 
 
@@ -168,18 +176,19 @@ def state_bytes(columns: Columns) -> tuple[Column, Column]:
     sharded.
     """
     zero = columns["zero"]
-    held = columns["parameters_bytes"] * (zero < 3) + columns["gradients_bytes"] * (zero < 2)
-    least = columns["rest_bytes"] + held
+    whole_state = columns["parameters_bytes"] * (zero < 3) + columns["gradients_bytes"] * (zero < 2)
+    least = columns["rest_bytes"] + whole_state
     return least, least + columns["optimizer_bytes"] * (zero < 1)
 
 
 def keeps_as_much(job: JobSpec, variant: PlanVariant) -> bool:
-    """True if `activation_bytes` holds for a variant. Layers must be alike, and no less be recomputed at once."""
+    """True if `activation_bytes` holds for a variant: layers are alike, and as much is recomputed at once as under
+    1F1B."""
     has_smaller_stages = variant.recompute == "stage" and SCHEDULES[variant.schedule].stages_per_rank != 1
     return SCHEDULES[variant.schedule].keeps_as_1f1b and not job.model.moe.experts and not has_smaller_stages
 
 
 def unsharded_token_s(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo) -> Column:
-    """Least seconds by token of the plans of an unsharded block, however they are sharded."""
+    """Least seconds a token of the plans of an unsharded block, with any sharding."""
     seconds = pipeline_s(block.run(job, memo), constants, memo)
     return np.asarray(seconds / (block.columns["global_batch_size"] * job.model.sequence))

@@ -21,10 +21,10 @@ _RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
 
 @dataclass(frozen=True)
 class Constraints:
-    """Fields of the plan that stay, and ranges of others (both ends included), by name without section.
+    """Fixed fields of the plan (`keep`), and ranges of others (`between`, both ends included), by name without section.
 
-    `global_batch` is a range of sequences in a step, `float8` a recipe that may be chosen beside the job's precision,
-    and `among` the values that there are for some fields.
+    `global_batch` is a range of sequences in a step, `float8` a recipe that may be chosen besides the job's precision,
+    and `among` has the allowed values of some fields.
     """
 
     keep: Mapping[str, Any] = field(default_factory=dict)
@@ -57,33 +57,33 @@ class Constraints:
         return low is None or high is None or low <= value <= high  # type: ignore[operator]
 
     def as_software(self, software: SoftwareSpec) -> "Constraints":
-        """The constraints, less what a generation of software does not have. PlanError where that is not known."""
-        known = had_by(software)
-        if not known:
+        """The constraints, limited to the features of a generation of software. PlanError if these are unknown."""
+        supported = had_by(software)
+        if not supported:
             fault = (
                 "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "
                 "sequence_parallel and context_parallel, or use another cluster.software"
             )
             raise PlanError(f"software {software.name}", [fault])
-        return replace(self, among={**self.among, **known})
+        return replace(self, among={**self.among, **supported})
 
-    def batches(self, given: int) -> list[int]:
-        """Global batches to try: the job's, or the range's lower end doubled until its upper end."""
+    def batches(self, job_batch: int) -> list[int]:
+        """Global batches to try: that of the job, or the range's lower end doubled up to its upper end."""
         if self.global_batch is None:
-            return [given]
+            return [job_batch]
         low, high = self.global_batch
         doubled = [low << n for n in range(max(1, (high // low).bit_length()))]
         return sorted({size for size in (*doubled, high) if low <= size <= high})
 
 
 def whole_number(text: str, most: int) -> int | None:
-    """A number from 1 to `most` that a text is; None if it is none."""
+    """The number from 1 to `most` in a text; None if there is none."""
     is_short = text.isdecimal() and len(text) <= len(str(most))  # Python reads no number of thousands of digits
     return int(text) if is_short and 0 < int(text) <= most else None
 
 
 def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "none") -> Constraints:
-    """From "plan.tp=8" and "plan.microbatch_size=1,4". PlanError lists what can't be read."""
+    """The constraints of texts such as "plan.tp=8" and "plan.microbatch_size=1,4". PlanError lists the faults."""
     kept: dict[str, Any] = {}
     ranges: dict[str, tuple[int, int]] = {}
     faults = []
@@ -92,17 +92,17 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
         if not name.startswith("plan.") or not value:
             faults.append(f"--keep {text!r} is not of the form plan.field=value, such as plan.tp=8")
             continue
-        field = name.removeprefix("plan.")
+        plan_field = name.removeprefix("plan.")
         try:
-            read = parse_toml(f"value = {value}")["value"]
+            parsed = parse_toml(f"value = {value}")["value"]
         except TOML_ERRORS:
-            read = value
-        if kept.setdefault(field, read) != read:
+            parsed = value
+        if kept.setdefault(plan_field, parsed) != parsed:
             faults.append(
-                f"--keep {name} is given as {kept[field]!r} and as {read!r}, and a plan has one of them; keep one, or "
-                f"give a range of numbers with --between {name}=low,high"
+                f"--keep {name} is given as {kept[plan_field]!r} and as {parsed!r}, and a plan has one of them; keep "
+                f"one, or give a range of numbers with --between {name}=low,high"
             )
-    # That a field is not searched is said elsewhere.
+    # `Constraints` itself refuses fields that are not searched.
     faults += field_faults({"plan": {name: value for name, value in kept.items() if name in PlanSpec.model_fields}})
     for text in between:
         name, _, ends = text.partition("=")

@@ -19,20 +19,21 @@ from shardwright.cost.job_memories import fullest
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.search.plan_block import PlanBlock
 
-_MARGIN = 1.001  # so that a plan which was refuted is not found again for a rounding
+_MARGIN = 1.001  # so that rounding does not admit a refuted plan again
 
-# The schedule, the ZeRO stage, and what is computed again and how.
+# The schedule, the ZeRO stage, and the fields of recomputation.
 _Alike = tuple[str, int, str, tuple[str, ...], int, bool]
 
 
 class Corrections:
-    """How many times more than the arrays say plans hold beside their state, by what they are alike in."""
+    """Factors of the memory of plans without their state, account over closed forms, by schedule, ZeRO and
+    recomputation."""
 
     def __init__(self) -> None:
         self._factors: dict[_Alike, float] = {}
 
     def learned(self, job: JobSpec, refuted: Sequence[JobSpec], constants: Constants, room: float) -> bool:
-        """True if there was anything to learn from plans that the account does not find to fit in `room` bytes."""
+        """Learn from plans that do not fit in `room` bytes by the account; False if there is nothing to learn."""
         if not software_of(job.cluster.software).is_own:
             return False
         for plan in refuted:
@@ -45,12 +46,12 @@ class Corrections:
         return bool(refuted)
 
     def applied(self, block: PlanBlock, memory: Memory) -> Memory:
-        """The memory of a block's plans with what was learned."""
+        """The memory of a block's plans with the learned corrections."""
         variant = block.variant
-        again = variant.recompute, variant.recompute_operators, variant.recompute_every, variant.offload_activations
+        policy = variant.recompute, variant.recompute_operators, variant.recompute_every, variant.offload_activations
         factors = np.ones(len(block))
-        for (schedule, zero, *rest), factor in self._factors.items():
-            if tuple(rest) == again:
+        for (schedule, zero, *key_policy), factor in self._factors.items():
+            if tuple(key_policy) == policy:
                 is_alike = (block.schedule == SCHEDULES.names.index(schedule)) & (block.columns["zero"] == zero)
                 factors = np.where(is_alike, factor, factors)
         if np.all(factors == 1.0):

@@ -1,4 +1,4 @@
-"""Why a search has no plan to look at: what is kept that leaves none, and what may be kept instead."""
+"""Faults of constraints that leave a search no plan: the field that is kept, and values that may be kept instead."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Columns, select
 
-# Values that a plan may have and no search tries, with the reason.
+# Legal values that no search tries, with the reason.
 _UNSEARCHED = {
     "recompute": {
         "budget": "it is solved for one plan",
@@ -34,9 +34,9 @@ def _searched_values(field: str) -> tuple[str, ...]:
 
 
 def empty_space_faults(job: JobSpec, constraints: Constraints, rows: Columns) -> list[str]:
-    """Give sentences that say why no plan of a job goes with the constraints; none where some plan does.
+    """Sentences with the reasons why no plan of a job meets the constraints; empty if some plan does.
 
-    `rows` are the degrees that go with them.
+    `rows` are the degrees that meet them.
     """
     unsearched = list(_unsearched_values(constraints))
     if unsearched or _has_plans(job, constraints, rows):
@@ -63,15 +63,15 @@ def _unsearched_values(constraints: Constraints) -> Iterator[str]:
     for field, reasons in {"schedule": _unsearched_schedules(), **_UNSEARCHED}.items():
         value = constraints.keep.get(field)
         if value in reasons:
-            others = ", ".join(_searched_values(field))
+            searched = ", ".join(_searched_values(field))
             yield (
                 f"plan.{field}={value} is kept, and no search tries it, for {reasons[value]}; keep one of "
-                f"{others}, or write it into the job's own plan and ask `shardwright estimate`"
+                f"{searched}, or write it into the job's own plan and ask `shardwright estimate`"
             )
 
 
 def _held_fields(constraints: Constraints) -> list[str]:
-    """Fields that the user holds, by value or by range."""
+    """The fields that the user constrains, by value or by range."""
     return list(dict.fromkeys((*constraints.keep, *constraints.between)))
 
 
@@ -82,33 +82,33 @@ def _without(constraints: Constraints, name: str) -> Constraints:
 
 
 def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
-    """A sentence for each held field without which there are plans, with values of it that have some."""
+    """Yield a sentence for each constrained field without which there are plans, with values of it that allow some."""
     for name in _held_fields(constraints):
         freer = _without(constraints, name)
         rows = space.degrees(job, freer)
         if not _has_plans(job, freer, rows):
             continue
-        held = (
+        held_text = (
             f"plan.{name}={_as_typed(constraints.keep[name])}"
             if name in constraints.keep
             else f"a range of plan.{name}"
         )
         others = [other for other in _held_fields(constraints) if other != name]
-        beside = f" beside {', '.join(f'plan.{other}' for other in others)} as kept" if others else ""
-        yield f"no plan has {held}{beside}; {_way_out(job, freer, rows, name)}"
+        beside_text = f" beside {', '.join(f'plan.{other}' for other in others)} as kept" if others else ""
+        yield f"no plan has {held_text}{beside_text}; {_way_out(job, freer, rows, name)}"
 
 
 def _as_typed(value: Any) -> str:
-    """A value as `--keep` takes it."""
+    """A value in the syntax of `--keep`."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
-    """Values of a field with which there are plans, or the advice to keep it no more."""
+    """Text with the values of a field for which there are plans, or the advice not to keep it."""
     values: list[Any]
     if name in rows:
-        each = sorted({value.item() for value in rows[name]})
-        values = [value for value in each if _has_plans(job, freer, select(rows, rows[name] == value))]
+        row_values = sorted({value.item() for value in rows[name]})
+        values = [value for value in row_values if _has_plans(job, freer, select(rows, rows[name] == value))]
     else:
         counts = space.count_by_variant(job, freer, rows)
         has_plans = [variant for variant, count in counts.items() if count]
@@ -123,7 +123,7 @@ assert set(_UNSEARCHED["recompute"]) | set(_SEARCHED["recompute"]) == set(get_ar
 
 
 def refuse_no_cluster(job: JobSpec) -> None:
-    """PlanError where nothing is known of the devices that a search is for."""
+    """Raise PlanError if the devices of a search are unknown."""
     faults = []
     if job.cluster.parts:
         faults.append(

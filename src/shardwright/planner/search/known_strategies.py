@@ -1,5 +1,7 @@
-"""Strategies that a search leaves out: those that the job's software lacks, and those that need an unknown number. The
-rest is searched all the same. What the user keeps is never left out; then it is marked, or the number is asked for."""
+"""Strategies that a search leaves out: those that the job's software lacks, and those that need an unknown number.
+
+A field that the user keeps is never left out; then it is marked, or an error asks for the number.
+"""
 
 from dataclasses import replace
 
@@ -9,12 +11,12 @@ from shardwright.config.software_support import had_by
 from shardwright.cost.calibration import device_of
 from shardwright.planner.search.constraints import Constraints
 
-# Without a known host nothing is kept in its memory.
+# The values that are searched if the host is unknown.
 _ON_DEVICE = {"offload_optimizer": (0.0,), "offload_parameters": (False,), "offload_activations": (False,)}
 
 
 def within_known(job: JobSpec, constraints: Constraints) -> tuple[Constraints, list[str]]:
-    """The constraints, less what the job's software lacks and strategies that can't be priced on its devices; and a
+    """The constraints without strategies that the job's software lacks or that can't be priced on its devices; and a
     sentence for each of these."""
     constraints, sentences = _within_software(job, constraints)
     names = [part.device for part in job.cluster.parts] or [job.cluster.device]
@@ -38,19 +40,19 @@ def within_known(job: JobSpec, constraints: Constraints) -> tuple[Constraints, l
 
 
 def _within_software(job: JobSpec, constraints: Constraints) -> tuple[Constraints, list[str]]:
-    """The constraints, less what other software than this runtime does not have; and a sentence for it."""
+    """The constraints without strategies that software other than this runtime lacks; and a sentence for it."""
     software = software_of(job.cluster.software)
     if software.is_own:
         return constraints, []
-    has = {name: values for name, values in had_by(software).items() if name not in constraints.keep}
-    if not has:
+    supported = {name: values for name, values in had_by(software).items() if name not in constraints.keep}
+    if not supported:
         return constraints, [
             f"Nothing is known of what {software.name} lacks, so plans may need what it has not; say so in its entry "
             "in software, by schedules, zero_stages and the like"
         ]
     among = {
         name: tuple(value for value in constraints.among.get(name, values) if value in values)
-        for name, values in has.items()
+        for name, values in supported.items()
     }
     sentence = f"Plans that need what {software.name} lacks are left out"
     return replace(constraints, among={**constraints.among, **among}), [sentence]

@@ -1,8 +1,8 @@
 """Objectives of a search: the fastest step, the fewest dollars a token, the fewest devices for a deadline, the most
 room.
 
-On one cluster the cheapest plan is the fastest, so cost and devices are searched over how many of its nodes are used:
-2^i and 3 x 2^i of them, and all.
+On one cluster the cheapest plan is the fastest, so cost and devices are searched over the number of its nodes: 2^i and
+3 x 2^i of them, and all.
 """
 
 import math
@@ -23,13 +23,13 @@ Name = Literal["time", "cost", "devices", "memory"]
 NAMES: tuple[Name, ...] = ("time", "cost", "devices", "memory")
 MANY_TOKENS = 1e12
 _DAY_S = 86400.0
-_SLACK = 1.05  # how much slower than the fastest plan one with more room may be
-_HALVINGS = 5  # of the room: to a 32nd of a device
+_SLACK = 1.05  # times the fastest plan's step that a plan with more room may take
+_HALVINGS = 5  # of the interval of the room: to a 32nd of a device
 
 
 @dataclass(frozen=True)
 class Objective:
-    """`tokens` to train on, which are MANY_TOKENS where 0, within `days`, where there is a deadline: 0 is none."""
+    """An objective. `tokens` to train on, 0 for MANY_TOKENS; `days` until the deadline, 0 for none."""
 
     name: Name = "time"
     tokens: float = 0.0
@@ -50,21 +50,21 @@ class Objective:
 
     @property
     def run_tokens(self) -> float:
-        """Tokens of the run whose days and money are told."""
+        """Tokens of the run whose days and money are shown."""
         return self.tokens or MANY_TOKENS
 
     def in_time(self, token_s: float) -> bool:
-        """True if a plan with so many seconds by token meets the deadline."""
+        """True if a plan that takes `token_s` seconds a token meets the deadline."""
         return self.days == 0 or token_s * self.tokens <= self.days * _DAY_S
 
 
 def best(
     job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
 ) -> tuple[JobSpec, SearchResult]:
-    """The job on as many nodes as the objective takes, and what was found there; `check_in_time` says whether that
-    meets a deadline.
+    """The job on as many nodes as the objective takes, and the result of the search there. `check_in_time` then checks
+    the deadline.
 
-    Sizes are compared by the fastest plan of each, its step simulated in full.
+    Sizes are compared by their fastest plans, whose steps are simulated in full.
     """
     tried: dict[int, float] = {}
 
@@ -84,30 +84,30 @@ def best(
     elif objective.name == "devices":
         nodes = _fewest(job, objective, token_s_on)
     result = result_of(nodes, num_shown)
-    each = job.cluster.devices_per_node
-    sizes = tuple(TriedSize(nodes * each, tried[nodes]) for nodes in sorted(tried))
+    per_node = job.cluster.devices_per_node
+    sizes = tuple(TriedSize(nodes * per_node, tried[nodes]) for nodes in sorted(tried))
     return on_nodes(job, nodes), replace(result, tried=sizes)
 
 
 def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
-    """PlanError if the fastest plan, of so many seconds by token, misses the deadline."""
+    """Raise PlanError if the fastest plan, which takes `token_s` seconds a token, misses the deadline."""
     if not objective.in_time(token_s):
         raise PlanError(f"job {job.name}", [_too_slow(job, objective, token_s)])
 
 
 def on_nodes(job: JobSpec, nodes: int) -> JobSpec:
-    """The job on some of its nodes, or on more."""
+    """The job on another number of nodes."""
     return job.model_copy(update={"cluster": job.cluster.model_copy(update={"nodes": nodes})})
 
 
 def node_counts(most: int) -> list[int]:
-    """2^i and 3 x 2^i of them, and all, ascending."""
+    """The numbers 2^i and 3 x 2^i up to `most`, and `most`, ascending."""
     powers = {times << power for times in (1, 3) for power in range(most.bit_length())}
     return sorted({count for count in powers if count <= most} | {most})
 
 
 def _token_s(result_of: Callable[[int], SearchResult], nodes: int) -> float:
-    """Seconds by token of the fastest plan; endless where none is legal or fits."""
+    """Seconds a token of the fastest plan; infinite if no plan is legal or fits."""
     try:
         candidates = result_of(nodes).candidates
     except PlanError:
@@ -118,14 +118,14 @@ def _token_s(result_of: Callable[[int], SearchResult], nodes: int) -> float:
 
 
 def _cheapest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
-    """Nodes with the fewest device-seconds by token among those that are in time."""
+    """The number of nodes with the fewest device-seconds a token among those that meet the deadline."""
     times = {nodes: token_s_on(nodes) for nodes in node_counts(job.cluster.nodes)}
     in_time = {nodes: token_s for nodes, token_s in times.items() if objective.in_time(token_s)}
     return min(in_time, key=lambda nodes: (nodes * in_time[nodes], nodes), default=job.cluster.nodes)
 
 
 def _fewest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
-    """The fewest nodes that are in time, by bisection: more nodes are taken to be faster."""
+    """The fewest nodes that meet the deadline, by bisection: more nodes are assumed to be faster."""
     counts = node_counts(job.cluster.nodes)
     low, high = 0, len(counts) - 1
     while low < high:
@@ -149,12 +149,12 @@ def _too_slow(job: JobSpec, objective: Objective, token_s: float) -> str:
 
 
 def _whole_nodes(job: JobSpec, devices: float) -> int:
-    each = max(1, job.cluster.devices_per_node)
-    return math.ceil(devices / each) * each
+    per_node = max(1, job.cluster.devices_per_node)
+    return math.ceil(devices / per_node) * per_node
 
 
 def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int) -> SearchResult:
-    """The plans in the least memory in which one is at most a twentieth slower than the fastest."""
+    """The plans in the least memory in which some plan is at most a twentieth slower than the fastest."""
     room = room_bytes(job)
     fastest = search(job, constraints, constants, 1)
     if not fastest.candidates:

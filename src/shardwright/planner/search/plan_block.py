@@ -21,11 +21,20 @@ from shardwright.workload.query import PlanGrid, Run, schedule_column
 Column = NDArray[Any]
 Columns = dict[str, Column]  # by name of a field of PlanSpec, and global_batch_size; all of one length
 
-# Numbers of a plan: DEGREES place its ranks and divide the work, SHARING divides the state. An order of axes is its
-# place in ORDERS.
+# Numbers of a plan: DEGREES place its ranks and divide the work, SHARING divides the state. An order of axes is
+# its index in ORDERS.
 DEGREES = (
-    "global_batch_size", "tp", "pp", "cp", "dp", "ep", "expert_tp", "order", "microbatch_size", "sequence_parallel",
-)  # fmt: skip
+    "global_batch_size",
+    "tp",
+    "pp",
+    "cp",
+    "dp",
+    "ep",
+    "expert_tp",
+    "order",
+    "microbatch_size",
+    "sequence_parallel",
+)
 SHARING = ("zero", "zero_ranks", "offload_optimizer", "offload_parameters")
 NUMBERS = (*DEGREES, "virtual_stages", *SHARING)
 
@@ -106,15 +115,16 @@ class PlanBlock:
     def run(self, job: JobSpec, memo: Memo) -> Run:
         """All plans as the cost model takes them: the numbers of the PlanGrid are columns."""
         variant = replace(self.variant, schedule="1f1b")
-        run = memo.once(("run", variant), lambda: _one(job, variant))
+        run = memo.once(("run", variant), lambda: _run_of_variant(job, variant))
         columns, schedule = self.columns, self.schedule
-        of_cut = {of_cut: columns[name] for name, of_cut in _GRID_FIELDS.items()} | {"schedule_number": schedule}
+        grid_columns = {grid_field: columns[name] for name, grid_field in _GRID_FIELDS.items()}
+        grid_columns["schedule_number"] = schedule
         pieces = schedule_column(schedule, lambda facts: facts.stages_per_rank)
-        of_cut["virtual"] = np.where(pieces > 0, pieces, columns["virtual_stages"])
-        return replace(run, grid=run.grid.having(of_cut).as_arrays())
+        grid_columns["virtual"] = np.where(pieces > 0, pieces, columns["virtual_stages"])
+        return replace(run, grid=run.grid.having(grid_columns).as_arrays())
 
 
-def _one(job: JobSpec, variant: PlanVariant) -> Run:
+def _run_of_variant(job: JobSpec, variant: PlanVariant) -> Run:
     """A run of one plan of a variant, on one device."""
     carried = {name: getattr(job.plan, name) for name in UNSEARCHED}
     plan = PlanSpec.model_validate(carried | variant.fields())
@@ -125,9 +135,14 @@ def _one(job: JobSpec, variant: PlanVariant) -> Run:
 def rank_grid(columns: Columns) -> PlanGrid:
     """The placement of the plans' ranks, and nothing else of the plans."""
     return PlanGrid(
-        dp=columns["dp"], tp=columns["tp"], pp=columns["pp"], cp=columns["cp"], ep=columns["ep"],
-        expert_tp=columns["expert_tp"], order_number=columns["order"],
-    )  # fmt: skip
+        dp=columns["dp"],
+        tp=columns["tp"],
+        pp=columns["pp"],
+        cp=columns["cp"],
+        ep=columns["ep"],
+        expert_tp=columns["expert_tp"],
+        order_number=columns["order"],
+    )
 
 
 def select(columns: Columns, rows: Column) -> Columns:
@@ -137,10 +152,10 @@ def select(columns: Columns, rows: Column) -> Columns:
 
 def cross(columns: Columns, choices: Columns) -> Columns:
     """Combine each row of `columns` with each row of `choices`."""
-    first = len(next(iter(columns.values())))
-    second = len(next(iter(choices.values())))
-    return {name: np.repeat(values, second) for name, values in columns.items()} | {
-        name: np.tile(values, first) for name, values in choices.items()
+    num_rows = len(next(iter(columns.values())))
+    num_choices = len(next(iter(choices.values())))
+    return {name: np.repeat(values, num_choices) for name, values in columns.items()} | {
+        name: np.tile(values, num_rows) for name, values in choices.items()
     }
 
 

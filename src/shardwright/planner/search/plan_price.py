@@ -1,4 +1,4 @@
-"""The price of each plan of a block: seconds and bytes by the cost model, and whether it fits."""
+"""The price of each plan of a block: seconds and bytes by the cost model, and if it fits."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,8 @@ from shardwright.workload.memo import Memo
 
 @dataclass(frozen=True)
 class BlockPrices:
-    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds by token, and
-    `laid_out_s` a bound on them under any layout of the layers over the stages."""
+    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` are seconds a token, and
+    `laid_out_s` is a lower bound on them under any layout of the layers over the stages."""
 
     time: StepTime
     memory: Memory
@@ -32,14 +32,14 @@ def room_bytes(job: JobSpec) -> float:
 
 
 def fits(job: JobSpec, memory: Memory, room: float) -> Any:
-    """True if what a process needs fits in `room` bytes of the device, and what is offloaded in the host's memory."""
+    """True if a process fits in `room` bytes of the device, and its offloaded state in the host's memory."""
     return (memory.process <= room) & (memory.host <= host_room_bytes(job.cluster))
 
 
 def prices(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo | None = None) -> BlockPrices:
-    """Price a block. `memo` has what was computed before of this job with these constants.
+    """Price a block. `memo` keeps earlier results of this job with these constants.
 
-    KeyError says what is not known.
+    KeyError names what is unknown.
     """
     memo = memo or Memo()
     run = block.run(job, memo)

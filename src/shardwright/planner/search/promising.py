@@ -66,9 +66,14 @@ class SimulatedBase:
 
     @classmethod
     def of(
-        cls, times: Sequence[StepTime], jobs: Sequence[JobSpec], token_s: Sequence[float], *,
-        closed_s: Sequence[float], even_s: Sequence[float],
-    ) -> "SimulatedBase":  # fmt: skip
+        cls,
+        times: Sequence[StepTime],
+        jobs: Sequence[JobSpec],
+        token_s: Sequence[float],
+        *,
+        closed_s: Sequence[float],
+        even_s: Sequence[float],
+    ) -> "SimulatedBase":
         """The base made of some jobs and their simulated steps."""
         tokens = np.array([job.tokens_per_step for job in jobs])
         messages_s, data_s = (np.array([float(getattr(time, part)) for time in times]) for part in ("messages", "data"))

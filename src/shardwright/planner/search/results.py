@@ -9,7 +9,7 @@ from shardwright.config.job import JobSpec
 from shardwright.planner.search.plan_block import Column, PlanBlock, PlanVariant
 from shardwright.simulate.closed_form import StepTime
 
-_MOST_ALIKE = 5  # plans of a kind with the same schedule that are kept where there are others
+_MOST_ALIKE = 5  # plans of a kind with the same schedule that are kept if there are other schedules
 
 # Plans that agree in variant, schedule, virtual stages and microbatch: only the fastest of them is kept.
 Likeness = tuple[PlanVariant, int, int, int]
@@ -87,7 +87,7 @@ class Best:
 
     @classmethod
     def of_kinds(cls, num_kinds: int, depth: int) -> "Best":
-        """No plans yet."""
+        """An empty record for `num_kinds` kinds."""
         return cls(np.full(num_kinds, np.inf), np.full(num_kinds, np.inf), depth)
 
     def take(self, block: PlanBlock, token_s: Column, chosen: Column) -> None:
@@ -99,15 +99,15 @@ class Best:
                 continue
             virtual, microbatch = int(columns["virtual_stages"][index]), int(columns["microbatch_size"][index])
             likeness = (block.variant, int(schedule[index]), virtual, microbatch)
-            kept = self.places.setdefault(kind, {})
-            if likeness in kept and kept[likeness].token_s <= seconds:
+            kept_places = self.places.setdefault(kind, {})
+            if likeness in kept_places and kept_places[likeness].token_s <= seconds:
                 continue
-            kept[likeness] = PlanPlace(seconds, block, index)
-            if len(kept) > self.depth:
-                alike = Counter(schedule for _, schedule, _, _ in kept)
-                crowded = [key for key in kept if alike[key[1]] > _MOST_ALIKE]
-                del kept[max(crowded or kept, key=lambda key: kept[key].token_s)]
-            times = [place.token_s for place in kept.values()]
+            kept_places[likeness] = PlanPlace(seconds, block, index)
+            if len(kept_places) > self.depth:
+                alike = Counter(schedule for _, schedule, _, _ in kept_places)
+                crowded = [key for key in kept_places if alike[key[1]] > _MOST_ALIKE]
+                del kept_places[max(crowded or kept_places, key=lambda key: kept_places[key].token_s)]
+            times = [place.token_s for place in kept_places.values()]
             self.token_s[kind] = min(times)
             self.last_s[kind] = max(times) if len(times) == self.depth else np.inf
 

@@ -1,7 +1,7 @@
 """The standing of a plan in the whole space, from a sample: the space is too large to be priced.
 
-Variants are drawn in proportion to the number of their plans, spread evenly; then plans evenly among those of a drawn
-variant.
+Variants are drawn in proportion to the number of their plans, spread evenly; then plans are drawn evenly among those of
+a drawn variant.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from shardwright.planner.search.plan_price import prices
 from shardwright.planner.search.space import count_by_variant, degrees, with_offload, with_sharing, with_variant
 from shardwright.workload.memo import Memo
 
-_NUM_WORDS = 16
+_NUM_VARIANTS = 16
 _NUM_PLANS = 512  # of each of these variants
 _SEED = 0
 
@@ -38,11 +38,11 @@ def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: 
     rows = degrees(job, constraints)
     counts = count_by_variant(job, constraints, rows)
     ends = np.cumsum(list(counts.values()))
-    drawn = (np.arange(_NUM_WORDS) + random.random(_NUM_WORDS)) / _NUM_WORDS * ends[-1]
-    variant, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
+    drawn = (np.arange(_NUM_VARIANTS) + random.random(_NUM_VARIANTS)) / _NUM_VARIANTS * ends[-1]
+    drawn_variants, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
     num_drawn = num_fit = num_faster = 0
     memo = Memo()
-    for index, how_often in zip(variant.tolist(), times.tolist(), strict=True):
+    for index, how_often in zip(drawn_variants.tolist(), times.tolist(), strict=True):
         block = with_variant(job, constraints, rows, list(counts)[index])
         chosen = random.integers(0, len(block), 4 * _NUM_PLANS)
         block = _drawn(job, constraints, block.where(chosen), random, count=_NUM_PLANS * how_often)
@@ -56,10 +56,10 @@ def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: 
 def _drawn(
     job: JobSpec, constraints: Constraints, block: PlanBlock, random: np.random.Generator, count: int
 ) -> PlanBlock:
-    """So many of the ways to share out the state of some plans."""
+    """A sample of `count` plans: the plans of a block with all ways to shard or offload their state."""
     sharded = with_sharing(job, constraints, block)
     offloaded = with_offload(constraints, sharded)
     total = len(sharded) + len(offloaded)
     chosen = random.integers(0, total, min(count, total))
-    first, second = chosen[chosen < len(sharded)], chosen[chosen >= len(sharded)] - len(sharded)
-    return join_blocks([sharded.where(first), offloaded.where(second)])
+    sharded_rows, offloaded_rows = chosen[chosen < len(sharded)], chosen[chosen >= len(sharded)] - len(sharded)
+    return join_blocks([sharded.where(sharded_rows), offloaded.where(offloaded_rows)])

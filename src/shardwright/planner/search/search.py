@@ -1,13 +1,13 @@
 """The best plans of the whole space, by branch and bound.
 
 1. Price a first guess. For each kind of plan it takes the degrees with the lowest bounds, under 1F1B with no or with
-   full recomputation, and the sharding that wins most often. The plans of it that fit set limits: for each kind the
-   best time so far, and for all kinds the time of the last kind that is shown.
-2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). Rows above their limit go.
-3. Combine the rows that are left with all schedules and virtual stages. Price these plans unsharded, memory before
-   time. Plans go that have no room for their activations however state is sharded, or that are above their limit.
-4. Price the plans that are left with every way of sharding, and lower the limits as better plans appear. A plan that
-   offloads is priced only if it does not fit without: offloading makes no plan faster.
+   full recomputation, and the sharding that wins most often. Its fitting plans set limits: for each kind the best time
+   so far, and for all kinds the time of the last kind that is shown.
+2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). Drop rows above limits.
+3. Combine the other rows with all schedules and virtual stages. Price these plans unsharded, memory before time. Drop
+   plans above limits, and plans whose activations have no room with any sharding of the state.
+4. Price the remaining plans with every sharding, and lower the limits as better plans appear. A plan that offloads is
+   priced only if it does not fit otherwise: offloading makes no plan faster.
 
 The list shows plans of different kinds. Plans of one kind have the same tp, pp, cp and ep, and the fastest stands for
 them. For this runtime the exact memory account then checks each plan of the list; if it refutes some, the search begins
@@ -40,18 +40,17 @@ from shardwright.planner.search.simulated_plans import SimulatedPlans
 from shardwright.workload.arrays import distinct
 from shardwright.workload.memo import Memo
 
-# Plans that are priced in one call, before sharding multiplies them: their columns stay in the cache of a core. And a
-# number so small that bounds would take as long as prices.
+# Plans that are priced in one call, before sharding multiplies them: their columns stay in the cache of a core.
 _ROWS = 2048
-_FEW = 128
-_MOST_ROWS = 2**15  # rows whose bounds are computed in one call: each takes some thousand bytes meanwhile
+_FEW = 128  # so few plans are priced without bounds, which would take as long
+_MOST_ROWS = 2**15  # rows whose bounds are computed in one call: each needs some thousand bytes
 SURE_STATE = 0.9  # share of the least state that a plan surely needs: vocabularies and shards are rounded up
-_ROUNDS = 4  # searches at most, each with the memory corrections of the one before
+_ROUNDS = 4  # searches at most, each with the memory corrections of the previous one
 _DEPTH = 8  # plans of a kind that are simulated, each with another order of work
 _GUESSED = 32  # rows of a kind that are priced to have a first limit
 # Plans of one kind agree in these degrees. A list shows the fastest plan of each kind.
 _KIND_DEGREES = ("tp", "pp", "cp", "ep")
-_BOUND_COLUMNS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that plans need no more
+_BOUND_COLUMNS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # used only for bounds
 _LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.memo.layer_columns
 
 
@@ -122,7 +121,7 @@ class _Admitted:
 class _BranchAndBound:
     """Branch and bound over one space: time limits of kinds, which fall while plans are priced.
 
-    Blocks have a column `kind` beside the numbers of a plan. Bounds are columns of `rows`. Each is a lower bound, in
+    Blocks have the numbers of a plan and a column `kind`. Bounds are columns of `rows`. Each is a lower bound, in
     seconds a token or in bytes of a process:
 
     - `mean_s`: the compute time of the mean rank; `paired_s`: the same if forwards run beside backwards;
@@ -142,14 +141,14 @@ class _BranchAndBound:
         codes = np.zeros_like(rows["tp"])
         for name in _KIND_DEGREES:
             codes = codes * (1 << 15) + rows[name]
-        kinds, of_row = np.unique(codes, return_inverse=True)
-        # `layers` has one row for all rows of degrees whose layers are alike; `layer` is its place, for each row.
+        kinds, kind_of_row = np.unique(codes, return_inverse=True)
+        # `layers` has one row for all rows of degrees with equal layers; `layer` is its index, for each row.
         is_near = all(ORDERS[number].keeps_layers_near for number in np.unique(rows["order"]))
         layers, layer = distinct([rows[name] for name in (*_LAYER, *(() if is_near else ("order", "dp", "pp")))])
         self.layers = select(rows, layers)
-        self.rows = rows | {"kind": of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
+        self.rows = rows | {"kind": kind_of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
         self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are computed
-        self.variant = space.variants_of(job, constraints, rows)
+        self.variants = space.variants_of(job, constraints, rows)
         self.tally = SearchTally(sum(space.count_by_variant(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
         self.shown = Best.of_kinds(len(kinds), _DEPTH)
@@ -157,19 +156,19 @@ class _BranchAndBound:
 
     def limits_s(self, kind: Column) -> Column:
         """The seconds a token that a plan of each kind must stay below to be shown."""
-        last = np.partition(self.shown.token_s, self.num_shown - 1)[self.num_shown - 1]
-        return np.minimum(min(last, self.most_token_s), self.shown.last_s[kind])
+        last_shown_s = np.partition(self.shown.token_s, self.num_shown - 1)[self.num_shown - 1]
+        return np.minimum(min(last_shown_s, self.most_token_s), self.shown.last_s[kind])
 
     def price_first_guess(self) -> None:
         """Price one sharding of the rows of each kind that have the lowest bounds, so that there are limits."""
         simple = [
-            at for at in self.variant if at.schedule == "1f1b" and at.recompute in ("none", "full")
-        ] or self.variant
-        for at in (simple[0], simple[-1]):
-            rows = self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, at)), at)
+            variant for variant in self.variants if variant.schedule == "1f1b" and variant.recompute in ("none", "full")
+        ] or self.variants
+        for variant in (simple[0], simple[-1]):
+            rows = self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, variant)), variant)
             if not len(rows["dp"]):
                 continue
-            block = space.with_variant(self.job, self.constraints, select(rows, self._lowest_bounds(rows)), at)
+            block = space.with_variant(self.job, self.constraints, select(rows, self._lowest_bounds(rows)), variant)
             allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
             share = float(self.constraints.keep.get("offload_optimizer", 0.0))
             columns = block.columns | {
@@ -177,14 +176,14 @@ class _BranchAndBound:
                 "offload_optimizer": np.full(len(block), share),
             }
             if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
-                self._price(PlanBlock(at, columns))
+                self._price(PlanBlock(variant, columns))
 
     def _lowest_bounds(self, rows: Columns) -> Column:
         """Indices of the rows with the lowest bounds, some of each kind."""
         least = np.minimum(*self._least_s(rows, rows["paired_s"]))
         order = np.lexsort((least, rows["kind"]))
-        kinds, first = np.unique(rows["kind"][order], return_index=True)
-        place = np.arange(len(order)) - first[np.searchsorted(kinds, rows["kind"][order])]
+        kinds, kind_begins = np.unique(rows["kind"][order], return_index=True)
+        place = np.arange(len(order)) - kind_begins[np.searchsorted(kinds, rows["kind"][order])]
         return order[place < _GUESSED]
 
     def search_all(self) -> None:
@@ -212,37 +211,37 @@ class _BranchAndBound:
     def _variants_by_bound(self) -> dict[PlanVariant, list[PlanVariant]]:
         """The variants, grouped by the fields on which bounds depend: all but the schedule."""
         groups: dict[PlanVariant, list[PlanVariant]] = {}
-        for at in self.variant:
-            groups.setdefault(replace(at, schedule="1f1b"), []).append(at)
+        for variant in self.variants:
+            groups.setdefault(replace(variant, schedule="1f1b"), []).append(variant)
         return groups
 
     def _without_recompute(self) -> dict[PlanVariant, Columns]:
         """For each method its rows that may be shown if nothing is recomputed, with their bounds."""
         bounded = {
             method: self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, method)), method)
-            for method in dict.fromkeys(map(_without_choices, self.variant))
+            for method in dict.fromkeys(map(_without_choices, self.variants))
         }
-        rows_of = {method: rows for method, rows in bounded.items() if len(rows["dp"])}
-        if not rows_of:
-            return rows_of
+        rows_of_method = {method: rows for method, rows in bounded.items() if len(rows["dp"])}
+        if not rows_of_method:
+            return rows_of_method
         # Exchanges of replicas and messages of the pipeline do not depend on the variant.
-        is_left = np.zeros(len(self.rows["dp"]), dtype=bool)
-        for method_rows in rows_of.values():
-            is_left[method_rows["row"]] = True
-        left = select(self.rows, is_left)
-        hybrid = space.hybrid_ranks(self.job, self.constraints, left)
+        is_possible = np.zeros(len(self.rows["dp"]), dtype=bool)
+        for method_rows in rows_of_method.values():
+            is_possible[method_rows["row"]] = True
+        possible_rows = select(self.rows, is_possible)
+        hybrid = space.hybrid_ranks(self.job, self.constraints, possible_rows)
         columns = {
-            "exchange_s": bounds.exchange_token_s(self.job, left, hybrid, self.constants, memo=self.memo),
-            "turn_s": bounds.turn_token_s(self.job, left, self.rates),
+            "exchange_s": bounds.exchange_token_s(self.job, possible_rows, hybrid, self.constants, memo=self.memo),
+            "turn_s": bounds.turn_token_s(self.job, possible_rows, self.rates),
             "hybrid": hybrid,
         }
-        place = np.cumsum(is_left) - 1
-        for method, method_rows in rows_of.items():
+        place = np.cumsum(is_possible) - 1
+        for method, method_rows in rows_of_method.items():
             method_rows |= select(columns, place[method_rows["row"]])
             method_rows["zero3_s"] = bounds.zero3_token_s(
                 self.job, method_rows, method, method_rows.pop("hybrid"), constants=self.constants, memo=self.memo
             )
-        return rows_of
+        return rows_of_method
 
     def _with_time_bounds(self, rows: Columns, variant: PlanVariant) -> Columns:
         """The rows that may be shown, with the compute time of their mean rank, plain and with paired microbatches."""
@@ -252,8 +251,8 @@ class _BranchAndBound:
         is_used = np.zeros(len(self.layers["dp"]), dtype=bool)
         is_used[rows["layer"]] = True
         place = (np.cumsum(is_used) - 1)[rows["layer"]]
-        of_layers = bounds.microbatch_s(self.job, select(self.layers, is_used), variant, self.constants, memo=self.memo)
-        mean_s, paired_s = (bounds.mean_rank_token_s(self.job, rows, seconds[place]) for seconds in of_layers)
+        layers_s = bounds.microbatch_s(self.job, select(self.layers, is_used), variant, self.constants, memo=self.memo)
+        mean_s, paired_s = (bounds.mean_rank_token_s(self.job, rows, seconds[place]) for seconds in layers_s)
         return self._below_limits(rows | {"mean_s": mean_s, "paired_s": paired_s}, *self._least_s(rows, paired_s))
 
     def _least_bytes(self, rows: Columns, variant: PlanVariant) -> Column:
@@ -263,7 +262,7 @@ class _BranchAndBound:
         return bounds.activation_bytes(self.job, rows, variant, self.constants, self.memo)
 
     def _below_limits(self, rows: Columns, below_s: Column, gathered_s: Column) -> Columns:
-        """The rows whose bounds let them be shown still."""
+        """The rows whose bounds are below their limits."""
         return select(rows, np.minimum(below_s, gathered_s) < self.limits_s(rows["kind"]))
 
     def _least_s(self, rows: Columns, token_s: Column, factor: Column | float = 1.0) -> tuple[Column, Column]:
@@ -278,9 +277,9 @@ class _BranchAndBound:
         tasks = []
         for is_hidden in (False, True):
             parts = [
-                self._admitted(at, rows)
-                for at in alike
-                if is_hidden == (self.job.model.moe.experts > 0 and bounds.is_paired(at.schedule))
+                self._admitted(variant, rows)
+                for variant in alike
+                if is_hidden == (self.job.model.moe.experts > 0 and bounds.is_paired(variant.schedule))
             ]
             parts = [part for part in parts if len(part.places)]
             least = [np.minimum(part.below_s, part.gathered_s).min() for part in parts]
@@ -334,11 +333,12 @@ class _BranchAndBound:
         else:
             sizes = [len(block)]
         too_large: list[PlanBlock] = []
-        first = 0
+        begin = 0
         for size in sizes:
-            now = order[first : first + size]
-            first += size
-            sharded = space.with_sharing(self.job, self.constraints, block.where(self._rows_below_limits(block, now)))
+            indices = order[begin : begin + size]
+            begin += size
+            part = block.where(self._rows_below_limits(block, indices))
+            sharded = space.with_sharing(self.job, self.constraints, part)
             sharded, offloaded = self._with_room(self._sharded_below_limits(sharded))
             too_large += [offloaded, self._price(sharded)]
         self._price(space.with_offload(self.constraints, self._sharded_below_limits(join_blocks(too_large))))

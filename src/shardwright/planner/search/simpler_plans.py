@@ -21,23 +21,29 @@ from shardwright.workload.memo import Memo
 
 PLAIN = ("1f1b", "interleaved-1f1b")
 _RECOMPUTE = (PlanVariant(), PlanVariant(recompute="selective"), PlanVariant(recompute="full"))
-_TIMES = (0.5, 1, 2)  # the microbatch size that was found, so often
-_ALIKE = ("row", "schedule", "zero", "zero_ranks", "offload_optimizer", "offload_parameters")
-_Again = tuple[str, tuple[str, ...], int, bool]
+_TIMES = (0.5, 1, 2)  # factors of the microbatch size of the known plan
+_KEY_COLUMNS = ("row", "schedule", "zero", "zero_ranks", "offload_optimizer", "offload_parameters")
+_RecomputePolicy = tuple[str, tuple[str, ...], int, bool]
 
 
 def simpler_plans(
-    job: JobSpec, constraints: Constraints, known: Sequence[JobSpec], constants: Constants, *, room: float,
+    job: JobSpec,
+    constraints: Constraints,
+    known_jobs: Sequence[JobSpec],
+    constants: Constants,
+    *,
+    room: float,
     most_token_s: float,
-) -> list[Candidate]:  # fmt: skip
-    """The legal plans beside `known` that fit in `room` bytes of a device and take at most `most_token_s` by token.
+) -> list[Candidate]:
+    """The legal plans near the plans of `known_jobs` that fit in `room` bytes of a device and take at most
+    `most_token_s` seconds a token.
 
-    Of those that differ in the sizes of microbatches and of stages alone the fastest stands for all.
+    Among plans that differ only in the sizes of microbatches and of stages, only the fastest is returned.
     """
     constraints, _ = within_known(job, constraints)
     memo, candidates = Memo(), list[Candidate]()
-    rows = _rows(job, constraints, known)
-    for block in _blocks(job, constraints, rows, known):
+    rows = _rows(job, constraints, known_jobs)
+    for block in _blocks(job, constraints, rows, known_jobs):
         priced = prices(job, block, constants, memo)
         fitting = np.broadcast_to(fits(job, priced.memory, room), priced.token_s.shape)
         chosen = np.flatnonzero(fitting & (priced.token_s <= most_token_s))
@@ -48,78 +54,86 @@ def simpler_plans(
     return candidates
 
 
-def _rows(job: JobSpec, constraints: Constraints, known: Sequence[JobSpec]) -> Columns:
-    """The degrees of each plan with some sizes of microbatches; `row` is the place of the plan among `known`."""
+def _rows(job: JobSpec, constraints: Constraints, known_jobs: Sequence[JobSpec]) -> Columns:
+    """The degrees of each plan with some sizes of microbatches; `row` is the index of the plan in `known_jobs`."""
     rows = []
-    for place, one in enumerate(known):
-        plan, batch = one.plan, one.batch.global_batch_size
+    for row, known_job in enumerate(known_jobs):
+        plan, batch = known_job.plan, known_job.batch.global_batch_size
         for size in (int(times * plan.microbatch_size) for times in _TIMES):
             if size and batch % (plan.dp * size) == 0 and constraints.allows("microbatch_size", size):
                 numbers = plan.model_dump() | {
-                    "global_batch_size": batch, "microbatch_size": size, "expert_tp": plan.expert_tp_size,
+                    "global_batch_size": batch,
+                    "microbatch_size": size,
+                    "expert_tp": plan.expert_tp_size,
                     "order": number_of(plan.order),
-                }  # fmt: skip
-                rows.append([place, *(int(numbers[name]) for name in DEGREES)])
+                }
+                rows.append([row, *(int(numbers[name]) for name in DEGREES)])
     table = np.array(rows, dtype=np.int64).reshape(-1, 1 + len(DEGREES))
     columns: Columns = {name: table[:, index] for index, name in enumerate(("row", *DEGREES))}
     return columns | {"sequence_parallel": columns["sequence_parallel"].astype(bool)}
 
 
-def _again(variant: PlanVariant) -> _Again:
+def _policy_of(variant: PlanVariant) -> _RecomputePolicy:
     return variant.recompute, variant.recompute_operators, variant.recompute_every, variant.offload_activations
 
 
-def _words_of(job: JobSpec) -> PlanVariant:
+def _variant_of(job: JobSpec) -> PlanVariant:
     plan = job.plan
     fields = {name: getattr(plan, name) for name in PlanVariant.__dataclass_fields__ if name != "float8"}
     operators = tuple(plan.recompute_operators)
     return PlanVariant(**fields | {"recompute_operators": operators}, float8=job.precision.float8)
 
 
-def _blocks(job: JobSpec, constraints: Constraints, rows: Columns, known: Sequence[JobSpec]) -> Iterator[PlanBlock]:
+def _blocks(
+    job: JobSpec, constraints: Constraints, rows: Columns, known_jobs: Sequence[JobSpec]
+) -> Iterator[PlanBlock]:
     """The simpler plans, in one block for each variant whose schedules may differ."""
-    own = [_words_of(one) for one in known]
-    again = {_again(variant) for variant in (*_RECOMPUTE, *own)}
-    staged: dict[PlanVariant, list[PlanBlock]] = {}
+    known_variants = [_variant_of(known_job) for known_job in known_jobs]
+    policies = {_policy_of(variant) for variant in (*_RECOMPUTE, *known_variants)}
+    blocks_of: dict[PlanVariant, list[PlanBlock]] = {}
     for variant in space.variants_of(job, constraints, rows):
         methods = [
-            (one.cp_method, one.dispatch, one.float8) == (variant.cp_method, variant.dispatch, variant.float8)
-            for one in own
+            (known.cp_method, known.dispatch, known.float8) == (variant.cp_method, variant.dispatch, variant.float8)
+            for known in known_variants
         ]
-        mine = select(rows, np.array(methods)[rows["row"]])
-        if variant.schedule not in PLAIN or _again(variant) not in again or not len(mine["dp"]):
+        matching = select(rows, np.array(methods)[rows["row"]])
+        if variant.schedule not in PLAIN or _policy_of(variant) not in policies or not len(matching["dp"]):
             continue
-        block = space.with_variant(job, constraints, mine, variant)
+        block = space.with_variant(job, constraints, matching, variant)
         block = block.where(_is_even(job, block.columns))
         columns = block.columns | {"schedule": block.schedule}
-        alike = replace(variant, schedule="1f1b")
-        staged.setdefault(alike, []).append(PlanBlock(alike, columns))
-    for blocks in staged.values():
-        block = _shared(job, constraints, join_blocks(blocks), known)
+        common = replace(variant, schedule="1f1b")
+        blocks_of.setdefault(common, []).append(PlanBlock(common, columns))
+    for blocks in blocks_of.values():
+        block = _shared(job, constraints, join_blocks(blocks), known_jobs)
         if len(block):
             yield block
 
 
 def _is_even(job: JobSpec, columns: Columns) -> Column:
-    """Mask of the plans whose stages hold as many layers each, or that have the fewest stages of their kind."""
+    """Mask of the plans whose stages all have as many layers, or that have the fewest stages of their kind."""
     stages = columns["pp"] * columns["virtual_stages"]
     return (job.model.layers % stages == 0) | (columns["virtual_stages"] <= 2)
 
 
-def _shared(job: JobSpec, constraints: Constraints, block: PlanBlock, known: Sequence[JobSpec]) -> PlanBlock:
-    """The plans with every ZeRO stage; hybrid sharding and host memory are for those beside a plan that has them."""
-    offloads = np.array([one.plan.offload_optimizer > 0 or one.plan.offload_parameters for one in known])
-    is_hybrid = np.array([one.plan.zero_ranks > 0 for one in known])
+def _shared(job: JobSpec, constraints: Constraints, block: PlanBlock, known_jobs: Sequence[JobSpec]) -> PlanBlock:
+    """The plans with every ZeRO stage; hybrid sharding and offload only if the known plan has them."""
+    offloads = np.array(
+        [known_job.plan.offload_optimizer > 0 or known_job.plan.offload_parameters for known_job in known_jobs]
+    )
+    is_hybrid = np.array([known_job.plan.zero_ranks > 0 for known_job in known_jobs])
     shared = space.with_sharing(job, constraints, block)
     offloaded = space.with_offload(constraints, shared.where(offloads[shared.columns["row"]]))
-    both = join_blocks([shared, offloaded])
+    all_shared = join_blocks([shared, offloaded])
     keeps_hybrid = "zero_ranks" in constraints.keep
-    return both.where((both.columns["zero_ranks"] == 0) | is_hybrid[both.columns["row"]] | keeps_hybrid)
+    return all_shared.where(
+        (all_shared.columns["zero_ranks"] == 0) | is_hybrid[all_shared.columns["row"]] | keeps_hybrid
+    )
 
 
 def _fastest(block: PlanBlock, token_s: Column, chosen: Column) -> list[int]:
-    """Indices among `chosen` of the fastest of all plans that differ in sizes alone."""
+    """The indices in `chosen` of the fastest among plans that differ only in sizes."""
     order = chosen[np.argsort(token_s[chosen], kind="stable")]
-    table = np.stack([block.columns[name][order].astype(float) for name in _ALIKE], axis=1)
-    _, first = np.unique(table, axis=0, return_index=True)
-    return [int(order[place]) for place in np.sort(first)]
+    table = np.stack([block.columns[name][order].astype(float) for name in _KEY_COLUMNS], axis=1)
+    _, first_of_each = np.unique(table, axis=0, return_index=True)
+    return [int(order[index]) for index in np.sort(first_of_each)]

@@ -36,16 +36,15 @@ _LEAST_SPARE = 1e-3  # share of a step that uneven stages must be able to save
 _NEARLY = 1.03  # times the fastest plan of a kind: layouts adjacent to plans so fast are simulated too
 _LEAST_RATIO = 0.9  # simulated step to closed form: the search relies on no lower ratio
 _FIRST_RATIO = 0.99  # this ratio before any plan was simulated
-_SURE_ROOM = (
-    0.9  # share of a device: a plan that needs less by closed forms counts as fitting until its account is made
-)
+# Share of a device. A plan that needs less by closed forms counts as fitting until its account is made.
+_SURE_ROOM = 0.9
 _MOST_ROUNDS = 24  # of the local search, if one fastest plan after another does not fit
 # Lengths of a step in actions: stages times microbatches.
 _SHORT_STEP = 2**9  # takes no time to simulate: all such kinds get a thorough local search
-_LONG_STEP = 2**10  # above, it takes long
-_LONGEST_STEP = 2**11  # above, a fifth of a second
+_LONG_STEP = 2**10  # a longer one takes long to simulate
+_LONGEST_STEP = 2**11  # a longer one takes a fifth of a second
 _THOROUGH_KINDS = 3  # get a thorough local search, however long their steps are
-_LONG_STEP_KINDS = 2  # of kinds with more than _MOST_ACTIONS only these first ones are looked around
+_LONG_STEP_KINDS = 2  # of kinds with longer steps than _LONGEST_STEP only these first ones are searched around
 
 
 @dataclass
@@ -66,7 +65,7 @@ class SimulatedPlans:
     """Simulated steps of plans, and which plans fit in `room` bytes of a device.
 
     `rows` are the degrees of the space. `least_ratio` is the least ratio so far of a simulated step to its closed form.
-    `refuted` has the fastest plan of each kind of which none fits.
+    `refuted` has the fastest plan of each kind without a fitting plan.
     """
 
     def __init__(
@@ -103,17 +102,17 @@ class SimulatedPlans:
                 chosen.append((places, kind))
             else:  # an earlier call has shown that none of them fits
                 self._refute(places)
-        chosen.sort(key=lambda one: self._best(one[1]).token_s)
+        chosen.sort(key=lambda item: self._best(item[1]).token_s)
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
         self._improve(kinds_shown, QUICK)
         with_plans = sorted((kind for kind in kinds_shown if kind.plans), key=lambda kind: self._best(kind).token_s)
-        first = [
+        thorough_kinds = [
             kind
             for n, kind in enumerate(with_plans)
             if n < _THOROUGH_KINDS or _actions(self._best(kind).job) <= _SHORT_STEP
         ]
-        self._improve(first, THOROUGH)
-        uneven = [kind for kind in first if kind.plans and self._best(kind).job.plan.layout]
+        self._improve(thorough_kinds, THOROUGH)
+        uneven = [kind for kind in thorough_kinds if kind.plans and self._best(kind).job.plan.layout]
         self._improve([kind for kind in uneven if not _is_long(self._best(kind).job)], UNEVEN)
         shown = []
         for places, kind in chosen:
@@ -180,9 +179,11 @@ class SimulatedPlans:
         del kind.plans[_key(plan.job)]
         smaller = plan.job.plan.microbatch_size // 2
         if smaller and self.constraints.allows("microbatch_size", smaller):
-            other = plan.job.model_copy(update={"plan": plan.job.plan.model_copy(update={"microbatch_size": smaller})})
-            if _key(other) in self._times or not (job_faults(other) or plan_faults(other)):
-                self._add(kind, [other])
+            smaller_job = plan.job.model_copy(
+                update={"plan": plan.job.plan.model_copy(update={"microbatch_size": smaller})}
+            )
+            if _key(smaller_job) in self._times or not (job_faults(smaller_job) or plan_faults(smaller_job)):
+                self._add(kind, [smaller_job])
 
     def _needs_share(self, job: JobSpec) -> float:
         """The share of the room that a plan needs by closed forms."""
@@ -208,7 +209,7 @@ class SimulatedPlans:
     def _lay_out_nearly_fastest(self, kind: _Kind) -> None:
         """Simulate nearly fastest plans with a layer of their slowest rank moved to another one, if steps are short.
 
-        A step does not wait for its slowest rank alone, so such a layout may be faster though its bound is not.
+        A step waits not only for its slowest rank, so such a layout may be faster though its bound is not.
         """
         for plan in list(kind.plans.values()):
             is_short = 0 < _actions(plan.job) <= _SHORT_STEP
@@ -226,11 +227,11 @@ class SimulatedPlans:
         least_gain = LEAST_GAIN if _is_long(job) else _LEAST_SHARE
         least_spare = max(_LEAST_SPARE, least_gain) * time.total
         if self.may_lay_out and is_simulated(job) and not job.plan.layout and spare_s > least_spare:
-            laid = paying_layout(job, self.constants, least_gain, self.memo)
-            if laid is not None:
-                laid_time, _ = self._time(laid)
-                token_s = float(laid_time.total) / job.tokens_per_step
-                yield SimulatedPlan(laid, token_s, laid_time, even_s=float(time.total))
+            laid_out = paying_layout(job, self.constants, least_gain, self.memo)
+            if laid_out is not None:
+                laid_out_time, _ = self._time(laid_out)
+                token_s = float(laid_out_time.total) / job.tokens_per_step
+                yield SimulatedPlan(laid_out, token_s, laid_out_time, even_s=float(time.total))
 
     def _even_s(self, job: JobSpec) -> float:
         return float(self._time(_even(job))[0].total)
@@ -269,21 +270,23 @@ class SimulatedPlans:
         promising: list[list[Promising]] = [[] for _ in plans]
         jobs = [plan.job for plan in plans]
         base = SimulatedBase.of(
-            [self._time(job)[0] for job in jobs], jobs, [plan.token_s for plan in plans],
+            [self._time(job)[0] for job in jobs],
+            jobs,
+            [plan.token_s for plan in plans],
             closed_s=[self._closed_s[_key(job)] / job.tokens_per_step for job in jobs],
             even_s=[self._closed_even_s(job) for job in jobs],
-        )  # fmt: skip
+        )
         schedules = np.array([SCHEDULES.names.index(job.plan.schedule) for job in jobs])
         for block in adjacent_blocks(self.job, self.constraints, self.rows, jobs):
             base_of = block.columns["near"]
             for plan in self._promising(block, base.select(base_of), block.schedule == schedules[base_of], effort):
                 promising[plan.near].append(plan)
         adjacent = []
-        for job, near in zip(jobs, promising, strict=True):
-            known = [plan.job for plan in near if _key(plan.job) in self._times]
-            unknown = [plan for plan in near if _key(plan.job) not in self._times]
-            tried = [*known, *in_turns(unknown)[: effort.most_like(job)]]
-            laid_out = [same for other in tried for same in _with_layout_kept(other, job)]
+        for job, promising_plans in zip(jobs, promising, strict=True):
+            simulated = [plan.job for plan in promising_plans if _key(plan.job) in self._times]
+            not_simulated = [plan for plan in promising_plans if _key(plan.job) not in self._times]
+            tried = [*simulated, *in_turns(not_simulated)[: effort.most_like(job)]]
+            laid_out = [laid_out_job for tried_job in tried for laid_out_job in _with_layout_kept(tried_job, job)]
             adjacent.append([*tried, *laid_out, *self._adjacent_layouts(job, effort), *self._other_virtual_stages(job)])
         return adjacent
 
@@ -302,13 +305,13 @@ class SimulatedPlans:
         most = job.model.layers // plan.pp
         for virtual in sorted({2, most, plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}):
             changes = {"virtual_stages": virtual, "extra_warmup": 0, "most_alive": 0.0}
-            other = job.model_copy(update={"plan": plan.model_copy(update=changes)})
+            other_job = job.model_copy(update={"plan": plan.model_copy(update=changes)})
             if (
-                _actions(other) <= _LONGEST_STEP
+                _actions(other_job) <= _LONGEST_STEP
                 and self.constraints.allows("virtual_stages", virtual)
-                and (_key(other) in self._times or not (job_faults(other) or plan_faults(other)))
+                and (_key(other_job) in self._times or not (job_faults(other_job) or plan_faults(other_job)))
             ):
-                yield other
+                yield other_job
 
     def _promising(
         self, block: PlanBlock, base: SimulatedBase, is_alike: Column, effort: Effort
@@ -331,10 +334,10 @@ class SimulatedPlans:
 
 def _with_layout_kept(job: JobSpec, adjacent: JobSpec) -> list[JobSpec]:
     """The plan with the layout of an adjacent plan, if that has one and stages lie on the same ranks."""
-    plan, other = job.plan, adjacent.plan
-    if not other.layout or not same_stages(other, plan):
+    plan, adjacent_plan = job.plan, adjacent.plan
+    if not adjacent_plan.layout or not same_stages(adjacent_plan, plan):
         return []
-    return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(other.layout)})})]
+    return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(adjacent_plan.layout)})})]
 
 
 def _even(job: JobSpec) -> JobSpec:

@@ -1,16 +1,16 @@
 """All plans that a model, a batch and a cluster allow.
 
-They come in three levels, for a search to prune: how ranks stand and what each computes (`degrees`); the variant of a
-plan and its virtual stages (`variants_of`, `with_variant`); and who holds which state (`with_sharing`). Legal is what
-`config.checks.check.job_faults` and `schedule.job_program.plan_faults` accept. Of plans that are the same in all but
-name one stands for all: a pipeline of one rank has no schedule, one rank of tp no sequence parallel, one of cp no
-method.
+The space has three levels, so that a search can prune: the parallel degrees of the ranks (`degrees`); the variant of a
+plan and its virtual stages (`variants_of`, `with_variant`); and the sharding of the state (`with_sharing`). Its plans
+are legal: `config.checks.check.job_faults` and `schedule.job_program.plan_faults` accept them. Plans that differ only
+in name appear once: a pipeline of one rank has no schedule, one rank of tp has no sequence parallel, one rank of cp has
+no method.
 
 Left out: schedules that change the numbers (pipedream, pipedream-2bw) or that a solver makes (auto); `extra_warmup`;
-layouts, which planner/stages/partition_dp.py finds for a plan; `budget` and `layers`, which choose what to compute
-again by layer; shares of the optimizer state between none and all in host memory; hybrid sharding other than over a
-node; orders of the axes but the default and the one with stages inside a node, and the latter where no group crosses
-other links by it.
+layouts, which planner/stages/partition_dp.py finds for a plan; `budget` and `layers`, which choose the recomputation
+layer by layer; shares of the optimizer state in host memory between none and all; hybrid sharding other than over a
+node; orders of the axes except the default and the one with stages inside a node, and the latter if every group crosses
+the same links with both.
 """
 
 import math
@@ -33,7 +33,7 @@ from shardwright.config.rank_order import (
     inside_pipeline,
     number_of,
     of_stage_on_node,
-)  # fmt: skip
+)
 from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.cost.from_job import run_of
 from shardwright.planner.search.constraints import Constraints
@@ -47,12 +47,12 @@ from shardwright.planner.search.plan_block import (
     cross,
     rank_grid,
     select,
-)  # fmt: skip
+)
 from shardwright.sharding.groups import REPLICAS, is_hybrid, layout, of_stage
 from shardwright.workload.query import PlanGrid
 
-# What is computed again, least first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section
-# 5); what is elementwise (norms and activations); all but the ends of each block; some layers; all.
+# Policies of recomputation, the cheapest first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198,
+# section 5); elementwise operators (norms and activations); all but the ends of each block; some layers; all layers.
 _NOTHING = PlanVariant()
 RECOMPUTE = (
     _NOTHING,
@@ -68,11 +68,11 @@ RECOMPUTE = (
 
 
 def degrees(job: JobSpec, constraints: Constraints) -> Columns:
-    """Every way to stand a rank on each device: one row each, with DEGREES as columns. There may be none."""
+    """All parallel degrees with one rank on each device: a row each, with DEGREES as columns. There may be none."""
     model, num_devices = job.model, job.cluster.num_devices
     rows: list[tuple[int, ...]] = []
     for batch in constraints.batches(job.batch.global_batch_size):
-        shared = job.batch.with_size(batch).divisor  # of all sizes, if the batch grows
+        shared = job.batch.with_size(batch).divisor  # divides all sizes of a batch that grows
         for tp in _tensor_degrees(model, num_devices):
             for pp in divisors(num_devices // tp):
                 if pp > model.layers or not (constraints.allows("tp", tp) and constraints.allows("pp", pp)):
@@ -81,13 +81,13 @@ def degrees(job: JobSpec, constraints: Constraints) -> Columns:
                     dp = num_devices // (tp * pp * cp)
                     if shared % dp or not (constraints.allows("cp", cp) and constraints.allows("dp", dp)):
                         continue
-                    if cp > 1 and not any(_context_allows(model, m, tp, cp) for m in CONTEXT_METHODS):
+                    if cp > 1 and not any(_context_allows(model, method, tp, cp) for method in CONTEXT_METHODS):
                         continue
-                    folds = list(_foldings(job, constraints, dp * cp, tp))
+                    foldings = list(_foldings(job, constraints, dp * cp, tp))
                     sizes = [size for size in divisors(shared // dp) if constraints.allows("microbatch_size", size)]
                     rows += [
                         (batch, tp, pp, cp, dp, ep, etp, size, is_sequence)
-                        for (ep, etp, is_sequence), size in product(folds, sizes)
+                        for (ep, etp, is_sequence), size in product(foldings, sizes)
                         if not (is_sequence and model.sequence // cp % tp)
                     ]
     names = [name for name in DEGREES if name != "order"]
@@ -98,9 +98,9 @@ def degrees(job: JobSpec, constraints: Constraints) -> Columns:
 
 
 def _ordered(job: JobSpec, constraints: Constraints, rows: Columns) -> Columns:
-    """Rows with each order of the axes; with others than the first those whose groups then cross other links."""
-    kept = constraints.keep.get("order")
-    orders = (EXAMPLE, STAGES_INSIDE) if kept is None and not job.cluster.parts else (kept or EXAMPLE,)
+    """The rows with each order of the axes; with a further order only rows whose groups then cross other links."""
+    fixed_order = constraints.keep.get("order")
+    orders = (EXAMPLE, STAGES_INSIDE) if fixed_order is None and not job.cluster.parts else (fixed_order or EXAMPLE,)
     parts = [rows | {"order": np.full_like(rows["dp"], number_of(full_order(order)))} for order in orders]
     plans = [rank_grid(part) for part in parts]
     masks = [has_blocks(plan) for plan in plans]
@@ -120,15 +120,15 @@ def has_blocks(plans: PlanGrid) -> Column:
     return (plans.pp == 1) | (np.maximum(dense, experts) % np.minimum(dense, experts) == 0)
 
 
-def lies_otherwise(job: JobSpec, one: Degrees, other: Degrees) -> Column:
-    """Mask of the plans of which some group crosses other links under another order; with the same degrees."""
+def lies_otherwise(job: JobSpec, plans: Degrees, other_plans: Degrees) -> Column:
+    """Mask of the plans with a group that crosses other links in `other_plans`: the same degrees in another order."""
     run = run_of(job)
-    crosses = np.zeros(np.shape(one.pp), dtype=bool)
+    crosses = np.zeros(np.shape(plans.pp), dtype=bool)
     if run.topology.torus:
-        return crosses | (one.block != other.block)
+        return crosses | (plans.block != other_plans.block)
     for devices in (max(1, run.devices_per_node), *(devices for devices, _ in run.topology.levels)):
-        of_stages = (np.minimum(of_stage(plan, devices), plan.stage_ranks) for plan in (one, other))
-        of_pipelines = (np.clip(devices // plan.block, 1, plan.pp) for plan in (one, other))
+        of_stages = (np.minimum(of_stage(plan, devices), plan.stage_ranks) for plan in (plans, other_plans))
+        of_pipelines = (np.clip(devices // plan.block, 1, plan.pp) for plan in (plans, other_plans))
         crosses |= np.not_equal(*of_stages) | np.not_equal(*of_pipelines)
     return crosses
 
@@ -141,7 +141,7 @@ def _tensor_degrees(model: ModelSpec, num_devices: int) -> list[int]:
 
 
 def _context_allows(model: ModelSpec, method: str, tp: int, cp: int) -> bool:
-    """True if a method can cut the sequence over cp ranks (config/checks/check_context.py)."""
+    """True if a method can split the sequence over cp ranks (config/checks/check_context.py)."""
     if model.sequence % (chunks_per_rank(method) * cp):
         return False
     if not CONTEXT_METHODS[method].trades_heads:
@@ -151,7 +151,7 @@ def _context_allows(model: ModelSpec, method: str, tp: int, cp: int) -> bool:
 
 
 def _foldings(job: JobSpec, constraints: Constraints, replicas: int, tp: int) -> Iterator[tuple[int, int, bool]]:
-    """(ep, expert_tp, sequence parallel) that a stage of `replicas` x `tp` ranks admits."""
+    """Yield each (ep, expert_tp, sequence parallel) that a stage of `replicas` x `tp` ranks admits."""
     moe, ffn = job.model.moe, job.model.ffn_size
     for is_sequence in (False, True) if tp > 1 else (False,):
         if not constraints.allows("sequence_parallel", is_sequence):
@@ -171,7 +171,7 @@ def _foldings(job: JobSpec, constraints: Constraints, replicas: int, tp: int) ->
 
 
 def _allows_expert_tp(constraints: Constraints, expert_tp: int, tp: int) -> bool:
-    """True if matrices of experts may be over so many ranks, which plans with as many as tp write as 0."""
+    """True if matrices of experts may be split over `expert_tp` ranks. In plans 0 stands for as many as tp."""
     return constraints.allows("expert_tp", expert_tp) or (expert_tp == tp and constraints.allows("expert_tp", 0))
 
 
@@ -182,22 +182,22 @@ def variants_of(job: JobSpec, constraints: Constraints, columns: Columns) -> lis
     schedules = searched() if (columns["pp"] > 1).any() else ("1f1b",)
     methods = CONTEXT_METHODS.names if (columns["cp"] > 1).any() else ("ring",)
     dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
-    for again, schedule, method, dispatch, float8 in product(
-        (again for again in RECOMPUTE if _allows_again(constraints, again)),
+    for policy, schedule, method, dispatch, float8 in product(
+        (policy for policy in RECOMPUTE if _allows_recompute(constraints, policy)),
         (name for name in schedules if constraints.allows("schedule", name)),
         (name for name in methods if constraints.allows("cp_method", name)),
         (name for name in dispatches if constraints.allows("dispatch", name)),
         precisions,
     ):
-        variants.append(replace(again, schedule=schedule, cp_method=method, dispatch=dispatch, float8=float8))
+        variants.append(replace(policy, schedule=schedule, cp_method=method, dispatch=dispatch, float8=float8))
     return variants
 
 
-def _allows_again(constraints: Constraints, again: PlanVariant) -> bool:
-    """True if what is computed again may be so: its operators are a list in TOML."""
-    operators = constraints.allows("recompute_operators", list(again.recompute_operators))
+def _allows_recompute(constraints: Constraints, variant: PlanVariant) -> bool:
+    """True if the constraints allow the recomputation of a variant. Its operators are a list in TOML."""
+    operators = constraints.allows("recompute_operators", list(variant.recompute_operators))
     names = "recompute", "recompute_every", "offload_activations"
-    return operators and all(constraints.allows(name, getattr(again, name)) for name in names)
+    return operators and all(constraints.allows(name, getattr(variant, name)) for name in names)
 
 
 def with_variant(job: JobSpec, constraints: Constraints, columns: Columns, variant: PlanVariant) -> PlanBlock:
@@ -211,14 +211,14 @@ def with_variant(job: JobSpec, constraints: Constraints, columns: Columns, varia
         if not constraints.allows("virtual_stages", 1) and not constraints.allows("virtual_stages", pieces):
             rows = select(rows, np.zeros(len(rows["dp"]), dtype=bool))
     else:
-        # range(2, most + 1) of each row, one below the other.
+        # The numbers of range(2, most + 1) for each row, concatenated.
         count = np.maximum(most - 1, 0)
         rows = select(rows, np.repeat(np.arange(len(most)), count))
         ends = np.cumsum(count)
         rows["virtual_stages"] = 2 + np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count, count)
         low, high = constraints.between.get("virtual_stages", (2, job.model.layers))
-        given = constraints.keep.get("virtual_stages")
-        low, high = (low, high) if given is None else (given, given)
+        fixed_number = constraints.keep.get("virtual_stages")
+        low, high = (low, high) if fixed_number is None else (fixed_number, fixed_number)
         rows = select(rows, (low <= rows["virtual_stages"]) & (rows["virtual_stages"] <= high))
     for name in ("zero", "zero_ranks", "offload_optimizer"):
         rows[name] = np.zeros_like(rows["dp"])
@@ -227,9 +227,9 @@ def with_variant(job: JobSpec, constraints: Constraints, columns: Columns, varia
 
 
 def admits(job: JobSpec, columns: Columns, variant: PlanVariant) -> Column:
-    """Mask of the rows whose degrees go with a variant."""
+    """Mask of the rows whose degrees a variant admits."""
     mask = admits_schedule(columns, variant.schedule) & _admits_methods(job, columns, variant)
-    for size in job.batch.sizes()[:2] if job.batch.grows else ():  # all further ones follow
+    for size in job.batch.sizes()[:2] if job.batch.grows else ():  # if these are legal, all further sizes are
         smaller = np.where(columns["global_batch_size"] == job.batch.global_batch_size, size, np.iinfo(np.int64).max)
         smaller = np.minimum(columns["global_batch_size"], smaller)
         mask &= admits_schedule(columns | {"global_batch_size": smaller}, variant.schedule)
@@ -240,7 +240,7 @@ def admits_schedule(columns: Columns, schedule: str) -> Column:
     """Mask of the plans that a schedule admits."""
     pp = columns["pp"]
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
-    if schedule == "1f1b":  # of a model in one piece, too
+    if schedule == "1f1b":  # for pp = 1, too
         return pp > 0
     admitted: Column = (pp > 1) & SCHEDULES[schedule].admits(pp, num_microbatches)
     return admitted
@@ -268,7 +268,7 @@ def _admits_methods(job: JobSpec, columns: Columns, variant: PlanVariant) -> Col
 
 
 def with_sharing(job: JobSpec, constraints: Constraints, block: PlanBlock) -> PlanBlock:
-    """Each plan of a block with every ZeRO stage and hybrid sharding within a node, and as little offload as may be."""
+    """Each plan of a block with every ZeRO stage and hybrid sharding within a node, and the least offload allowed."""
     columns = {name: values for name, values in block.columns.items() if name not in SHARING}
     choices = _sharing_choices(constraints)
     least = _offload_choices(constraints)[0]
@@ -284,7 +284,7 @@ def with_sharing(job: JobSpec, constraints: Constraints, block: PlanBlock) -> Pl
 
 
 def with_offload(constraints: Constraints, block: PlanBlock) -> PlanBlock:
-    """Each plan of a block with everything that may be offloaded beside the least."""
+    """Each plan of a block with every further choice of offload, without the least one."""
     choices = _offload_choices(constraints)[1:]
     columns = {name: values for name, values in block.columns.items() if not name.startswith("offload")}
     shares = np.array([share for share, _ in choices], float)
@@ -294,8 +294,8 @@ def with_offload(constraints: Constraints, block: PlanBlock) -> PlanBlock:
 
 
 def _sharing_choices(constraints: Constraints) -> list[tuple[int, bool]]:
-    """(ZeRO stage, whether over neighbours alone)."""
-    kept = constraints.keep.get("zero_ranks")
+    """The choices of (ZeRO stage, hybrid sharding or not)."""
+    fixed_ranks = constraints.keep.get("zero_ranks")
     may_be_hybrid = any(constraints.among.get("zero_ranks", (1,)))
     return [
         (zero, hybrid)
@@ -303,14 +303,14 @@ def _sharing_choices(constraints: Constraints) -> list[tuple[int, bool]]:
         if constraints.allows("zero", zero)
         and (zero or not hybrid)
         and (may_be_hybrid or not hybrid)
-        and (kept is None or bool(kept) == hybrid)
+        and (fixed_ranks is None or bool(fixed_ranks) == hybrid)
     ]
 
 
 def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
-    """(share of the optimizer state, whether parameters), least first."""
-    kept = constraints.keep.get("offload_optimizer")
-    shares = (0.0, 1.0) if kept is None else (float(kept),)
+    """The choices of offload: (share of the optimizer state, parameters or not), least first."""
+    fixed_share = constraints.keep.get("offload_optimizer")
+    shares = (0.0, 1.0) if fixed_share is None else (float(fixed_share),)
     return [
         (share, parameters)
         for share, parameters in product(shares, (False, True))
@@ -319,25 +319,27 @@ def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
 
 
 def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Column:
-    """Replicas that share one set of shards where not all do: those of a node, or what the user fixed; 0 where that
-    leaves one group."""
-    kept, plans = constraints.keep.get("zero_ranks", 0), rank_grid(rows)
+    """The number of replicas that share one set of shards under hybrid sharding: those of a node, or as the user fixed;
+    0 if there would be only one group."""
+    fixed_ranks, plans = constraints.keep.get("zero_ranks", 0), rank_grid(rows)
     on_node = of_stage(plans, job.cluster.devices_per_node) // layout(plans, REPLICAS[False]).stride
-    size = np.full_like(rows["tp"], kept) if kept else on_node
+    size = np.full_like(rows["tp"], fixed_ranks) if fixed_ranks else on_node
     replicas = rows["dp"] * rows["cp"]
     return np.where((size > 1) & is_hybrid(size, replicas), size, 0)
 
 
 def count_by_variant(job: JobSpec, constraints: Constraints, columns: Columns) -> dict[PlanVariant, int]:
-    """Plans of the space, without making them."""
+    """The number of plans of the space, by variant. The plans are not made."""
     sharing, offload = _sharing_choices(constraints), _offload_choices(constraints)
     ways = {
         hybrid: sum(
-            len([1 for _, parameters in offload if zero == 3 or not parameters]) for zero, h in sharing if h == hybrid
+            len([1 for _, parameters in offload if zero == 3 or not parameters])
+            for zero, is_hybrid in sharing
+            if is_hybrid == hybrid
         )
         for hybrid in (False, True)
     }
-    is_cut = hybrid_ranks(job, constraints, columns) > 0
+    may_be_hybrid = hybrid_ranks(job, constraints, columns) > 0
     layers, most = job.model.layers, job.model.layers // columns["pp"]
     low, high = constraints.between.get("virtual_stages", (2, layers))
     if "virtual_stages" in constraints.keep:
@@ -348,16 +350,16 @@ def count_by_variant(job: JobSpec, constraints: Constraints, columns: Columns) -
         pieces = SCHEDULES[schedule].stages_per_rank
         fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
         stages = (most >= pieces) & fits if pieces else virtual
-        each = ways[False] + ways[True] * (is_cut & (SCHEDULES[schedule].num_copies == 1))
-        return stages * each * admits_schedule(columns, schedule)
+        num_sharings = ways[False] + ways[True] * (may_be_hybrid & (SCHEDULES[schedule].num_copies == 1))
+        return stages * num_sharings * admits_schedule(columns, schedule)
 
-    of_words = variants_of(job, constraints, columns)
-    methods = {(variant.cp_method, variant.dispatch): variant for variant in of_words}
-    masks = {names: _admits_methods(job, columns, variant) for names, variant in methods.items()}
-    by_schedule = {schedule: plans(schedule) for schedule in {variant.schedule for variant in of_words}}
+    variants = variants_of(job, constraints, columns)
+    methods = {(variant.cp_method, variant.dispatch): variant for variant in variants}
+    masks = {method_names: _admits_methods(job, columns, variant) for method_names, variant in methods.items()}
+    by_schedule = {schedule: plans(schedule) for schedule in {variant.schedule for variant in variants}}
     counts = {
-        (schedule, *names): int(of_rows[mask].sum())
-        for schedule, of_rows in by_schedule.items()
-        for names, mask in masks.items()
+        (schedule, *method_names): int(row_counts[mask].sum())
+        for schedule, row_counts in by_schedule.items()
+        for method_names, mask in masks.items()
     }
-    return {variant: counts[variant.schedule, variant.cp_method, variant.dispatch] for variant in of_words}
+    return {variant: counts[variant.schedule, variant.cp_method, variant.dispatch] for variant in variants}

@@ -1,9 +1,9 @@
 """The best plan on a cluster of several kinds of devices: degrees, sharing and recomputation with the best layout.
 
-Laying out every plan of the space would take too long, so plans are first put in order by what an ideal layout would
-take: were all r pipeline ranks like those of part i, a step would take T_i; ranks of different parts that share the
-layers so that all take equally long take r / sum(r_i / T_i). The first ones in this order are laid out in full. Only
-1F1B is tried, for which a layout is exact.
+To lay out every plan of the space would take too long, so plans are first sorted by the time of an ideal layout: if all
+r pipeline ranks were like those of part i, a step would take T_i; if ranks of different parts share the layers so that
+all take equally long, a step takes r / sum(r_i / T_i). The first plans in this order are laid out in full. Only 1F1B is
+tried, for which a layout is exact.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from shardwright.workload.memo import Memo
 
 _LAID_OUT = 24  # plans that are laid out and fit
 _TRIED = 80  # plans that are laid out at most
-_ALIKE = 4  # of them, that have the same degrees: the others hardly differ
-_SPARE = 1.1  # memory that an estimate may be above what there is: a layout can take layers from a full rank
+_ALIKE = 4  # of them, that have the same degrees: further ones hardly differ
+_SPARE = 1.1  # times the memory that an estimate may need: a layout can take layers from a full rank
 
 
 def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> LaidOut:
-    """The fastest of the plans that were laid out. PlanError if none fits; KeyError says what is not known."""
+    """The fastest of the plans that were laid out. PlanError if none fits; KeyError names what is unknown."""
     if not job.cluster.parts:
         fault = "cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`"
         raise PlanError(f"plans for {job.model.name} on parts of a cluster", [fault])
@@ -59,7 +59,7 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
 
 
 def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants) -> Iterator[JobSpec]:
-    """Jobs under plans, in the order of what an ideal layout of them would take."""
+    """Yield jobs under plans, in the order of the time of their ideal layouts."""
     rows = degrees(job, constraints)
     ranks = rank_grid(rows)
     stage, is_whole = ranks.stage_ranks, ranks.block == ranks.stage_ranks  # on devices of one kind
@@ -71,26 +71,26 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
             if variant.schedule == "1f1b" and len(block):
                 block = with_sharing(job, constraints, block)
                 ideal_s = _ideal_s(job, block, constants)
-                first = np.argsort(ideal_s, kind="stable")[:_TRIED]
-                promising += [(float(ideal_s[n]), int(n), block) for n in first if np.isfinite(ideal_s[n])]
-    seen = Counter[tuple[int, ...]]()
+                best_rows = np.argsort(ideal_s, kind="stable")[:_TRIED]
+                promising += [(float(ideal_s[n]), int(n), block) for n in best_rows if np.isfinite(ideal_s[n])]
+    num_of_degrees = Counter[tuple[int, ...]]()
     for _, index, block in sorted(promising, key=lambda entry: entry[0]):
-        alike = tuple(int(block.columns[name][index]) for name in ("tp", "pp", "cp", "dp", "ep"))
-        seen[alike] += 1
-        if seen[alike] <= _ALIKE:
+        degrees_key = tuple(int(block.columns[name][index]) for name in ("tp", "pp", "cp", "dp", "ep"))
+        num_of_degrees[degrees_key] += 1
+        if num_of_degrees[degrees_key] <= _ALIKE:
             yield block.plan(index, job)
 
 
 def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
-    """Seconds of a step whose layers are shared ideally, by plan; infinite where memory is much too small for that."""
+    """Seconds of a step with an ideal layout, by plan; infinite if memory is much too small for it."""
     stage = rank_grid(block.columns).stage_ranks
-    alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
-    runs = [block.run(part, Memo()) for part in alone]
+    part_jobs = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
+    runs = [block.run(part, Memo()) for part in part_jobs]
     step_s = [np.asarray(step_time(run, constants).total) for run in runs]
     ranks = [part.num_devices // stage for part in job.cluster.parts]
-    ideal_s = sum(ranks) / sum(r / t for r, t in zip(ranks, step_s, strict=True))
+    ideal_s = sum(ranks) / sum(num_ranks / seconds for num_ranks, seconds in zip(ranks, step_s, strict=True))
     for run, seconds in zip(runs, step_s, strict=True):
         # A rank has as many more layers than with an even layout as it is faster than the ideal pace.
-        needed = np.asarray(peak_memory(run, constants).process) * np.minimum(1.0, ideal_s / seconds)
-        ideal_s = np.where(needed <= _SPARE * device_of(run.device).offered_bytes, ideal_s, np.inf)
+        needed_bytes = np.asarray(peak_memory(run, constants).process) * np.minimum(1.0, ideal_s / seconds)
+        ideal_s = np.where(needed_bytes <= _SPARE * device_of(run.device).offered_bytes, ideal_s, np.inf)
     return ideal_s

@@ -1,12 +1,12 @@
-"""Uneven stages by dynamic programming: which layers go to which rank of a pipeline with a stage a rank.
+"""Uneven stages by dynamic programming: the layers of each rank of a pipeline with one stage a rank.
 
 The time of a step is the sum of the stages plus (m - 1) times the slowest (pieces.py). As in Alpa's inter-operator pass
-(Zheng et al. 2022, arXiv 2201.12023, section 5.2) the slowest stage is bounded, the least sum under this bound is found
-by dynamic programming over (stage, layers placed), and the bound is varied. What differs: the ranks and their devices
-are given, so a stage costs what it costs on its own device; memory counts the microbatches in flight at its place
-in the pipeline; and since the least sum only falls as the bound rises, bounds are bisected, not tried one by one.
-On devices of one kind all cuts have the same sum, and the smallest bound wins (PipeDream, Narayanan et al. 2019,
-section 3.1; DAPPLE, Fan et al. 2020, arXiv 2007.01045).
+(Zheng et al. 2022, arXiv 2201.12023, section 5.2) the slowest stage is bounded, dynamic programming over (stage, layers
+placed) finds the least sum under this bound, and the bound is varied. The differences: ranks and their devices are
+given, so a stage has the cost of its own device; memory counts the microbatches in flight at its rank of the pipeline;
+and because the least sum only falls as the bound rises, bounds are bisected, not tried one by one. On devices of one
+kind all layouts have the same sum, and the smallest bound wins (PipeDream, Narayanan et al. 2019, section 3.1; DAPPLE,
+Fan et al. 2020, arXiv 2007.01045).
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from shardwright.sharding.stage_placement import in_line
 
 Floats = npt.NDArray[np.float64]
 
-# Of cuts that are equally fast the most even one is taken: how much evenness weighs against seconds.
+# Weight of unevenness against seconds: among equally fast layouts the most even one is chosen.
 _EVENNESS = 1e-7
 
 
 class NoFitError(ValueError):
-    """No cut fits. `excess_bytes` is what the cut that comes nearest has too much, on `rank`."""
+    """No layout fits. `excess_bytes` is the excess of the nearest layout, on `rank`."""
 
     def __init__(self, rank: int, excess_bytes: float, num_layers: int, num_stages: int) -> None:
         self.rank, self.excess_bytes = rank, excess_bytes
@@ -37,65 +37,67 @@ class NoFitError(ValueError):
 
 
 def check_layers(num_layers: int, num_stages: int) -> None:
-    """ValueError if some stage would have nothing to do."""
-    needed = sum(not may_be_empty(stage, num_stages) for stage in range(num_stages))
-    if num_layers < needed:
+    """Raise ValueError if some stage would have nothing to do."""
+    num_needed = sum(not may_be_empty(stage, num_stages) for stage in range(num_stages))
+    if num_layers < num_needed:
         raise ValueError(
-            f"{num_stages} stages need at least {needed} layers between embedding and head, and there are "
+            f"{num_stages} stages need at least {num_needed} layers between embedding and head, and there are "
             f"{num_layers}; use at most {num_layers + 2} stages"
         )
 
 
-def best_stages(seats: Sequence[PipelineSlot], num_microbatches: int) -> Stages:
-    """The fastest cut of the pieces into a stage a seat that fits all memories. NoFitError if there is none.
+def best_stages(slots: Sequence[PipelineSlot], num_microbatches: int) -> Stages:
+    """The fastest layout with a stage for each slot that fits all memories. NoFitError if there is none.
 
     ValueError if there are too few layers.
     """
-    num_layers, num_stages = len(seats[0].pieces) - 2, len(seats)
+    num_layers, num_stages = len(slots[0].pieces) - 2, len(slots)
     check_layers(num_layers, num_stages)
-    seconds, over_memory = _tables(seats)
+    seconds, over_memory = _tables(slots)
     smallest, _ = _least(seconds, np.maximum)
     if not np.isfinite(smallest):
         excess, layout = _least(over_memory, np.maximum)
-        over = stages_of(layout, seats, in_line(num_stages), 1).rank_bytes
-        rank = int(np.argmax([taken - seat.memory_bytes for taken, seat in zip(over, seats, strict=True)]))
+        rank_bytes = stages_of(layout, slots, in_line(num_stages), 1).rank_bytes
+        rank = int(
+            np.argmax([num_bytes - slot.memory_bytes for num_bytes, slot in zip(rank_bytes, slots, strict=True)])
+        )
         raise NoFitError(rank, excess, num_layers, num_stages)
-    bound = _best_bound(seconds, smallest * (1 + 1e-12), num_microbatches)  # for the rounding of sums
+    bound = _best_bound(seconds, smallest * (1 + 1e-12), num_microbatches)  # allow for rounding
     uneven = _EVENNESS / bound
-    allowed = [np.where(t <= bound, t + uneven * t * t, np.inf) for t in seconds]
-    return stages_of(_least(allowed, np.add)[1], seats, in_line(num_stages), num_microbatches)
+    allowed = [np.where(times <= bound, times + uneven * times * times, np.inf) for times in seconds]
+    return stages_of(_least(allowed, np.add)[1], slots, in_line(num_stages), num_microbatches)
 
 
-def _tables(seats: Sequence[PipelineSlot]) -> tuple[list[Floats], list[Floats]]:
-    """For each stage, [first layer][end]: seconds, infinite where a cut is not allowed; and bytes above its memory."""
-    num_stages = len(seats)
+def _tables(slots: Sequence[PipelineSlot]) -> tuple[list[Floats], list[Floats]]:
+    """For each stage, by [first layer][end]: seconds, infinite if not allowed; and bytes above its memory."""
+    num_stages = len(slots)
     seconds, excess = [], []
-    for stage, seat in enumerate(seats):
-        numbers = np.array([(piece.seconds, piece.taken_bytes(seat.in_flight)) for piece in seat.pieces])
-        until = np.concatenate([np.zeros((1, 2)), np.cumsum(numbers[1:-1], axis=0)])
-        extra = (stage == 0) * numbers[0] + (stage == num_stages - 1) * numbers[-1]
-        of_range = until[None, :, :] - until[:, None, :] + extra
-        place = np.arange(len(until))
-        is_cut = place[:, None] <= place if may_be_empty(stage, num_stages) else place[:, None] < place
-        over = np.where(is_cut, of_range[..., 1] - seat.memory_bytes, np.inf)
-        excess.append(over)
-        # What fits exactly must not be refused for the rounding of a sum.
-        seconds.append(np.where(over <= 1e-12 * np.abs(of_range[..., 1]), of_range[..., 0], np.inf))
+    for stage, slot in enumerate(slots):
+        piece_costs = np.array([(piece.seconds, piece.taken_bytes(slot.in_flight)) for piece in slot.pieces])
+        cumulated = np.concatenate([np.zeros((1, 2)), np.cumsum(piece_costs[1:-1], axis=0)])
+        extra = (stage == 0) * piece_costs[0] + (stage == num_stages - 1) * piece_costs[-1]
+        range_costs = cumulated[None, :, :] - cumulated[:, None, :] + extra
+        index = np.arange(len(cumulated))
+        is_cut = index[:, None] <= index if may_be_empty(stage, num_stages) else index[:, None] < index
+        bytes_over = np.where(is_cut, range_costs[..., 1] - slot.memory_bytes, np.inf)
+        excess.append(bytes_over)
+        # A stage that fits exactly must not be refused because of rounding.
+        seconds.append(np.where(bytes_over <= 1e-12 * np.abs(range_costs[..., 1]), range_costs[..., 0], np.inf))
     return seconds, excess
 
 
 def _least(tables: Sequence[Floats], join: np.ufunc) -> tuple[float, tuple[int, ...]]:
-    """The least sum (np.add) or the least maximum (np.maximum) over all cuts, and the layout that has it."""
+    """The least sum (np.add) or the least maximum (np.maximum) over all layouts, and the layout that has it."""
     num_layers = tables[0].shape[0] - 1
     best: Floats = tables[0][0]  # of the first stage alone, by how many layers are placed
-    froms = []
+    chosen_starts = []
     for table in tables[1:]:
         joined = join(best[:, None], table)
         chosen = joined.argmin(axis=0)
-        froms.append(chosen)
+        chosen_starts.append(chosen)
         best = np.take_along_axis(joined, chosen[None], axis=0)[0]
     ends = [num_layers]
-    for chosen in reversed(froms):
+    for chosen in reversed(chosen_starts):
         ends.append(int(chosen[ends[-1]]))
     ends.append(0)
     layout = tuple(end - start for start, end in zip(ends[:0:-1], ends[-2::-1], strict=True))
@@ -104,30 +106,31 @@ def _least(tables: Sequence[Floats], join: np.ufunc) -> tuple[float, tuple[int, 
 
 def _best_bound(tables: Sequence[Floats], smallest: float, num_microbatches: int) -> float:
     """The bound on the slowest stage whose least sum plus (m - 1) times itself is smallest."""
-    times = num_microbatches - 1
+    num_repeats = num_microbatches - 1
 
     def least_sum(bound: float) -> float:
-        return _least([np.where(t <= bound, t, np.inf) for t in tables], np.add)[0]
+        return _least([np.where(times <= bound, times, np.inf) for times in tables], np.add)[0]
 
-    best_bound, free = smallest, least_sum(np.inf)
-    best = least_sum(smallest) + times * smallest
-    if best <= (free + times * smallest) * (1 + 1e-12):  # as on devices of one kind, where all cuts have one sum
+    best_bound, unbounded_sum = smallest, least_sum(np.inf)
+    best = least_sum(smallest) + num_repeats * smallest
+    # On devices of one kind all sums are equal, and no larger bound is better.
+    if best <= (unbounded_sum + num_repeats * smallest) * (1 + 1e-12):
         return best_bound
-    bounds = _distinct(np.concatenate([t[np.isfinite(t) & (t > smallest)] for t in tables]))
-    spans = [(0, len(bounds), free)]  # bounds from one to another, and what none of their sums is below
+    bounds = _distinct(np.concatenate([times[np.isfinite(times) & (times > smallest)] for times in tables]))
+    spans = [(0, len(bounds), unbounded_sum)]  # (first bound, end, lower bound on their sums)
     while spans:
         low, high, floor = spans.pop()
-        if low == high or floor + times * bounds[low] >= best:
+        if low == high or floor + num_repeats * bounds[low] >= best:
             continue
         middle = (low + high) // 2
-        layout = least_sum(bounds[middle])
-        if layout + times * bounds[middle] < best:
-            best, best_bound = layout + times * bounds[middle], float(bounds[middle])
-        spans += [(middle + 1, high, floor), (low, middle, layout)]
+        middle_sum = least_sum(bounds[middle])
+        if middle_sum + num_repeats * bounds[middle] < best:
+            best, best_bound = middle_sum + num_repeats * bounds[middle], float(bounds[middle])
+        spans += [(middle + 1, high, floor), (low, middle, middle_sum)]
     return best_bound
 
 
 def _distinct(times: Floats) -> Floats:
-    """Sorted, and of those that differ by rounding alone the largest."""
+    """The sorted times; among those that differ only by rounding, the largest."""
     rising = np.sort(times)
     return rising[np.diff(rising, append=np.inf) > 1e-12 * rising]

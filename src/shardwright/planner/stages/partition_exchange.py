@@ -1,11 +1,11 @@
-"""Uneven stages where a rank holds several: interleaved, V-shaped and bidirectional pipelines.
+"""Uneven stages if a rank holds several: interleaved, V-shaped and bidirectional pipelines.
 
-What sets the pace is the sum over a rank's stages, and these lie apart in the model, so no recursion over the layers
-has all it needs. Instead layers are exchanged: a stage gives one, another gets one, and those between shift. From an
-even cut the exchange that helps most is made until none helps: first against what does not fit, then against the
-slowest rank, then the second slowest, and so on. Where layers are alike this ends at the smallest slowest rank: while
-that rank has more layers than in the best cut, another has fewer, and stays faster than it with one more. Where layers
-differ it ends at or near it (tests/planner/test_stages.py says how near).
+The sum over a rank's stages sets the pace. These stages lie apart in the model, so a recursion over the layers does not
+work. Instead layers are exchanged: a stage gives one, another gets one, and those between shift. Starting from an even
+layout, the best exchange is made until none helps: it reduces first the excess of memory, then the time of the slowest
+rank, then of the second slowest, and so on. If layers are alike this finds the least time of the slowest rank: while
+that rank has more layers than in the best layout, another has fewer, and stays faster than it with one more. If layers
+differ the result is at or near the optimum (tests/planner/test_stages.py measures how near).
 """
 
 from collections.abc import Sequence
@@ -21,34 +21,34 @@ from shardwright.sharding.stage_placement import StagePlacement
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-_DIGITS = 9  # to which loads are compared, so that rounding is no progress
+_DIGITS = 9  # of loads that are compared, so that rounding does not count as progress
 
 
-def best_chunks(seats: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int) -> Stages:
-    """A cut into the placement's stages whose slowest rank is fast, and that fits all memories.
+def best_chunks(slots: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int) -> Stages:
+    """A layout over the placement's stages whose slowest rank is fast, and that fits all memories.
 
-    A seat for each pipeline rank. NoFitError if none was found, ValueError if there are too few layers.
+    `slots` has one for each pipeline rank. NoFitError if none is found, ValueError if there are too few layers.
     """
-    num_layers, num_stages = len(seats[0].pieces) - 2, placement.num_stages
+    num_layers, num_stages = len(slots[0].pieces) - 2, placement.num_stages
     check_layers(num_layers, num_stages)
     least = np.array([int(not may_be_empty(stage, num_stages)) for stage in range(num_stages)])
-    loads = _Loads.of(seats, placement)
-    rest = num_layers - int(least.sum())
-    counts = least + np.diff(np.arange(num_stages + 1) * rest // num_stages)  # nearly equal parts
+    loads = _Loads.of(slots, placement)
+    num_free = num_layers - int(least.sum())
+    counts = least + np.diff(np.arange(num_stages + 1) * num_free // num_stages)  # nearly equal parts
     score = loads.scores(counts[None])[0]
     while True:
-        moved = _exchanges(counts, least)
-        if not len(moved):
+        neighbours = _exchanges(counts, least)
+        if not len(neighbours):
             break
-        scores = loads.scores(moved)
+        scores = loads.scores(neighbours)
         best = np.lexsort(scores.T[::-1])[0]
         if not tuple(scores[best]) < tuple(score):
             break
-        counts, score = moved[best], scores[best]
+        counts, score = neighbours[best], scores[best]
     excess = loads.seconds_and_excess(counts[None])[1][0]
     if excess.max() > 0:
         raise NoFitError(int(excess.argmax()), float(excess.max()), num_layers, num_stages)
-    return stages_of(tuple(map(int, counts)), seats, placement, num_microbatches)
+    return stages_of(tuple(map(int, counts)), slots, placement, num_microbatches)
 
 
 @dataclass(frozen=True)
@@ -64,55 +64,63 @@ class _Loads:
     memory_bytes: Floats  # by rank
 
     @classmethod
-    def of(cls, seats: Sequence[PipelineSlot], placement: StagePlacement) -> "_Loads":
-        held = [(rank, stage) for rank in range(len(seats)) for stage in placement.stages_of(rank)]
-        ranks, stages = (np.array(column) for column in zip(*held, strict=True))
-        mine = [seats[rank] for rank, _ in held]
-        s = np.array([[piece.seconds / placement.num_copies for piece in seat.pieces] for seat in mine])
-        b = np.array([[piece.taken_bytes(seat.in_flight) for piece in seat.pieces] for seat in mine])
+    def of(cls, slots: Sequence[PipelineSlot], placement: StagePlacement) -> "_Loads":
+        rank_stages = [(rank, stage) for rank in range(len(slots)) for stage in placement.stages_of(rank)]
+        ranks, stages = (np.array(column) for column in zip(*rank_stages, strict=True))
+        stage_slots = [slots[rank] for rank, _ in rank_stages]
+        piece_s = np.array([[piece.seconds / placement.num_copies for piece in slot.pieces] for slot in stage_slots])
+        piece_bytes = np.array([[piece.taken_bytes(slot.in_flight) for piece in slot.pieces] for slot in stage_slots])
         is_first, is_last = stages == 0, stages == placement.num_stages - 1
 
         def sums(values: Floats) -> Floats:
             return np.concatenate([np.zeros((len(values), 1)), np.cumsum(values[:, 1:-1], axis=1)], axis=1)
 
         def ends(values: Floats) -> Floats:
-            both: Floats = is_first * values[:, 0] + is_last * values[:, -1]
-            return both
+            end_values: Floats = is_first * values[:, 0] + is_last * values[:, -1]
+            return end_values
 
-        memory = np.array([seat.memory_bytes for seat in seats])
-        return cls(ranks, stages, sums(s), sums(b), extra_s=ends(s), extra_bytes=ends(b), memory_bytes=memory)
+        memory = np.array([slot.memory_bytes for slot in slots])
+        return cls(
+            ranks,
+            stages,
+            sums(piece_s),
+            sums(piece_bytes),
+            extra_s=ends(piece_s),
+            extra_bytes=ends(piece_bytes),
+            memory_bytes=memory,
+        )
 
     def seconds_and_excess(self, counts: Integers) -> tuple[Floats, Floats]:
-        """[layout][rank]: seconds of a microbatch, and bytes above the memory, 0 where it fits."""
-        of_stage_s, of_stage_bytes = self._of_stages(counts)
-        on = (self.ranks[:, None] == np.arange(len(self.memory_bytes))).astype(float)
-        needed = of_stage_bytes @ on
-        over = np.where(needed > self.memory_bytes * (1 + 1e-12), needed - self.memory_bytes, 0.0)
-        return of_stage_s @ on, over
+        """Seconds of a microbatch, and bytes above the memory, 0 if it fits; both by [layout][rank]."""
+        stage_s, stage_bytes = self._of_stages(counts)
+        is_on_rank = (self.ranks[:, None] == np.arange(len(self.memory_bytes))).astype(float)
+        rank_bytes = stage_bytes @ is_on_rank
+        excess = np.where(rank_bytes > self.memory_bytes * (1 + 1e-12), rank_bytes - self.memory_bytes, 0.0)
+        return stage_s @ is_on_rank, excess
 
     def _of_stages(self, counts: Integers) -> tuple[Floats, Floats]:
-        """[layout][a rank's stage]: seconds of a microbatch, and bytes."""
+        """Seconds of a microbatch, and bytes; both by [layout][a rank's stage]."""
         ends = np.cumsum(counts, axis=1)[:, self.stages]
         starts = ends - counts[:, self.stages]
-        row = np.arange(len(self.ranks))
-        of_stage_s = self.seconds[row, ends] - self.seconds[row, starts] + self.extra_s
-        return of_stage_s, self.bytes[row, ends] - self.bytes[row, starts] + self.extra_bytes
+        place = np.arange(len(self.ranks))
+        stage_s = self.seconds[place, ends] - self.seconds[place, starts] + self.extra_s
+        return stage_s, self.bytes[place, ends] - self.bytes[place, starts] + self.extra_bytes
 
     def scores(self, counts: Integers) -> Floats:
-        """[layout][...]: what is compared from left to right: excess, loads from the slowest, unevenness of stages."""
+        """Scores by [layout], compared from left to right: excess, loads from the slowest on, unevenness of stages."""
         seconds, excess = self.seconds_and_excess(counts)
         slowest_first = -np.sort(-seconds, axis=1)
         scale = self.seconds[:, -1].max()
-        # Ranks pass work on stage by stage: of equal loads that is best whose stages take equally long.
-        of_stage_s, _ = self._of_stages(counts)
-        uneven = ((of_stage_s / scale) ** 2).sum(axis=1, keepdims=True)
+        # Ranks pass work on stage by stage: among equal loads, stages that take equally long are best.
+        stage_s, _ = self._of_stages(counts)
+        uneven = ((stage_s / scale) ** 2).sum(axis=1, keepdims=True)
         compared = np.concatenate([slowest_first / scale, uneven], axis=1).round(_DIGITS)
         return np.concatenate([excess.sum(axis=1, keepdims=True), compared], axis=1)
 
 
 def _exchanges(counts: Integers, least: Integers) -> Integers:
-    """All layouts in which one stage has a layer less and another one more: [layout][stage]."""
-    able = np.flatnonzero(counts > least)
+    """All layouts in which one stage has a layer less and another stage one more, by [layout][stage]."""
+    givers = np.flatnonzero(counts > least)
     steps = np.eye(len(counts), dtype=np.int64)
-    moved: Integers = (counts - steps[able, None] + steps[None, :]).reshape(-1, len(counts))
-    return moved[(moved != counts).any(axis=1)]
+    changed: Integers = (counts - steps[givers, None] + steps[None, :]).reshape(-1, len(counts))
+    return changed[(changed != counts).any(axis=1)]

@@ -1,8 +1,8 @@
 """The pieces of a pipeline, the slots of its stages, and the cost of a layout.
 
-Pieces are the embedding, the layers and the head with the loss, in this order; a layout says how many layers each stage
-holds, the first stage having the embedding too and the last the head. A seat is one pipeline rank: its device, the
-stages that it holds, and the microbatches that are in flight there.
+Pieces are the embedding, the layers and the head with the loss, in this order. A layout is the number of layers of each
+stage; the first stage has the embedding too, and the last the head. A slot is one pipeline rank: the costs of pieces on
+its device, its memory, and the microbatches in flight there.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from shardwright.sharding.stage_placement import StagePlacement
 class Piece:
     """The embedding, a layer, or the head, on one kind of device: seconds of one microbatch, and bytes.
 
-    `kept_bytes` are there for each microbatch in flight, from forward to backward; `held_bytes` once: parameters,
+    `kept_bytes` are for each microbatch in flight, from forward to backward; `held_bytes` exist once: parameters,
     gradients, optimizer state.
     """
 
@@ -28,18 +28,18 @@ class Piece:
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
+        """Seconds of forward and backward."""
         return self.forward_s + self.backward_s
 
     def taken_bytes(self, in_flight: float) -> float:
-        """Bytes with so many microbatches in flight."""
+        """Bytes with `in_flight` microbatches in flight."""
         return self.held_bytes + in_flight * self.kept_bytes
 
 
 @dataclass(frozen=True)
 class PipelineSlot:
-    """A pipeline rank: what the pieces cost on its device, how much memory they may take there, and how many
-    microbatches are in flight there, in microbatches of all of the rank's layers."""
+    """A pipeline rank: the costs of the pieces on its device, the memory that they may take there, and the number of
+    microbatches in flight there, counted in microbatches of all of the rank's layers."""
 
     pieces: Sequence[Piece]
     memory_bytes: float = math.inf
@@ -48,7 +48,8 @@ class PipelineSlot:
 
 @dataclass(frozen=True)
 class Stages:
-    """A cut. Seconds are of one microbatch, forward and backward; bytes are of the memory that pieces take."""
+    """A layout with its costs. `rank_s` are seconds of one microbatch, forward and backward; `rank_bytes` those of
+    pieces."""
 
     layout: tuple[int, ...]
     rank_s: tuple[float, ...]
@@ -57,7 +58,7 @@ class Stages:
 
     @property
     def imbalance(self) -> float:
-        """How much longer the slowest rank takes than the mean one: 0 if all are equal."""
+        """The time of the slowest rank over that of the mean rank, minus 1: 0 if all are equal."""
         return max(self.rank_s) * len(self.rank_s) / sum(self.rank_s) - 1
 
 
@@ -65,29 +66,29 @@ def pipeline_s(rank_s: Sequence[float], num_microbatches: int, chunks: int = 1) 
     """Seconds of a step: the slowest rank sets the pace, and the others are passed once.
 
     With one chunk a rank this is the sum of the stages plus (m - 1) times the slowest: Zheng et al. 2022 (Alpa, arXiv
-    2201.12023, section 5.2, equation 2). Of several chunks each is a part of its rank, and so is what one passes.
+    2201.12023, section 5.2, equation 2). With several chunks a rank, only one chunk of each other rank is passed.
     """
     slowest = max(rank_s)
     return num_microbatches * slowest + (sum(rank_s) - slowest) / chunks
 
 
 def stages_of(
-    layout: Sequence[int], seats: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int
+    layout: Sequence[int], slots: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int
 ) -> Stages:
-    """The cost of a layout; there is a slot for each pipeline rank. ValueError if it does not place all layers."""
-    pieces = layout_pieces(layout, len(seats[0].pieces) - 2)
+    """The cost of a layout, with a slot for each pipeline rank. ValueError if the layout does not place all layers."""
+    pieces = layout_pieces(layout, len(slots[0].pieces) - 2)
     copies, chunks = placement.num_copies, len(placement.stages_of(0))
     rank_s, rank_bytes = [], []
-    for rank, seat in enumerate(seats):
-        mine = [seat.pieces[n] for stage in placement.stages_of(rank) for n in pieces[stage]]
-        # Of two copies, in opposite directions, a microbatch meets one.
-        rank_s.append(sum(piece.seconds for piece in mine) / copies)
-        rank_bytes.append(sum(piece.taken_bytes(seat.in_flight) for piece in mine))
+    for rank, slot in enumerate(slots):
+        rank_pieces = [slot.pieces[n] for stage in placement.stages_of(rank) for n in pieces[stage]]
+        # With two copies in opposite directions, a microbatch passes one of them.
+        rank_s.append(sum(piece.seconds for piece in rank_pieces) / copies)
+        rank_bytes.append(sum(piece.taken_bytes(slot.in_flight) for piece in rank_pieces))
     return Stages(tuple(layout), tuple(rank_s), tuple(rank_bytes), pipeline_s(rank_s, num_microbatches, chunks))
 
 
 def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
-    """The pieces of each stage, by their place in the list of pieces."""
+    """The pieces of each stage, as indices of the list of pieces."""
     if sum(layout) != num_layers:
         raise ValueError(f"a layout of {' + '.join(map(str, layout))} = {sum(layout)} layers for {num_layers}")
     ends = [1 + end for end in itertools.accumulate(layout)]
@@ -97,5 +98,5 @@ def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
 
 
 def may_be_empty(stage: int, num_stages: int) -> bool:
-    """True if a stage can be without layers: the first embeds, the last has the head (config/checks/check.py)."""
+    """True if a stage may have no layers: the first has the embedding, the last the head (config/checks/check.py)."""
     return stage in (0, num_stages - 1)
