@@ -84,6 +84,15 @@ def test_a_script_without_training_says_so() -> None:
     assert fault.startswith("no command in it trains a model here")
 
 
+def test_a_script_that_trains_twice_says_which_it_is() -> None:
+    once = read("megatron", devices=1, run_sh=MEGATRON)
+    again = MEGATRON + "\n" + MEGATRON.replace("--lr ", "--lr 0.5 --lr ")
+    assert not any("trains 2 times" in note for note in once.assumed)
+    (note,) = [note for note in read("megatron", devices=1, run_sh=again).assumed if "trains 2 times" in note]
+    assert "what follows is of the last" in note
+    assert not any("trains" in note for note in read("megatron", devices=1, run_sh=f"{MEGATRON}\n{MEGATRON}").assumed)
+
+
 def test_each_system_asks_for_devices_where_nothing_says_them() -> None:
     own = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})
     assert "--devices" in faults("deepspeed", ds_json=own, config_json=json.dumps(LLAMA))[0]

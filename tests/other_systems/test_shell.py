@@ -28,6 +28,7 @@ SCRIPTS = {
     "an exit": "run first\nexit 0\nrun second",
     "a group": "{ run a; run b; }\n(run c)",
     "parts of a word": "A=x\nrun pre$A'mid $A'\"post $A\"",
+    "escapes of C": r"run $'a\tb' $'it\'s' pre$'\x41\101'post $'a\\b\"\?' $'\q' $'--tp 8'",
     "an element": 'A=(a b c)\nrun ${A[1]} ${A[@]} "${A[*]}"',
 }
 

@@ -42,7 +42,7 @@ FAMILIES: Mapping[str, Callable[[Reading], Fields]] = {
     "qwen3": like_llama.qwen3, "qwen3_moe": with_experts.qwen3_moe, "smollm3": like_llama.smollm3,
     "starcoder2": older.starcoder2,
 }  # fmt: skip
-_LIKE = {"kimi_k2": "deepseek_v3", "granitemoeshared": "granitemoeshared"}  # families with the defaults of another
+_LIKE = {"kimi_k2": "deepseek_v3"}  # families with the defaults of another
 
 
 def names_config(name: str) -> bool:

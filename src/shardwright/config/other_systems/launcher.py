@@ -31,7 +31,6 @@ class Launched:
     settings: dict[str, Any]
     nodes: int
     devices_per_node: int
-    program: str = ""
     arguments: tuple[str, ...] = ()  # words behind the program
     exported: Mapping[str, str] = field(default_factory=dict)  # variables of the script, without arrays
     written: dict[str, str] = field(default_factory=dict)  # files that the script writes, by name
@@ -60,7 +59,15 @@ def launched(
             + (f" ({reasons})" if reasons else "")
             + "; name the script with the training command first, and those that it sources or starts behind it"
         )
-    return _of_command(training_commands[-1], script)
+    last = training_commands[-1]
+    earlier = [command for command in training_commands if command.words != last.words]
+    if earlier:
+        lines = ", ".join(str(command.line) for command in earlier[:5])
+        script.notes.append(
+            f"it trains {len(earlier) + 1} times with other settings; what follows is of the last, on line {last.line} "
+            f"(others: {lines})"
+        )
+    return _of_command(last, script)
 
 
 def missing_ranks(command: Launched) -> list[str]:
@@ -106,7 +113,7 @@ def _of_command(command: Command, script: Script) -> Launched:
         notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
     exported = {name: value for name, value in script.variables.values.items() if isinstance(value, str)}
     return Launched(
-        options, settings, nodes, devices_per_node, words[program_index] if program_index >= 0 else "",
+        options, settings, nodes, devices_per_node,
         arguments=tuple(words[program_index + 1 :]), exported=exported, written=dict(script.written),
         notes=tuple(notes), missing=tuple(dict.fromkeys(missing)),
         loose=loose_words(words[program_index + 1 :], is_made), hosts=hosts if not nodes else "",

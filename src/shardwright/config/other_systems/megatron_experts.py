@@ -98,8 +98,7 @@ def _read_router(settings: Settings, fields: Flat) -> None:
 
 def _write_router(job: JobSpec, settings: dict[str, Any]) -> None:
     moe = job.model.moe
-    if moe.gate in ("sigmoid", "softmax"):
-        settings |= {"moe-router-score-function": "sigmoid"} if moe.gate == "sigmoid" else {}
+    settings |= {"moe-router-score-function": "sigmoid"} if moe.gate == "sigmoid" else {}
     if moe.gate != "sigmoid" and (not moe.normalise or moe.num_chosen == 1):
         settings["moe-router-pre-softmax"] = True
     if moe.gate == "sigmoid" and moe.bias_update:

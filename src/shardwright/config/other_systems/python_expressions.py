@@ -112,8 +112,10 @@ class Expressions:
                 return compared(type(node.ops[0]), left, right)
             except ValueError:
                 return None
-        value = self.value(node, scope) if not isinstance(node, ast.Compare) else None
-        return bool(value) if is_plain(value) and not isinstance(node, ast.Compare) else None
+        if isinstance(node, ast.Compare):
+            return None
+        value = self.value(node, scope)
+        return bool(value) if is_plain(value) else None
 
     def holder(self, node: ast.expr, scope: Scope) -> Any:
         """The object whose field or item is assigned. A missing field becomes a Made without a name: a default with
@@ -131,7 +133,7 @@ class Expressions:
         if node.id in scope.source.constants and key not in self._open:
             self._open.add(key)
             try:
-                return self.value(scope.source.constants[node.id], type(scope)(scope.source, {}))
+                return self.value(scope.source.constants[node.id], Scope(scope.source, {}))
             finally:
                 self._open.discard(key)
         return Named(scope.imports.get(node.id) or scope.source.imports.get(node.id) or node.id)

@@ -4,6 +4,7 @@ A line becomes words and operators. A word consists of pieces: literal text, and
 output of a command), each quoted or not. shell_values.py gives the expansions their values.
 """
 
+import re
 from dataclasses import dataclass
 
 from shardwright.config.other_systems.whole_text import whole
@@ -14,6 +15,24 @@ OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&",
 _ENDS_WORD = " \t\r\n;&|<>()"
 _BEFORE_COMMANDS = ("if", "elif", "while", "until", "then", "else", "do", "!", "{")
 _MOST_WORDS = 100_000
+
+# The text in the quotes $'...', and an escape in it: octal, hexadecimal, Unicode, control, or one character.
+_ANSI_QUOTED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ANSI_ESCAPE = re.compile(
+    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.)|(.))", re.DOTALL
+)
+_ANSI_CHARACTERS = {
+    "a": "\a",
+    "b": "\b",
+    "e": "\x1b",
+    "E": "\x1b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+}
+_PLAIN_ESCAPES = "\\'\"?"
 
 
 class ShellFault(ValueError):  # noqa: N818 (a fault in the words of PlanError)
@@ -45,6 +64,19 @@ class Token:
         """The word if it is unquoted text without expansions, as keywords are; else empty."""
         is_plain = all(piece.kind == "text" and not piece.quoted for piece in self.pieces)
         return "".join(piece.text for piece in self.pieces) if is_plain else ""
+
+
+def _ansi_character(escape: re.Match[str]) -> str:
+    """The character of an escape in $'...'. An unknown escape stays as it is written."""
+    octal, hexadecimal, short, long, control, plain = escape.groups()
+    if octal is not None:
+        return chr(int(octal, 8) & 0xFF)
+    if digits := hexadecimal or short or long:
+        number = int(digits, 16)
+        return chr(number) if number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF else escape[0]
+    if control is not None:
+        return chr(ord(control) & 0x1F)
+    return _ANSI_CHARACTERS.get(plain, plain if plain in _PLAIN_ESCAPES else escape[0])
 
 
 class ShellReader:
@@ -135,8 +167,7 @@ class ShellReader:
         if char == '"':
             return self.quoted()
         if char == "$" and self.text.startswith("$'", self.at):
-            self.at += 1
-            return [WordPiece("text", self._until("'"), True)]
+            return [WordPiece("text", self._ansi_quoted(), True)]
         if char in "$`":
             return [self.expansion(quoted=False)]
         begin = self.at
@@ -152,6 +183,15 @@ class ShellReader:
         self.line += inside.count("\n")
         self.at = end + 1
         return inside
+
+    def _ansi_quoted(self) -> str:
+        """Read a text in the quotes $'...', whose escapes are those of C (Bash manual, section 3.1.2.4)."""
+        match = _ANSI_QUOTED.match(self.text, self.at)
+        if match is None:
+            raise ShellFault(f"line {self.line}: a quote $' is not closed; check it")
+        self.at = match.end()
+        self.line += match[1].count("\n")
+        return _ANSI_ESCAPE.sub(_ansi_character, match[1])
 
     def quoted(self) -> list[WordPiece]:
         """Read the pieces of the text in double quotes that begins here. Raises ShellFault."""

@@ -20,11 +20,10 @@ _MOST_FILES = 16
 @dataclass(frozen=True)
 class System:
     """One system: functions that read and write its files, and `settings`, which returns a job's settings under the
-    names of the system. `reads` describes the files. `prefix` stands before the names of settings in messages."""
+    names of the system. `prefix` stands before the names of settings in messages."""
 
     name: str
     title: str
-    reads: str
     prefix: str
     read: Callable[[Mapping[str, str], Asked], ReadResult]
     write: Callable[[JobSpec], dict[str, str]]
@@ -57,18 +56,20 @@ _DEEPSPEED_HAS: dict[str, tuple[Any, ...]] = {
 SYSTEMS = {
     system.name: system
     for system in (
-        System("megatron", "Megatron-LM", "a launch script, and those that it sources", "--", megatron.read,
-               megatron.write, megatron.flags, _MEGATRON_HAS),
-        System("nemo", "NeMo", "a YAML configuration of megatron_gpt_pretraining", "", nemo.read, nemo.write,
-               nemo.settings_of, _MEGATRON_HAS),
-        System("torchtitan", "torchtitan", "a launch script, and the Python file with its configuration function", "",
-               torchtitan.read, torchtitan.write, torchtitan.settings_of, _TORCHTITAN_HAS, {".toml": "torchtitan-0.2"}),
-        System("torchtitan-0.2", "torchtitan 0.2", "a TOML file", "", torchtitan_toml.read, torchtitan_toml.write,
-               torchtitan_toml.settings_of, _TORCHTITAN_HAS),
-        System("deepspeed", "DeepSpeed", "ds_config.json with config.json, and a launch script", "", deepspeed.read,
-               deepspeed.write, deepspeed.settings_of, _DEEPSPEED_HAS),
-        System("accelerate", "Accelerate", "its YAML with config.json, and a launch script", "", accelerate.read,
-               accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS),
+        System("megatron", "Megatron-LM", "--", megatron.read, megatron.write, megatron.flags, _MEGATRON_HAS),
+        System("nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS),
+        System(
+            "torchtitan", "torchtitan", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
+            _TORCHTITAN_HAS, {".toml": "torchtitan-0.2"},
+        ),
+        System(
+            "torchtitan-0.2", "torchtitan 0.2", "", torchtitan_toml.read, torchtitan_toml.write,
+            torchtitan_toml.settings_of, _TORCHTITAN_HAS,
+        ),
+        System("deepspeed", "DeepSpeed", "", deepspeed.read, deepspeed.write, deepspeed.settings_of, _DEEPSPEED_HAS),
+        System(
+            "accelerate", "Accelerate", "", accelerate.read, accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS
+        ),
     )
 }  # fmt: skip
 
