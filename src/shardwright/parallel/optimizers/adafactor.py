@@ -62,7 +62,7 @@ class Adafactor:
         Moves two all-reduces over the shards and over tp where it cuts matrices, or one of vectors.
         """
         (shard,) = shards
-        sums, num, gradients = self.sums, len(self.sums.matrices), shard.turned
+        sums, num, gradients = self.sums, len(self.sums.matrices), shard.step_buffer
         memory = scratch[: sums.scratch_bytes].view(torch.float32).zero_()
         first, of_steps = memory.split([sums.num_rows + sums.num_columns + num, num])
         rows, columns, of_weights = first.split([sums.num_rows, sums.num_columns, num])

@@ -117,7 +117,9 @@ class Muon:
         memory = scratch[: self._exchange.scratch_bytes].view(self._number)
         rows, arrived, leaving, whole, work = memory.split(self._exchange.regions)
         for held in self._rows:
-            rows[held.at : held.at + held.stop - held.start].copy_(shards[held.unit].turned[held.start : held.stop])
+            rows[held.at : held.at + held.stop - held.start].copy_(
+                shards[held.unit].step_buffer[held.start : held.stop]
+            )
         parts = rows
         if self._exchange.num_shards > 1:
             parts = arrived
@@ -130,7 +132,7 @@ class Muon:
             _exchange(rows, self._leave, arrived, self._arrive, self._shards)
         for held in self._rows:
             made = rows[held.at : held.at + held.stop - held.start]
-            shards[held.unit].turned[held.start : held.stop].copy_(made).mul_(held.scale)
+            shards[held.unit].step_buffer[held.start : held.stop].copy_(made).mul_(held.scale)
 
     def _cross(self, parts: Tensor, leaving: Tensor, whole: Tensor, work: Tensor) -> None:
         """Parts go to their owners along tp, which make whole matrices of them, and come back."""
