@@ -21,14 +21,14 @@ from shardwright.precision.scaled_mm import has_scaled_grouped_product, scaled_g
 
 @dataclass(frozen=True)
 class CastRows:
-    """Rows of experts in fp8. With one scale a tensor `of.scales` are [e], else those of all rows."""
+    """Rows of experts in fp8. With one scale a tensor `matrix.scales` are [e], else those of all rows."""
 
-    of: Quantised
+    matrix: Quantised
 
     def expert(self, number: int, rows: slice) -> Quantised:
         """The rows of one expert."""
-        scales = self.of.scales[number] if self.of.granularity == "tensor" else self.of.scales[rows]
-        return Quantised(self.of.values[rows], scales, self.of.granularity)
+        scales = self.matrix.scales[number] if self.matrix.granularity == "tensor" else self.matrix.scales[rows]
+        return Quantised(self.matrix.values[rows], scales, self.matrix.granularity)
 
 
 def cast_rows_as_before(x_NK: Tensor, granularity: Granularity, ranges: Ranges, scales_e: Tensor | None) -> CastRows:
@@ -62,8 +62,8 @@ class Float8Experts:
         """Row by row x W^T with the matrix of the row's expert, [N, O] in the dtype of x; and x in fp8."""
         x, weights = self._cast("x", x_NK, E4M3, ranges), self.weight(weight_eOK)
         rows = [weight.rows for weight in weights]
-        if has_scaled_grouped_product(x.of, rows, x_NK.dtype):
-            return scaled_grouped_product(x.of, rows, ranges), x
+        if has_scaled_grouped_product(x.matrix, rows, x_NK.dtype):
+            return scaled_grouped_product(x.matrix, rows, ranges), x
         y_NO = x_NK.new_empty(x_NK.shape[0], weight_eOK.shape[1])
         for expert, mine in ranges:
             y_NO[mine] = product(x.expert(expert, mine), rows[expert], x_NK.dtype)
