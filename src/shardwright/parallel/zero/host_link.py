@@ -36,8 +36,8 @@ class HostLink:
         self._outward.wait_stream(self._streams.current())
         with self._streams.using(self._outward):
             out.copy_(values, non_blocking=True)
-            is_over: Event = self._outward.record_event()
-        return is_over
+            copy_end: Event = self._outward.record_event()
+        return copy_end
 
     def bring(self, out: Tensor, values: Tensor) -> None:
         """Copy values of the host, in pinned memory, to `out`, memory of the device. Work that is issued later sees

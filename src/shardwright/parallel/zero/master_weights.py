@@ -224,22 +224,22 @@ class Masters:
             tensor.grad = self._host_gradients[i] if piece.on_host else gradients[piece.start : piece.stop]
         if not self._host_gradients:
             return
-        is_over = self._sent_ahead or self._send(gradients)
+        copy_end = self._sent_ahead or self._send(gradients)
         self._sent_ahead = None
-        if is_over is not None:
-            is_over.synchronize()  # the CPU reads the copies
+        if copy_end is not None:
+            copy_end.synchronize()  # the CPU reads the copies
 
     def _send(self, gradients: Tensor) -> Event | None:
         """Copy gradients to the pieces on the host. Returns the event of the last copy's end, if they come from a
         device."""
-        is_over = None
+        copy_end = None
         for i, host_gradient in self._host_gradients.items():
             gradient = gradients[self._pieces[i].start : self._pieces[i].stop]
             if self._link is not None:
-                is_over = self._link.send(host_gradient, gradient)
+                copy_end = self._link.send(host_gradient, gradient)
             else:
                 host_gradient.copy_(gradient)
-        return is_over
+        return copy_end
 
     def _bring_back(self, gradients: Tensor) -> None:
         """Copy the gradients that the host has transformed back to the device."""
