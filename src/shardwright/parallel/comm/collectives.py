@@ -22,7 +22,7 @@ from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import Together, Transport, Underway
 from shardwright.parallel.device_streams import DeviceStreams
 
-# Tells the messages of an exchange from those of a pipeline, should they ever share a group.
+# Distinguishes messages of an exchange from messages of a pipeline, if they ever share a group.
 EXCHANGE_TAG = 2**30
 # Two ranks that reduce no more than this send each other their whole tensor, and both add: this takes as many bytes as
 # a ring, but one message to wait for, while Gloo's ring takes several. Larger tensors gain nothing.

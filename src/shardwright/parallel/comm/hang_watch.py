@@ -39,9 +39,14 @@ class Watch:
     """Publishes this rank's current action, and reports the first wait that lasts longer than `timeout_s`."""
 
     def __init__(
-        self, store: dist.Store, rank: int, timeout_s: float, describe: Callable[[int], str],
-        on_timeout: Callable[[str], None], explains_losses: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        store: dist.Store,
+        rank: int,
+        timeout_s: float,
+        describe: Callable[[int], str],
+        on_timeout: Callable[[str], None],
+        explains_losses: bool = False,
+    ) -> None:
         """If the watch `explains_losses`, a connection that breaks in a wait becomes a RunError that says who left;
         else the process that started the ranks finds that out."""
         self.explains_losses = explains_losses
@@ -114,7 +119,7 @@ class Watch:
         self._store.set(f"watch/{self._rank}", json.dumps(state))
 
     def who_left(self, ranks: Sequence[int]) -> str:
-        """A description of those of these ranks that have left, in order of time: they published it, or are silent.
+        """A description of the ranks among `ranks` that have left, in order of time: they published it, or are silent.
         Waits some seconds for this to become known."""
         until_s = time.monotonic() + _LEAVING_S
         try:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-# torch 2.13 renamed these two and warns at the old names; 2.11 knows the old names alone.
+# torch 2.13 renamed these two and warns at the old names; 2.11 knows only the old names.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 

@@ -24,7 +24,7 @@ class ErrorFeedback:
     def keep(self, lost: Tensor) -> None:
         """Keep the error of this step. The tensor is overwritten, and belongs to this object.
 
-        If a gradient is not finite its step is skipped anyhow. The error must not carry that to the next step.
+        If a gradient is not finite its step is skipped anyway. The error must not carry that to the next step.
         """
         self.lost = torch.nan_to_num_(lost, nan=0.0, posinf=0.0, neginf=0.0)
 

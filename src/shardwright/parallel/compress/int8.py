@@ -57,7 +57,7 @@ class Int8(Method):
         return [*self._gradient_error.memory(), *self._sum_error.memory()]
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """The error of the gradients; and that of the sums, if these are quantised."""
+        """The error of the gradients, and the error of the sums if these are quantised."""
         return ("lost",) if is_scattered else ("lost", "served")
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:

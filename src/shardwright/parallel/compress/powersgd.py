@@ -69,7 +69,7 @@ class PowerSGD(Method):
         return [*self._error.memory(), *self._queries]
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """The error of the gradients alone."""
+        """Only the error of the gradients."""
         return ("lost",)
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
@@ -87,7 +87,7 @@ class PowerSGD(Method):
         self._loaded_queries = starts
 
     def _first_query(self, index: int, m_NM: Tensor) -> Tensor:
-        """The first Q of a matrix: that of the resumed run, or standard normal; the same on every rank."""
+        """The first Q of a matrix: from the resumed run, or standard normal; the same on every rank."""
         loaded_MR = self._loaded_queries[index] if self._loaded_queries else None
         if loaded_MR is not None and loaded_MR.shape == (m_NM.shape[1], self._rank):
             return loaded_MR

@@ -53,7 +53,7 @@ class TopK(Method):
         return self._error.memory()
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """The error of the gradients alone."""
+        """Only the error of the gradients."""
         return ("lost",)
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:

@@ -115,41 +115,41 @@ class Muon:
         Moves two all-to-alls over the shards, and two over tp if it shards matrices.
         """
         memory = scratch[: self._exchange.scratch_bytes].view(self._dtype)
-        sent, received, tp_sent, tp_received, work = memory.split(self._exchange.regions)
+        send_buffer, receive_buffer, tp_send_buffer, tp_receive_buffer, work = memory.split(self._exchange.regions)
         for rows in self._rows:
             momentum = shards[rows.unit].step_buffer[rows.start : rows.stop]
-            sent[rows.position : rows.position + rows.stop - rows.start].copy_(momentum)
-        parts = sent
+            send_buffer[rows.position : rows.position + rows.stop - rows.start].copy_(momentum)
+        parts = send_buffer
         if self._exchange.num_shards > 1:
-            parts = received
-            _exchange(received, self._received_sizes, sent, self._sent_sizes, self._shards)
+            parts = receive_buffer
+            _exchange(receive_buffer, self._received_sizes, send_buffer, self._sent_sizes, self._shards)
         for part in self._whole_parts:
             self._make_step(part.placed, [parts[start:stop] for start, stop in part.pieces], work)
         if self._exchange.crosses:
-            self._make_steps_over_tp(parts, tp_sent, tp_received, work)
+            self._make_steps_over_tp(parts, tp_send_buffer, tp_receive_buffer, work)
         if self._exchange.num_shards > 1:
-            _exchange(sent, self._sent_sizes, received, self._received_sizes, self._shards)
+            _exchange(send_buffer, self._sent_sizes, receive_buffer, self._received_sizes, self._shards)
         for rows in self._rows:
-            steps = sent[rows.position : rows.position + rows.stop - rows.start]
+            steps = send_buffer[rows.position : rows.position + rows.stop - rows.start]
             shards[rows.unit].step_buffer[rows.start : rows.stop].copy_(steps).mul_(rows.scale)
 
-    def _make_steps_over_tp(self, parts: Tensor, sent: Tensor, received: Tensor, work: Tensor) -> None:
+    def _make_steps_over_tp(self, parts: Tensor, send_buffer: Tensor, receive_buffer: Tensor, work: Tensor) -> None:
         """Send parts to their owners over tp, which assemble matrices and make steps of them, and bring these back."""
         for start, stop, position in self._copies():
-            sent[position : position + stop - start].copy_(parts[start:stop])
+            send_buffer[position : position + stop - start].copy_(parts[start:stop])
         own_parts = self._parts_by_tp_owner[self._tp.index]
         sent_sizes = [sum(part.size for part in owner_parts) for owner_parts in self._parts_by_tp_owner]
         size = sum(part.size for part in own_parts)
         received_sizes = [size] * self._tp.size
-        _exchange(received, received_sizes, sent, sent_sizes, self._tp)
+        _exchange(receive_buffer, received_sizes, send_buffer, sent_sizes, self._tp)
         offset = 0
         for part in own_parts:
             starts = [rank * size + offset for rank in range(self._tp.size)]
-            self._make_step(part.placed, [received[start : start + part.size] for start in starts], work)
+            self._make_step(part.placed, [receive_buffer[start : start + part.size] for start in starts], work)
             offset += part.size
-        _exchange(sent, sent_sizes, received, received_sizes, self._tp)
+        _exchange(send_buffer, sent_sizes, receive_buffer, received_sizes, self._tp)
         for start, stop, position in self._copies():
-            parts[start:stop].copy_(sent[position : position + stop - start])
+            parts[start:stop].copy_(send_buffer[position : position + stop - start])
 
     def _copies(self) -> Iterator[tuple[int, int, int]]:
         """The pieces of parts that are sent on over tp: (start, stop, position in the send buffer)."""

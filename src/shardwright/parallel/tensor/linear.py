@@ -63,7 +63,7 @@ class LayerSharding:
 
     @classmethod
     def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "LayerSharding":
-        """A sharding over tp alone."""
+        """A sharding over tp only."""
         return cls(tp, tp.alone("cp"), tp.alone("ep"), tp, sequence_parallel=sequence_parallel)
 
     @property

@@ -367,7 +367,7 @@ class FlatUnit(UnitEvents[Tensor]):
         """This rank's part of the bytes that compression saved on the wire; the parts of the axis add up to all."""
         return self._compressor.bytes_saved / self.sharding.shards.size if self._compressor is not None else 0.0
 
-    # What is allocated.
+    # Memory.
 
     def parameter_memory(self) -> list[Tensor]:
         """Tensors whose memory holds values permanently. The memory of gathered values belongs to the pool."""
