@@ -23,7 +23,7 @@ _OTHER: dict[Pass, Pass] = {"forward": "backward", "backward": "forward"}
 
 class Turns:
     """The turns of two passes if waiting blocks the host: only the pass with the turn computes. A thread that takes no
-    turns, as if only one pass runs, is never blocked."""
+    turns, such as when only one pass runs, is never blocked."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()

@@ -186,9 +186,8 @@ class Watch:
         try:
             while not self._stop.wait(self._interval_s):
                 before_s, looked_s = looked_s, time.monotonic()
-                if (
-                    looked_s - before_s > self._timeout_s / 2
-                ):  # this process was stopped, such as by Ctrl-Z: restart waits
+                # If this process was stopped meanwhile, as all ranks by Ctrl-Z, waits begin again.
+                if looked_s - before_s > self._timeout_s / 2:
                     resumed_s = looked_s
                 stuck = self._stuck()
                 all_waits = [*self._waits.values(), *([stuck] if stuck else [])]
