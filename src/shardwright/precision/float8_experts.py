@@ -116,17 +116,17 @@ class Float8Experts:
         own_e = torch.zeros(len(self.experts), device=x_NC.device)
         for expert, rows in ranges:
             own_e[expert] = amaxes(x_NC[rows], "tensor")
-        known: list[float | None] = [None] * len(self.experts)
+        past_scales: list[float | None] = [None] * len(self.experts)
         if self.recipe.delayed:
             for expert, _ in ranges:
                 self.experts[expert].histories[name].see(own_e[expert])
-            known = [state.histories[name].scale for state in self.experts]
-        if None in known:
+            past_scales = [state.histories[name].scale for state in self.experts]
+        if None in past_scales:
             shared_e = self.experts[0].reduce_max(own_e.clone()) if is_cut else own_e
             scales_e = scales_over_cut(shared_e, own_e, dtype)
         else:
             scales_e = torch.empty_like(own_e)
-        for expert, scale in enumerate(known):
+        for expert, scale in enumerate(past_scales):
             if scale is not None:
                 scales_e[expert] = scale + own_e[expert] * 0.0  # nan if the rows are not finite
         return cast_groups(x_NC, ranges, dtype, scales_e), scales_e

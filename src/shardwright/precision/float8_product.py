@@ -52,20 +52,20 @@ def _operand_dtype(out_dtype: torch.dtype) -> torch.dtype:
 
 def dequantise(matrix: Quantised, dtype: torch.dtype) -> Tensor:
     """The exact values of a quantised matrix, in float32 or bf16."""
-    wide = torch.empty_like(matrix.values, dtype=dtype)
-    _dequantise(matrix.values, matrix.scales, matrix.granularity, wide)
-    return wide
+    out = torch.empty_like(matrix.values, dtype=dtype)
+    _dequantise(matrix.values, matrix.scales, matrix.granularity, out)
+    return out
 
 
-def _dequantise_in_turn(values: Tensor, scales: Tensor, granularity: Granularity, wide: Tensor) -> None:
-    wide.copy_(_cast_to_wide(values, wide.dtype))
-    spread_out, spread_scales = spread(wide, scales, granularity)
+def _dequantise_in_turn(values: Tensor, scales: Tensor, granularity: Granularity, out: Tensor) -> None:
+    out.copy_(_cast_to_wide(values, out.dtype))
+    spread_out, spread_scales = spread(out, scales, granularity)
     spread_out.mul_(spread_scales)
 
 
-def _dequantise_at_once(values: Tensor, scales: Tensor, granularity: Granularity, wide: Tensor) -> None:
+def _dequantise_at_once(values: Tensor, scales: Tensor, granularity: Granularity, out: Tensor) -> None:
     spread_out, spread_scales = spread(values.float(), scales, granularity)
-    wide.copy_((spread_out * spread_scales).view(wide.shape))
+    out.copy_((spread_out * spread_scales).view(out.shape))
 
 
 _dequantise = fused_operator(

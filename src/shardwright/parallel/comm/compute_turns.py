@@ -36,8 +36,8 @@ class Turns:
         return running
 
     @contextmanager
-    def side_by_side(self, begins: Pass) -> Iterator[None]:
-        """A block in which two passes run, each on a thread of its own that takes turns; `begins` computes first."""
+    def side_by_side(self, first: Pass) -> Iterator[None]:
+        """A block in which two passes run, each on a thread of its own that takes turns; `first` begins to compute."""
         yield
 
     @contextmanager
@@ -83,9 +83,9 @@ class IssueTurns(Turns):
         self._next: Pass = "forward"
 
     @contextmanager
-    def side_by_side(self, begins: Pass) -> Iterator[None]:
+    def side_by_side(self, first: Pass) -> Iterator[None]:
         with self._changed:
-            self._going, self._next = set(_OTHER), begins
+            self._going, self._next = set(_OTHER), first
         yield
 
     @contextmanager

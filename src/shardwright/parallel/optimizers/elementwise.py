@@ -230,14 +230,16 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             apply(slice(None), moments)
             return
         size = min(BLOCKS[weight.device.type], max(1, weight.numel()))
-        wide = torch.empty(len(moments) if is_narrow else 0, size, device=weight.device)
+        buffers = torch.empty(len(moments) if is_narrow else 0, size, device=weight.device)
         for start in range(0, weight.numel(), size):
             block = slice(start, min(start + size, weight.numel()))
             block_moments = [moment[block] for moment in moments]
             if not is_narrow:
                 apply(block, block_moments)
                 continue
-            widened = [buffer[: len(moment)].copy_(moment) for buffer, moment in zip(wide, block_moments, strict=True)]
+            widened = [
+                buffer[: len(moment)].copy_(moment) for buffer, moment in zip(buffers, block_moments, strict=True)
+            ]
             apply(block, widened)
             for moment, values in zip(block_moments, widened, strict=True):
                 moment.copy_(values)

@@ -92,13 +92,17 @@ def unit_faults(module: nn.Module, named: Sequence[str] | None) -> list[str]:
     are_names = isinstance(named, Sequence) and all(isinstance(name, str) for name in named)
     if named is not None and (isinstance(named, str) or not are_names):
         return [f"units is {shortened(repr(named))}; give a list of names of submodules, such as ['layers.0']"]
-    known = {name for name, _ in module.named_modules() if name}
-    some = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
+    known_names = {name for name, _ in module.named_modules() if name}
+    examples = ", ".join(sorted(known_names)[:8]) + (", ..." if len(known_names) > 8 else "")
     return [
         f"units has {name!r}, and the module has no such submodule; "
-        + (f"did you mean {' or '.join(near)}?" if (near := nearest(name, sorted(known), most=3)) else f"it has {some}")
+        + (
+            f"did you mean {' or '.join(near)}?"
+            if (near := nearest(name, sorted(known_names), most=3))
+            else f"it has {examples}"
+        )
         for name in named or ()
-        if name not in known or not name
+        if name not in known_names or not name
     ]
 
 
