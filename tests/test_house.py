@@ -51,7 +51,7 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
 
 
 # Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 146, "of": 132, "cut": 38, "said": 31, "theirs": 15, "ours": 5}
+VAGUE = {"found": 130, "of": 99, "cut": 18, "said": 30, "theirs": 12, "ours": 5}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

@@ -234,7 +234,7 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
         loss.sum().backward()
     apart = {tensor.untyped_storage().data_ptr() for tensor in constants(stage)}
     storages = {}
-    for work in stage.deferred._kept[0]:
+    for work in stage.deferred._deferred_work[0]:
         for cell in getattr(work, "__closure__", None) or ():  # of what is no product nothing is counted
             if isinstance(cell.cell_contents, Tensor):
                 storage = cell.cell_contents.untyped_storage()

@@ -134,7 +134,7 @@ CASES = {
         for weighs in (False, True)
     },
     "weights of biases": Case(
-        expert_bias._of_weights_in_turn, expert_bias._of_weights_at_once,
+        expert_bias._weight_gradients_in_turn, expert_bias._weight_gradients_at_once,
         lambda dtype, g: (
             _draw(g, dtype, T, V), _draw(g, dtype, 3, V), torch.randint(3, (T,), generator=g), torch.empty(T, 1)
         ), 4,

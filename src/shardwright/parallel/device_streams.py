@@ -1,9 +1,9 @@
-"""The order of a device's work: streams, each of which does what it is told in that order; events, for which others
-wait; and host memory that the device copies from and to by itself.
+"""The order of a device's work: streams, which execute their work in the order of issue; events, for which other
+streams wait; and host memory that the device can copy from and to asynchronously.
 
-All that a rank issues beside the stream that computes goes by `DeviceStreams`. So a check may stand in its place, and
-see which accesses to memory have an order (measure/checks/access_order.py). Collectives of torch have streams of their
-own, and order these by themselves.
+A rank uses streams other than the compute stream only through `DeviceStreams`. So a check may replace them, and see
+which accesses to memory are ordered (measure/checks/access_order.py). torch's collectives have streams of their own,
+and order these themselves.
 """
 
 from contextlib import AbstractContextManager
@@ -16,56 +16,56 @@ from shardwright.parallel.pinned_memory import pinned_empty
 
 
 class Event(Protocol):
-    """A moment in a stream's work."""
+    """A point in a stream's work."""
 
     def synchronize(self) -> None:
-        """Let the host wait until the stream has come so far."""
+        """Let the host wait until the stream has reached this point."""
 
 
 class Stream(Protocol):
-    """Work that a device does in order."""
+    """Work that a device executes in order."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Go on only after all that another stream was told so far."""
+        """Order further work after all work that was issued to another stream so far."""
 
     def wait_event(self, event: Any) -> None:
-        """Go on only after an event."""
+        """Order further work after an event."""
 
     def record_event(self) -> Any:
-        """An event behind all that was told so far."""
+        """An event after all work that was issued so far."""
 
 
 class DeviceStreams(Protocol):
     """The streams of one device."""
 
     def current(self) -> Stream:
-        """The one that this thread issues to."""
+        """The stream to which this thread issues work."""
 
     def made(self) -> Stream:
-        """A new one."""
+        """A new stream."""
 
     def using(self, stream: Any) -> AbstractContextManager[Any]:
-        """While it lasts, this thread issues to a stream."""
+        """A block in which this thread issues work to a stream."""
 
     def lend(self, x: Tensor, stream: Any) -> None:
-        """Memory of `x` may be let go, but is not used again before all that a stream was told so far is over."""
+        """Allow `x` to be freed early: its memory is not reused before all work issued to a stream so far is over."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that the device copies from and to, with whatever lies there. It is kept until no copy from or to
+        """Uninitialised host memory that the device can copy from and to. The caller keeps it until no copy from or to
         it is under way."""
 
     def sent(self, values: Tensor) -> tuple[Tensor, Event]:
-        """Begin to copy values of the device to the host. Returns the copy, and when it is there; both may be let
-        go."""
+        """Begin to copy values of the device to the host. Returns the copy, and the event of its end. The caller may
+        free both at any time."""
 
     def brought(self, values: Tensor) -> Tensor:
-        """Begin to copy values of the host to the device, on the current stream. They may be let go."""
+        """Begin to copy values of the host to the device, on the current stream. The caller may free the values."""
 
     def is_on_host(self, x: Tensor) -> bool:
         """True if `x` lies in host memory."""
 
     def host_reads(self, x: Tensor) -> None:
-        """The host is about to read numbers: of the device, for which it waits, or of its own memory."""
+        """Note that the host is about to read numbers, from the device, for which it waits, or from its own memory."""
 
 
 class CudaStreams:
@@ -89,7 +89,7 @@ class CudaStreams:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return pinned_empty(shape, dtype)
 
-    # What may be let go lies in memory that torch itself pins: that is not handed out before the copies are over.
+    # Tensors that may be freed early lie in memory that torch itself pins: torch reuses it only after the copies.
 
     def sent(self, values: Tensor) -> tuple[Tensor, Event]:
         copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -106,5 +106,5 @@ class CudaStreams:
 
 
 def streams_of(device: torch.device) -> DeviceStreams | None:
-    """The streams of a device; None of one that does at once what it is told."""
+    """The streams of a device; None if the device executes work at once, as a CPU does."""
     return CudaStreams(device) if device.type == "cuda" else None

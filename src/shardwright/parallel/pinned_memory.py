@@ -1,10 +1,10 @@
-"""Host memory that a device copies from and to by itself, as many bytes as are asked for.
+"""Pinned host memory, which a device can copy from and to asynchronously, of exactly the requested size.
 
-torch's own pinned memory comes in powers of two: up to twice what a state takes, for as long as it is there. Its
-setting that leaves sizes as they are (pinned_max_round_threshold_mb) is no way out: what is given back is handed out
-again for any size up to the next power of two (CachingHostAllocator.h, get_free_block). So pages are mapped here, and
-CUDA is told of them. That takes a while, so those that are given back wait for who asks for as many bytes again, as
-each save does.
+torch's own pinned memory comes in powers of two: up to twice the bytes of a state, for as long as the state exists. Its
+setting that keeps sizes as they are (pinned_max_round_threshold_mb) does not help: a returned block is handed out
+again for any size up to the next power of two (CachingHostAllocator.h, get_free_block). So pages are mapped here and
+registered with CUDA. Registration is slow, so returned memory is kept for the next request of the same size: each save
+of a checkpoint makes the same requests.
 """
 
 import mmap
@@ -19,19 +19,19 @@ from torch import Tensor
 
 _PORTABLE = 1  # cudaHostRegisterPortable
 _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
-_lock = threading.RLock()  # a collector of cycles may give back while a list is made
+_lock = threading.RLock()  # reentrant: the garbage collector may call `_give_back` while a list is changed
 
 
 @dataclass
 class HostBuffer:
-    """Host memory that is used again and again, and when the last copy out of it is over."""
+    """Reusable host memory, and the event after which its last copy to the device is over."""
 
     tensor: Tensor
     is_free: Any = None  # an event of the device's streams
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor in such memory, with whatever lies there."""
+    """An uninitialised tensor in pinned host memory."""
     size = torch.Size(shape).numel()
     if size == 0:
         return torch.empty(shape, dtype=dtype)
@@ -45,7 +45,7 @@ def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _registered(num_bytes: int) -> mmap.mmap:
-    """Pages of their own that CUDA knows."""
+    """New pages that are registered with CUDA. MemoryError if CUDA cannot pin them."""
     memory = mmap.mmap(-1, num_bytes)
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     status = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _PORTABLE))

@@ -1,11 +1,11 @@
-"""Delayed scaling: the scale of a tensor from what it was in past steps, so that it is known before the tensor is.
+"""Delayed scaling: the scale of a tensor follows from its values in past steps, so it is known before the tensor is.
 
-The recipe of NVIDIA's Transformer Engine: amax is the largest of the last `length` steps', and the tensor is cast with
-the scale that this asks for, times 2^margin of room. The amaxes of the microbatches of a step are one entry.
+The recipe of NVIDIA's Transformer Engine: amax is the largest absolute value of the last `length` steps, and the tensor
+is cast with the scale for this amax, times 2^margin for headroom. All microbatches of a step make one entry.
 
-Two things differ, both where Transformer Engine trains on garbage for a while. Until something has been seen there is
-no scale, and tensors are cast with their own; there it is 1, under which a first gradient of 1e-6 is zero. And a step
-that was not finite leaves an entry of 0, which asks for nothing.
+Two things differ, in situations in which Transformer Engine trains on wrong numbers for a while. Until a value has been
+seen there is no scale, and tensors are cast with their own scale; Transformer Engine begins with scale 1, under which a
+first gradient of 1e-6 is zero. And a step that was not finite adds an entry of 0, which does not affect the scale.
 """
 
 import math
@@ -31,18 +31,18 @@ class AmaxHistory:
         self._past: deque[float] = deque(maxlen=length)
         self._largest = 0.0
         self.now: Tensor | None = None  # amax of the step under way; None if nothing was cast
-        self.scale: float | None = None  # to cast with in this step; None until a number other than 0 has been seen
+        self.scale: float | None = None  # for casts in this step; None until a value other than 0 has been seen
 
     def see(self, amax: Tensor) -> None:
-        """A microbatch had this amax, float32 []."""
+        """Record the amax of a microbatch, float32 []."""
         self.now = amax if self.now is None else torch.maximum(self.now, amax)
 
     def forget_now(self) -> None:
-        """Forget the casts since the last step: they were no training."""
+        """Forget the casts since the last step, which were not for training."""
         self.now = None
 
     def end_step(self, amax: float) -> None:
-        """The step had this amax over all ranks."""
+        """End the step, with its amax over all ranks."""
         self._past.append(amax if math.isfinite(amax) else 0.0)
         self._set_largest(max(self._past))
 
@@ -51,12 +51,12 @@ class AmaxHistory:
         return {"past": list(self._past), "largest": self._largest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; from one with a longer history, with its newest entries."""
+        """Resume from a checkpoint. If its history is longer, its newest entries are used."""
         self._past = deque(state["past"], maxlen=self._past.maxlen)
         self._set_largest(max(self._past, default=0.0) or state["largest"])
 
     def _set_largest(self, amax: float) -> None:
         self.now = None
-        if amax > 0.0:  # a history of zeros asks for nothing: what was before it stays
+        if amax > 0.0:  # a history of zeros keeps the scale as it was
             self._largest = amax
             self.scale = float(scales_for(torch.tensor(amax), self._dtype)) * 2.0**self._margin

@@ -1,11 +1,12 @@
-"""Kernels that add in one order, so that two passes over the same numbers give the same bits.
+"""Kernels that add in a fixed order, so that two passes over the same numbers give the same bits.
 
-On a CPU all do. On CUDA the backwards of torch's attention kernels and some scatters add with atomics, in whatever
-order they come. Where torch is to be deterministic, strictly, flash attention's backward takes turns, that of efficient
-attention does not split keys, cuDNN's attention is passed by (ATen/native/transformers/cuda/attention_backward.cu and
-sdp_utils.cpp), and indexed sums are sorted. With `warn_only` it would warn and change none of the three. None of the
-operators that remain without such a form (torch.use_deterministic_algorithms lists them: sums along a dim of floating
-numbers, histograms, weighed counts, pooling and padding) is one of a model's here.
+On a CPU all kernels do. On CUDA the backwards of torch's attention kernels and some scatters add with atomics, in any
+order. In torch's strict deterministic mode, the backward of flash attention adds its parts in turn, the backward of
+efficient attention does not split keys, and cuDNN's attention is not used
+(ATen/native/transformers/cuda/attention_backward.cu and sdp_utils.cpp); indexed sums are sorted. With `warn_only` torch
+would warn, but change nothing in attention. Some operators have no deterministic form (torch's documentation of
+use_deterministic_algorithms lists them: cumulative sums of floating numbers, histograms, weighted counts, pooling and
+padding); no model here uses them.
 """
 
 import os
@@ -17,20 +18,20 @@ import torch
 import torch.utils.deterministic
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-_ONE_OF_EACH_STREAM = ":4096:8"  # torch asks for a workspace of fixed size, and on Hopper this is what it takes anyway
+_FIXED_WORKSPACE = ":4096:8"  # torch requires a fixed workspace size; this is its default on Hopper
 
 
 @contextmanager
 def in_fixed_order(device: torch.device) -> Iterator[None]:
-    """While this lasts, what is computed on a device is the same each time."""
+    """A block in which a device computes the same bits each time."""
     if device.type != "cuda":
         yield
         return
     was_on, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     deterministic: Any = torch.utils.deterministic
     fills, workspace = deterministic.fill_uninitialized_memory, os.environ.get(_CUBLAS)
-    os.environ.setdefault(_CUBLAS, _ONE_OF_EACH_STREAM)
-    deterministic.fill_uninitialized_memory = False  # nobody reads what was not written
+    os.environ.setdefault(_CUBLAS, _FIXED_WORKSPACE)
+    deterministic.fill_uninitialized_memory = False  # no code reads memory before it writes to it
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -43,8 +44,8 @@ def in_fixed_order(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def in_any_order() -> Iterator[None]:
-    """While this lasts, the compiler is not asked for an order: it would make each of its kernels anew for that, and
-    those of one row or element have one anyway."""
+    """A block in which the compiler is not asked for deterministic kernels: it would compile each kernel again for
+    that, and kernels of one row or element have a fixed order anyway."""
     if not torch.are_deterministic_algorithms_enabled():
         yield
         return

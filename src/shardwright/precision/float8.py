@@ -1,15 +1,15 @@
-"""Numbers of 8 bits and the scales that they need: how a matrix is cast to fp8 and what it stands for.
+"""The cast of a matrix to fp8, numbers of 8 bits with scales.
 
 Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 (largest 448, 3 bits of fraction) for activations and weights, e5m2
 (largest 57344, 2 bits) for gradients, whose range is wider. Neither reaches far enough by itself, so a matrix is
-divided by scales before the cast: by one, by one a row, or by one a tile or block of 128 (`Granularity`).
+divided by scales before the cast: by one scale, or by one for each row, tile or block of 128 (`Granularity`).
 
-Scales are powers of two, rounded up. Then dividing by them rounds nothing, the same weights can be used transposed,
-and a product may apply its scales before or after the sum with the same result. What it costs is at most one binade
-of a range of 18 or more. DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) does so where a matrix is needed transposed.
+Scales are powers of two, rounded up. So division by them is exact, the same weights can be used transposed, and a
+product may apply its scales before or after the sum with the same result. The cost is at most one binade of a range of
+18 or more. DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) does so if a matrix is needed transposed.
 
-The values saturate. An infinity or a nan instead makes every scale that it takes part in nan, so that all that is
-computed from it is nan: an overflow must be seen, not clamped to the largest number.
+The values saturate. But an infinity or a nan makes its scale nan, so that every result computed from it is nan: an
+overflow must be seen, not clamped to the largest number.
 
 Shape suffixes: R rows, C columns (the dim that a product contracts), r and c are R / 128 and C / 128 rounded up.
 """
@@ -26,25 +26,25 @@ from torch.nn import functional
 from shardwright.config.precision import FLOAT8_TILE as TILE
 from shardwright.precision.fused_operator import fused_operator
 
-# What shares a scale: all elements, a row, 128 neighbours of a row, or a square of 128 x 128.
+# The elements that share a scale: all, a row, 128 neighbours in a row, or a square of 128 x 128.
 Granularity = Literal["tensor", "row", "tile", "block"]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 
-# Which rows the groups of a matrix have: neighbours, in the order of the groups. One without rows is left out.
+# The groups of a matrix's rows, as (group, rows): neighbouring rows, in the order of groups, without empty groups.
 Ranges = Sequence[tuple[int, slice]]
 
-# Below this an amax counts as this: the reciprocal of a scale must be finite, and a matrix of zeros has a scale too.
+# A smaller amax counts as this one: the reciprocal of a scale must be finite, also for a matrix of zeros.
 _SMALLEST_AMAX = 2.0**-100
-# Elements that are worked on at a time: on a device, so that what is made meanwhile is small. On a CPU all at once is 3
-# to 7 times slower for a matrix of 4096 x 4096, whose temporaries are fetched from the system each time; fewer are up
-# to 15% slower for the calls that they cost.
+# Elements of a chunk. On a device chunks keep temporaries small. On a CPU a matrix of 4096 x 4096 in one chunk takes 3
+# to 7 times as long, since memory for temporaries is requested from the system each time; smaller chunks take up to 15%
+# longer, since they need more calls.
 _CHUNK_ELEMENTS, _CPU_CHUNK_ELEMENTS = 1 << 24, 1 << 18
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """A matrix in fp8: what it stands for is values x scales.
+    """A matrix in fp8, equal to values x scales.
 
     `values` is [R, C], e4m3 or e5m2. `scales` is float32: [] for "tensor", [R, 1] for "row", [R, c] for "tile", [r, c]
     for "block".
@@ -56,9 +56,9 @@ class Quantised:
 
 
 def amaxes(x_RC: Tensor, granularity: Granularity) -> Tensor:
-    """Largest absolute values, float32, in the shape of the scales; nan where there is a nan."""
+    """Largest absolute values, float32, in the shape of the scales; nan if an element is nan."""
     if granularity == "tensor" and x_RC.numel():
-        low, high = torch.aminmax(x_RC)  # one pass, where abs().amax() makes a copy first
+        low, high = torch.aminmax(x_RC)  # one pass; abs().amax() would make a copy first
         return torch.maximum(-low, high).float()
     if granularity == "tensor":
         return torch.zeros((), device=x_RC.device)
@@ -70,7 +70,7 @@ def amaxes(x_RC: Tensor, granularity: Granularity) -> Tensor:
 def scales_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
     """The smallest powers of two by which numbers up to `amax` can be divided to fit in `dtype`; nan if not finite."""
     ratio = amax.float().clamp(min=_SMALLEST_AMAX) / LARGEST[dtype]
-    # The bits of a float32 less its fraction are the power of two below it; add all but one bit to get that above.
+    # A float32 without its fraction bits is the power of two below it; adding the largest fraction first rounds up.
     above = ((ratio.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
     return above + amax * 0.0
 
@@ -78,22 +78,23 @@ def scales_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
 def quantise(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype) -> Quantised:
     """Cast with scales from the matrix itself (current scaling).
 
-    Scales smaller than the matrix are found and used while a part of it is in the cache: for rows 20% faster than
-    `amaxes` and then `cast`, for tiles 10%.
+    If there are several scales, they are computed and used while a chunk of the matrix is in the cache: this is 20%
+    faster for rows than `amaxes` and then `cast`, and 10% faster for tiles.
     """
     if granularity == "tensor" or not x_RC.shape[0]:
         return cast(x_RC, granularity, dtype, scales_for(amaxes(x_RC, granularity), dtype))
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
-    high, wide = _group_of(granularity, x_RC.shape[1])
-    scales = x_RC.new_empty(math.ceil(x_RC.shape[0] / high), math.ceil(x_RC.shape[1] / wide), dtype=torch.float32)
+    height, width = _group_shape(granularity, x_RC.shape[1])
+    scales = x_RC.new_empty(math.ceil(x_RC.shape[0] / height), math.ceil(x_RC.shape[1] / width), dtype=torch.float32)
     _quantise(x_RC, granularity, values_RC, scales)
     return Quantised(values_RC, scales, granularity)
 
 
 def cast(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Tensor) -> Quantised:
-    """Cast with given scales; what they are too small for saturates.
+    """Cast with given scales; elements too large for them saturate.
 
-    They must be nan wherever the matrix is not finite. Those from its own amaxes are; to others add amax x 0.
+    Scales must be nan for parts of the matrix that are not finite. Scales from its own amaxes are; add amax x 0 to
+    other ones.
     """
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
     _cast(x_RC, scales, granularity, values_RC)
@@ -101,22 +102,23 @@ def cast(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Ten
 
 
 def cast_groups(x_RC: Tensor, ranges: Ranges, dtype: torch.dtype, scales_g: Tensor) -> Tensor:
-    """The values of a matrix some of whose rows have a scale together, [R, C]: group g has those that `ranges` says."""
+    """The values of a matrix whose rows have one scale for each group, [R, C]; `ranges` are the groups."""
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
-    for group, of_group in ranges:
-        _cast(x_RC[of_group], scales_g[group], "tensor", values_RC[of_group])
+    for group, rows in ranges:
+        _cast(x_RC[rows], scales_g[group], "tensor", values_RC[rows])
     return values_RC
 
 
 def transposed(matrix: Quantised) -> Quantised:
-    """The transpose, with its own rows contiguous. Only where one scale serves both directions."""
+    """The transpose, with contiguous rows; only for granularities whose scales serve both directions."""
     assert matrix.granularity in ("tensor", "block"), f"a scale a {matrix.granularity} is for one direction"
     bytes_CR = matrix.values.view(torch.uint8).t().contiguous()
     return Quantised(bytes_CR.view(matrix.values.dtype), matrix.scales.t(), matrix.granularity)
 
 
 def spread(x_RC: Tensor, scales: Tensor, granularity: Granularity) -> tuple[Tensor, Tensor]:
-    """A matrix and its scales in shapes that can be multiplied: views, where the matrix is of whole tiles or blocks."""
+    """A matrix and its scales in shapes that can be multiplied; views if the matrix consists of whole tiles or
+    blocks."""
     if granularity in ("tensor", "row"):
         return x_RC, scales
     num_rows, num_columns = x_RC.shape
@@ -128,37 +130,37 @@ def spread(x_RC: Tensor, scales: Tensor, granularity: Granularity) -> tuple[Tens
 
 
 def expanded(scales: Tensor, granularity: Granularity, shape: torch.Size) -> Tensor:
-    """Scales in a shape that a matrix of `shape` can be multiplied with."""
+    """Scales in a shape that multiplies a matrix of `shape`."""
     if granularity in ("tensor", "row"):
         return scales
     num_rows, num_columns = shape
     r, c = scales.shape
-    high = TILE if granularity == "block" else 1
-    return scales[:, None, :, None].expand(r, high, c, TILE).reshape(r * high, c * TILE)[:num_rows, :num_columns]
+    height = TILE if granularity == "block" else 1
+    return scales[:, None, :, None].expand(r, height, c, TILE).reshape(r * height, c * TILE)[:num_rows, :num_columns]
 
 
 def _amaxes_of_chunk(x_RC: Tensor, granularity: Granularity) -> Tensor:
     num_rows, num_columns = x_RC.shape
     if granularity == "row":
         return x_RC.abs().amax(1, keepdim=True)
-    high = TILE if granularity == "block" else 1
-    missing = (0, -num_columns % TILE, 0, -num_rows % high)
+    height = TILE if granularity == "block" else 1
+    missing = (0, -num_columns % TILE, 0, -num_rows % height)
     padded = functional.pad(x_RC, missing) if any(missing) else x_RC
-    return padded.abs().view(-1, high, padded.shape[1] // TILE, TILE).amax((1, 3))
+    return padded.abs().view(-1, height, padded.shape[1] // TILE, TILE).amax((1, 3))
 
 
-def _group_of(granularity: Granularity, num_columns: int) -> tuple[int, int]:
-    """Rows and columns that share a scale."""
+def _group_shape(granularity: Granularity, num_columns: int) -> tuple[int, int]:
+    """The numbers of rows and columns that share a scale."""
     return TILE if granularity == "block" else 1, num_columns if granularity == "row" else TILE
 
 
 def _no_scales(x_RC: Tensor, granularity: Granularity) -> Tensor:
-    wide = 1 if granularity == "row" else math.ceil(x_RC.shape[1] / TILE)
-    return torch.zeros(0, wide, device=x_RC.device)
+    width = 1 if granularity == "row" else math.ceil(x_RC.shape[1] / TILE)
+    return torch.zeros(0, width, device=x_RC.device)
 
 
 def _store(values: Tensor, x_RC: Tensor, scales: Tensor, granularity: Granularity) -> None:
-    # The cast itself saturates on some devices and gives nan or infinity on others.
+    # The cast saturates on some devices, and gives nan or infinity on others.
     largest = LARGEST[values.dtype]
     x, spread_scales = spread(x_RC, scales, granularity)
     values.copy_((x * spread_scales.reciprocal()).clamp_(-largest, largest).view(values.shape))
@@ -167,12 +169,12 @@ def _store(values: Tensor, x_RC: Tensor, scales: Tensor, granularity: Granularit
 def _rows_of(scales: Tensor, granularity: Granularity, rows: slice) -> Tensor:
     if granularity == "tensor":
         return scales
-    high = TILE if granularity == "block" else 1
-    return scales[rows.start // high : math.ceil(rows.stop / high)]
+    height = TILE if granularity == "block" else 1
+    return scales[rows.start // height : math.ceil(rows.stop / height)]
 
 
 def _chunks(x_RC: Tensor) -> Iterator[slice]:
-    """Rows that are worked on together: on a CPU what stays in its cache. Whole blocks."""
+    """The rows of each chunk, in whole blocks. On a CPU a chunk stays in the cache."""
     num_rows, num_columns = x_RC.shape
     elements = _CPU_CHUNK_ELEMENTS if x_RC.device.type == "cpu" else _CHUNK_ELEMENTS
     step = max(TILE, elements // max(1, num_columns) // TILE * TILE)
@@ -182,16 +184,16 @@ def _chunks(x_RC: Tensor) -> Iterator[slice]:
 
 def _quantise_in_turn(x_RC: Tensor, granularity: Granularity, values_RC: Tensor, scales: Tensor) -> None:
     for rows in _chunks(x_RC):
-        chunk, of_chunk = x_RC[rows].float(), _rows_of(scales, granularity, rows)
-        of_chunk.copy_(scales_for(_amaxes_of_chunk(chunk, granularity), values_RC.dtype))
-        _store(values_RC[rows], chunk, of_chunk, granularity)
+        chunk, chunk_scales = x_RC[rows].float(), _rows_of(scales, granularity, rows)
+        chunk_scales.copy_(scales_for(_amaxes_of_chunk(chunk, granularity), values_RC.dtype))
+        _store(values_RC[rows], chunk, chunk_scales, granularity)
 
 
 def _quantise_at_once(x_RC: Tensor, granularity: Granularity, values_RC: Tensor, scales: Tensor) -> None:
     x = x_RC.float()
-    found = scales_for(_amaxes_of_chunk(x, granularity), values_RC.dtype)
-    scales.copy_(found)
-    _store(values_RC, x, found, granularity)
+    own_scales = scales_for(_amaxes_of_chunk(x, granularity), values_RC.dtype)
+    scales.copy_(own_scales)
+    _store(values_RC, x, own_scales, granularity)
 
 
 def _cast_in_turn(x_RC: Tensor, scales: Tensor, granularity: Granularity, values_RC: Tensor) -> None:

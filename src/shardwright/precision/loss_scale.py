@@ -1,8 +1,9 @@
-"""Loss scaling for fp16: gradients too small for fp16 are kept by multiplying the loss, and so all of them.
+"""Loss scaling for fp16: the loss, and so every gradient, is multiplied by a scale, so that small gradients fit in
+fp16.
 
-Micikevicius et al. 2018 (arXiv 1710.03740, section 3.2): the scale is divided out before the weights are updated, and
-a step whose gradients are not finite is left out. Which scale is found as PyTorch's GradScaler and NVIDIA's Apex do:
-begin too high, halve it at each overflow, double it after many good steps.
+Micikevicius et al. 2018 (arXiv 1710.03740, section 3.2): gradients are divided by the scale before the weights are
+updated, and a step whose gradients are not finite is skipped. The scale adapts as in PyTorch's GradScaler and NVIDIA's
+Apex: it begins too high, is halved at each overflow, and doubled after many good steps.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,10 @@ CEILING = 2.0**24
 
 
 class LossScale:
-    """The scale of the loss, by what became of the gradients.
+    """The scale of the loss, which follows the overflows of gradients.
 
-    All ranks must call `update` with the same flag: whether any of them saw a gradient that is not finite. With
-    `growth_steps` 0 the scale is constant, and overflows only leave steps out.
+    All ranks must call `update` with the same flag: True if any rank saw a gradient that is not finite. With
+    `growth_steps` 0 the scale is constant, and overflows only skip steps.
     """
 
     def __init__(self, initial: float = 2.0**16, growth_steps: int = 2000, most_skips_in_a_row: int = 50) -> None:
@@ -28,20 +29,20 @@ class LossScale:
         if most_skips_in_a_row < 1:
             raise ValueError(f"{most_skips_in_a_row} skipped steps in a row are always had; allow at least 1")
         self._initial = initial
-        self.value = initial  # what the loss of the coming step is multiplied by, and its gradients divided by
+        self.value = initial  # multiplies the loss of the next step, and divides its gradients
         self._growth_steps = growth_steps
         self._most_skips_in_a_row = most_skips_in_a_row
         self._num_good_in_a_row = 0
         self._num_skipped_in_a_row = 0
-        self.num_skipped = 0  # steps left out so far
+        self.num_skipped = 0  # steps skipped so far
 
     @property
     def can_fall(self) -> bool:
-        """True if an overflow may be the scale's fault: it is above the least one, and not constant."""
+        """True if the scale may have caused an overflow: it is above the smallest scale, and not constant."""
         return bool(self._growth_steps) and self.value > FLOOR
 
     def update(self, overflowed: bool) -> None:
-        """A step is over. If it overflowed, the caller leaves the weights as they are.
+        """Update the scale after a step. If the step overflowed, the caller does not update the weights.
 
         FloatingPointError if too many steps in a row overflowed: then the scale is not the reason.
         """
@@ -52,7 +53,7 @@ class LossScale:
         self._num_good_in_a_row += 1
         if self._num_good_in_a_row == self._growth_steps:
             self._num_good_in_a_row = 0
-            # Not below what it is: a first scale above the ceiling stays there.
+            # Growth never lowers it: an initial scale above the ceiling stays as it is.
             self.value = max(self.value, min(2.0 * self.value, CEILING))
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,7 +66,7 @@ class LossScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint. A constant scale keeps its own value."""
+        """Resume from a checkpoint. A constant scale keeps its own value."""
         if self._growth_steps:
             self.value = float(state["value"])
         self._num_good_in_a_row = int(state["num_good_in_a_row"])
@@ -77,7 +78,7 @@ class LossScale:
         self.num_skipped += 1
         self._num_skipped_in_a_row += 1
         if self._growth_steps:
-            # Not above what it is: a first scale below the floor stays there.
+            # An overflow never raises it: an initial scale below the floor stays as it is.
             self.value = min(self.value, max(0.5 * self.value, FLOOR))
         if self._num_skipped_in_a_row >= self._most_skips_in_a_row:
             raise FloatingPointError(

@@ -1,9 +1,9 @@
 """Products of fp8 matrices by the device's own instructions: torch.nn.functional.scaled_mm, public since torch 2.10.
 
-Tensor cores multiply fp8 from compute capability 8.9 on (Ada). One scale for each row needs 9.0 (Hopper), and tiles
-of 128 with float32 scales exist on 9.0 alone, from CUDA 12.9 on: what came after has tiles of 32. A CPU has the call
-too, but takes it at 70 GFLOPS where a float32 product of the same numbers runs at 95 and a bf16 one at 190 (one core
-of an EPYC with AVX512-BF16, 1024 cubed, casts included), so there it isn't used.
+Tensor cores multiply fp8 from compute capability 8.9 on (Ada). One scale for each row needs 9.0 (Hopper). Tiles of 128
+with float32 scales exist only on 9.0, from CUDA 12.9 on: later devices have tiles of 32. A CPU has the call too, but it
+runs at 70 GFLOPS, while a float32 product of the same numbers runs at 95 and a bf16 one at 190 (one core of an EPYC
+with AVX512-BF16, 1024 cubed, casts included), so on a CPU it isn't used.
 
 Shape suffixes: M and N rows of the operands, C the dim that is contracted.
 """
@@ -23,9 +23,9 @@ _TYPES: dict[Granularity, ScalingType] = {
     "tile": ScalingType.BlockWise1x128,
     "block": ScalingType.BlockWise128x128,
 }
-# What the sizes of operands must be multiples of: 16 for fp8 in tensor cores, 128 along each side that tiles have.
+# Sizes of operands must be multiples of these: 16 for fp8 in tensor cores, 128 along each side of a tile.
 _MULTIPLE, _TILE = 16, 128
-_LEAST_CAPABILITY = {"tensor": (8, 9), "row": (9, 0), "tile": (9, 0)}  # of the first operand
+_LEAST_CAPABILITY = {"tensor": (8, 9), "row": (9, 0), "tile": (9, 0)}  # by the first operand's granularity
 
 
 def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torch.bfloat16) -> bool:
@@ -40,20 +40,20 @@ def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torc
     if a.granularity == "row" and out_dtype == torch.float32 and (capability[0] != 9 or _cuda_version() < (12, 9)):
         return False
     num_wide = (a.values.dtype, b.values.dtype).count(E5M2)
-    most_wide = 0 if a.granularity == "tile" else 1  # torch has tiles of e4m3 alone
+    most_wide = 0 if a.granularity == "tile" else 1  # torch has tiles only for e4m3
     return has_right_sizes(a, b) and num_wide <= most_wide
 
 
 def has_right_sizes(a: Quantised, b: Quantised) -> bool:
-    """True if scaled products admit operands of these shapes: whole tiles, if they have such, and no empty operand.
+    """True if scaled products admit operands of these shapes: whole tiles, if they have tiles, and no empty operand.
 
     torch 2.11 to 2.14, aten/src/ATen/native/cuda/ScaledBlas.cpp: the contracted dim of tiles, and both dims of blocks,
     are multiples of 128.
     """
     (num_a_rows, num_columns), num_b_rows = a.values.shape, b.values.shape[0]
-    of_columns = _TILE if "tile" in (a.granularity, b.granularity) or b.granularity == "block" else _MULTIPLE
-    of_rows = _TILE if b.granularity == "block" else _MULTIPLE
-    return num_a_rows > 0 and num_columns > 0 and num_columns % of_columns == 0 and num_b_rows % of_rows == 0
+    column_multiple = _TILE if "tile" in (a.granularity, b.granularity) or b.granularity == "block" else _MULTIPLE
+    row_multiple = _TILE if b.granularity == "block" else _MULTIPLE
+    return num_a_rows > 0 and num_columns > 0 and num_columns % column_multiple == 0 and num_b_rows % row_multiple == 0
 
 
 def scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
@@ -66,10 +66,10 @@ def scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor
 
 
 def has_scaled_grouped_product(a: Quantised, weights: Sequence[Quantised], out_dtype: torch.dtype) -> bool:
-    """True if the device has one kernel for rows that each have one of several matrices [N, C].
+    """True if the device has one kernel for rows that each are multiplied by one of several matrices [N, C].
 
-    What torch 2.11 to 2.13 admit: e4m3 on both sides with a scale a row, in 16 bits on Hopper (of ours; elsewhere tiles
-    of 32, which are not).
+    torch 2.11 to 2.13 admit e4m3 on both sides with a scale for each row, and a 16-bit result, on Hopper; on other
+    devices they admit tiles of 32, which are not used here.
     """
     if a.values.device.type != "cuda" or torch.version.hip is not None or a.granularity != "row":
         return False
@@ -81,11 +81,12 @@ def has_scaled_grouped_product(a: Quantised, weights: Sequence[Quantised], out_d
 
 
 def scaled_grouped_product(a: Quantised, weights: Sequence[Quantised], ranges: Ranges) -> Tensor:
-    """Each row of a [R, C] times the transpose of the matrix of its group, [R, N]. The matrices lie side by side."""
+    """Each row of a [R, C] times the transpose of its group's matrix, [R, N]. The matrices lie next to each other in
+    memory."""
     values = weights[0].values
     size = (len(weights), *values.shape)
-    beside_gNC = values.as_strided(size, (values.numel(), values.shape[1], 1))
-    scales_gN = torch.stack([of.scales.flatten() for of in weights])
+    weights_gNC = values.as_strided(size, (values.numel(), values.shape[1], 1))
+    scales_gN = torch.stack([weight.scales.flatten() for weight in weights])
     ends, stop = [], 0
     stops = {group: rows.stop for group, rows in ranges}
     for group in range(len(weights)):
@@ -93,12 +94,19 @@ def scaled_grouped_product(a: Quantised, weights: Sequence[Quantised], ranges: R
         ends.append(stop)
     ends_g = torch.tensor(ends, dtype=torch.int32).to(values.device, non_blocking=True)
     by_row = ScalingType.RowWise
-    multiply = functional.scaled_grouped_mm  # type: ignore[attr-defined]  # torch has no stub of it
-    found: Tensor = multiply(
-        a.values, beside_gNC.transpose(1, 2), a.scales.flatten(), by_row, scales_gN, by_row, offs=ends_g,
-        output_dtype=torch.bfloat16, use_fast_accum=False,
-    )  # fmt: skip
-    return found
+    multiply = functional.scaled_grouped_mm  # type: ignore[attr-defined]  # missing in torch's stubs
+    out: Tensor = multiply(
+        a.values,
+        weights_gNC.transpose(1, 2),
+        a.scales.flatten(),
+        by_row,
+        scales_gN,
+        by_row,
+        offs=ends_g,
+        output_dtype=torch.bfloat16,
+        use_fast_accum=False,
+    )
+    return out
 
 
 def _cuda_version() -> tuple[int, ...]:
@@ -107,14 +115,14 @@ def _cuda_version() -> tuple[int, ...]:
 
 
 def _scales_of_first(a: Quantised) -> Tensor:
-    # Tiles: [M, C / 128], of which the rows must be next to each other in memory.
+    # Scales of tiles: [M, C / 128], column-major.
     return a.scales.t().contiguous().t() if a.granularity == "tile" else a.scales
 
 
 def _scales_of_second(b: Quantised) -> Tensor:
     if b.granularity == "block":
-        # [N / 128, C / 128], the second padded to a multiple of 4 and given first, without moving anything.
+        # [N / 128, C / 128], with the second dim padded to a multiple of 4, and transposed as a view.
         return functional.pad(b.scales, (0, -b.scales.shape[1] % 4)).t()
-    if b.granularity == "tile":  # [N, C / 128], of which the rows must be next to each other in memory
+    if b.granularity == "tile":  # [N, C / 128], column-major
         return b.scales.t().contiguous().t()
     return b.scales.t() if b.granularity == "row" else b.scales

@@ -1,1 +1,1 @@
-"""Process groups, collectives, and what watches and counts them."""
+"""Process groups and collectives, with their watch and their account."""

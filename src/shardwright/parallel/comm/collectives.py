@@ -1,9 +1,9 @@
-"""Every byte that crosses ranks passes here, and nothing else calls torch.distributed's collectives.
+"""The only caller of torch.distributed's collectives: every byte that crosses ranks passes here.
 
-So each one is named by its mesh axis, counted, timed and watched. An axis of size 1 communicates nothing and counts
-nothing. What enters and leaves a region of the model, with a gradient, is in regions.py.
+So each collective is named by its mesh axis, counted, timed and watched. An axis of size 1 communicates nothing and
+counts nothing. Collectives with a gradient, at the borders of a region of the model, are in regions.py.
 
-Shapes: leading dim is the one that is gathered and scattered, so that no copy is needed before or after.
+Shapes: the leading dim is gathered and scattered, so that no copy is needed before or after.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,20 +22,20 @@ from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import Together, Transport, Underway
 from shardwright.parallel.device_streams import DeviceStreams
 
-# Tells the messages of an exchange from those of a pipeline, should they ever share a group.
+# Distinguishes messages of an exchange from messages of a pipeline, if they ever share a group.
 EXCHANGE_TAG = 2**30
-# Of two ranks that reduce no more than this, each gives the other all that it has, and both add: as many bytes as a
-# ring, and one message to wait for where Gloo's ring takes several. Larger tensors gain nothing by it.
+# Two ranks that reduce no more than this send each other their whole tensor, and both add: this takes as many bytes as
+# a ring, but one message to wait for, while Gloo's ring takes several. Larger tensors gain nothing.
 _SMALL_BYTES = MIB
 _OPERATIONS: dict[Any, Callable[..., Tensor]] = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.MAX: torch.maximum}
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them.
+    """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its index among them.
 
-    `transport` carries its collectives; where passes run side by side, `backward_transport` those of the backward one.
-    `by_node` is there where the line spans nodes and what travels on it is to mind their borders.
+    `transport` carries its collectives. If a forward and a backward pass run side by side, `backward_transport` carries
+    those of the backward pass. `by_node` is set if the line spans nodes and its traffic must respect node borders.
     """
 
     name: str
@@ -52,16 +52,17 @@ class Axis:
     def communicator(self) -> Transport:
         """The transport of a collective that this thread issues now.
 
-        Where a forward and a backward run side by side, that is the one of the thread's pass. An axis with one belongs
-        to the backward, which reduces gradients on it; a forward beside it that used it would swap messages with it.
+        If a forward and a backward run side by side, each pass has its own transport. An axis with one transport
+        belongs to the backward, which reduces gradients on it: a forward on the same transport would mix up its
+        messages with those of the backward.
         """
-        beside = self.turns.beside
-        assert beside != "forward" or self.backward_transport is not None, (
+        running = self.turns.beside
+        assert running != "forward" or self.backward_transport is not None, (
             f"a forward beside a backward may not use axis {self.name}, which has one communicator for both"
         )
-        carrier = self.backward_transport if beside == "backward" and self.backward_transport else self.transport
-        assert carrier is not None, f"axis {self.name} has one rank"
-        return carrier
+        transport = self.backward_transport if running == "backward" and self.backward_transport else self.transport
+        assert transport is not None, f"axis {self.name} has one rank"
+        return transport
 
     def alone(self, name: str) -> "Axis":
         """An axis on which this rank is alone."""
@@ -69,16 +70,16 @@ class Axis:
 
     @property
     def kind(self) -> str:
-        """The kind of device whose kernels are taken: cpu or cuda."""
+        """The kind of device whose kernels are used: cpu or cuda."""
         return self.ledger.kind or self.ledger.device.type
 
     @property
     def streams(self) -> DeviceStreams | None:
-        """The streams of this rank's device, where it has any."""
+        """The streams of this rank's device; None if it has none."""
         return self.ledger.streams
 
     def numbers_or(self, values_N: Tensor, dry: list[int]) -> list[int]:
-        """The whole numbers in a tensor, for which the host waits; of tensors without values, `dry`."""
+        """The integers in a tensor, for which the host waits; `dry` if the tensor has no values."""
         if self.streams is not None:
             self.streams.host_reads(values_N)
         return dry if values_N.is_meta else [int(value) for value in values_N.tolist()]
@@ -91,8 +92,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class NodeAxes:
-    """An axis cut at the borders of nodes: its index i is index i // n of `between` and i % n of `inside`, where each
-    node has n of its ranks. `between` joins the ranks with one place in their nodes, `inside` those of a node."""
+    """An axis split at node borders. Each node has n of the axis's ranks: index i of the axis is index i // n of
+    `between`, which joins the ranks with the same place in their nodes, and i % n of `inside`, which joins the ranks
+    of one node."""
 
     between: Axis
     inside: Axis
@@ -115,9 +117,9 @@ class Pending:
     def wait(self, keeps_turn: bool = False) -> None:
         """Block, timed and watched. On CUDA only the stream waits.
 
-        A pass beside this one computes meanwhile, unless the turn is kept. A forward may keep it: where it runs before
-        its backward nothing can deadlock, and so not here, but two passes that keep it on two ranks could. And who has
-        waited for what was sent later may: what was sent before that comes, whoever computes.
+        If another pass runs side by side, it computes meanwhile, unless this pass keeps its turn. A forward may keep
+        the turn: this cannot deadlock, but forwards and backwards that keep it on two ranks could. A pass that has
+        already waited for a later message may keep it too: the earlier message arrives whichever pass computes.
         """
         if self._work is None:
             return
@@ -127,17 +129,17 @@ class Pending:
             try:
                 with nullcontext() if axis.watch is None else axis.watch.waiting(what, self._peers):
                     self._work.wait()
-                if axis.watch is not None and axis.ledger.device.type == "cuda":  # where only the stream has waited
+                if axis.watch is not None and axis.ledger.device.type == "cuda":  # only the stream has waited
                     axis.watch.under_way(self._work, what, self._peers)
             except RuntimeError as error:
-                if (told := explained(error, axis.watch, what, self._peers)) is not error:
-                    raise told from error
+                if (explanation := explained(error, axis.watch, what, self._peers)) is not error:
+                    raise explanation from error
                 raise
         self._work = None
         self._finish()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -147,7 +149,7 @@ def _start(
     num_bytes: int,
     work: Any,
     sent_bytes: Mapping[int, int],
-    finish: Callable[[], None] = _nothing,
+    finish: Callable[[], None] = _do_nothing,
     peer: int | None = None,
 ) -> Pending:
     axis.ledger.record(kind, axis.name, num_bytes, sent_bytes)
@@ -155,123 +157,126 @@ def _start(
     return Pending(work, axis, f"{kind} of {num_bytes} bytes", peers, finish=finish)
 
 
-def _around_ring(axis: Axis, num_bytes: int) -> dict[int, int]:
-    """The bytes that this rank sends, by rank, in a ring over which `num_bytes` pass it."""
+def _sent_in_ring(axis: Axis, num_bytes: int) -> dict[int, int]:
+    """The bytes that this rank sends, by receiving rank, if it sends `num_bytes` to its neighbour in a ring."""
     return {axis.ranks[(axis.index + 1) % axis.size]: num_bytes}
 
 
-def _to_each(axis: Axis, num_bytes: int) -> dict[int, int]:
-    """The bytes that this rank sends, by rank, if it sends every other as many."""
+def _sent_to_each(axis: Axis, num_bytes: int) -> dict[int, int]:
+    """The bytes that this rank sends, by receiving rank, if it sends `num_bytes` to every other rank."""
     return {rank: num_bytes for i, rank in enumerate(axis.ranks) if i != axis.index}
 
 
-def _done(axis: Axis) -> Pending:
-    return Pending(None, axis, "", (), finish=_nothing)
+def _finished(axis: Axis) -> Pending:
+    return Pending(None, axis, "", (), finish=_do_nothing)
 
 
 def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """Reduce `x` in place over the axis."""
     if axis.size == 1:
-        return _done(axis)
+        return _finished(axis)
     if axis.size == 2 and x.nbytes <= _SMALL_BYTES and op in _OPERATIONS and _is_gloo(axis):
-        theirs = torch.empty_like(x)
+        received = torch.empty_like(x)
 
         def reduce() -> None:
-            _OPERATIONS[op](x, theirs, out=x)
+            _OPERATIONS[op](x, received, out=x)
 
-        exchange = _exchange([x, x], [theirs, theirs], axis)
-        return _start(axis, "all_reduce", x.nbytes, exchange, _to_each(axis, x.nbytes), reduce)
+        exchange = _exchange([x, x], [received, received], axis)
+        return _start(axis, "all_reduce", x.nbytes, exchange, _sent_to_each(axis, x.nbytes), reduce)
     work = axis.communicator.all_reduce(x, op)
-    return _start(axis, "all_reduce", x.nbytes, work, _around_ring(axis, 2 * (axis.size - 1) * x.nbytes // axis.size))
+    return _start(axis, "all_reduce", x.nbytes, work, _sent_in_ring(axis, 2 * (axis.size - 1) * x.nbytes // axis.size))
 
 
 def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     """Concatenate each rank's `x` along dim 0 into `out`. Shapes [n, ...] and [n * size, ...].
 
-    `x` may be this rank's part of `out`. Over Gloo each rank sends its part to each other straight into place: as many
-    bytes as a ring, without the copies that Gloo's own all-gather makes.
+    `x` may be this rank's part of `out`. Over Gloo each rank sends its part directly to every other rank, into its
+    place in `out`: as many bytes as a ring, without the copies of Gloo's own all-gather.
     """
     if axis.size == 1:
         out.copy_(x)
-        return _done(axis)
+        return _finished(axis)
     x = x.contiguous()
     if not _is_gloo(axis):
         work = axis.communicator.all_gather(out, x)
-        return _start(axis, "all_gather", out.nbytes, work, _around_ring(axis, out.nbytes - x.nbytes))
+        return _start(axis, "all_gather", out.nbytes, work, _sent_in_ring(axis, out.nbytes - x.nbytes))
     parts = out.chunk(axis.size)
     if parts[axis.index].data_ptr() != x.data_ptr():
         parts[axis.index].copy_(x)
-    return _start(axis, "all_gather", out.nbytes, _exchange([x] * axis.size, parts, axis), _to_each(axis, x.nbytes))
+    return _start(
+        axis, "all_gather", out.nbytes, _exchange([x] * axis.size, parts, axis), _sent_to_each(axis, x.nbytes)
+    )
 
 
 def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     """Sum `x` over the axis and keep this rank's share of dim 0. Shapes [n, ...] and [n * size, ...].
 
-    `out` may be this rank's share of `x`. Gloo's own reduce-scatter sends as much as an all-reduce, twice what is
-    needed. There each rank sends every other its share, and they are added up here, in float32.
+    `out` may be this rank's share of `x`. Gloo's own reduce-scatter sends as many bytes as an all-reduce, twice as many
+    as needed. So over Gloo each rank sends every other rank its share, and the receiver adds the shares in float32.
     """
     if axis.size == 1:
         out.copy_(x)
-        return _done(axis)
+        return _finished(axis)
     x = x.contiguous()
     if not _is_gloo(axis):
         work = axis.communicator.reduce_scatter(out, x)
-        return _start(axis, "reduce_scatter", x.nbytes, work, _around_ring(axis, x.nbytes - out.nbytes))
+        return _start(axis, "reduce_scatter", x.nbytes, work, _sent_in_ring(axis, x.nbytes - out.nbytes))
     shares = x.chunk(axis.size)
     arriving = x.new_empty(axis.size - 1, *out.shape)
-    others = iter(arriving)
-    received = [shares[i] if i == axis.index else next(others) for i in range(axis.size)]
+    buffers = iter(arriving)
+    received = [shares[i] if i == axis.index else next(buffers) for i in range(axis.size)]
 
     def add_up() -> None:
-        mine = shares[axis.index]
+        own_share = shares[axis.index]
         if axis.size > 2 and x.dtype != torch.float32:  # more than one addition, and only the last may round
-            out.copy_(mine.float() + arriving.sum(dim=0, dtype=torch.float32))
+            out.copy_(own_share.float() + arriving.sum(dim=0, dtype=torch.float32))
             return
-        torch.add(mine, arriving[0], out=out)
+        torch.add(own_share, arriving[0], out=out)
         for share in arriving[1:]:
             out.add_(share)
 
     exchange = _exchange(shares, received, axis)
-    return _start(axis, "reduce_scatter", x.nbytes, exchange, _to_each(axis, out.nbytes), add_up)
+    return _start(axis, "reduce_scatter", x.nbytes, exchange, _sent_to_each(axis, out.nbytes), add_up)
 
 
 def _is_gloo(axis: Axis) -> bool:
     return axis.transport is not None and axis.transport.is_gloo
 
 
-def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> Together:
-    """Give `mine[i]` to index i and take its `theirs[i]`, of every other index of the axis.
+def _exchange(outgoing: Sequence[Tensor], incoming: Sequence[Tensor], axis: Axis) -> Together:
+    """Send `outgoing[i]` to index i and receive `incoming[i]` from it, for every other index i of the axis.
 
-    Messages between two ranks arrive in the order in which they were sent, so exchanges may be under way one behind
-    another. Each rank begins with its neighbour, so that not all send to one. Where there is nothing to say, which
-    both sides know, nothing is sent.
+    Messages between two ranks arrive in the order in which they were sent, so several exchanges may be under way at
+    once. Each rank begins with its neighbour, so that not all ranks send to the same one. Empty tensors, which both
+    sides know to be empty, are not sent.
     """
-    carrier = axis.communicator
-    around = [(axis.index + step) % axis.size for step in range(1, axis.size)]
-    works = [carrier.recv(theirs[i], axis.ranks[i], EXCHANGE_TAG) for i in reversed(around) if theirs[i].numel()]
-    works += [carrier.send(mine[i], axis.ranks[i], EXCHANGE_TAG) for i in around if mine[i].numel()]
+    transport = axis.communicator
+    peers = [(axis.index + step) % axis.size for step in range(1, axis.size)]
+    works = [transport.recv(incoming[i], axis.ranks[i], EXCHANGE_TAG) for i in reversed(peers) if incoming[i].numel()]
+    works += [transport.send(outgoing[i], axis.ranks[i], EXCHANGE_TAG) for i in peers if outgoing[i].numel()]
     return Together(works)
 
 
 def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
-    """Give share i of dim 0 of `x` to index i; share i of `out` is what index i gave. Both [n * size, ...]."""
+    """Send share i of dim 0 of `x` to index i, and receive share i of `out` from it. Both shapes [n * size, ...]."""
     if axis.size == 1:
         out.copy_(x)
-        return _done(axis)
+        return _finished(axis)
     work = axis.communicator.all_to_all(out, x.contiguous())
-    return _start(axis, "all_to_all", x.nbytes, work, _to_each(axis, x.nbytes // axis.size))
+    return _start(axis, "all_to_all", x.nbytes, work, _sent_to_each(axis, x.nbytes // axis.size))
 
 
 def start_all_to_all_v(
     out: Tensor, x: Tensor, axis: Axis, out_splits: Sequence[int], in_splits: Sequence[int]
 ) -> Pending:
-    """Begin to exchange shares of any size: give `in_splits[i]` rows of `x` to index i, take `out_splits[i]` of its.
+    """Begin to exchange shares of any size: send `in_splits[i]` rows of `x` to index i, receive `out_splits[i]` rows.
 
-    Shapes [sum of in_splits, ...] and [sum of out_splits, ...], rows in the order of the indices. A split may be 0.
+    Shapes of `x` and `out`: [sum of in_splits, ...] and [sum of out_splits, ...], rows in the order of the indices. A
+    split may be 0.
     """
     if axis.size == 1:
         out.copy_(x)
-        return _done(axis)
+        return _finished(axis)
     x = x.contiguous()
     row_bytes = x.shape[1:].numel() * x.element_size()
     sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
@@ -279,42 +284,42 @@ def start_all_to_all_v(
     if not _is_gloo(axis):
         work = axis.communicator.all_to_all(out, x, out_splits, in_splits)
     else:
-        mine, theirs = x.split(list(in_splits)), out.split(list(out_splits))
-        theirs[axis.index].copy_(mine[axis.index])
-        work = _exchange(mine, theirs, axis)
+        outgoing, incoming = x.split(list(in_splits)), out.split(list(out_splits))
+        incoming[axis.index].copy_(outgoing[axis.index])
+        work = _exchange(outgoing, incoming, axis)
     return _start(axis, "all_to_all_v", sum(sent_bytes.values()), work, sent_bytes)
 
 
 def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
-    """Send `x` to the next index of the axis, around, and receive the previous one's into `out`."""
+    """Send `x` to the next index of the axis, in a ring, and receive the previous index's tensor into `out`."""
     if axis.size == 1:
         out.copy_(x)
-        return _done(axis)
-    to, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
-    carrier = axis.communicator
+        return _finished(axis)
+    target, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
+    transport = axis.communicator
     if _is_gloo(axis):
-        arriving = carrier.recv(out, source, EXCHANGE_TAG)
-        work = Together([arriving, carrier.send(x, to, EXCHANGE_TAG)])
+        receipt = transport.recv(out, source, EXCHANGE_TAG)
+        work = Together([receipt, transport.send(x, target, EXCHANGE_TAG)])
     else:
-        work = Together(carrier.exchange(out, x, to, source))
-    return _start(axis, "exchange", x.nbytes, work, {to: x.nbytes}, peer=source)
+        work = Together(transport.exchange(out, x, target, source))
+    return _start(axis, "exchange", x.nbytes, work, {target: x.nbytes}, peer=source)
 
 
-def _own(axis: Axis) -> Transport:
-    """The transport of an axis whatever pass asks: messages are told apart by their tags, so passes may share it."""
+def _message_transport(axis: Axis) -> Transport:
+    """The transport of an axis for messages of either pass: their tags tell them apart, so both passes may share it."""
     assert axis.transport is not None, f"axis {axis.name} has one rank"
     return axis.transport
 
 
-def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
-    """Send `x` to index `to` of the axis."""
-    work = _own(axis).send(x, axis.ranks[to], tag)
-    return _start(axis, "send", x.nbytes, work, {axis.ranks[to]: x.nbytes}, peer=axis.ranks[to])
+def start_send(x: Tensor, axis: Axis, target: int, tag: int) -> Pending:
+    """Send `x` to index `target` of the axis."""
+    work = _message_transport(axis).send(x, axis.ranks[target], tag)
+    return _start(axis, "send", x.nbytes, work, {axis.ranks[target]: x.nbytes}, peer=axis.ranks[target])
 
 
 def start_recv(out: Tensor, axis: Axis, source: int, tag: int) -> Pending:
     """Receive into `out` from index `source` of the axis."""
-    work = _own(axis).recv(out, axis.ranks[source], tag)
+    work = _message_transport(axis).recv(out, axis.ranks[source], tag)
     return _start(axis, "recv", out.nbytes, work, {}, peer=axis.ranks[source])
 
 
@@ -330,7 +335,7 @@ def all_reduce_max(x: Tensor, axis: Axis) -> Tensor:
 
 
 def all_gather(x: Tensor, axis: Axis) -> Tensor:
-    """Each rank's `x`, concatenated along dim 0."""
+    """Concatenate each rank's `x` along dim 0."""
     if axis.size == 1:
         return x
     out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
@@ -348,7 +353,7 @@ def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
 
 
 def all_to_all(x: Tensor, axis: Axis) -> Tensor:
-    """Give share i of dim 0 of `x` to index i; share i of the result is what index i gave."""
+    """Send share i of dim 0 of `x` to index i; share i of the result comes from index i."""
     if axis.size == 1:
         return x
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -357,16 +362,16 @@ def all_to_all(x: Tensor, axis: Axis) -> Tensor:
 
 
 def broadcast(x: Tensor, axis: Axis, source: int) -> Tensor:
-    """Overwrite `x` with that of index `source` of the axis, and return it."""
+    """Overwrite `x` with the `x` of index `source` of the axis, and return it."""
     if axis.size > 1:
         work = axis.communicator.broadcast(x, axis.ranks[source])
         is_last = (axis.index + 1) % axis.size == source
-        sent_bytes = {} if is_last else _around_ring(axis, x.nbytes)
+        sent_bytes = {} if is_last else _sent_in_ring(axis, x.nbytes)
         _start(axis, "broadcast", x.nbytes, work, sent_bytes, peer=axis.ranks[source]).wait()
     return x
 
 
 def barrier(axis: Axis) -> None:
-    """Wait until every rank of the axis is here."""
+    """Wait until every rank of the axis has called this."""
     if axis.size > 1:
         all_reduce(torch.zeros(1, device=axis.ledger.device), axis)

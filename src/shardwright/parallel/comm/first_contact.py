@@ -1,8 +1,8 @@
 """The first use of every communicator of a mesh, in one order on all ranks.
 
-NCCL makes a communicator at its first use, and the host waits there for the other ranks: of a group in its first
-collective, of two ranks in the first message between them. In the order of a pipeline's work ranks would come to these
-one after another, with a stage's whole first microbatch between them.
+NCCL creates a communicator at its first use, and the host waits there for the other ranks: for those of a group in its
+first collective, for the other end of a message in the first message between two ranks. In the order of a pipeline's
+work, ranks would reach these first uses one after another, each later by a stage's whole first microbatch.
 """
 
 from collections.abc import Iterator
@@ -16,32 +16,32 @@ from shardwright.parallel.comm.transport import Transport, Underway
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
 
-_TAG = EXCHANGE_TAG + 1  # over Gloo, of the first messages
+_TAG = EXCHANGE_TAG + 1  # of the first messages, over Gloo
 
 
 def make_contact(mesh: Mesh, program: Program) -> int:
-    """Use each communicator of this rank once, and send each message's way of a program once. Returns how many ways
-    there were. Every rank calls this."""
+    """Use each communicator of this rank once, and send one message along each of its message paths in a program.
+    Returns how many communicators and paths this rank used. Every rank must call this."""
     number = 0
-    one = torch.ones(1, device=mesh.device)
+    token = torch.ones(1, device=mesh.device)
     for axis, transport in communicators(mesh):
-        _wait(mesh, axis, transport.all_reduce(one, dist.ReduceOp.MAX))
+        _wait(mesh, axis, transport.all_reduce(token, dist.ReduceOp.MAX))
         number += 1
     for is_forward, sender, receiver in ways(program):
         axis = mesh.forward if is_forward else mesh.backward
         if axis.transport is None or mesh.pp.index not in (sender, receiver):
             continue
         if mesh.pp.index == sender:
-            _wait(mesh, axis, axis.transport.send(one, axis.ranks[receiver], _TAG))
+            _wait(mesh, axis, axis.transport.send(token, axis.ranks[receiver], _TAG))
         else:
-            _wait(mesh, axis, axis.transport.recv(one, axis.ranks[sender], _TAG))
+            _wait(mesh, axis, axis.transport.recv(token, axis.ranks[sender], _TAG))
         number += 1
-    mesh.numbers(one)  # the device has done all of it
+    mesh.numbers(token)  # wait until the device has done all of it
     return number
 
 
 def communicators(mesh: Mesh) -> Iterator[tuple[Axis, Transport]]:
-    """The communicators of this rank, each once, in an order that is the same on all ranks of one."""
+    """The communicators of this rank, each once, in an order that all ranks of a communicator agree on."""
     seen = set[int]()
     for axis in axes(mesh):
         for transport in (axis.transport, axis.backward_transport):
@@ -51,8 +51,9 @@ def communicators(mesh: Mesh) -> Iterator[tuple[Axis, Transport]]:
 
 
 def axes(mesh: Mesh) -> Iterator[Axis]:
-    """Every axis of a mesh that has collectives; some may come again. Messages between stages have communicators of two
-    ranks, and one of the whole pipeline that no collective needs would take half a GiB."""
+    """Every axis of a mesh that has collectives; an axis may be yielded twice. The axes of messages between stages are
+    left out: a message has a communicator of two ranks, and a communicator of the whole pipeline, which no collective
+    needs, would take half a GiB."""
     yield from (mesh.world, mesh.pp, mesh.dp, mesh.cp, mesh.tp, mesh.dp_cp, mesh.ep)
     if mesh.ep.by_node is not None:
         yield from (mesh.ep.by_node.between, mesh.ep.by_node.inside)
@@ -62,8 +63,8 @@ def axes(mesh: Mesh) -> Iterator[Axis]:
 
 
 def ways(program: Program) -> list[tuple[bool, int, int]]:
-    """The ways that messages of a program go: whether forward, and the pipeline ranks that send and receive. Sorted, so
-    that ranks which take them in this order never wait for each other in a circle."""
+    """The paths of a program's messages: (is forward, sending pipeline rank, receiving pipeline rank). They are sorted:
+    ranks that use them in this order never wait for each other in a circle."""
     kinds = {Kind.SEND_FORWARD: True, Kind.SEND_BACKWARD: False}
     return sorted(
         {

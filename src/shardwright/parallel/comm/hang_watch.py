@@ -1,8 +1,8 @@
-"""Who waits for whom: a thread on each rank that turns a hang into a sentence.
+"""The hang watch: a thread on each rank that turns a hang into a sentence that says who waits for whom.
 
-Every second each rank publishes what it is doing in the rendezvous store. A rank that has waited longer than the
-timeout reads what the ranks it waits for last said, and ends the run with that. A rank that is dead, stuck in a loop
-or waiting itself shows up as such; no extra message travels between ranks.
+Every second each rank publishes its current action in the rendezvous store. A rank that has waited longer than the
+timeout reads the last published state of the ranks it waits for, and ends the run with a report. The report shows
+whether a rank is dead, stuck in a loop or waiting itself; no extra message travels between ranks.
 """
 
 import json
@@ -20,14 +20,14 @@ import torch.distributed as dist
 from shardwright.config.base import RunError
 from shardwright.parallel.comm.transport import Underway
 
-NAMED_PEERS = 8  # a sentence that names thousands of ranks says nothing
-_MOMENT_S = 0.1  # in which one collective of a device is watched
-_LEAVING_S = 4.0  # after which a rank that is gone is known to be silent, or has told why it left
+NAMED_PEERS = 8  # a sentence that names thousands of ranks is unreadable
+_MOMENT_S = 0.1  # at most one collective of a device is watched in this time
+_LEAVING_S = 4.0  # after this time a lost rank is known to be silent, or has published why it left
 
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """A collective on the device: its work, what it is, who takes part, and when the host issued it."""
+    """A collective on the device: its work, its name, the ranks that take part, and when the host issued it."""
 
     work: Underway
     what: str
@@ -36,14 +36,19 @@ class _UnderWay:
 
 
 class Watch:
-    """Publishes this rank's doing, and reports the first wait that lasts longer than `timeout_s`."""
+    """Publishes this rank's current action, and reports the first wait that lasts longer than `timeout_s`."""
 
     def __init__(
-        self, store: dist.Store, rank: int, timeout_s: float, describe: Callable[[int], str],
-        on_timeout: Callable[[str], None], explains_losses: bool = False,
-    ) -> None:  # fmt: skip
-        """Begin with nothing to tell. If it `explains_losses`, a connection that breaks in a wait becomes a RunError
-        that says who left; else whoever started the ranks finds that out."""
+        self,
+        store: dist.Store,
+        rank: int,
+        timeout_s: float,
+        describe: Callable[[int], str],
+        on_timeout: Callable[[str], None],
+        explains_losses: bool = False,
+    ) -> None:
+        """If the watch `explains_losses`, a connection that breaks in a wait becomes a RunError that says who left;
+        else the process that started the ranks finds that out."""
         self.explains_losses = explains_losses
         self._store = store
         self._rank = rank
@@ -61,7 +66,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to publish and to watch. A rank that dies in its first second has reported too."""
+        """Begin to publish and to watch. It publishes at once, so that a rank that dies in its first second has too."""
         self._publish(None)
         self._thread.start()
 
@@ -72,11 +77,11 @@ class Watch:
             self._thread.join()
 
     def step(self, number: int) -> None:
-        """Note the step that this rank is at. Cheap: nothing is sent here."""
+        """Note this rank's current step. Cheap: nothing is sent here."""
         self._step = f"step {number}, "
 
     def doing(self, what: str) -> None:
-        """Note what this rank is at within the step."""
+        """Note this rank's current action within the step."""
         self._doing = self._step + what
 
     @contextmanager
@@ -90,14 +95,15 @@ class Watch:
             del self._waits[thread]
 
     def under_way(self, work: Underway, what: str, peers: tuple[int, ...]) -> None:
-        """Watch a collective that the device waits for, though the host goes on: of each few that are issued within a
-        moment one stands for all. It must be over within the timeout after the one before it."""
+        """Watch a collective that the device waits for while the host continues. Of several collectives issued within
+        `_MOMENT_S` only the first is watched. It must end within the timeout after the one before it."""
         now_s = time.monotonic()
         if not self._under_way or now_s - self._under_way[-1].since_s > _MOMENT_S:
             self._under_way.append(_UnderWay(work, what, peers, now_s))
 
     def _stuck(self) -> tuple[str, tuple[int, ...], float] | None:
-        """The first collective on the device that is not over, and since when it may be the one that is waited for."""
+        """The first collective on the device that is not over: its name, its peers, and since when the device may be
+        waiting for it. None if all are over."""
         while self._under_way and self._under_way[0].work.is_completed():
             self._under_way.popleft()
             self._last_over_s = time.monotonic()
@@ -107,46 +113,46 @@ class Watch:
         return first.what, first.peers, max(first.since_s, self._last_over_s)
 
     def leave(self, reason: str) -> None:
-        """Tell the others that this rank ends, and why, and stop."""
+        """Publish that this rank ends, and why, and stop the watch."""
         self.stop()
         state = {"doing": self._doing, "waits": None, "at": time.time(), "left": reason}
         self._store.set(f"watch/{self._rank}", json.dumps(state))
 
     def who_left(self, ranks: Sequence[int]) -> str:
-        """The ranks among these that have left, by their own word or because they are silent, the first one first, in
-        words. Waits some seconds for them to be known."""
+        """A description of the ranks among `ranks` that have left, in order of time: they published it, or are silent.
+        Waits some seconds for this to become known."""
         until_s = time.monotonic() + _LEAVING_S
         try:
             while True:
                 states = {rank: self._state(rank) for rank in ranks if rank != self._rank}
-                left = sorted((state["at"], rank) for rank, state in states.items() if "left" in state)
-                gone = [rank for _, rank in left] or [rank for rank in states if self._is_silent(rank)]
-                if gone or time.monotonic() > until_s:
+                departures = sorted((state["at"], rank) for rank, state in states.items() if "left" in state)
+                lost_ranks = [rank for _, rank in departures] or [rank for rank in states if self._is_silent(rank)]
+                if lost_ranks or time.monotonic() > until_s:
                     break
                 time.sleep(self._interval_s / 4)
-            told = [f"{self._describe(rank)} {self._last_words(rank)}" for rank in gone[:NAMED_PEERS]]
+            descriptions = [f"{self._describe(rank)} {self._last_words(rank)}" for rank in lost_ranks[:NAMED_PEERS]]
         except RuntimeError:
             return "the rank that hosts the rendezvous store, rank 0 or a launcher, has left too"
-        return "; ".join(told) or "all of them were heard of a moment ago"
+        return "; ".join(descriptions) or "all of them were heard of a moment ago"
 
     def announce(self, what: str) -> None:
-        """Let ranks that wait for it know that something is done."""
+        """Publish that something is done, for the ranks that wait for it."""
         self._store.set(f"done/{what}", "")
 
     def next_meeting(self) -> int:
-        """The number of the next meeting of all ranks, which tells it apart from others in the store."""
+        """The number of the next meeting of all ranks, which distinguishes the meetings in the store."""
         self._num_meetings += 1
         return self._num_meetings
 
     def wait_while_alive(self, rank: int, what: str, most_s: float = math.inf) -> None:
-        """Wait until a rank announces something, for as long as it is heard of: its work may take hours, or `most_s`.
-        One that is silent for longer than the timeout is reported. Clocks of machines may differ: none is read but this
-        one's."""
-        heard, silent_s, look_s, began_s = "", 0.0, 0.01, time.monotonic()
+        """Poll until a rank announces something, as long as that rank publishes new states: its work may take hours, or
+        up to `most_s`. A rank that is silent for longer than the timeout is reported. Clocks of machines may differ, so
+        only this machine's clock is read."""
+        last_state, silent_s, look_s, began_s = "", 0.0, 0.01, time.monotonic()
         while not self._store.check([f"done/{what}"]):
-            said = json.dumps(self._state(rank))
-            silent_s = 0.0 if said != heard else silent_s + look_s  # and nothing for the time that this one is stopped
-            heard = said
+            state = json.dumps(self._state(rank))
+            silent_s = 0.0 if state != last_state else silent_s + look_s  # a stop of this process adds 0
+            last_state = state
             if silent_s > self._timeout_s:
                 sentence = (
                     f"{self._describe(self._rank)} waited for {self._describe(rank)} to announce {what}, and has not "
@@ -165,7 +171,7 @@ class Watch:
             look_s = min(2 * look_s, self._interval_s)
 
     def silent_ranks(self, world: int) -> str:
-        """Who has not been heard of lately, in words: asked after a connection broke."""
+        """A description of the ranks that have not published lately; for use after a connection broke."""
         silent = []
         for rank in range(world):
             try:
@@ -180,17 +186,18 @@ class Watch:
         try:
             while not self._stop.wait(self._interval_s):
                 before_s, looked_s = looked_s, time.monotonic()
-                if looked_s - before_s > self._timeout_s / 2:  # stopped meanwhile, as all ranks by Ctrl-Z: wait anew
+                # If this process was stopped meanwhile, as all ranks by Ctrl-Z, waits begin again.
+                if looked_s - before_s > self._timeout_s / 2:
                     resumed_s = looked_s
                 stuck = self._stuck()
-                known = [*self._waits.values(), *([stuck] if stuck else [])]
-                waits = [(what, peers, max(since, resumed_s)) for what, peers, since in known]
+                all_waits = [*self._waits.values(), *([stuck] if stuck else [])]
+                waits = [(what, peers, max(since, resumed_s)) for what, peers, since in all_waits]
                 wait = min(waits, key=lambda wait: wait[2], default=None)  # the longest
                 self._publish(wait)
                 if wait and time.monotonic() - wait[2] > self._timeout_s:
                     self._on_timeout(self._sentence(*wait))
                     return
-        except RuntimeError:  # the store is gone, and with it the run; the main thread hears of it itself
+        except RuntimeError:  # the store is gone, and the run with it; the main thread notices that itself
             return
 
     def _publish(self, wait: tuple[str, tuple[int, ...], float] | None) -> None:
@@ -199,7 +206,7 @@ class Watch:
         self._store.set(f"watch/{self._rank}", json.dumps(state))
 
     def _sentence(self, what: str, peers: tuple[int, ...], since: float) -> str:
-        """Who waited for whom, down the chain to a rank that waits for no one: there the fault is."""
+        """A description of who waited for whom, down the chain to ranks that wait for no one: there the fault is."""
         waited_s = time.monotonic() - since
         named = " and ".join(self._describe(peer) for peer in peers[:NAMED_PEERS])
         named += f" and {len(peers) - NAMED_PEERS} more" if len(peers) > NAMED_PEERS else ""
@@ -226,8 +233,8 @@ class Watch:
         key = f"watch/{rank}"
         return json.loads(self._store.get(key)) if self._store.check([key]) else {}
 
-    def at(self) -> str:
-        """Note the present action of this rank."""
+    def current_action(self) -> str:
+        """This rank's current action, with its step."""
         return self._doing
 
     def _is_silent(self, rank: int) -> bool:
@@ -258,21 +265,21 @@ def is_lost_connection(error: Exception) -> bool:
 
 
 def explained(error: RuntimeError, watch: Watch | None, what: str, peers: Sequence[int]) -> RuntimeError:
-    """An error of a wait for other ranks: where a connection was lost, and nobody else will say so, a RunError that
-    names what was waited for and who left; else the error itself."""
+    """The error to raise for an error in a wait for other ranks. If a connection was lost, and nobody else will report
+    it, this is a RunError that names the wait and the ranks that left; else the error itself."""
     if not is_lost_connection(error) or not (watch is None or watch.explains_losses):
         return error
     reason = str(error).partition("\n")[0][:200]
-    others = ", ".join(map(str, peers[:NAMED_PEERS])) + (", ..." if len(peers) > NAMED_PEERS else "")
-    where = f" (at {watch.at()})" if watch is not None else ""
+    peer_names = ", ".join(map(str, peers[:NAMED_PEERS])) + (", ..." if len(peers) > NAMED_PEERS else "")
+    where = f" (at {watch.current_action()})" if watch is not None else ""
     who = f": {watch.who_left(peers)}" if watch is not None else ", of which one has left"
-    return RunError(f"lost the connection in {what}{where} with rank {others}{who}\n  {reason}")
+    return RunError(f"lost the connection in {what}{where} with rank {peer_names}{who}\n  {reason}")
 
 
 @contextmanager
 def in_turn_of_rank_0(watch: Watch | None, rank: int, world: int, what: str) -> Iterator[None]:
-    """A block that rank 0 leaves before others enter it, and that all leave together. It may last longer than the
-    timeout, as long as ranks are heard of. Without a watch there is but one rank, or nobody waits."""
+    """A block that rank 0 leaves before other ranks enter it, and that all ranks leave together. It may last longer
+    than the timeout, as long as ranks publish states. There is no watch if there is one rank, or nobody waits."""
     if watch is None:
         yield
         return
@@ -285,9 +292,9 @@ def in_turn_of_rank_0(watch: Watch | None, rank: int, world: int, what: str) -> 
 
 
 def meet(watch: Watch | None, rank: int, world: int, what: str, most_s: float = math.inf) -> None:
-    """Return when all ranks have come here from `what`, which may last longer than the timeout on some, as long as they
-    are heard of and it takes no more than `most_s`. Every rank calls this, in one order. Without a watch there is but
-    one rank, or nobody waits."""
+    """Return when all ranks have finished `what` and called this. On some ranks it may last longer than the timeout, as
+    long as they publish states and it takes no more than `most_s`. Every rank calls this, in one order. There is no
+    watch if there is one rank, or nobody waits."""
     if watch is None:
         return
     name = f"{what}, meeting {watch.next_meeting()}"
@@ -296,6 +303,6 @@ def meet(watch: Watch | None, rank: int, world: int, what: str, most_s: float = 
         watch.wait_while_alive(0, f"{name} on all ranks", most_s)
         return
     ends_s = time.monotonic() + most_s
-    for other in range(1, world):
-        watch.wait_while_alive(other, f"{name} on rank {other}", ends_s - time.monotonic())
+    for peer in range(1, world):
+        watch.wait_while_alive(peer, f"{name} on rank {peer}", ends_s - time.monotonic())
     watch.announce(f"{name} on all ranks")

@@ -1,4 +1,4 @@
-"""The account of communication: how often, how many bytes, how long a rank was blocked; by collective and axis."""
+"""The account of communication: number of calls, bytes, and the time a rank was blocked, by collective and axis."""
 
 import threading
 import time
@@ -27,19 +27,19 @@ class Tally:
 class Ledger:
     """The communication of one rank since the last `clear`.
 
-    Bytes are those of the full tensor that a collective is about: the operand of an all-reduce, the result of an
-    all-gather, the operand of a reduce-scatter or an all-to-all, the message of a send, a receive or an exchange with
-    the neighbours; of an all-to-all whose shares differ (all_to_all_v), what this rank sends to others. What an
-    algorithm puts on the wire for the others is the cost model's affair.
+    Bytes of a collective are those of its full tensor: the operand of an all-reduce, the result of an all-gather, the
+    operand of a reduce-scatter or an all-to-all, the message of a send, a receive or an exchange with the neighbours.
+    Bytes of an all-to-all with uneven shares (all_to_all_v) are those that this rank sends to others. The cost model
+    computes how many bytes an algorithm puts on the wire for the other collectives.
 
-    Where nodes are known, `ranks_per_node` neighbouring ranks each, the bytes that `rank` itself sends are also counted
-    by axis and by kind of link: inside its node, or to another.
+    If nodes are known, each of `ranks_per_node` neighbouring ranks, the bytes that `rank` itself sends are also counted
+    by axis and by kind of link: inside its node, or to another node.
 
-    Blocked seconds are host time on a CPU; where two passes run side by side, time in which both are blocked. On
+    Blocked seconds are host time on a CPU; if two passes run side by side, the time in which both are blocked. On
     CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
 
-    `kind` is the kind of device that a dry run stands for, where that is not the device's own. `streams` are those of
-    the device, by which others order its work too.
+    `kind` is the kind of device that a dry run stands for, if it differs from the device's own. `streams` are the
+    device's streams, on which other code orders work too.
     """
 
     device: torch.device
@@ -51,7 +51,7 @@ class Ledger:
     _link_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     _host_blocked_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-    _spare: list[torch.cuda.Event] = field(default_factory=list)  # that nobody waits for any more
+    _spare: list[torch.cuda.Event] = field(default_factory=list)  # that are read and may be reused
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _num_lanes: int = 1
     _num_blocked: int = 0
@@ -63,13 +63,13 @@ class Ledger:
             tally = self.tallies.setdefault((kind, axis), Tally())
             tally.count += 1
             tally.num_bytes += num_bytes
-            for to, size in sent_bytes.items() if self.ranks_per_node else ():
-                is_near = to // self.ranks_per_node == self.rank // self.ranks_per_node
+            for receiver, size in sent_bytes.items() if self.ranks_per_node else ():
+                is_near = receiver // self.ranks_per_node == self.rank // self.ranks_per_node
                 self._link_bytes[axis, INSIDE if is_near else BETWEEN] += size
 
     @contextmanager
     def blocked(self, axis: str, keeps_turn: bool = False) -> Iterator[None]:
-        """Time in which this rank's computation stands still for `axis`; that of all passes, if the turn is kept."""
+        """A block in which this rank's computation waits for `axis`; if the turn is kept, that of all its passes."""
         if self.device.type == "cuda":
             start, end = self._event(), self._event()
             start.record()
@@ -86,27 +86,28 @@ class Ledger:
                 if self._num_blocked >= self._num_lanes:
                     now_s = time.perf_counter()
                     self._host_blocked_s[axis] += now_s - self._blocked_since_s
-                    self._blocked_since_s = now_s  # another may be blocked still, and count on from here
+                    self._blocked_since_s = now_s  # another pass may still be blocked, and counts from here
                 self._num_blocked -= lanes
 
     @contextmanager
-    def lanes(self, more: int) -> Iterator[None]:
-        """While this lasts, so many more passes compute side by side: the rank stands still if all are blocked."""
+    def lanes(self, change: int) -> Iterator[None]:
+        """A block in which the number of passes that run side by side changes by `change`. The rank counts as blocked
+        if all of them are blocked."""
         with self._lock:
-            self._num_lanes += more
+            self._num_lanes += change
             self._blocked_since_s = time.perf_counter()
         yield
         with self._lock:
-            self._num_lanes -= more
+            self._num_lanes -= change
             self._blocked_since_s = time.perf_counter()
 
     def _event(self) -> torch.cuda.Event:
-        """An event that was read before, or a new one."""
+        """An event that may be reused, or a new one."""
         with self._lock:
             return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
 
     def blocked_s(self) -> dict[str, float]:
-        """Seconds blocked by axis. On CUDA this waits for the stream that computes, and not for copies beside it."""
+        """Blocked seconds by axis. On CUDA this waits for the compute stream, and not for copies on other streams."""
         for axis, start, end in self._events:
             end.synchronize()
             self._host_blocked_s[axis] += start.elapsed_time(end) / 1e3
@@ -114,24 +115,28 @@ class Ledger:
         return dict(self._host_blocked_s)
 
     def _give_back_events(self) -> None:
-        """Events are made once, not for each wait of each step."""
+        """Make the events available again: they are created once, not for each wait of each step."""
         self._spare += [event for _, *pair in self._events for event in pair]
         self._events.clear()
 
     def table(self) -> dict[str, dict[str, int]]:
-        """{"all_reduce tp": {"count": ..., "bytes": ...}}, sorted: what tests and reports read."""
+        """The tallies as {"all_reduce tp": {"count": ..., "bytes": ...}}, sorted, for tests and reports."""
         return {
             f"{kind} {axis}": {"count": tally.count, "bytes": tally.num_bytes}
             for (kind, axis), tally in sorted(self.tallies.items())
         }
 
     def by_link(self) -> dict[str, int]:
-        """{"ep between nodes": bytes sent, ...}, sorted; empty where nodes are not known."""
+        """The sent bytes as {"ep between nodes": bytes, ...}, sorted; empty if nodes are not known."""
         return {f"{axis} {link}": num_bytes for (axis, link), num_bytes in sorted(self._link_bytes.items())}
 
     def sent_bytes(self, link: str, axis: str | None = None) -> int:
         """The bytes that this rank has sent over one kind of link, on all axes or on one."""
-        return sum(n for (on, over), n in self._link_bytes.items() if over == link and axis in (None, on))
+        return sum(
+            num_bytes
+            for (bytes_axis, bytes_link), num_bytes in self._link_bytes.items()
+            if bytes_link == link and axis in (None, bytes_axis)
+        )
 
     def clear(self) -> None:
         """Start a new account."""

@@ -24,17 +24,18 @@ from shardwright.sharding.mesh import MeshShape
 class ReplicaAxes:
     """The ranks that hold the same part of a stage, or of its experts, and sum its gradients.
 
-    `shards` are those that share one set of ZeRO's shards, for the stages of each half of the pipeline, and `copies`
-    those that hold the same shard: all of them and this rank alone, unless sharding is hybrid. The halves are one axis,
-    unless a pipeline holds each stage twice: then the two ranks that hold a pair of stages finish them in opposite
-    order.
+    `shards` are the ranks that share one set of ZeRO's shards, for the stages of each half of the pipeline; `copies`
+    are the ranks that hold the same shard. Unless sharding is hybrid, `shards` are all replicas and `copies` is this
+    rank alone. Both halves are one axis, unless a pipeline holds each stage twice: then the two ranks that hold a pair
+    of stages finish them in opposite order.
     """
 
     shards: tuple[Axis, Axis]
     copies: Axis
 
     def sharing(self, stage: int, num_stages: int) -> tuple[Axis, Axis]:
-        """The ranks that share the state of a stage, and those that hold copies of this rank's share."""
+        """The axis whose ranks share the state of a stage, and the axis whose ranks hold copies of this rank's
+        share."""
         return self.shards[stage >= num_stages // 2], self.copies
 
 
@@ -42,11 +43,11 @@ class ReplicaAxes:
 class Mesh:
     """This rank's axes.
 
-    `dp_cp` joins all ranks whose tokens are others, at one place of the model. `forward` and `backward` carry pipeline
-    messages. With NCCL they are communicators of their own, so that a receive posted early for the one direction never
-    stands before a message of the other. `ends` joins the first and the last stage, which share a tied embedding.
-    `replicas` sum gradients, and `expert_replicas` those of experts, for which the ranks of a stage are folded into
-    `ep` and `expert_tp` (sharding/mesh.py). `ep` knows its nodes where dispatch is node-aware.
+    `dp_cp` joins all ranks with the same part of the model and different tokens. `forward` and `backward` carry
+    pipeline messages. With NCCL each has a communicator of its own, so that a receive posted early for one direction
+    never delays a message of the other. `ends` joins the first and the last stage, which share a tied embedding.
+    `replicas` sum gradients, and `expert_replicas` sum those of experts; for experts the ranks of a stage are folded
+    into `ep` and `expert_tp` (sharding/mesh.py). `ep` knows its nodes if dispatch is node-aware.
     """
 
     rank: int
@@ -71,20 +72,20 @@ class Mesh:
 
     @property
     def is_first_replica(self) -> bool:
-        """True if this rank's pipeline is the first of the replicas', and it the first of its cp and tp lines."""
+        """True if this rank's pipeline is the first replica, and this rank the first of its cp and tp lines."""
         return self.dp.index == self.cp.index == self.tp.index == 0
 
     @property
     def streams(self) -> DeviceStreams | None:
-        """The streams of this rank's device, where it has any."""
+        """The streams of this rank's device; None if it has none."""
         return self.ledger.streams
 
     def to_host(self, value: torch.Tensor) -> float:
-        """The number in a tensor, 1 where tensors have no values."""
+        """The number in a tensor; 1 if tensors have no values."""
         return self.numbers_or_ones(value.reshape(1))[0]
 
     def numbers_or_ones(self, values: torch.Tensor) -> list[float]:
-        """The numbers in a tensor [n], each 1 where tensors have no values."""
+        """The numbers in a tensor [n], each 1 if tensors have no values."""
         if self.streams is not None:
             self.streams.host_reads(values)
         return [1.0] * len(values) if values.is_meta else self.numbers(values)
@@ -99,7 +100,7 @@ class Mesh:
             return [float(value) for value in values.tolist()]
 
 
-# Makes the communicator of this rank's line, one of those given; None where it is alone.
+# Makes the communicator of this rank's line, which is one of the given lines; None if the rank is alone on it.
 Connect = Callable[[list[list[int]]], Transport | None]
 
 
@@ -110,15 +111,15 @@ def make_mesh(
 ) -> Mesh:  # fmt: skip
     """Create the process groups of every axis. All ranks of an initialised default group must call this.
 
-    `ends` are the ends of pipelines that share a tied table; `side_by_side` says that a forward and a backward pass may
-    run at once. `ranks_per_node` neighbouring ranks share a node, if it is not 0. A dry run says for what `kind` of
-    device it stands, what to `connect` to in place of other ranks, and what stands for the device's `streams`.
+    `ends` are the ends of pipelines that share a tied table. `side_by_side` says that a forward and a backward pass may
+    run at once. `ranks_per_node` neighbouring ranks share a node, if it is not 0. A dry run gives the `kind` of device
+    that it stands for, `connect` to replace other ranks, and `streams` to replace the device's.
     """
     kind = kind or device.type
     ledger = Ledger(device, rank, ranks_per_node, kind=kind, streams=streams or streams_of(device))
     turns = Turns() if kind == "cpu" else IssueTurns()
-    # The watch speaks first; this bound only ends a rank whose watch could not.
-    everybody = connect or _group_of_all
+    # The watch reports first; this longer bound only ends a rank whose watch could not.
+    connect_world = connect or _group_of_all
     connect = connect or partial(_new_group, rank, timedelta(seconds=2 * timeout_s + 10))
     maker = _AxisMaker(plan, rank, ledger, watch, turns, connect)
     pp = maker.along(groups.PP)
@@ -126,7 +127,7 @@ def make_mesh(
     return Mesh(
         rank=rank,
         shape=MeshShape.of(plan),
-        world=replace(maker, connect=everybody).along(groups.WORLD),
+        world=replace(maker, connect=connect_world).along(groups.WORLD),
         pp=pp,
         dp=maker.along(groups.DP),
         cp=maker.along(groups.CP, side_by_side),
@@ -148,7 +149,7 @@ def make_mesh(
 
 @dataclass(frozen=True)
 class _AxisMaker:
-    """Makes the axes of one rank, each once. All ranks must make the same ones in the same order."""
+    """Makes the axes of one rank, each once. All ranks must make the same axes in the same order."""
 
     plan: PlanSpec
     rank: int
@@ -156,52 +157,58 @@ class _AxisMaker:
     watch: Watch | None
     turns: Turns
     connect: Connect
-    made: dict[tuple[AxisGroups, int], Axis] = field(default_factory=dict)
+    axes: dict[tuple[AxisGroups, int], Axis] = field(default_factory=dict)  # that were made, with their numbers
 
-    def along(self, kind: GroupKind, twice: bool = False, number: int = 0) -> Axis:
-        """This rank's line of a kind of groups."""
-        return self.axis(axis_groups(self.plan, kind), twice, number)
+    def along(self, kind: GroupKind, side_by_side: bool = False, number: int = 0) -> Axis:
+        """The axis of this rank's line in a kind of groups."""
+        return self.axis(axis_groups(self.plan, kind), side_by_side, number)
 
-    def axis(self, lies: AxisGroups, twice: bool = False, number: int = 0) -> Axis:
-        """This rank's line; `twice` if a forward and a backward pass on threads of their own use it side by side. Each
-        `number` of the same groups has communicators of its own."""
-        if (lies, number) not in self.made:
-            lines = lies.lines()
-            mine = next((line for line in lines if self.rank in line), [self.rank])
-            backward = self.connect(lines) if twice else None
-            self.made[lies, number] = Axis(
-                lies.axis, tuple(mine), mine.index(self.rank), self.connect(lines), self.ledger, self.watch, backward,
+    def axis(self, line_groups: AxisGroups, side_by_side: bool = False, number: int = 0) -> Axis:
+        """The axis of this rank's line in some groups. It has two communicators if a forward and a backward pass use it
+        `side_by_side`, on threads of their own. Each `number` of the same groups has communicators of its own."""
+        if (line_groups, number) not in self.axes:
+            lines = line_groups.lines()
+            ranks = next((line for line in lines if self.rank in line), [self.rank])
+            backward = self.connect(lines) if side_by_side else None
+            self.axes[line_groups, number] = Axis(
+                line_groups.axis,
+                tuple(ranks),
+                ranks.index(self.rank),
+                self.connect(lines),
+                self.ledger,
+                self.watch,
+                backward,
                 self.turns,
-            )  # fmt: skip
-        return self.made[lies, number]
+            )
+        return self.axes[line_groups, number]
 
     def replicas(self, is_expert: bool) -> ReplicaAxes:
-        """The ranks that sum gradients with this one."""
+        """The axes of the ranks that sum gradients with this rank."""
         shards = axis_groups(self.plan, groups.SHARDS[is_expert])
         second_half = self.axis(shards, number=int(shards.is_mirrored))
         return ReplicaAxes((self.axis(shards), second_half), self.along(groups.COPIES[is_expert]))
 
-    def expert_axis(self, ranks_per_node: int, twice: bool) -> Axis:
-        """The ranks that hold different experts, with its nodes where dispatch is node-aware."""
-        whole, plan = self.along(groups.EP, twice), self.plan
-        here = ep_ranks_of_node(plan, ranks_per_node) if plan.dispatch == "node-aware" else 0
-        if here in (0, plan.ep):
-            return whole
-        inside, between = axis_groups(plan, groups.EP).split(here)
-        return replace(whole, by_node=NodeAxes(self.axis(between, twice, 1), self.axis(inside, twice, 1)))
+    def expert_axis(self, ranks_per_node: int, side_by_side: bool) -> Axis:
+        """The axis whose ranks hold different experts, with its nodes if dispatch is node-aware."""
+        ep, plan = self.along(groups.EP, side_by_side), self.plan
+        ranks_in_node = ep_ranks_of_node(plan, ranks_per_node) if plan.dispatch == "node-aware" else 0
+        if ranks_in_node in (0, plan.ep):
+            return ep
+        inside, between = axis_groups(plan, groups.EP).split(ranks_in_node)
+        return replace(ep, by_node=NodeAxes(self.axis(between, side_by_side, 1), self.axis(inside, side_by_side, 1)))
 
 
 def _group_of_all(lines: list[list[int]]) -> Transport | None:
-    """The process group that all ranks entered first: another one of all would be as many connections again."""
+    """The default process group, of all ranks: a second group of all ranks would double the connections."""
     return GroupTransport(dist.group.WORLD) if dist.is_initialized() and dist.group.WORLD is not None else None
 
 
 def _new_group(rank: int, timeout: timedelta, lines: list[list[int]]) -> Transport | None:
     """The process group of this rank's line. Every rank takes part in the creation of every group, in one order."""
-    mine = None
+    transport = None
     for ranks in lines:
         if len(ranks) > 1:
-            made = dist.new_group(ranks, timeout=timeout)
+            group = dist.new_group(ranks, timeout=timeout)
             downwards = dist.new_group(ranks, timeout=timeout) if dist.get_backend() == "gloo" else None
-            mine = GroupTransport(made, downwards) if rank in ranks else mine
-    return mine
+            transport = GroupTransport(group, downwards) if rank in ranks else transport
+    return transport

@@ -1,8 +1,8 @@
-"""How what crosses ranks leaves this one: through a process group of torch.distributed, or, in a dry run, not at all.
+"""The transports that carry collectives and messages: a process group of torch.distributed, or, in a dry run, nothing.
 
-A dry run does all that a rank does but has no other ranks: a collective is over at once, and its result is left
-as it was. So what a rank asks for is counted and sized as in a run, with the algorithms of the backend
-that it stands for.
+A dry run does everything that a rank does, without other ranks: a collective is over at once, and leaves its result
+buffer unchanged. So the requests of a rank are counted and sized as in a run, with the algorithms of the backend that
+the dry run stands for.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-# torch 2.13 renamed these two and warns at the old names; 2.11 knows the old names alone.
+# torch 2.13 renamed these two and warns at the old names; 2.11 knows only the old names.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -30,7 +30,7 @@ class Underway(Protocol):
 
 
 class Together:
-    """Sends and receives that are over together."""
+    """Sends and receives that are waited for together."""
 
     def __init__(self, works: Sequence[Underway]) -> None:
         self._works = works
@@ -46,7 +46,8 @@ class Together:
 
 
 class Transport(Protocol):
-    """Carries the collectives and messages of one group of ranks; all only begin. Ranks are those of the world."""
+    """Carries the collectives and messages of one group of ranks. Each call only begins its work. Ranks are numbers in
+    the world."""
 
     @property
     def is_gloo(self) -> bool:
@@ -68,11 +69,11 @@ class Transport(Protocol):
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
     ) -> Underway:
-        """Give each rank its share of dim 0 of `x`; shares are equal where no splits, in rows, are given."""
+        """Send each rank its share of dim 0 of `x`. Splits are in rows; without them shares are equal."""
         ...
 
     def broadcast(self, x: Tensor, source: int) -> Underway:
-        """Overwrite `x` with that of a rank."""
+        """Overwrite `x` with the `x` of rank `source`."""
         ...
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
@@ -84,7 +85,7 @@ class Transport(Protocol):
         ...
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
-        """Send and receive as one operation: NCCL would wait for ever where every rank sends before it receives."""
+        """Send and receive as one operation: if every rank sent before it receives, NCCL would wait for ever."""
         ...
 
 
@@ -92,9 +93,9 @@ class Transport(Protocol):
 class GroupTransport:
     """A process group of torch.distributed.
 
-    Messages to a lower rank of the world have a group of their own, `downwards`, if there is one. Gloo's thread for a
-    connection tries its lock again and again while a sender holds it; if both directions shared a connection, what
-    arrives would be looked after only where the scheduler takes that thread off the sender's core, milliseconds later.
+    Messages to a lower rank of the world use a group of their own, `downwards`, if there is one. Gloo's thread for a
+    connection polls its lock while a sender holds it. If both directions shared a connection, a message that arrives
+    would be handled only when the scheduler takes that thread off the sender's core, milliseconds later.
     """
 
     group: dist.ProcessGroup
@@ -116,29 +117,29 @@ class GroupTransport:
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
     ) -> Any:
-        takes, gives = (None if splits is None else list(splits) for splits in (out_splits, in_splits))
-        return dist.all_to_all_single(out, x, takes, gives, group=self.group, async_op=True)
+        out_rows, in_rows = (None if splits is None else list(splits) for splits in (out_splits, in_splits))
+        return dist.all_to_all_single(out, x, out_rows, in_rows, group=self.group, async_op=True)
 
     def broadcast(self, x: Tensor, source: int) -> Any:
         return dist.broadcast(x, source, group=self.group, async_op=True)
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Any:
-        return dist.isend(x, to, group=self._carrying(dist.get_rank(), to), tag=tag)
+        return dist.isend(x, to, group=self._group_for(dist.get_rank(), to), tag=tag)
 
     def recv(self, out: Tensor, source: int, tag: int = 0) -> Any:
-        return dist.irecv(out, source, group=self._carrying(source, dist.get_rank()), tag=tag)
+        return dist.irecv(out, source, group=self._group_for(source, dist.get_rank()), tag=tag)
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Any]:
-        both = [dist.P2POp(dist.isend, x, to, self.group), dist.P2POp(dist.irecv, out, source, self.group)]
-        return list(dist.batch_isend_irecv(both))
+        operations = [dist.P2POp(dist.isend, x, to, self.group), dist.P2POp(dist.irecv, out, source, self.group)]
+        return list(dist.batch_isend_irecv(operations))
 
-    def _carrying(self, source: int, to: int) -> dist.ProcessGroup:
+    def _group_for(self, source: int, to: int) -> dist.ProcessGroup:
         """The group that carries messages from one rank to another."""
         return self.downwards if self.downwards is not None and to < source else self.group
 
 
 class _Over:
-    """Nothing is left to wait for."""
+    """Work that is over already."""
 
     def is_completed(self) -> bool:
         return True
@@ -148,7 +149,7 @@ class _Over:
 
 @dataclass(frozen=True)
 class DryTransport:
-    """Nobody is there: every collective is over at once, and leaves its result as it was."""
+    """A transport without other ranks: every collective is over at once, and leaves its result buffer unchanged."""
 
     is_gloo: bool
 

@@ -1,4 +1,4 @@
-"""How the tensors of a bucket lie in memory, and so of which elements the errors of a compressor are."""
+"""The layout of the tensors of a bucket in memory, which maps a compressor's errors to elements of tensors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,15 +6,16 @@ from typing import Literal
 
 from torch import Tensor
 
-# What this rank did not send of its own gradients, and what it lost of the sums that it sent on.
+# "lost": the error of this rank's own gradients, which it did not send. "served": its error of the sums that it sent
+# on.
 ErrorKind = Literal["lost", "served"]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors in a flat buffer of `size` elements, padding included: the number of each one's first element, and how
-    many it has. This rank is the one with number `index` of `num_ranks`, each of which is left with the whole sum, or
-    with a share of it if it `is_scattered`."""
+    """Tensors in a flat buffer of `size` elements, including padding. `offsets` are the indices of their first
+    elements, `lengths` their numbers of elements. This rank is number `index` of `num_ranks`. Each rank gets the whole
+    sum, or, if it `is_scattered`, a share of it."""
 
     size: int
     offsets: tuple[int, ...]
@@ -25,17 +26,17 @@ class Bucket:
 
     @property
     def num_elements(self) -> int:
-        """Elements of all tensors."""
+        """The number of elements of all tensors."""
         return sum(self.lengths)
 
     @property
     def share(self) -> int:
-        """Elements of a rank's share of the buffer."""
+        """The number of elements of a rank's share of the buffer."""
         return self.size // self.num_ranks
 
     def only(self, numbers: Sequence[int]) -> "Bucket":
-        """This buffer, of whose tensors only some are looked at."""
-        offsets, lengths = (tuple(of[i] for i in numbers) for of in (self.offsets, self.lengths))
+        """This buffer with only some of its tensors."""
+        offsets, lengths = (tuple(values[i] for i in numbers) for values in (self.offsets, self.lengths))
         return replace(self, offsets=offsets, lengths=lengths)
 
     def packed(self) -> "Bucket":
@@ -46,7 +47,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class ErrorSpan:
-    """The errors of neighbouring elements of the tensor with a number, from its element `first` on: a view [n]."""
+    """The errors of neighbouring elements of tensor `number` of a bucket, from its element `first` on: a view [n]."""
 
     kind: ErrorKind
     number: int
@@ -55,7 +56,7 @@ class ErrorSpan:
 
 
 def error_spans(kind: ErrorKind, bucket: Bucket, start: int, values: Tensor) -> Iterator[ErrorSpan]:
-    """The spans in `values` [n], which are of the elements of the buffer from `start` on. Padding is in none."""
+    """The spans in `values` [n], the errors of the buffer's elements from `start` on. Padding is in no span."""
     end = start + values.numel()
     for number, (offset, length) in enumerate(zip(bucket.offsets, bucket.lengths, strict=True)):
         first, last = max(start, offset), min(end, offset + length)

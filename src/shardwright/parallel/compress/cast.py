@@ -1,8 +1,8 @@
 """Gradients in 16 bits on the wire, summed in 32.
 
-Gloo's and NCCL's own 16-bit all-reduce rounds at every rank that a partial sum passes. Here each rank gets its share of
-every rank's gradient, sums it in float32 and rounds once: reduce-scatter and all-gather in the same bytes, with an
-error that does not grow with the number of ranks.
+The 16-bit all-reduce of Gloo and NCCL rounds at every rank that a partial sum passes. Here each rank receives its share
+of every rank's gradient, sums it in float32 and rounds once: a reduce-scatter and an all-gather with the same bytes,
+whose error does not grow with the number of ranks.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from shardwright.parallel.compress.wire import Wire
 class Cast(Method):
     """Sums in a 16-bit number type on the wire. It keeps no state.
 
-    A sum too large for float16 becomes infinite and stays so, for a loss scaler to see.
+    A sum too large for float16 becomes infinite and stays infinite, so that a loss scaler sees it.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -48,10 +48,10 @@ class Cast(Method):
 
 
 def bf16(plan: PlanSpec) -> Cast:
-    """Gradients travel in bfloat16."""
+    """The method that sends gradients in bfloat16."""
     return Cast(torch.bfloat16)
 
 
 def fp16(plan: PlanSpec) -> Cast:
-    """Gradients travel in float16."""
+    """The method that sends gradients in float16."""
     return Cast(torch.float16)

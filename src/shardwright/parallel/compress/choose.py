@@ -9,12 +9,12 @@ from shardwright.parallel.compress.compressor import Compressor, Method
 from shardwright.sharding.compression import is_compressed
 from shardwright.sharding.parameter_shard import ParameterShard
 
-# Makes the compressor of a bucket of such tensors.
+# Makes the compressor of a bucket of tensors with these places.
 MakeCompressor = Callable[[Sequence[ParameterShard]], Compressor]
 
 
 def make_compressor(plan: PlanSpec) -> MakeCompressor | None:
-    """A function that makes the compressor of a bucket; None if gradients travel as they are."""
+    """A function that makes the compressor of a bucket; None if gradients are not compressed."""
     facts = COMPRESSIONS[plan.compress]
     if not facts.method:
         return None

@@ -1,7 +1,7 @@
-"""The reduction of one bucket of gradients in fewer bytes.
+"""The compressed reduction of one bucket of gradients.
 
-Large tensors go by a method; those that are too small, or whose shape the method does not take, travel as they are,
-together in one all-reduce.
+Large tensors are reduced by a compression method. Tensors that are too small, or whose shape the method does not
+support, are reduced uncompressed, together in one all-reduce.
 """
 
 from abc import ABC, abstractmethod
@@ -19,15 +19,16 @@ from shardwright.parallel.compress.wire import Wire, sent_bytes
 
 
 class Method(ABC):
-    """How large tensors are summed over an axis of two or more ranks. Yields each collective it has to wait for.
+    """A method that sums large tensors over an axis of two or more ranks. Its sums yield each collective that they must
+    wait for.
 
-    Where a method says nothing else it sums the whole bucket, of which a share is kept, and has no state.
+    By default a method sums the whole bucket even if only a share of it is needed, and has no state.
     """
 
     has_warm_starts = False
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """The kinds of errors that it keeps, of a bucket whose sum is left in shares or not; on every rank the same."""
+        """The kinds of errors that it keeps for a bucket whose sum is scattered or not; the same on every rank."""
         return ()
 
     @abstractmethod
@@ -40,30 +41,30 @@ class Method(ABC):
         out.copy_(flat.view(wire.axis.size, -1)[wire.axis.index])
 
     def memory(self) -> list[Tensor]:
-        """The tensors that it keeps for the next step."""
+        """The tensors that the method keeps for the next step."""
         return []
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
-        """The errors that the method adds to the next gradients, for a bucket of the given tensors: views, zeros before
-        the first step. The sum over all ranks and kinds is what an element still lacks."""
+        """The errors that the method will add to the next gradients of a bucket: views, zeros before the first step. An
+        element's errors, summed over all ranks and kinds, are the part of its gradients that has not been applied."""
         return iter(())
 
     def warm_starts(self) -> Sequence[Tensor | None]:
-        """The start of the next step, by tensor, the same on every rank. None of what starts afresh; empty where all
-        does."""
+        """The start of the next step for each tensor, the same on every rank; None for a tensor without one, and an
+        empty sequence if no tensor has one."""
         return []
 
-    def start_from(self, found: list[Tensor | None]) -> None:
-        """Go on from warm starts; where one is None, from a fresh one."""
+    def start_from(self, starts: list[Tensor | None]) -> None:
+        """Continue from warm starts, one for each tensor; a tensor with None begins without one."""
         assert not self.has_warm_starts, "whoever has them takes them up"
 
 
 class Compressor:
-    """Sums one bucket over the replicas, approximately; one object a bucket, for it keeps what was lost.
+    """Sums one bucket over the replicas, approximately. Each bucket has one object, which keeps the bucket's errors.
 
-    `large` are the numbers of the tensors that are compressed (sharding/compression.py). `bytes_saved` is what an
-    uncompressed reduction would have put on the wire, all ranks of the axis together, minus what was put (see wire.py).
-    It is negative where the method sends more.
+    `large` are the numbers of the compressed tensors (sharding/compression.py). `bytes_saved` is the bytes on the wire
+    of an uncompressed reduction, for all ranks of the axis together, minus those of this one (see wire.py). It is
+    negative if the method sends more.
     """
 
     def __init__(self, method: Method, large: Sequence[int]) -> None:
@@ -71,10 +72,10 @@ class Compressor:
         self.bytes_saved = 0
 
     def start(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Reduction:
-        """Sum `flat` [n] in place. `tensors` are views of it, one a parameter, in the parameter's shape.
+        """Sum `flat` [n] in place. `tensors` are views of it, one for each parameter, in the parameter's shape.
 
         After `wait` each tensor holds the sum over the axis, the same bits on every rank. Elements that no tensor
-        covers (padding) keep their values. On an axis of one rank nothing happens.
+        covers (padding) keep their values. On an axis of one rank nothing changes.
         """
         return Reduction(self._sum(flat, tensors, axis))
 
@@ -82,8 +83,8 @@ class Compressor:
         """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L].
 
         Elements that no tensor covers (padding) should be zeros. After `wait` the contents of `flat` are undefined, and
-        so is the padding's share of `out`. Where a method works on whole tensors (PowerSGD, top-k) it sums them on
-        every rank, at the wire cost of `start`.
+        so is padding in `out`. A method that needs whole tensors (PowerSGD, top-k) sums them on every rank, with the
+        bytes of `start`.
         """
         return Reduction(self._scatter(flat, tensors, axis, out))
 
@@ -98,10 +99,10 @@ class Compressor:
             return
         wire = Wire(axis)
         large, small = self._split(tensors)
-        rest = _Rest(small, wire)
+        uncompressed = _UncompressedSum(small, wire)
         if large:
             yield from self.method.sum_over(large, wire)
-        yield from rest.finish()
+        yield from uncompressed.finish()
         self.bytes_saved += sent_bytes("all_reduce", flat, axis) - wire.num_bytes
 
     def _scatter(self, flat: Tensor, tensors: list[Tensor], axis: Axis, out: Tensor) -> Iterator[Pending]:
@@ -110,12 +111,12 @@ class Compressor:
             return
         wire = Wire(axis)
         large, small = self._split(tensors)
-        rest = _Rest(small, wire)
+        uncompressed = _UncompressedSum(small, wire)
         for tensor in small:
-            tensor.zero_()  # it travels apart, and must not spoil the scale of its neighbours
+            tensor.zero_()  # it is reduced separately, and must not affect the scale of its neighbours
         if large:
             yield from self.method.scatter_over(flat, large, out, wire)
-        yield from rest.finish()
+        yield from uncompressed.finish()
         begin, end = axis.index * out.numel(), (axis.index + 1) * out.numel()
         for tensor in small:
             offset = tensor.storage_offset() - flat.storage_offset()
@@ -125,13 +126,13 @@ class Compressor:
         self.bytes_saved += sent_bytes("reduce_scatter", flat, axis) - wire.num_bytes
 
     def _split(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """(tensors that are compressed, tensors that are not)."""
+        """The compressed tensors, and the others."""
         large = set(self.large)
         return [tensors[i] for i in self.large], [t for i, t in enumerate(tensors) if i not in large]
 
 
-class _Rest:
-    """Tensors that travel as they are, on their way from the beginning."""
+class _UncompressedSum:
+    """The uncompressed sum of tensors in one all-reduce, which begins at once."""
 
     def __init__(self, tensors: list[Tensor], wire: Wire) -> None:
         self._tensors = tensors

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def pack(tensors: list[Tensor], dtype: torch.dtype, num_elements: int = 0) -> Tensor:
-    """A vector of all elements, in another number type if asked; zeros fill it up to `num_elements`."""
+    """A vector of all elements, in number type `dtype`, padded with zeros to `num_elements`."""
     filled = sum(tensor.numel() for tensor in tensors)
     packed = tensors[0].new_empty(max(filled, num_elements), dtype=dtype)
     offset = 0

@@ -1,4 +1,4 @@
-"""A reduction that takes several collectives, one after the other."""
+"""A reduction that consists of several collectives, one after the other."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,11 @@ from shardwright.parallel.comm.collectives import Pending
 
 
 class Reduction:
-    """A reduction under way; used like a collective under way.
+    """A reduction under way; it is used like a `Pending` collective.
 
-    `steps` yields each collective when the next computation needs its result. The first ones are started at once,
-    the later ones by `advance` and `wait`. So ranks must start, advance and await their reductions on one axis in the
-    same order. To advance all of them before awaiting the first lets their later collectives overlap.
+    `steps` yields each collective when the next computation needs its result. Collectives before the first yield are
+    started at once, later ones by `advance` and `wait`. So ranks must start, advance and await their reductions on one
+    axis in the same order. If all of them are advanced before the first one is awaited, their collectives overlap.
     """
 
     def __init__(self, steps: Iterator[Pending]) -> None:

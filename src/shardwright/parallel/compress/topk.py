@@ -1,4 +1,4 @@
-"""Only the largest elements travel, each with its index; the others wait in the error until they are large.
+"""Top-k: only the largest elements are sent, each with its index; the others stay in the error until they are large.
 
 Aji and Heafield 2017 (arXiv 1704.05021); Stich et al. 2018 (arXiv 1809.07599, algorithm 1) prove that it converges.
 Ranks choose different elements, so the messages are gathered, and traffic grows with the number of ranks: at a share s
@@ -23,8 +23,8 @@ from shardwright.parallel.compress.wire import Wire
 
 
 class TopK(Method):
-    """Sums the share of the elements of a bucket that are largest on each rank, at least one; of whole buckets, for
-    nobody knows beforehand in whose share the largest are."""
+    """Sums the elements of a bucket that are largest on each rank: a share of all elements, at least one. It always
+    sums whole buckets, since the largest elements may be in any rank's share."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -44,8 +44,8 @@ class TopK(Method):
         received_d2K = message_2K.new_empty(wire.axis.size, 2, count)
         yield wire.all_gather(received_d2K.view(-1, count), message_2K)
         total = torch.zeros_like(corrected)
-        for theirs_2K in received_d2K:  # one after the other: all ranks must round alike
-            total.index_add_(0, theirs_2K[0], theirs_2K[1].view(torch.float32))
+        for rank_message_2K in received_d2K:  # in the order of ranks, so that all ranks round alike
+            total.index_add_(0, rank_message_2K[0], rank_message_2K[1].view(torch.float32))
         unpack(total, tensors)
 
     def memory(self) -> list[Tensor]:
@@ -53,12 +53,12 @@ class TopK(Method):
         return self._error.memory()
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """The error of the gradients alone."""
+        """Only the error of the gradients."""
         return ("lost",)
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
-        """All that was not sent yet."""
-        lost = self._error.kept((bucket.num_elements,), device)
+        """The part of the gradients that was not sent yet."""
+        lost = self._error.lost_or_zeros((bucket.num_elements,), device)
         yield from error_spans("lost", bucket.packed(), 0, lost)
 
 

@@ -1,4 +1,4 @@
-"""The collectives of one compressed reduction, with an account of what they put on the wire.
+"""The collectives of one compressed reduction, with an account of their bytes on the wire.
 
 Bytes on the wire are those that all ranks of the axis send together (sharding/compression.py).
 """
@@ -11,7 +11,7 @@ from shardwright.sharding.compression import wire_bytes
 
 
 class Wire:
-    """Starts collectives on an axis. `num_bytes` is what they put on the wire so far."""
+    """Starts collectives on an axis. `num_bytes` is their bytes on the wire so far."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -34,5 +34,5 @@ class Wire:
 
 
 def sent_bytes(kind: str, x: Tensor, axis: Axis) -> int:
-    """The bytes that all ranks together send in a collective about the full tensor `x`."""
+    """The bytes that all ranks together send in a collective whose full tensor is `x`."""
     return int(wire_bytes((BucketCollective(kind, x.numel() * x.element_size()),), axis.size))

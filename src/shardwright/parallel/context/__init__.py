@@ -1,1 +1,1 @@
-"""Context parallel: attention over a sequence that is cut over ranks."""
+"""Context parallel: attention over a sequence that is sharded over ranks."""

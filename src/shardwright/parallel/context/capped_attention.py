@@ -1,8 +1,8 @@
-"""Attention of one block whose scores are held down by a soft cap, cap x tanh(score / cap), before the softmax.
+"""Attention of one block whose scores are limited by a soft cap, cap x tanh(score / cap), before the softmax.
 
 Gemma 2 (arXiv 2408.00118, section 2). torch has no kernel for it, so scores are computed here in full, in float32, and
-again in the backward: nothing of their size is kept. Callers cut queries into pieces, so that they are few at a time
-(attention_rule.py).
+recomputed in the backward: nothing of their size is kept. Callers split queries into blocks, so that there are few
+scores at a time (attention_rule.py).
 
 Shape suffixes: S queries, T keys, B batch, G key/value heads, Q query heads of each, N = G x Q, D head width; R = Q x S
 rows of queries that share a key/value head.
@@ -19,29 +19,37 @@ from shardwright.parallel.context.sight import Sight
 def attend_capped(
     q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, scale: float | None, softcap: float, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, N, S, D] and logarithm of the sum of exponentials [B, N, S], float32, as attend_block gives them."""
+    """Output [B, N, S, D] and logarithm of the sum of exponentials [B, N, S], float32, as attend_block returns them."""
     scores_BNST = _masked(_capped(q_BNSD, k_BGTD, scale, softcap, kind), sight)
     lse_BNS = scores_BNST.logsumexp(dim=-1)
-    seeing_BNS = lse_BNS.masked_fill(lse_BNS == -math.inf, 0.0)
-    shares_BNST = scores_BNST.sub_(seeing_BNS[..., None]).exp_()
+    finite_lse_BNS = lse_BNS.masked_fill(lse_BNS == -math.inf, 0.0)
+    shares_BNST = scores_BNST.sub_(finite_lse_BNS[..., None]).exp_()
     out_BGRD = _product(_by_key_head(shares_BNST, k_BGTD).to(v_BGTD.dtype), v_BGTD, kind)
     return out_BGRD.reshape(q_BNSD.shape), lse_BNS
 
 
 def capped_gradients(
-    dout_BNSD: Tensor, q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, out_BNSD: Tensor, lse_BNS: Tensor, sight: Sight,
-    scale: float | None, softcap: float, kind: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The block's part of the gradients of q, k and v, float32, as block_gradients gives them."""
+    dout_BNSD: Tensor,
+    q_BNSD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    out_BNSD: Tensor,
+    lse_BNS: Tensor,
+    sight: Sight,
+    scale: float | None,
+    softcap: float,
+    kind: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The block's part of the gradients of q, k and v, float32, as block_gradients returns them."""
     dtype = q_BNSD.dtype
     capped_BNST = _capped(q_BNSD, k_BGTD, scale, softcap, kind)
-    slope_BNST = (capped_BNST / softcap).square_().neg_().add_(1)  # of the cap
+    slope_BNST = (capped_BNST / softcap).square_().neg_().add_(1)  # derivative of the cap
     shares_BNST = _masked(capped_BNST, sight).sub_(lse_BNS[..., None]).exp_()
     dout_BGRD = _by_key_head(dout_BNSD, k_BGTD)
     dv_BGTD = _product(_by_key_head(shares_BNST, k_BGTD).to(dtype).mT, dout_BGRD, kind)
     dshares_BNST = _product(dout_BGRD, v_BGTD.mT, kind).view(shares_BNST.shape)
-    along_BNS1 = (dout_BNSD.float() * out_BNSD).sum(dim=-1, keepdim=True)
-    dscores_BNST = dshares_BNST.sub_(along_BNS1).mul_(shares_BNST).mul_(slope_BNST).mul_(_scale(q_BNSD, scale))
+    dot_BNS1 = (dout_BNSD.float() * out_BNSD).sum(dim=-1, keepdim=True)
+    dscores_BNST = dshares_BNST.sub_(dot_BNS1).mul_(shares_BNST).mul_(slope_BNST).mul_(_scale(q_BNSD, scale))
     dscores_BGRT = _by_key_head(dscores_BNST, k_BGTD).to(dtype)
     dq_BGRD = _product(dscores_BGRT, k_BGTD, kind)
     dk_BGTD = _product(dscores_BGRT.mT, _by_key_head(q_BNSD, k_BGTD), kind)
@@ -49,14 +57,14 @@ def capped_gradients(
 
 
 def _capped(q_BNSD: Tensor, k_BGTD: Tensor, scale: float | None, softcap: float, kind: str) -> Tensor:
-    """Scores [B, N, S, T], float32."""
+    """Capped scores [B, N, S, T], float32."""
     scores_BGRT = _product(_by_key_head(q_BNSD, k_BGTD), k_BGTD.mT, kind)
     capped_BGRT = scores_BGRT.mul_(_scale(q_BNSD, scale) / softcap).tanh_().mul_(softcap)
     return capped_BGRT.view(*q_BNSD.shape[:3], k_BGTD.shape[2])
 
 
 def _masked(scores_BNST: Tensor, sight: Sight) -> Tensor:
-    """Scores with what the sight adds to them, -inf where a query sees nothing, in place."""
+    """Add the bias of a sight to scores, in place: -inf for keys that a query does not see."""
     S, T = scores_BNST.shape[2:]
     bias = sight.bias(S, T, scores_BNST.dtype, scores_BNST.device)
     return scores_BNST if bias is None else scores_BNST.add_(bias)
@@ -67,12 +75,12 @@ def _scale(q_BNSD: Tensor, scale: float | None) -> float:
 
 
 def _by_key_head(x_BNSE: Tensor, k_BGTD: Tensor) -> Tensor:
-    """[B, G, R, E]: the rows of the query heads that share a key/value head side by side."""
+    """[B, G, R, E]: rows grouped by key/value head, R rows of all query heads that share it."""
     return x_BNSE.unflatten(1, (k_BGTD.shape[1], -1)).flatten(2, 3)
 
 
 def _product(a_BGXY: Tensor, b_BGYZ: Tensor, kind: str) -> Tensor:
-    """Batches of products, summed and given in float32."""
+    """Batched matrix products, summed and returned in float32."""
     if a_BGXY.dtype == torch.float32:
         return a_BGXY @ b_BGYZ
     if kind != "cuda":

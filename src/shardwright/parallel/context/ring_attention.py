@@ -1,11 +1,12 @@
-"""Context parallel: attention over a sequence that is cut over the cp axis. Three ways to bring keys to queries.
+"""Context parallel: attention over a sequence that is sharded over the cp axis, with three ways to bring keys to
+queries.
 
-Ring (Liu et al. 2023, arXiv 2310.01889): keys and values travel around the ranks, and each rank attends to those that
-are with it while the next are on their way. All-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): every rank
-gets all keys and values at once; simpler, with nothing to hide the exchange behind. In both a rank holds its tokens in
-zig-zag (sharding/sequence.py), and computes the same blocks in the same order, so that both give the same bits. Ulysses
-(Jacobs et al. 2023, arXiv 2309.14509): ranks trade tokens for heads, attend to the whole sequence of their heads as one
-rank would, and trade back.
+Ring (Liu et al. 2023, arXiv 2310.01889): keys and values are sent around the ranks, and each rank computes attention to
+the ones it has while the next ones arrive. All-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): every rank
+gathers all keys and values at once; this is simpler, but exposes the exchange. In both a rank holds its tokens in
+zig-zag order (sharding/sequence.py), and computes the same blocks in the same order, so that both give the same bits.
+Ulysses (Jacobs et al. 2023, arXiv 2309.14509): ranks trade tokens for heads, compute attention over the whole sequence
+for their heads, as one rank would, and trade back.
 
 Shape suffixes: s tokens of this rank, S = cp x s of all, B batch, N query heads, G key/value heads, D head width; P
 ranks of cp; K the two of key and value. Blocks are computed as views [B, N, s, D] of [s, B, N, D].
@@ -29,49 +30,59 @@ PLAIN = AttentionRule()
 
 
 def ring_attention(
-    q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, cp: Axis, documents_PBs: Tensor | None = None,
+    q_sBND: Tensor,
+    k_sBGD: Tensor,
+    v_sBGD: Tensor,
+    cp: Axis,
+    documents_PBs: Tensor | None = None,
     rule: AttentionRule = PLAIN,
-) -> Tensor:  # fmt: skip
-    """Attention by a rule over the tokens of all ranks, [s, B, N, D], for those of this one.
+) -> Tensor:
+    """Attention by a rule of this rank's queries to the keys of all ranks, in a ring, [s, B, N, D].
 
-    `documents_PBs`: numbers of the documents that the tokens of each rank are in; attention stays within one.
+    `documents_PBs` are the document numbers of the tokens of each rank; attention stays within a document.
     """
     return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, rule, _Ring)
 
 
 def gathered_attention(
-    q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, cp: Axis, documents_PBs: Tensor | None = None,
+    q_sBND: Tensor,
+    k_sBGD: Tensor,
+    v_sBGD: Tensor,
+    cp: Axis,
+    documents_PBs: Tensor | None = None,
     rule: AttentionRule = PLAIN,
-) -> Tensor:  # fmt: skip
-    """Attention of this rank's queries to all keys and values, which are gathered at once."""
+) -> Tensor:
+    """Attention as `ring_attention` computes it, with all keys and values gathered at once."""
     return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, rule, _Gathered)
 
 
 class _KeyValueExchange(Protocol):
-    """How keys and values come to a rank, and their gradients back home. One for a forward, one for a backward."""
+    """Brings keys and values to this rank, and their gradients back to their ranks. One object for each forward and
+    each backward."""
 
     def __init__(self, kv_KsBGD: Tensor, cp: Axis) -> None: ...
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Whose keys and values are here now, and they, [2, s, B, G, D]: this rank's own, then the ranks before."""
+        """Yields the index of a rank and its keys and values, [2, s, B, G, D]: first this rank's own, then those of the
+        ranks before it."""
 
     def add_gradients(self, source: int, keys: slice, dk_sBGD: Tensor, dv_sBGD: Tensor) -> None:
-        """Add to the gradients of some keys and values of `source`, which is visiting."""
+        """Add to the gradients of some keys and values of `source`, while its block is being computed."""
 
     def own_gradients(self) -> Tensor:
-        """The gradients of this rank's own, [2, s, B, G, D], float32, once all ranks have added theirs."""
+        """The gradients of this rank's own keys and values, [2, s, B, G, D], float32, with the parts of all ranks."""
 
 
 class _Ring:
-    """Keys and values go from rank to rank, size - 1 times; their gradients follow them one step behind.
+    """The ring: keys and values are sent from rank to rank, size - 1 times; their gradients follow one step later.
 
-    What a rank adds to the gradients of its own keys stays there: the travelling sum begins at the next rank.
+    A rank keeps its part of the gradients of its own keys: the sum that is sent around begins at the next rank.
     """
 
     def __init__(self, kv_KsBGD: Tensor, cp: Axis) -> None:
         self._kv, self._cp = kv_KsBGD, cp
-        self._own: Tensor | None = None
-        self._travelling: tuple[Tensor, Tensor, Pending] | None = None
+        self._own_part: Tensor | None = None
+        self._incoming_sum: tuple[Tensor, Tensor, Pending] | None = None
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         kv, cp = self._kv, self._cp
@@ -88,28 +99,28 @@ class _Ring:
     def add_gradients(self, source: int, keys: slice, dk_sBGD: Tensor, dv_sBGD: Tensor) -> None:
         cp = self._cp
         if source == cp.index:
-            self._own = torch.stack((dk_sBGD, dv_sBGD)).float()
+            self._own_part = torch.stack((dk_sBGD, dv_sBGD)).float()
             return
-        # The sum that arrives was begun one step ago, by the rank before, for the keys that have come from there.
-        sum_KsBGD = self._arrived() if self._travelling is not None else self._kv.new_zeros(self._kv.shape).float()
+        # The rank before began the arriving sum one step ago, for the same keys, which it has sent to this rank.
+        sum_KsBGD = self._arrived() if self._incoming_sum is not None else self._kv.new_zeros(self._kv.shape).float()
         sum_KsBGD[0, keys] += dk_sBGD
         sum_KsBGD[1, keys] += dv_sBGD
         arriving = torch.empty_like(sum_KsBGD)
-        self._travelling = arriving, sum_KsBGD, start_exchange(arriving, sum_KsBGD, cp)
+        self._incoming_sum = arriving, sum_KsBGD, start_exchange(arriving, sum_KsBGD, cp)
 
     def _arrived(self) -> Tensor:
-        assert self._travelling is not None
-        arriving, _, pending = self._travelling
+        assert self._incoming_sum is not None
+        arriving, _, pending = self._incoming_sum
         pending.wait()
         return arriving
 
     def own_gradients(self) -> Tensor:
-        assert self._own is not None, "a rank visits itself"
-        return self._own if self._travelling is None else self._own.add_(self._arrived())
+        assert self._own_part is not None, "a rank visits itself"
+        return self._own_part if self._incoming_sum is None else self._own_part.add_(self._arrived())
 
 
 class _Gathered:
-    """Keys and values are all-gathered at the first visit; their gradients are reduce-scattered in the end."""
+    """Keys and values are all-gathered before the first block; their gradients are reduce-scattered in the end."""
 
     def __init__(self, kv_KsBGD: Tensor, cp: Axis) -> None:
         self._kv, self._cp = kv_KsBGD, cp
@@ -134,24 +145,30 @@ class _Gathered:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention over all ranks' tokens, block by block. Keeps this rank's q, k, v and output alone.
+    """Attention over all ranks' tokens, block by block. Keeps only this rank's q, k, v and output.
 
-    Ring. Forward: size - 1 exchanges of keys and values, each under the blocks of those that are here. Backward: the
-    same again, and as many exchanges of their gradients in float32, each but the last under the blocks of the next.
-    All-gather. Forward: an all-gather of keys and values. Backward: the same again instead of having kept them, and a
-    reduce-scatter of their gradients in float32.
+    Ring. Forward: size - 1 exchanges of keys and values, each hidden behind the blocks of the present keys. Backward:
+    the same exchanges again, and as many exchanges of their gradients in float32, each but the last hidden behind the
+    next keys' blocks. All-gather. Forward: an all-gather of keys and values. Backward: the same all-gather again, since
+    they were not kept, and a reduce-scatter of their gradients in float32.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, documents_PBs: Tensor | None, cp: Axis,
-        rule: AttentionRule, way: type[_KeyValueExchange],
-    ) -> Tensor:  # fmt: skip
-        ctx.cp, ctx.rule, ctx.way = cp, rule, way
+        ctx: Any,
+        q_sBND: Tensor,
+        k_sBGD: Tensor,
+        v_sBGD: Tensor,
+        documents_PBs: Tensor | None,
+        cp: Axis,
+        rule: AttentionRule,
+        exchange_type: type[_KeyValueExchange],
+    ) -> Tensor:
+        ctx.cp, ctx.rule, ctx.exchange_type = cp, rule, exchange_type
         q_BNsD = _heads_first(q_sBND)
         merged: Merged | None = None
-        exchange = way(torch.stack((k_sBGD, v_sBGD)), cp)
-        for source, kv_KsBGD in exchange.blocks():  # the keys and values that visit this rank
+        exchange = exchange_type(torch.stack((k_sBGD, v_sBGD)), cp)
+        for source, kv_KsBGD in exchange.blocks():  # the keys and values of each rank
             for block in _blocks(rule, cp, source, q_sBND):
                 k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
                 sight = _sight(block, cp.index, source, documents_PBs, rule=rule)
@@ -177,19 +194,19 @@ class _Attention(torch.autograd.Function):
         rule: AttentionRule = ctx.rule
         q_BNsD, out_BNsD, dout_BNsD = (_heads_first(x) for x in (q_sBND, out_sBND, grads[0].contiguous()))
         dq_sBND = torch.zeros(q_sBND.shape, dtype=torch.float32, device=q_sBND.device)
-        exchange: _KeyValueExchange = ctx.way(torch.stack((k_sBGD, v_sBGD)), cp)
+        exchange: _KeyValueExchange = ctx.exchange_type(torch.stack((k_sBGD, v_sBGD)), cp)
         for source, kv_KsBGD in exchange.blocks():
             sums = _KeyGradients(kv_KsBGD)
             for block in _blocks(rule, cp, source, q_sBND):
-                here = (slice(None), slice(None), block.queries)
+                queries = (slice(None), slice(None), block.queries)
                 k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
                 dq_BNsD, dk_BGsD, dv_BGsD = block_gradients(
-                    dout_BNsD[here],
-                    q_BNsD[here],
+                    dout_BNsD[queries],
+                    q_BNsD[queries],
                     k_BGsD,
                     v_BGsD,
-                    out_BNSD=out_BNsD[here],
-                    lse_BNS=lse_BNs[here],
+                    out_BNSD=out_BNsD[queries],
+                    lse_BNS=lse_BNs[queries],
                     sight=_sight(block, cp.index, source, documents_PBs, rule=rule),
                     rule=rule,
                     kind=cp.kind,
@@ -204,37 +221,37 @@ class _Attention(torch.autograd.Function):
 
 
 class _KeyGradients:
-    """Gradients of the keys and values of one rank, of all blocks that they are in: of one as they are, of several as
-    a sum in float32."""
+    """The gradients of the keys and values of one rank, summed over its blocks. The gradients of a single block are
+    kept as they are; those of several are summed in float32."""
 
     def __init__(self, kv_KsBGD: Tensor) -> None:
-        self._like = kv_KsBGD
-        self._one: tuple[slice, Tensor, Tensor] | None = None
+        self._kv_KsBGD = kv_KsBGD
+        self._only_block: tuple[slice, Tensor, Tensor] | None = None
         self._sums_KsBGD: Tensor | None = None
 
     def add(self, keys: slice, dk_sBGD: Tensor, dv_sBGD: Tensor) -> None:
-        """Add those of a block."""
-        if self._one is None and self._sums_KsBGD is None:
-            self._one = keys, dk_sBGD, dv_sBGD
+        """Add the gradients of a block."""
+        if self._only_block is None and self._sums_KsBGD is None:
+            self._only_block = keys, dk_sBGD, dv_sBGD
             return
         sums_KsBGD = self._sums()
         sums_KsBGD[0, keys] += dk_sBGD
         sums_KsBGD[1, keys] += dv_sBGD
 
     def all_of(self) -> tuple[slice, Tensor, Tensor]:
-        """Some keys and their gradients: none, where no block was in reach."""
-        if self._one is not None:
-            return self._one
+        """A range of keys and its gradients; an empty range if no block was in reach."""
+        if self._only_block is not None:
+            return self._only_block
         if self._sums_KsBGD is None:
-            return slice(0, 0), self._like[0, :0], self._like[1, :0]
-        return slice(0, self._like.shape[1]), self._sums_KsBGD[0], self._sums_KsBGD[1]
+            return slice(0, 0), self._kv_KsBGD[0, :0], self._kv_KsBGD[1, :0]
+        return slice(0, self._kv_KsBGD.shape[1]), self._sums_KsBGD[0], self._sums_KsBGD[1]
 
     def _sums(self) -> Tensor:
-        """The sum, with what has waited to be alone."""
+        """The sum in float32, which includes the first block."""
         if self._sums_KsBGD is None:
-            self._sums_KsBGD = torch.zeros(self._like.shape, dtype=torch.float32, device=self._like.device)
-        if self._one is not None:
-            (keys, dk_sBGD, dv_sBGD), self._one = self._one, None
+            self._sums_KsBGD = torch.zeros(self._kv_KsBGD.shape, dtype=torch.float32, device=self._kv_KsBGD.device)
+        if self._only_block is not None:
+            (keys, dk_sBGD, dv_sBGD), self._only_block = self._only_block, None
             self._sums_KsBGD[0, keys] += dk_sBGD
             self._sums_KsBGD[1, keys] += dv_sBGD
         return self._sums_KsBGD
@@ -255,24 +272,26 @@ def _heads_first(x_sBND: Tensor) -> Tensor:
 
 
 def _sight(block: ScoreBlock, index: int, source: int, documents_PBs: Tensor | None, rule: AttentionRule) -> Sight:
-    of_queries = of_keys = None
+    query_documents = key_documents = None
     if documents_PBs is not None:
-        of_queries, of_keys = documents_PBs[index][:, block.queries], documents_PBs[source][:, block.keys]
-    # Where scores are made, positions say what causality would.
+        query_documents, key_documents = documents_PBs[index][:, block.queries], documents_PBs[source][:, block.keys]
+    # If scores are made, the mask follows from positions instead of `is_causal`.
     is_causal = block.is_causal and not rule.makes_scores
     reach = rule.reach if block.has_edge and not is_causal else None
-    return Sight(is_causal, of_queries, of_keys, reach, block.first_query, block.first_key, slopes_N=rule.slopes_N)
+    return Sight(
+        is_causal, query_documents, key_documents, reach, block.first_query, block.first_key, slopes_N=rule.slopes_N
+    )
 
 
 # Ulysses.
 
 
 def trade_for_heads(qkv_sBGRD: Tensor, cp: Axis) -> Tensor:
-    """Give tokens away for heads: [s, B, G, Q + 2, D] of a rank's tokens to [S, B, G', Q' + 2, D] of all tokens.
+    """Trade tokens for heads: [s, B, G, Q + 2, D] of this rank's tokens to [S, B, G', Q' + 2, D] of all tokens.
 
-    A group along G is Q query heads, their key and their value. With G = cp x G', each rank gets G' groups. With fewer,
-    cp = m x G, each group goes to m ranks: an m-th of its queries to each, and the key and the value to all of them.
-    Forward: an all-to-all. Backward: one of the gradient, the other way.
+    A group along G is Q query heads, their key and their value. If G = cp x G', each rank gets G' groups. If there are
+    fewer groups than ranks, cp = m x G, each group is sent to m ranks: an m-th of its queries to each, the key and the
+    value to all of them. Forward: an all-to-all. Backward: an all-to-all of the gradient in the other direction.
     """
     s, B, G, R, D = qkv_sBGRD.shape
     if cp.size > G:
@@ -281,22 +300,22 @@ def trade_for_heads(qkv_sBGRD: Tensor, cp: Axis) -> Tensor:
         q = q.reshape(s, B, cp.size, (R - 2) // ranks_of_group, D)
         qkv_sBGRD = torch.cat((q, kv.repeat_interleave(ranks_of_group, dim=2)), dim=3)
     groups, R = qkv_sBGRD.shape[2] // cp.size, qkv_sBGRD.shape[3]
-    return conjugate(qkv_sBGRD.reshape(s, B, -1), cp, _cut_last, _cut_first).unflatten(2, (groups, R, D))
+    return conjugate(qkv_sBGRD.reshape(s, B, -1), cp, _shard_last_dim, _shard_first_dim).unflatten(2, (groups, R, D))
 
 
 def trade_for_tokens(out_SBE: Tensor, cp: Axis) -> Tensor:
-    """Give heads away for tokens: [S, B, N' x D] of all tokens to [s, B, N x D] of this rank's, N = cp x N'. Forward:
-    an all-to-all. Backward: one of the gradient, the other way."""
-    return conjugate(out_SBE, cp, _cut_first, _cut_last)
+    """Trade heads for tokens: [S, B, N' x D] of all tokens to [s, B, N x D] of this rank's tokens, N = cp x N'.
+    Forward: an all-to-all. Backward: an all-to-all of the gradient in the other direction."""
+    return conjugate(out_SBE, cp, _shard_first_dim, _shard_last_dim)
 
 
-def _cut_last(x_sBE: Tensor, cp: Axis) -> Tensor:
-    """[s, B, cp x E] to [cp x s, B, E]."""
+def _shard_last_dim(x_sBE: Tensor, cp: Axis) -> Tensor:
+    """Shard the last dim instead of the first: [s, B, cp x E] to [cp x s, B, E]."""
     parts_PsBE = x_sBE.unflatten(2, (cp.size, -1)).permute(2, 0, 1, 3).contiguous()
     return all_to_all(parts_PsBE, cp).flatten(0, 1)
 
 
-def _cut_first(x_SBE: Tensor, cp: Axis) -> Tensor:
-    """[cp x s, B, E] to [s, B, cp x E]."""
+def _shard_first_dim(x_SBE: Tensor, cp: Axis) -> Tensor:
+    """Shard the first dim instead of the last: [cp x s, B, E] to [s, B, cp x E]."""
     parts_PsBE = all_to_all(x_SBE.contiguous().unflatten(0, (cp.size, -1)), cp)
     return parts_PsBE.permute(1, 2, 0, 3).flatten(2)

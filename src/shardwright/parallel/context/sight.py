@@ -1,4 +1,4 @@
-"""Who sees whom in one block of attention, and what is added to scores: as a bias that kernels take.
+"""The keys that queries see in one block of attention, and the terms added to scores, as a bias for kernels.
 
 Shape suffixes: S queries, T keys, B batch, N query heads. A first dim of 1 stands for all samples.
 """
@@ -14,12 +14,13 @@ from shardwright.sharding.score_blocks import KeyReach
 
 @dataclass(frozen=True)
 class Sight:
-    """The keys that a query sees. `is_causal`: those not after it, where queries and keys are the same tokens.
+    """The keys that a query sees, and terms of its scores. If `is_causal`, queries and keys are the same tokens, and a
+    query sees no keys after it.
 
-    The numbers of the documents that queries [B, S] and keys [B, T] are in, if given, leave those of its own. A `reach`
-    leaves those not after it and not too far before it, by positions that begin with `first_query` and `first_key`.
-    `slopes_N`, times how many positions a key is behind its query, are taken from the scores of each head: ALiBi, Press
-    et al. 2022 (arXiv 2108.12409).
+    With the document numbers of queries [B, S] and keys [B, T], a query sees only keys of its own document. With a
+    `reach`, it sees only keys not after it and not too far before it; positions begin at `first_query` and `first_key`.
+    `slopes_N`, times the distance of query and key, are subtracted from the scores of each head: ALiBi, Press et al.
+    2022 (arXiv 2108.12409).
     """
 
     is_causal: bool = False
@@ -31,34 +32,34 @@ class Sight:
     slopes_N: Tensor | None = None
 
     def allowed(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-        """True where a query sees a key, [B, S, T]; None where causality says it all."""
-        found: Tensor | None = None
+        """True where a query sees a key, [B, S, T]; None if `is_causal` alone defines what it sees."""
+        allowed_BST: Tensor | None = None
         if self.query_documents is not None and self.key_documents is not None:
-            found = self.query_documents[:, :, None] == self.key_documents[:, None, :]
+            allowed_BST = self.query_documents[:, :, None] == self.key_documents[:, None, :]
             if self.is_causal:
-                found.tril_()
+                allowed_BST.tril_()
         if self.reach is None:
-            return found
+            return allowed_BST
         queries_S1, keys_T = self._positions(num_queries, num_keys, device)
         near_ST = keys_T <= queries_S1
         if self.reach.window and self.reach.is_chunked:
             near_ST &= keys_T >= queries_S1 - queries_S1 % self.reach.window
         elif self.reach.window:
             near_ST &= keys_T > queries_S1 - self.reach.window
-        return near_ST[None] if found is None else found & near_ST
+        return near_ST[None] if allowed_BST is None else allowed_BST & near_ST
 
     def _positions(self, num_queries: int, num_keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
         queries_S = torch.arange(self.first_query, self.first_query + num_queries, device=device)
         return queries_S[:, None], torch.arange(self.first_key, self.first_key + num_keys, device=device)
 
     def bias(self, num_queries: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """The bias of the scores, -inf where a query does not see a key, [B, 1 or N, S, T]; None if causality says it
-        all."""
+        """The bias of the scores, -inf where a query does not see a key, [B, 1 or N, S, T]; None if `is_causal` alone
+        defines what queries see."""
         allowed_BST = self.allowed(num_queries, num_keys, device)
         if allowed_BST is None and self.slopes_N is None:
             return None
         B, N = 1 if allowed_BST is None else len(allowed_BST), 1 if self.slopes_N is None else len(self.slopes_N)
-        # The CUDA operator wants rows that begin at multiples of 16 bytes.
+        # The CUDA operator requires rows that begin at multiples of 16 bytes.
         padded = torch.zeros(B, N, num_queries, -(-num_keys // 8) * 8, dtype=dtype, device=device)
         bias = padded[..., :num_keys]
         if self.slopes_N is not None:

@@ -1,1 +1,1 @@
-"""Expert parallel: tokens on their way to their experts, and the products of many experts."""
+"""Expert parallel: the dispatch of tokens to their experts, and the products of many experts."""

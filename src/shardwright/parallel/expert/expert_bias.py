@@ -1,7 +1,8 @@
-"""Biases of experts: to each row is added that of its expert, times the weight of the row's choice if there is one.
+"""Biases of experts: adds to each row the bias of its expert, times the weight of the row's choice if there is one.
 
-Rows are sorted by expert. A weighed bias is what is left of weight x (W y + b) where the weight already met what goes
-into the product. Each way is one kernel on CUDA but for the sums over the rows of an expert, one for each.
+Rows are sorted by expert. The weighted bias completes weight x (W y + b) if the input of the product has already been
+multiplied by the weight. Forward and backward are one kernel each on CUDA, besides one sum over the rows of each
+expert.
 
 Shape suffixes: N rows of all experts, e experts of this rank, O output width.
 """
@@ -19,14 +20,15 @@ from shardwright.precision.fused_operator import fused_operator
 def add_expert_bias(
     y_NO: Tensor, bias: PlacedParameter, counts_e: Tensor, weight_N1: Tensor | None = None, adds: bool = True
 ) -> Tensor:
-    """`y_NO` itself, with the bias of each row's expert, of shape [e, ...]. `counts_e` are the rows of each expert, in
-    host memory. Where ranks each have a part of y, one of them `adds` the bias; all compute its gradient."""
+    """Add to `y_NO`, in place, the bias of each row's expert, of shape [e, ...]. `counts_e` are the numbers of rows of
+    the experts, in host memory. If each rank has a part of y, only one of them `adds` the bias; all compute its
+    gradient."""
     return _AddExpertBias.apply(y_NO, weight_N1, bias, counts_e, adds)
 
 
 class _AddExpertBias(torch.autograd.Function):
-    """Forward: adds in place. Backward: a bias's gradient is the sum over its rows; that of the weights is made of the
-    bias. Keeps the weights."""
+    """Forward: adds in place. Backward: a bias's gradient is the sum over its rows; a weight's gradient is the product
+    of gradient and bias. Keeps the weights."""
 
     @staticmethod
     def forward(
@@ -34,7 +36,7 @@ class _AddExpertBias(torch.autograd.Function):
     ) -> Tensor:
         ctx.mark_dirty(y_NO)
         ctx.save_for_backward(weight_N1)
-        # Not a saved tensor: the bias may be let go after the forward, and gathered again into other memory.
+        # Not a saved tensor: the bias may be released after the forward, and gathered again into other memory.
         ctx.bias, ctx.counts_e, ctx.adds = bias, counts_e, adds
         if adds:
             _add(y_NO, bias.flatten(1), _experts_of_rows(counts_e, y_NO), weight_N1)
@@ -55,7 +57,7 @@ class _AddExpertBias(torch.autograd.Function):
             return dy_NO, None, None, None, None
         dweight_N1 = torch.zeros_like(weight_N1)
         if ctx.adds:
-            _of_weights(dy_NO, bias.flatten(1), _experts_of_rows(counts_e, dy_NO), dweight_N1)
+            _weight_gradients(dy_NO, bias.flatten(1), _experts_of_rows(counts_e, dy_NO), dweight_N1)
         return dy_NO, dweight_N1, None, None, None
 
 
@@ -76,19 +78,19 @@ def _add_at_once(y_NO: Tensor, bias_eO: Tensor, expert_N: Tensor, weight_N1: Ten
     y_NO.copy_(y_NO.float() + (bias_NO if weight_N1 is None else bias_NO * weight_N1))
 
 
-def _of_weights_in_turn(dy_NO: Tensor, bias_eO: Tensor, expert_N: Tensor, dweight_N1: Tensor) -> None:
+def _weight_gradients_in_turn(dy_NO: Tensor, bias_eO: Tensor, expert_N: Tensor, dweight_N1: Tensor) -> None:
     torch.sum(dy_NO.float() * bias_eO.index_select(0, expert_N), 1, keepdim=True, out=dweight_N1)
 
 
-def _of_weights_at_once(dy_NO: Tensor, bias_eO: Tensor, expert_N: Tensor, dweight_N1: Tensor) -> None:
+def _weight_gradients_at_once(dy_NO: Tensor, bias_eO: Tensor, expert_N: Tensor, dweight_N1: Tensor) -> None:
     dweight_N1.copy_((dy_NO.float() * bias_eO[expert_N].float()).sum(1, keepdim=True))
 
 
 _add = fused_operator(
     "add_expert_bias(Tensor(a!) y, Tensor bias, Tensor experts, Tensor? weight) -> ()", _add_in_turn, _add_at_once
 )
-_of_weights = fused_operator(
+_weight_gradients = fused_operator(
     "expert_bias_of_weights(Tensor dy, Tensor bias, Tensor experts, Tensor(a!) dweight) -> ()",
-    _of_weights_in_turn,
-    _of_weights_at_once,
+    _weight_gradients_in_turn,
+    _weight_gradients_at_once,
 )

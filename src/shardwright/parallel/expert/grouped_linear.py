@@ -1,7 +1,7 @@
 """Products of many experts: each has some of the rows, and a matrix of its own. Gale et al. 2022 (arXiv 2211.15841).
 
-Rows are sorted by expert, so that each expert's are neighbours, and no row is padding. An expert without rows takes
-part: its gradient is 0.
+Rows are sorted by expert, so that each expert's rows are neighbours, and no row is padding. The gradient of an expert
+without rows is 0.
 
 Shape suffixes: N rows of all experts, e experts of this rank, H input width, O output width (in a weight, all dims
 between the experts' and the last), A and B either of the two.
@@ -25,16 +25,16 @@ from shardwright.parallel.tensor.recomputed_input import (
 )
 from shardwright.precision.float8_experts import CastRows, Float8Experts, cast_rows_as_before
 
-_KERNEL_ALIGNMENT_BYTES = 16  # of a row; the kernel refuses others
+_KERNEL_ALIGNMENT_BYTES = 16  # alignment of a row that the kernel requires
 
 
 def grouped_linear(
     x_NH: ProductInput, weight: PlacedParameter, counts_e: Tensor, deferred: DeferredGradients, kind: str = "cpu"
 ) -> Tensor:
-    """Row by row x W^T with the matrix of the row's expert: [N, H] to [N, O], for a weight of shape [e, ..., H].
+    """x W^T for each row, with the matrix of the row's expert: [N, H] to [N, O], for a weight of shape [e, ..., H].
 
-    `counts_e` are the rows of each expert, int64 in host memory. The weight's gradient may wait in `deferred`. `kind`
-    is that of the device whose kernels are taken.
+    `counts_e` are the numbers of rows of the experts, int64 in host memory. The weight's gradient may wait in
+    `deferred`. `kind` is the kind of device whose kernels are used.
     """
     return _GroupedProduct.apply(*values_and_recipe(x_NH), weight, counts_e, deferred, kind)
 
@@ -42,8 +42,8 @@ def grouped_linear(
 def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor, kind: str = "cpu") -> Tensor:
     """Each row times the matrix of its expert: [N, B]. Not differentiable.
 
-    On CUDA one kernel does all of it. On a CPU that kernel is itself a loop over the experts, and no faster than this
-    one (benchmarks/grouped.py). Where no expert has rows, nothing is multiplied.
+    On CUDA one kernel computes all products. On a CPU that kernel is a loop over the experts too, and no faster than
+    the loop here (benchmarks/grouped.py). If no expert has rows, nothing is multiplied.
     """
     if kind == "cuda" and len(x_NA) and x_NA.dtype == torch.bfloat16 and _is_aligned(matrices_eAB):
         ends_e = counts_e.cumsum(0).to(x_NA.device, torch.int32, non_blocking=True)
@@ -55,7 +55,7 @@ def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor, kind: 
 
 
 def row_ranges(counts_e: Tensor) -> list[tuple[int, slice]]:
-    """The experts that have rows, and which."""
+    """The experts that have rows, with their rows."""
     starts = (counts_e.cumsum(0) - counts_e).tolist()
     return [(e, slice(starts[e], starts[e] + num_rows)) for e, num_rows in enumerate(counts_e.tolist()) if num_rows]
 
@@ -71,7 +71,8 @@ def _states(weight: PlacedParameter) -> Float8Experts:
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """Moves nothing. Keeps x, or what makes it again; the weight's gradient goes straight to where it adds up."""
+    """The product of `grouped_linear`. Moves nothing. Keeps x, or its recipe; the weight's gradient is added directly
+    to its sum."""
 
     @staticmethod
     def forward(
@@ -83,7 +84,7 @@ class _GroupedProduct(torch.autograd.Function):
         deferred: DeferredGradients,
         kind: str,
     ) -> Tensor:
-        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
+        # Not a saved tensor: the weight may be released after the forward, and gathered again into other memory.
         ctx.weight, ctx.counts_e, ctx.deferred, ctx.kind = weight, counts_e, deferred, kind
         if weight.float8 is None:
             ctx.granularity = None
@@ -91,7 +92,7 @@ class _GroupedProduct(torch.autograd.Function):
             return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e, kind)
         states = _states(weight)
         y_NO, cast = states.forward_product(x_NH, weight.flatten(1, -2), row_ranges(counts_e))
-        keep_input_or_cast(ctx, x_NH, recipe, cast.of if states.weight_gradients else None, owns_input=True)
+        keep_input_or_cast(ctx, x_NH, recipe, cast.matrix if states.weight_gradients else None, owns_input=True)
         return y_NO
 
     @staticmethod
@@ -112,7 +113,7 @@ class _GroupedProduct(torch.autograd.Function):
 
 
 def _in_float8(ctx: Any, dy_NO: Tensor, weight: PlacedParameter, counts_e: Tensor) -> Tensor:
-    """The backward where weight gradients are in fp8 too: what waits for them is in fp8."""
+    """The backward if weight gradients are computed in fp8 too: their deferred operands are in fp8."""
     ranges = row_ranges(counts_e)
     if ctx.keeps_cast:
         x = CastRows(kept_cast(ctx))

@@ -1,1 +1,1 @@
-"""Optimizers: what is done with each element, and what is done with matrices whose rows lie on several ranks."""
+"""Optimizers: updates of each element by itself, and updates of matrices whose rows lie on several ranks."""

@@ -1,13 +1,13 @@
-"""Optimizers that do with each element what its own past says: AdamW, Adam, SGD, Lion; and what goes before the update
-of whole matrices.
+"""Optimizers that update each element by itself: AdamW, Adam, SGD, Lion; and rules that precede the update of whole
+matrices.
 
-They have torch's arithmetic and states of torch's names. A moment may be kept in bf16 and computed with in float32
-(DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.3.3): it is widened, moves as in float32, and updates its
+They have torch's arithmetic, and states with torch's names. A moment may be kept in bf16 and computed in float32
+(DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.3.3): it is widened, changes as in float32, and updates its
 weight; only then it is rounded to the nearest bf16 number. bf16 has 8 bits, so numbers between 2^e and 2^(e+1) are
-2^(e-7) apart, and what a step changes by less than half of that, 0.2 to 0.4 % of the moment, is lost. With a decay of
-0.95 a step covers 5 % of the way from the moment to the squared gradient: it stands still where that is within 4 to 8 %
-of it, which is 2 to 4 % of its root. With a decay of 0.999 it covers 0.1 %, and a moment that should fall stands still
-for ever: decays like this are refused (config/checks/check_moments.py).
+2^(e-7) apart. A step that changes a moment by less than half of that, 0.2 to 0.4 % of the moment, is lost. With a decay
+of 0.95 a step covers 5 % of the way from the moment to the squared gradient: the moment does not change if the squared
+gradient is within 4 to 8 % of it, which is 2 to 4 % of its root. With a decay of 0.999 a step covers 0.1 %, and a
+moment that should fall never does: such decays are refused (config/checks/check_moments.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ from torch import Tensor
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.sharding.optimizer_state import moments_of
 
-# Elements that are computed with at a time where that takes memory. In float32 two tensors of a block are 4 MiB, which
-# stay in a cache, or on a GPU 64 MiB, which make kernels that take far longer than their launch.
+# Elements of a block, for rules that need working memory. In float32 two tensors of a block are 4 MiB, which stay in a
+# CPU's cache; on a GPU they are 64 MiB, so that a kernel takes far longer than its launch.
 BLOCKS = {"cpu": 1 << 19, "cuda": 1 << 23}
 
-# Added to squares of gradients, and what a second moment decays by in step t (Shazeer and Stern 2018, arXiv 1804.04235,
-# sections 4 and 7.2): 1 - t^-0.8.
+# Added to squares of gradients; and the power in the decay of a second moment in step t, 1 - t^-0.8 (Shazeer and Stern
+# 2018, arXiv 1804.04235, sections 4 and 7.2).
 LEAST_SQUARE, _DECAY_POWER = 1e-30, 0.8
 
 
 @dataclass(frozen=True)
 class Elements:
-    """Elements of a weight, their gradient, and what is remembered of them, in float32; `steps` tensor and `number`
-    count the updates, this one included."""
+    """Elements of a weight, their gradient and their moments, in float32. The tensor `steps` and the number `number`
+    count the updates, including this one."""
 
     weight: Tensor
     gradient: Tensor
@@ -45,86 +45,105 @@ class Elements:
     weight_decay: float
 
 
-# Updates weights; or turns gradients, in place, into what an update of whole matrices goes on with.
+# Updates weights; or transforms gradients in place, for an update of whole matrices.
 Rule = Callable[[OptimizerSpec, Elements], None]
 
 
-def adamw(spec: OptimizerSpec, of: Elements) -> None:
+def adamw(spec: OptimizerSpec, elements: Elements) -> None:
     """Loshchilov and Hutter 2019 (arXiv 1711.05101, algorithm 2)."""
-    _fused_adam(torch._fused_adamw_, spec, of)
+    _fused_adam(torch._fused_adamw_, spec, elements)
 
 
-def adam(spec: OptimizerSpec, of: Elements) -> None:
+def adam(spec: OptimizerSpec, elements: Elements) -> None:
     """Kingma and Ba 2015 (arXiv 1412.6980, algorithm 1); weight decay is added to the gradient."""
-    _fused_adam(torch._fused_adam_, spec, of)
+    _fused_adam(torch._fused_adam_, spec, elements)
 
 
-def _fused_adam(kernel: Callable[..., None], spec: OptimizerSpec, of: Elements) -> None:
+def _fused_adam(kernel: Callable[..., None], spec: OptimizerSpec, elements: Elements) -> None:
     kernel(
-        [of.weight], [of.gradient], of.moments[:1], of.moments[1:], [], [of.steps], lr=of.rate, beta1=spec.beta1,
-        beta2=spec.beta2, weight_decay=of.weight_decay, eps=spec.epsilon, amsgrad=False, maximize=False,
-    )  # fmt: skip
+        [elements.weight],
+        [elements.gradient],
+        elements.moments[:1],
+        elements.moments[1:],
+        [],
+        [elements.steps],
+        lr=elements.rate,
+        beta1=spec.beta1,
+        beta2=spec.beta2,
+        weight_decay=elements.weight_decay,
+        eps=spec.epsilon,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
-def sgd(spec: OptimizerSpec, of: Elements) -> None:
+def sgd(spec: OptimizerSpec, elements: Elements) -> None:
     """Sutskever et al. 2013 (PMLR 28(3), section 2), as torch has it; weight decay is added to the gradient."""
     torch._fused_sgd_(
-        [of.weight], [of.gradient], of.moments, weight_decay=of.weight_decay, momentum=spec.momentum, lr=of.rate,
-        dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-    )  # fmt: skip
+        [elements.weight],
+        [elements.gradient],
+        elements.moments,
+        weight_decay=elements.weight_decay,
+        momentum=spec.momentum,
+        lr=elements.rate,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
 
 
-def lion(spec: OptimizerSpec, of: Elements) -> None:
+def lion(spec: OptimizerSpec, elements: Elements) -> None:
     """Chen et al. 2023 (arXiv 2302.06675, algorithm 2)."""
-    (moment,) = of.moments
-    step = torch.mul(moment, spec.beta1).add_(of.gradient, alpha=1 - spec.beta1).sign_()
-    of.weight.mul_(1 - of.rate * of.weight_decay).add_(step, alpha=-of.rate)
-    moment.mul_(spec.beta2).add_(of.gradient, alpha=1 - spec.beta2)
+    (moment,) = elements.moments
+    step = torch.mul(moment, spec.beta1).add_(elements.gradient, alpha=1 - spec.beta1).sign_()
+    elements.weight.mul_(1 - elements.rate * elements.weight_decay).add_(step, alpha=-elements.rate)
+    moment.mul_(spec.beta2).add_(elements.gradient, alpha=1 - spec.beta2)
 
 
-def nesterov(spec: OptimizerSpec, of: Elements) -> None:
-    """The matrix that Muon makes orthogonal: the gradient, one step further along its mean."""
-    (moment,) = of.moments
-    moment.lerp_(of.gradient, 1 - spec.momentum)
-    of.gradient.lerp_(moment, spec.momentum)
+def nesterov(spec: OptimizerSpec, elements: Elements) -> None:
+    """Nesterov momentum, which gives the matrix that Muon makes orthogonal: the gradient is moved towards its mean."""
+    (moment,) = elements.moments
+    moment.lerp_(elements.gradient, 1 - spec.momentum)
+    elements.gradient.lerp_(moment, spec.momentum)
 
 
-def over_its_root(spec: OptimizerSpec, of: Elements) -> None:
-    """Adafactor without factors: the gradient over the root of the mean of its squares."""
-    (moment,) = of.moments
-    newest = share_of_newest(of.number)
-    moment.mul_(1 - newest).addcmul_(of.gradient, of.gradient, value=newest).add_(LEAST_SQUARE * newest)
-    of.gradient.mul_(moment.rsqrt())
+def over_its_root(spec: OptimizerSpec, elements: Elements) -> None:
+    """Adafactor without factors: the gradient divided by the root of the mean of its squares."""
+    (moment,) = elements.moments
+    newest = share_of_newest(elements.number)
+    moment.mul_(1 - newest).addcmul_(elements.gradient, elements.gradient, value=newest).add_(LEAST_SQUARE * newest)
+    elements.gradient.mul_(moment.rsqrt())
 
 
-def nothing(spec: OptimizerSpec, of: Elements) -> None:
-    """Adafactor's factors are of whole matrices: before them there is nothing to do."""
+def nothing(spec: OptimizerSpec, elements: Elements) -> None:
+    """No rule, for Adafactor with factors, which are of whole matrices."""
 
 
 def share_of_newest(number: int) -> float:
-    """How much of Adafactor's second moment step `number`, from 1, is."""
+    """The share of step `number`, from 1, in Adafactor's second moment."""
     return float(number**-_DECAY_POWER)
 
 
-# Elements [start, stop) of a weight, and the steps that were done before they were trained.
+# Elements [start, stop) of a weight, and the number of steps that were done before they were trained.
 _Span = tuple[int, int, int]
 
 
 class ElementwiseOptimizer(torch.optim.Optimizer):
-    """Updates flat tensors of float32 weights, or turns their gradients, by a rule for each element."""
+    """Updates flat tensors of float32 weights, or transforms their gradients, by a rule for each element."""
 
-    # Without the guard of torch's, which imports the compiler: a second for every process, and nothing is compiled.
+    # Without torch's guard, which imports the compiler: that takes each process a second, and nothing is compiled.
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
 
     def __init__(
         self, spec: OptimizerSpec, groups: Sequence[dict[str, Any]], moments: torch.dtype, by_matrix: bool = False
     ) -> None:
-        """`groups` of weights, each with its `weight_decay`; `moments` are kept in those numbers."""
+        """`groups` of weights, each with its `weight_decay`; `moments` is the number type of the moments."""
         super().__init__(groups, {"lr": spec.learning_rate})
         self.names = moments_of(spec, by_matrix)
         self.moments = moments
         self.num_steps = 0
-        self._spans: dict[Tensor, list[_Span]] = {}  # of elements that were not trained from the first step on
+        self._spans: dict[Tensor, list[_Span]] = {}  # by weight: elements not trained from the first step on
         facts = spec.facts
         self._spec, self._in_blocks = spec, facts.in_blocks and not by_matrix
         self._rule: Rule = resolve_name(facts.matrix_rule if by_matrix else facts.rule)
@@ -143,11 +162,11 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         state = self.state[weight]
         if name not in state:
             state[name] = torch.zeros_like(weight, dtype=self.moments, memory_format=torch.preserve_format)
-        found: Tensor = state[name]
-        return found
+        moment: Tensor = state[name]
+        return moment
 
     def go_on_after(self, number: int) -> None:
-        """Continue as after so many steps: after none with nothing remembered."""
+        """Continue as after `number` steps: without state after 0 steps."""
         self.num_steps = number
         self._spans.clear()
         if number == 0:
@@ -158,20 +177,20 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             self.state[weight]["step"] = torch.tensor(float(number), device=weight.device)
 
     def count_after(self, weight: Tensor, start: int, stop: int, number: int) -> None:
-        """Count the steps of elements [start, stop) of a weight from behind step `number` on: they were not trained
+        """Count the steps of elements [start, stop) of a weight from after step `number`: they were not trained
         before."""
-        others = [
-            (max(first, low), min(end, high), before)
-            for first, end, before in self._spans.get(weight, ())
+        older_spans = [
+            (max(first, low), min(end, high), num_missed)
+            for first, end, num_missed in self._spans.get(weight, ())
             for low, high in ((0, start), (stop, weight.numel()))
         ]
-        self._spans[weight] = [span for span in (*others, (start, stop, number)) if span[0] < span[1]]
+        self._spans[weight] = [span for span in (*older_spans, (start, stop, number)) if span[0] < span[1]]
 
     def _spans_of(self, weight: Tensor) -> list[_Span]:
-        """All elements, those with as many steps side by side together."""
+        """The spans of all elements of a weight; neighbours with equal step counts are one span."""
         spans, filled = list[_Span](), 0
-        for start, stop, before in [*sorted(self._spans.get(weight, ())), (weight.numel(), weight.numel(), 0)]:
-            for span in ((filled, start, 0), (start, stop, before)):
+        for start, stop, num_missed in [*sorted(self._spans.get(weight, ())), (weight.numel(), weight.numel(), 0)]:
+            for span in ((filled, start, 0), (start, stop, num_missed)):
                 if span[0] < span[1] and spans and spans[-1][2] == span[2]:
                     spans[-1] = (spans[-1][0], span[1], span[2])
                 elif span[0] < span[1]:
@@ -186,50 +205,54 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         if "step" not in state:
             state["step"] = torch.zeros((), device=weight.device)
         state["step"] += 1
-        if (
-            weight.is_meta
-        ):  # a dry run: kernels for several tensors refuse those without memory, so others read and write
+        if weight.is_meta:  # a dry run: fused kernels refuse tensors without memory, so other operators read and write
             for x in (weight, *(self.moment(weight, name) for name in self.names)):
                 x.add_(gradient)
             return
-        for start, stop, before in self._spans_of(weight):
-            self._update_span(weight, gradient, slice(start, stop), before, group=group)
+        for start, stop, num_missed in self._spans_of(weight):
+            self._update_span(weight, gradient, slice(start, stop), num_missed, group=group)
 
     def _update_span(
-        self, weight: Tensor, gradient: Tensor, span: slice, before: int, group: dict[str, Any]
-    ) -> None:  # fmt: skip
-        """Update elements of a weight, which were not trained in the first `before` steps."""
-        steps, number = self.state[weight]["step"], self.num_steps - before
-        steps = steps - before if before else steps
+        self, weight: Tensor, gradient: Tensor, span: slice, num_missed: int, group: dict[str, Any]
+    ) -> None:
+        """Update elements of a weight, which were not trained in the first `num_missed` steps."""
+        steps, number = self.state[weight]["step"], self.num_steps - num_missed
+        steps = steps - num_missed if num_missed else steps
         weight, gradient, moments = weight[span], gradient[span], [self.moment(weight, n)[span] for n in self.names]
 
-        def apply(here: slice, moments: list[Tensor]) -> None:
-            of = Elements(weight[here], gradient[here], moments, steps, number, group["lr"], group["weight_decay"])
-            self._rule(self._spec, of)
+        def apply(block: slice, moments: list[Tensor]) -> None:
+            rate, decay = group["lr"], group["weight_decay"]
+            elements = Elements(weight[block], gradient[block], moments, steps, number, rate, decay)
+            self._rule(self._spec, elements)
 
         is_narrow = bool(moments) and self.moments != torch.float32
         if not (is_narrow or self._in_blocks):
             apply(slice(None), moments)
             return
         size = min(BLOCKS[weight.device.type], max(1, weight.numel()))
-        wide = torch.empty(len(moments) if is_narrow else 0, size, device=weight.device)
+        buffers = torch.empty(len(moments) if is_narrow else 0, size, device=weight.device)
         for start in range(0, weight.numel(), size):
-            here = slice(start, min(start + size, weight.numel()))
-            kept = [moment[here] for moment in moments]
+            block = slice(start, min(start + size, weight.numel()))
+            block_moments = [moment[block] for moment in moments]
             if not is_narrow:
-                apply(here, kept)
+                apply(block, block_moments)
                 continue
-            widened = [of[: len(moment)].copy_(moment) for of, moment in zip(wide, kept, strict=True)]
-            apply(here, widened)
-            for moment, values in zip(kept, widened, strict=True):
+            widened = [
+                buffer[: len(moment)].copy_(moment) for buffer, moment in zip(buffers, block_moments, strict=True)
+            ]
+            apply(block, widened)
+            for moment, values in zip(block_moments, widened, strict=True):
                 moment.copy_(values)
 
 
 def make_optimizer(
-    spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor], moments: torch.dtype = torch.float32,
+    spec: OptimizerSpec,
+    decayed: list[Tensor],
+    plain: list[Tensor],
+    moments: torch.dtype = torch.float32,
     by_matrix: bool = False,
-) -> ElementwiseOptimizer:  # fmt: skip
-    """For weights that decay (what is drawn at random: matrices and embeddings) and that don't (norms and biases), with
-    moments in float32 or bf16."""
+) -> ElementwiseOptimizer:
+    """An optimizer of weights with decay (those that are initialised at random: matrices and embeddings) and weights
+    without (norms and biases), with moments in float32 or bf16."""
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return ElementwiseOptimizer(spec, [group for group in groups if group["params"]], moments, by_matrix)

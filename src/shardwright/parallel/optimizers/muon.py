@@ -1,9 +1,9 @@
 """Muon: steps of matrices are made orthogonal (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982).
 
-What comes here is the momentum of a shard's elements (elementwise.py). Its rows travel to the owners of their matrices,
-which make these orthogonal, and what they made comes back (sharding/matrix_exchange.py). Each step is scaled by 0.2
-times the root of the longer side, after which its elements are as large as those of AdamW's steps (section 2.2 of Liu
-et al.): so both share a learning rate and a weight decay.
+The input is the momentum of a shard's elements (elementwise.py). Its rows are sent to the owners of their matrices,
+which make these orthogonal, and the results are sent back (sharding/matrix_exchange.py). Each step is scaled by 0.2
+times the root of the longer side. Then its elements are as large as those of AdamW's steps (section 2.2 of Liu et al.),
+so both optimizers can share a learning rate and a weight decay.
 """
 
 import math
@@ -20,160 +20,162 @@ from shardwright.sharding.matrix_exchange import EVERY, MatrixExchange, PlacedMa
 
 _ROOT_MEAN_SQUARE = 0.2
 
-Piece = tuple[int, int]  # of a region of memory
+Piece = tuple[int, int]  # (start, stop) in a region of memory
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of the shard of a unit, from and to element numbers of it, and where they lie as they travel; `scale` is of
-    steps."""
+    """Rows in the shard of a unit: its elements [start, stop). They are sent from `position` in a send buffer; their
+    steps are multiplied by `scale`."""
 
     unit: int
     start: int
     stop: int
-    at: int
+    position: int
     scale: float
 
 
 @dataclass(frozen=True)
 class _OwnedRows:
-    """The part of a matrix that this rank's place on the tp line has: the pieces that its rows came in, one after the
-    other, and, where it goes on along tp, where it lies then."""
+    """The part of a matrix that this rank's index on the tp axis has: the pieces in which its rows arrived, in order.
+    If the part is sent on over tp, it is sent from `position` in a send buffer."""
 
     placed: PlacedMatrix
     pieces: tuple[Piece, ...]
-    at: int = 0
+    position: int = 0
 
     @property
     def size(self) -> int:
-        """Elements of it."""
+        """The number of its elements."""
         return self.placed.matrix.num_elements
 
 
 class Muon:
     """The steps of the matrices of some units, on one rank of those that share them."""
 
-    def __init__(self, exchange: MatrixExchange, shards: Axis, cut: Axis, number: torch.dtype, steps: int) -> None:
-        """`shards` of ZeRO, and `cut`, the ranks that tensor parallel cuts matrices over; matrices travel and are made
-        orthogonal in the number type `number`, by so many `steps`."""
-        self._exchange, self._shards, self._cut = exchange, shards, cut
-        self._number, self._steps = number, steps
+    def __init__(self, exchange: MatrixExchange, shards: Axis, tp: Axis, dtype: torch.dtype, steps: int) -> None:
+        """`shards` is the axis of ZeRO's shards, `tp` the axis over which tensor parallel shards matrices. Matrices are
+        sent and made orthogonal in the number type `dtype`, by `steps` steps of Newton-Schulz."""
+        self._exchange, self._shards, self._tp = exchange, shards, tp
+        self._dtype, self._steps = dtype, steps
         self._index = shards.index if exchange.num_shards > 1 else 0
-        self._rows, self._leave = self._leaving()
-        self._whole, self._crossing, self._arrive = self._arriving()
+        self._rows, self._sent_sizes = self._rows_to_send()
+        self._whole_parts, self._parts_by_tp_owner, self._received_sizes = self._parts_to_receive()
 
     def memory(self) -> list[Tensor]:
-        """Nothing: momentum is by element."""
+        """No tensors: momentum is kept for each element, elsewhere."""
         return []
 
     def go_on_after(self, number: int, device: torch.device) -> None:
-        """There is nothing to remember."""
+        """Nothing: there is no state."""
 
-    def _leaving(self) -> tuple[list[_Rows], list[int]]:
-        """This shard's rows, as they leave it, by owner; and elements for each owner."""
-        rows, sizes, at = [], [], 0
+    def _rows_to_send(self) -> tuple[list[_Rows], list[int]]:
+        """This shard's rows, in the order of their owners; and the number of elements for each owner."""
+        rows, sizes, position = [], [], 0
         for owner in range(self._exchange.num_shards):
-            before = at
+            owner_start = position
             for placed in self._exchange.owned_parts(owner):
                 longer = max(placed.matrix.full_rows, placed.matrix.full_columns)
                 for start, stop in self._exchange.held(self._index, placed):
-                    rows.append(_Rows(placed.unit, start, stop, at, _ROOT_MEAN_SQUARE * math.sqrt(longer)))
-                    at += stop - start
-            sizes.append(at - before)
+                    rows.append(_Rows(placed.unit, start, stop, position, _ROOT_MEAN_SQUARE * math.sqrt(longer)))
+                    position += stop - start
+            sizes.append(position - owner_start)
         return rows, sizes
 
-    def _arriving(self) -> tuple[list[_OwnedRows], list[list[_OwnedRows]], list[int]]:
-        """The parts that come here: of matrices that need no more, and of those that go on along tp, by their owner
-        there; and elements from each shard."""
-        exchange, at = self._exchange, 0
+    def _parts_to_receive(self) -> tuple[list[_OwnedRows], list[list[_OwnedRows]], list[int]]:
+        """The parts that this rank receives: those of matrices that are complete here, and those that it sends on over
+        tp, by their owner there; and the number of elements from each shard."""
+        exchange, position = self._exchange, 0
         pieces: dict[int, list[Piece]] = {}
         sizes = []
         for shard in range(exchange.num_shards):
-            before = at
+            shard_start = position
             for number, placed in enumerate(exchange.owned_parts(self._index)):
-                held = exchange.num_held(shard, placed)
-                if held:
-                    pieces.setdefault(number, []).append((at, at + held))
-                at += held
-            sizes.append(at - before)
+                size = exchange.num_held(shard, placed)
+                if size:
+                    pieces.setdefault(number, []).append((position, position + size))
+                position += size
+            sizes.append(position - shard_start)
         parts = [_OwnedRows(p, tuple(pieces[number])) for number, p in enumerate(exchange.owned_parts(self._index))]
         if not exchange.crosses:
             return parts, [], sizes
-        crossing, at = list[list[_OwnedRows]](), 0
+        by_tp_owner, position = list[list[_OwnedRows]](), 0
         for index in range(exchange.num_cut):
-            crossing.append([])
+            by_tp_owner.append([])
             for part in parts:
                 if part.placed.cut_index == index:
-                    crossing[-1].append(_OwnedRows(part.placed, part.pieces, at))
-                    at += part.size
-        return [part for part in parts if part.placed.cut_index == EVERY], crossing, sizes
+                    by_tp_owner[-1].append(_OwnedRows(part.placed, part.pieces, position))
+                    position += part.size
+        return [part for part in parts if part.placed.cut_index == EVERY], by_tp_owner, sizes
 
     @torch.no_grad()
     def __call__(self, shards: Sequence[Masters], scratch: Tensor) -> None:
         """Turn the momentum of the units' shards into their steps, in place.
 
-        Moves two all-to-alls over the shards, and two over tp where that cuts matrices.
+        Moves two all-to-alls over the shards, and two over tp if it shards matrices.
         """
-        memory = scratch[: self._exchange.scratch_bytes].view(self._number)
-        rows, arrived, leaving, whole, work = memory.split(self._exchange.regions)
-        for held in self._rows:
-            rows[held.at : held.at + held.stop - held.start].copy_(shards[held.unit].turned[held.start : held.stop])
-        parts = rows
+        memory = scratch[: self._exchange.scratch_bytes].view(self._dtype)
+        send_buffer, receive_buffer, tp_send_buffer, tp_receive_buffer, work = memory.split(self._exchange.regions)
+        for rows in self._rows:
+            momentum = shards[rows.unit].step_buffer[rows.start : rows.stop]
+            send_buffer[rows.position : rows.position + rows.stop - rows.start].copy_(momentum)
+        parts = send_buffer
         if self._exchange.num_shards > 1:
-            parts = arrived
-            _exchange(arrived, self._arrive, rows, self._leave, self._shards)
-        for part in self._whole:
-            self._make(part.placed, [parts[start:stop] for start, stop in part.pieces], work)
+            parts = receive_buffer
+            _exchange(receive_buffer, self._received_sizes, send_buffer, self._sent_sizes, self._shards)
+        for part in self._whole_parts:
+            self._make_step(part.placed, [parts[start:stop] for start, stop in part.pieces], work)
         if self._exchange.crosses:
-            self._cross(parts, leaving, whole, work)
+            self._make_steps_over_tp(parts, tp_send_buffer, tp_receive_buffer, work)
         if self._exchange.num_shards > 1:
-            _exchange(rows, self._leave, arrived, self._arrive, self._shards)
-        for held in self._rows:
-            made = rows[held.at : held.at + held.stop - held.start]
-            shards[held.unit].turned[held.start : held.stop].copy_(made).mul_(held.scale)
+            _exchange(send_buffer, self._sent_sizes, receive_buffer, self._received_sizes, self._shards)
+        for rows in self._rows:
+            steps = send_buffer[rows.position : rows.position + rows.stop - rows.start]
+            shards[rows.unit].step_buffer[rows.start : rows.stop].copy_(steps).mul_(rows.scale)
 
-    def _cross(self, parts: Tensor, leaving: Tensor, whole: Tensor, work: Tensor) -> None:
-        """Parts go to their owners along tp, which make whole matrices of them, and come back."""
-        for start, stop, at in self._copies():
-            leaving[at : at + stop - start].copy_(parts[start:stop])
-        mine = self._crossing[self._cut.index]
-        there, size = [sum(part.size for part in of) for of in self._crossing], sum(part.size for part in mine)
-        here = [size] * self._cut.size
-        _exchange(whole, here, leaving, there, self._cut)
-        at = 0
-        for part in mine:
-            slices = [slice(rank * size + at, rank * size + at + part.size) for rank in range(self._cut.size)]
-            self._make(part.placed, [whole[of] for of in slices], work)
-            at += part.size
-        _exchange(leaving, there, whole, here, self._cut)
-        for start, stop, at in self._copies():
-            parts[start:stop].copy_(leaving[at : at + stop - start])
+    def _make_steps_over_tp(self, parts: Tensor, send_buffer: Tensor, receive_buffer: Tensor, work: Tensor) -> None:
+        """Send parts to their owners over tp, which assemble matrices and make steps of them, and bring these back."""
+        for start, stop, position in self._copies():
+            send_buffer[position : position + stop - start].copy_(parts[start:stop])
+        own_parts = self._parts_by_tp_owner[self._tp.index]
+        sent_sizes = [sum(part.size for part in owner_parts) for owner_parts in self._parts_by_tp_owner]
+        size = sum(part.size for part in own_parts)
+        received_sizes = [size] * self._tp.size
+        _exchange(receive_buffer, received_sizes, send_buffer, sent_sizes, self._tp)
+        offset = 0
+        for part in own_parts:
+            starts = [rank * size + offset for rank in range(self._tp.size)]
+            self._make_step(part.placed, [receive_buffer[start : start + part.size] for start in starts], work)
+            offset += part.size
+        _exchange(send_buffer, sent_sizes, receive_buffer, received_sizes, self._tp)
+        for start, stop, position in self._copies():
+            parts[start:stop].copy_(send_buffer[position : position + stop - start])
 
     def _copies(self) -> Iterator[tuple[int, int, int]]:
-        """The pieces of parts that cross, and where each lies as they do."""
-        for part in (part for of in self._crossing for part in of):
-            at = part.at
+        """The pieces of parts that are sent on over tp: (start, stop, position in the send buffer)."""
+        for part in (part for owner_parts in self._parts_by_tp_owner for part in owner_parts):
+            position = part.position
             for start, stop in part.pieces:
-                yield start, stop, at
-                at += stop - start
+                yield start, stop, position
+                position += stop - start
 
-    def _make(self, placed: PlacedMatrix, pieces: Sequence[Tensor], work: Tensor) -> None:
-        """Make a matrix orthogonal, in place, that lies in pieces: rows one after the other, or the columns of each
-        rank of tp."""
+    def _make_step(self, placed: PlacedMatrix, pieces: Sequence[Tensor], work: Tensor) -> None:
+        """Make a matrix orthogonal, in place. It lies in pieces: ranges of rows in order, or the columns of each rank
+        of tp."""
         matrix = placed.matrix
-        is_beside = matrix.cut == "columns" and placed.cut_index != EVERY
+        is_by_columns = matrix.cut == "columns" and placed.cut_index != EVERY
 
-        def among(whole: Tensor) -> list[Tensor]:
-            if is_beside:
-                return list(whole.split(matrix.columns, dim=1))
-            return list(whole.split([piece.numel() // matrix.full_columns for piece in pieces]))
+        def split(full: Tensor) -> list[Tensor]:
+            if is_by_columns:
+                return list(full.split(matrix.columns, dim=1))
+            return list(full.split([piece.numel() // matrix.full_columns for piece in pieces]))
 
-        def fill(whole: Tensor) -> None:
-            for part, piece in zip(among(whole), pieces, strict=True):
+        def fill(full: Tensor) -> None:
+            for part, piece in zip(split(full), pieces, strict=True):
                 part.copy_(piece.view(part.shape))
 
-        made = orthogonalise(matrix.full_rows, matrix.full_columns, fill, self._steps, work)
-        for part, piece in zip(among(made), pieces, strict=True):
+        step = orthogonalise(matrix.full_rows, matrix.full_columns, fill, self._steps, work)
+        for part, piece in zip(split(step), pieces, strict=True):
             piece.view(part.shape).copy_(part)
 
 

@@ -1,21 +1,21 @@
-"""Newton-Schulz: a matrix with its singular vectors, and singular values of about one (Jordan et al. 2024, Muon;
-Bernstein and Newhouse 2024, arXiv 2409.20325)."""
+"""Newton-Schulz iteration: makes the singular values of a matrix about one, and keeps its singular vectors (Jordan et
+al. 2024, Muon; Bernstein and Newhouse 2024, arXiv 2409.20325)."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-# Of the odd polynomial a x + b x^3 + c x^5 that each step applies to singular values: steep at 0, and not exactly one
-# at the end (Jordan et al. 2024).
+# Coefficients of the odd polynomial a x + b x^3 + c x^5 that each step applies to singular values: it is steep at 0,
+# and the result is only about one (Jordan et al. 2024).
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _LEAST_NORM = 1e-7
 
 
 @torch.no_grad()
 def orthogonalise(rows: int, columns: int, fill: Callable[[Tensor], None], steps: int, work: Tensor) -> Tensor:
-    """Make the matrix [rows, columns] that `fill` writes orthogonal. It lies in `work`: memory in its number type, of
-    two such matrices and two squares of the short side."""
+    """The matrix [rows, columns] that `fill` writes, made orthogonal. It lies in `work`: memory in its number type, for
+    two such matrices and two square matrices of the short side."""
     is_tall = rows > columns
     short, long = min(rows, columns), max(rows, columns)
     x, y = (work[i * short * long :][: short * long].view(short, long) for i in range(2))

@@ -14,10 +14,10 @@ from shardwright.sharding.unit_update import UnitUpdate
 
 
 def unit_steps(job: JobSpec, mesh: Mesh, update: UnitUpdate | None, unit: FlatUnit) -> MatrixSteps | None:
-    """The steps of an update on this rank, of which `unit` is one; None where each element is updated by itself."""
+    """The steps of an update on this rank, with `unit` one of its units; None if each element is updated by itself."""
     shards = unit.sharding.shards
-    cut = mesh.expert_tp if unit.parameters[0].place.is_expert else mesh.tp
+    tp = mesh.expert_tp if unit.parameters[0].place.is_expert else mesh.tp
     if isinstance(update, MatrixExchange):
-        number = torch.float32 if update.itemsize == torch.float32.itemsize else torch.bfloat16
-        return Muon(update, shards, cut, number, job.optimizer.newton_schulz_steps)
-    return Adafactor(update, shards, cut) if isinstance(update, FactoredSums) else None
+        dtype = torch.float32 if update.itemsize == torch.float32.itemsize else torch.bfloat16
+        return Muon(update, shards, tp, dtype, job.optimizer.newton_schulz_steps)
+    return Adafactor(update, shards, tp) if isinstance(update, FactoredSums) else None

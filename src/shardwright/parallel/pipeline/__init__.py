@@ -1,1 +1,1 @@
-"""The pipeline: a program is read and done, action by action."""
+"""The pipeline: executes a program, action by action."""

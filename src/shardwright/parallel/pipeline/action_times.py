@@ -1,8 +1,8 @@
-"""When the actions of a run began and ended.
+"""The times at which the actions of a run began and ended.
 
-A CPU has computed what its calls ask for when they return. On CUDA they return long before, so events on the stream
-that computes mark the moments there. They are read when somebody asks, once the device has come to the last of them,
-and set against the host's clock by an event of that moment.
+On a CPU, work is done when its call returns. On CUDA calls return long before, so events on the compute stream mark the
+moments. They are read when a caller asks for the times, once the device has reached the last event, and are related to
+the host's clock by an event recorded at that moment.
 """
 
 import time
@@ -16,10 +16,10 @@ from shardwright.schedule.action import Action
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """An action that was carried out, and when (seconds of the host's clock, which all ranks of a machine share).
+    """An executed action and its times (seconds of the host's clock, which all ranks of a machine share).
 
-    A compute action may wait for its input first; from `began_s` on it computes. A send that left with its part of a
-    pair began before the pair ended.
+    A compute action may wait for its input first; from `began_s` on it computes. A send that was issued with its part
+    of a pair began before the pair ended.
     """
 
     action: Action
@@ -29,16 +29,16 @@ class Performed:
 
 
 class ActionTimes(Protocol):
-    """Takes down moments, in whatever form it likes."""
+    """Records moments, each implementation in a form of its own."""
 
     def clear(self) -> None:
         """Forget all actions."""
 
     def now(self) -> Any:
-        """The moment at which what was asked for so far is computed."""
+        """The moment at which all work issued so far is done."""
 
     def add(self, action: Action, start: Any, began: Any, end: Any) -> None:
-        """Another action, and its moments."""
+        """Record an action and its moments."""
 
     def performed(self) -> list[Performed]:
         """The actions so far. On CUDA the host waits for the device."""
@@ -55,11 +55,11 @@ class HostTimes(ActionTimes):
         self._performed = []
 
     def now(self) -> float:
-        """This moment."""
+        """The present moment."""
         return time.perf_counter()
 
     def add(self, action: Action, start: float, began: float, end: float) -> None:
-        """Another action, and its moments."""
+        """Record an action and its moments."""
         self._performed.append(Performed(action, start, began, end))
 
     def performed(self) -> list[Performed]:
@@ -68,7 +68,7 @@ class HostTimes(ActionTimes):
 
 
 class DeviceTimes(ActionTimes):
-    """Moments at which the current stream of a device is through with what it was given."""
+    """Moments at which the current stream of a device has done its work."""
 
     def __init__(self) -> None:
         self._actions: list[tuple[Action, torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []
@@ -79,15 +79,13 @@ class DeviceTimes(ActionTimes):
         self._actions, self._performed = [], []
 
     def now(self) -> torch.cuda.Event:
-        """An event behind what was asked for so far."""
+        """An event after all work issued so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def add(
-        self, action: Action, start: torch.cuda.Event, began: torch.cuda.Event, end: torch.cuda.Event
-    ) -> None:  # fmt: skip
-        """Another action, and its moments."""
+    def add(self, action: Action, start: torch.cuda.Event, began: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        """Record an action and its moments."""
         self._actions.append((action, start, began, end))
 
     def performed(self) -> list[Performed]:

@@ -1,10 +1,10 @@
-"""The pipeline executor: it reads a program and does what it says, action by action.
+"""The pipeline executor: executes a program, action by action.
 
-It knows no schedule. The order of work, sends, receives, gathers and reductions is the program's; what was performed is
-recorded, so that it can be compared with what was planned and drawn beside what was simulated.
+It knows no schedule. The program orders all work, sends, receives, gathers and reductions. Executed actions are
+recorded, so that they can be compared with the plan and with the simulation.
 
-A send keeps its tensor until the other side has it, and never blocks. A receive is posted where the program says, and
-waited for by the compute that needs it: that wait is the pipeline's idle time.
+A send keeps its tensor until the receiver has it, and never blocks. A receive is posted when the program says so, and
+the compute action that needs it waits for it: that wait is the pipeline's idle time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ class Stage(Protocol):
 
     @property
     def deferred(self) -> DeferredGradients:
-        """Where I leaves weight gradients for W."""
+        """The weight gradients that an I (input gradient) action leaves for its W (weight gradient) action."""
 
     def __call__(
         self,
@@ -50,10 +50,10 @@ class Stage(Protocol):
         microbatch: Microbatch | None = None,
         marked_BT: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states, or the mean loss where there are targets."""
+        """The hidden states, or the mean loss if there are targets."""
 
     def empty_hidden(self, batch: int) -> Tensor:
-        """Memory for what passes between stages."""
+        """Memory for the hidden states that pass between stages."""
 
 
 class MicrobatchTokens(Protocol):
@@ -64,25 +64,25 @@ class MicrobatchTokens(Protocol):
 
 @dataclass
 class _Run:
-    """The state of one run of a program; gone when it ends."""
+    """The state of one run of a program."""
 
     program: Program
     tokens: MicrobatchTokens
     versions: dict[Key, int]
     microbatches: Sequence[Microbatch] | None
     loss_factors: Callable[[int], Sequence[float]]
-    outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
+    outputs: dict[Key, Tensor] = field(default_factory=dict)  # of forwards whose send is to come
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
     gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
     leaves: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs whose gradient is wanted
-    edges: dict[Key, GradientEdge] = field(default_factory=dict)  # where a backward begins
+    edges: dict[Key, GradientEdge] = field(default_factory=dict)  # from which backwards begin
     input_gradients: dict[Key, Tensor] = field(default_factory=dict)
     sends: list[tuple[Tensor, Pending]] = field(default_factory=list)
     losses: dict[int, Tensor] = field(default_factory=dict)
-    kept: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs from which a forward will run again
-    leaves_with: dict[Action, Action] = field(default_factory=dict)  # sends by the part of a pair that makes them
-    left: dict[Action, tuple[Any, Any]] = field(default_factory=dict)  # those that left so, and when
-    alive: set[Key] = field(default_factory=set)
+    recompute_inputs: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs from which a forward runs again
+    sends_by_part: dict[Action, Action] = field(default_factory=dict)  # the send of a part of a pair, issued with it
+    early_sends: dict[Action, tuple[Any, Any]] = field(default_factory=dict)  # such sends that were issued, and when
+    alive: set[Key] = field(default_factory=set)  # whose activations are kept
 
 
 class PipelineExecutor:
@@ -90,28 +90,32 @@ class PipelineExecutor:
 
     A microbatch's loss is the mean over its tokens; gradients add up over microbatches and replicas.
 
-    `row` are the actions of the run, and `losses` what it will return, as far as it has come. After it, `performed` is
-    what was done and when, `peak_alive` the most (stage, microbatch) pairs whose activations were kept at once,
-    `peak_inputs` the most of which only the stage's input was, and `versions_seen` the weights that each pair was
-    computed with.
+    `row` are the actions of the run, and `losses` the losses so far. After the run, `performed` are the executed
+    actions and their times; `peak_alive` is the largest number of (stage, microbatch) pairs whose activations were kept
+    at once, `peak_inputs` the largest number of which only the stage's input was kept, and `versions_seen` the version
+    of the weights with which each pair was computed.
     """
 
     def __init__(
-        self, stages: dict[int, Stage], held: Mapping[int, ShardedStage], mesh: Mesh,
-        weight_stashes: dict[int, WeightStash] | None = None, separates_documents: bool = False,
+        self,
+        stages: dict[int, Stage],
+        sharded_stages: Mapping[int, ShardedStage],
+        mesh: Mesh,
+        weight_stashes: dict[int, WeightStash] | None = None,
+        separates_documents: bool = False,
         streams: StageStreams | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Takes the stages of this rank. With `separates_documents`, tokens have marks
-        (parallel/context/document_mask.py). Where no `streams` are given to compute pairs on, they are made on CUDA; on
-        a device without values parts of pairs then follow each other."""
+        (parallel/context/document_mask.py). Pairs are computed on `streams`; if these are not given, they are made on
+        CUDA, and on a device without values the parts of a pair run one after the other."""
         self._stages = stages
         self._separates_documents = separates_documents
-        self._held = held
+        self._sharded_stages = sharded_stages
         self._mesh = mesh
         self._weight_stashes = weight_stashes or {}
-        self._side: ThreadPoolExecutor | None = None
-        self._pairs_apart = streams is None and mesh.device.type == "meta"
-        self.reverses_pairs = False  # whether the backward is first, of pairs whose parts follow each other
+        self._second_thread: ThreadPoolExecutor | None = None
+        self._runs_pairs_in_sequence = streams is None and mesh.device.type == "meta"
+        self.reverses_pairs = False  # if parts of pairs run one after the other, the backward is first
         self._streams: StageStreams = streams or InOrder()
         self._makes_streams = streams is None and mesh.streams is not None
         self._times: ActionTimes = DeviceTimes() if mesh.device.type == "cuda" else HostTimes()
@@ -124,18 +128,20 @@ class PipelineExecutor:
 
     @property
     def performed(self) -> list[Performed]:
-        """The actions of the run, with their times. On CUDA the host waits for the device."""
+        """The executed actions of the run, with their times. On CUDA the host waits for the device."""
         return self._times.performed()
 
     def run(
-        self, program: Program, tokens: MicrobatchTokens, update: Callable[[Action], None] | None = None,
+        self,
+        program: Program,
+        tokens: MicrobatchTokens,
+        update: Callable[[Action], None] | None = None,
         microbatches: Sequence[Microbatch] | None = None,
         loss_factors: Callable[[int], Sequence[float]] = lambda _: (1.0,),
-    ) -> dict[int, Tensor]:  # fmt: skip
-        """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
-
-        `microbatches` says which samples those are; without it nothing is dropped out. Gradients are those of the
-        losses times the `loss_factors` of the microbatch: of its loss, and of those of further tokens.
+    ) -> dict[int, Tensor]:
+        """Execute this rank's actions. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each step
+        action. `microbatches` says which samples they are; without it there is no dropout. A microbatch's gradients are
+        those of its losses times its `loss_factors`: of its main loss, and of its losses of further tokens.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
@@ -148,10 +154,10 @@ class PipelineExecutor:
         for stage, weight_stash in self._weight_stashes.items() if stashed else ():
             weight_stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         if self._mesh.device.type == "cpu":
-            run.leaves_with = sends_of_parts(row)
-        of_device = self._mesh.streams
-        if self._makes_streams and of_device is not None and any(action.kind is Kind.OVERLAP for action in row):
-            self._streams, self._makes_streams = StreamPerStage(of_device, self._stages), False
+            run.sends_by_part = sends_of_parts(row)
+        device_streams = self._mesh.streams
+        if self._makes_streams and device_streams is not None and any(action.kind is Kind.OVERLAP for action in row):
+            self._streams, self._makes_streams = StreamPerStage(device_streams, self._stages), False
         armings = before_reductions(row)
         self._times.clear()
         self.peak_alive, self.peak_inputs, self.versions_seen = 0, 0, {}
@@ -160,10 +166,10 @@ class PipelineExecutor:
                 if self._mesh.watch is not None:
                     self._mesh.watch.doing(f"action {index}, {action}")
                 for arming in armings.get(index, ()):
-                    self._held[arming.stage].arm(arming.is_last, arming.is_split)
+                    self._sharded_stages[arming.stage].arm(arming.is_last, arming.is_split)
                 start = self._began = self._times.now()
-                if action in run.left:
-                    start, end = run.left.pop(action)
+                if action in run.early_sends:
+                    start, end = run.early_sends.pop(action)
                     self._times.add(action, start, start, end)
                     continue
                 if action.kind is Kind.STEP:
@@ -173,7 +179,7 @@ class PipelineExecutor:
                     self._do(action, run)
                 self._times.add(action, start, self._began, self._times.now())
                 self.peak_alive = max(self.peak_alive, len(run.alive))
-                self.peak_inputs = max(self.peak_inputs, len(run.kept))
+                self.peak_inputs = max(self.peak_inputs, len(run.recompute_inputs))
         for _, pending in run.sends:
             pending.wait()
         for weight_stash in self._weight_stashes.values() if stashed else ():
@@ -198,16 +204,16 @@ class PipelineExecutor:
             case Kind.RECV_BACKWARD:
                 run.gradients[key] = self._receive(action, self._mesh.backward, run)
             case Kind.REDUCE:
-                self._held[stage].reduce()
+                self._sharded_stages[stage].reduce()
             case Kind.GATHER:
-                self._held[stage].gather()
+                self._sharded_stages[stage].gather()
             case Kind.RELEASE:
-                self._held[stage].release()
+                self._sharded_stages[stage].release()
             case _:
                 raise NotImplementedError(f"the executor can't perform {action}")
 
     def _compute(self, action: Action, run: _Run) -> None:
-        """Carry out an action that computes, on the stream of its stage."""
+        """Execute a compute action, on the stream of its stage."""
         key = stage, i = action.stage, action.microbatch
         with self._streams.computing(stage):
             match action.kind:
@@ -215,7 +221,7 @@ class PipelineExecutor:
                     self._forward(key, run)
                 case Kind.RECOMPUTE:
                     self._load_weights(key, run)
-                    output = self._pass(key, run.kept.pop(key), run)
+                    output = self._pass(key, run.recompute_inputs.pop(key), run)
                     if stage == run.program.num_stages - 1:
                         run.losses[i] = output
                 case Kind.WEIGHT_GRAD:
@@ -237,13 +243,13 @@ class PipelineExecutor:
                 arrival.wait()
                 self._began = self._times.now()
         if key in run.program.recomputed:
-            run.kept[key] = x
+            run.recompute_inputs[key] = x
             with torch.no_grad():
                 output = self._pass(key, x, run)
         else:
             output = self._pass(key, x, run)
         if stage == run.program.num_stages - 1:
-            run.losses[i] = output  # a number; once its backward has run, where gradients are on
+            run.losses[i] = output  # the loss; a forward that is recomputed has none yet
         elif run.program.placement.rank(stage + 1, i) == self._mesh.pp.index:
             self._streams.handed_on(output, stage + 1)
             run.inputs[stage + 1, i] = output, None
@@ -258,7 +264,7 @@ class PipelineExecutor:
             self._weight_stashes[key[0]].load(run.versions[key])
 
     def _pass(self, key: Key, x: Tensor, run: _Run) -> Tensor:
-        """The output of a stage, detached; where gradients are on, all is kept that its backward needs."""
+        """The output of a stage, detached. If gradients are on, everything that its backward needs is kept."""
         stage, i = key
         microbatch = None if run.microbatches is None else run.microbatches[i]
         keeps = torch.is_grad_enabled()
@@ -266,14 +272,14 @@ class PipelineExecutor:
             run.leaves[key] = x.requires_grad_()
         marked_BT = run.tokens[i] if self._separates_documents else None
         if stage == run.program.num_stages - 1:
-            # A forward that will run again leaves the loss to that.
+            # A forward that will be recomputed leaves the loss to the recompute.
             has_loss = keeps or not run.program.trains
             targets_BS = self._ids(run.tokens[i][:, 1:]) if has_loss else None
             output = self._stages[stage](x, targets_BS, microbatch, marked_BT)
         else:
             output = self._stages[stage](x, None, microbatch, marked_BT)
         if keeps:
-            # The edge alone is kept: the output's memory is free as soon as it is sent.
+            # Only the edge is kept: the output's memory is free as soon as it is sent.
             run.edges[key] = get_gradient_edge(output)
             run.alive.add(key)
         return output.detach()
@@ -282,7 +288,7 @@ class PipelineExecutor:
         stage, i = key
         self._load_weights(key, run)
         if stage == run.program.num_stages - 1:
-            first, *further = (torch.full((), of, device=self._mesh.device) for of in run.loss_factors(i))
+            first, *further = (torch.full((), factor, device=self._mesh.device) for factor in run.loss_factors(i))
             gradient = torch.stack((first, *further)) if further else first
         else:
             gradient, arrival = run.gradients.pop(key)
@@ -290,7 +296,7 @@ class PipelineExecutor:
                 arrival.wait()
                 self._began = self._times.now()
         split = kind is Kind.INPUT_GRAD
-        # On this thread, which knows the pass that it is in: for CUDA autograd would take a thread of its own.
+        # Run autograd on this thread, which knows its pass: for CUDA it would otherwise use a thread of its own.
         deferring = self._stages[stage].deferred.keeping(i) if split else nullcontext()
         with torch.autograd.set_multithreading_enabled(False), deferring:
             torch.autograd.backward(run.edges.pop(key), gradient)
@@ -308,54 +314,54 @@ class PipelineExecutor:
                 run.input_gradients[key] = dx
 
     def _overlap(self, pair: Action, run: _Run) -> None:
-        """A forward and a backward side by side: while one waits for its communication, the other computes.
+        """Run a forward and a backward side by side: while one waits for its communication, the other computes.
 
-        Two threads do it, which take turns (parallel/comm/compute_turns.py): they compute on a CPU, and on CUDA issue
-        what the stream of each pass computes. Each pass has a communicator of its own. On a CPU what the one makes is
-        sent while the other still computes: Gloo tells messages apart by their tags, so it may leave before receives
-        that stand before it in the program.
+        Two threads take turns (parallel/comm/compute_turns.py): on a CPU they compute, and on CUDA they issue work to
+        the stream of each pass. Each pass has a communicator of its own. On a CPU the result of one pass is sent while
+        the other still computes: Gloo tells messages apart by their tags, so the send may be issued before receives
+        that precede it in the program.
         """
         first, second = pair.parts
         stages = [first.stage, second.stage]
-        if self._pairs_apart:
+        if self._runs_pairs_in_sequence:
             self._streams.fork(stages)
             for part in reversed(pair.parts) if self.reverses_pairs else pair.parts:
                 with self._mesh.turns.apart(_pass_of(part)):
                     self._compute(part, run)
             self._streams.join(stages)
             return
-        if self._side is None:
+        if self._second_thread is None:
             threads = torch.get_num_threads()
-            self._side = ThreadPoolExecutor(1, "overlap", torch.set_num_threads, (threads,))
+            self._second_thread = ThreadPoolExecutor(1, "overlap", torch.set_num_threads, (threads,))
         if (key := (first.stage, first.microbatch)) not in run.program.recomputed:
-            run.alive.add(key)  # from its begin: both are alive at once
+            run.alive.add(key)  # already now, since both parts are alive at once
         self.peak_alive = max(self.peak_alive, len(run.alive))
-        # Who begins is the same on every rank: the forward, unless experts are elsewhere. A block ends with their rows
-        # on the way back, so its backward begins with rows on their way, and the forward computes under that.
-        begins, follows = (second, first) if self._mesh.ep.size > 1 else (first, second)
+        # Every rank begins with the same part: the forward, unless experts are on other ranks. With expert parallelism
+        # a backward begins with sending rows of experts, and the forward computes while these travel.
+        leader, follower = (second, first) if self._mesh.ep.size > 1 else (first, second)
         self._streams.fork(stages)
-        with self._mesh.turns.side_by_side(_pass_of(begins)):
-            with self._mesh.turns.taking(_pass_of(begins)):
-                beside = self._side.submit(self._do_beside, follows, run)
-                self._do_part(begins, run)
+        with self._mesh.turns.side_by_side(_pass_of(leader)):
+            with self._mesh.turns.taking(_pass_of(leader)):
+                future = self._second_thread.submit(self._do_on_second_thread, follower, run)
+                self._do_part(leader, run)
             with self._mesh.ledger.lanes(-1):
-                beside.result()
+                future.result()
         self._streams.join(stages)
 
-    def _do_beside(self, action: Action, run: _Run) -> None:
-        # A thread begins with its own grad mode.
+    def _do_on_second_thread(self, action: Action, run: _Run) -> None:
+        # The grad mode belongs to a thread, so it is set here again.
         with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(_pass_of(action)), torch.enable_grad():
             self._do_part(action, run)
 
     def _do_part(self, part: Action, run: _Run) -> None:
         self._compute(part, run)
-        if (send := run.leaves_with.get(part)) is not None:
+        if (send := run.sends_by_part.get(part)) is not None:
             start = self._times.now()
             self._do(send, run)
-            run.left[send] = start, self._times.now()
+            run.early_sends[send] = start, self._times.now()
 
     def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, run: _Run) -> None:
-        run.sends = [(kept, pending) for kept, pending in run.sends if not pending.is_over()]
+        run.sends = [(buffer, pending) for buffer, pending in run.sends if not pending.is_over()]
         tensor = tensor.contiguous()
         pending = start_send(tensor, axis, action.peer, self._tag(action, to_stage, run))
         run.sends.append((tensor, pending))
@@ -367,7 +373,7 @@ class PipelineExecutor:
 
     @staticmethod
     def _tag(action: Action, to_stage: int, run: _Run) -> int:
-        """Names a message: two stages may talk both ways over one pair of ranks."""
+        """The tag of a message: two stages may exchange messages in both directions over one pair of ranks."""
         is_backward = action.kind in (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD)
         return (to_stage * run.program.num_microbatches + action.microbatch) * 2 + is_backward
 

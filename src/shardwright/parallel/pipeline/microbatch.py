@@ -1,4 +1,4 @@
-"""The samples of a forward pass: all on which its randomness may depend, besides the place in the model."""
+"""The samples of a forward pass: its randomness may depend on them and on the place in the model, on nothing else."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Microbatch:
     """A microbatch of training: the run's seed, the optimizer step (from 0), and the index of its first sample in the
-    global batch of that step. The same on every rank and in every plan that cuts microbatches alike.
+    global batch of that step. It is the same on every rank and in every plan with the same microbatches.
 
-    `loss_factor` is what losses within the model, which no stage passes on, multiply their gradient with: as the
-    executor does with that of the loss, over the share of the batch's positions that are no filling.
+    `loss_factor` multiplies the gradients of losses within the model, which no stage passes on, as the executor
+    multiplies the gradient of the main loss. It accounts for the share of the batch's positions that are no padding.
     """
 
     seed: int

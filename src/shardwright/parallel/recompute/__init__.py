@@ -1,1 +1,1 @@
-"""Tensors that are not kept from the forward to the backward: recomputed, or sent to the host meanwhile."""
+"""Tensors that do not stay on the device from the forward to the backward: recomputed, or offloaded to the host."""

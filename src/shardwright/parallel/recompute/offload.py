@@ -1,11 +1,11 @@
-"""Kept inputs of recomputed layers, in host memory between the forward and the backward.
+"""Offloading of kept inputs of recomputed layers: they are in host memory between the forward and the backward.
 
-Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857, section 5.1.2) do this with activation checkpoints: they are
-small against the work between two of them, so the link to the host can carry them while the device computes. On the way
-back a layer's input is asked for when the backward begins with the layer after it.
+Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857, section 5.1.2) do this with activation checkpoints: these are
+small relative to the work between two of them, so the copies are hidden behind computation. In the backward the copy of
+a layer's input begins when the backward of the next layer begins.
 
-On CUDA the copies run on streams of their own, from and to pinned memory. On a CPU device and host are one memory, and
-the copies are real all the same: what is counted and computed is what a device would see.
+On CUDA the copies run on streams of their own, from and to pinned memory. On a CPU device and host share memory, but
+the copies are real all the same: bytes and results are those of a device.
 """
 
 import threading
@@ -19,10 +19,10 @@ from shardwright.parallel.pinned_memory import HostBuffer
 
 
 class HostPool:
-    """Host buffers of one rank, used again and again, and the account of what passed through them."""
+    """Reusable host buffers of one rank, and the account of the bytes that passed through them."""
 
     def __init__(self, device: torch.device, streams: DeviceStreams | None = None) -> None:
-        """There are `streams` where the device has memory of its own."""
+        """There are `streams` if the device has memory of its own."""
         self.device, self.streams = device, streams
         self.allocated_bytes = 0
         self.bytes_out = 0
@@ -35,7 +35,7 @@ class HostPool:
         self._inward = streams.made() if streams else None
 
     def _make(self, x: Tensor) -> HostBuffer:
-        """Host memory for such a tensor; without memory in a dry run."""
+        """A host buffer for a tensor like `x`; without memory in a dry run."""
         self.allocated_bytes += x.nbytes
         if self.streams is not None:
             return HostBuffer(self.streams.pinned(tuple(x.shape), x.dtype))
@@ -43,7 +43,7 @@ class HostPool:
         return HostBuffer(torch.empty(x.shape, dtype=x.dtype, device=place))
 
     def send(self, x: Tensor) -> tuple[HostBuffer, Event | None]:
-        """Begin to copy `x` out. Returns where to, and on CUDA when the copy is over."""
+        """Begin to copy `x` to the host. Returns its buffer, and on CUDA the event of the copy's end."""
         x = x.detach()
         size = x.numel() * x.element_size()
         with self._lock:
@@ -60,28 +60,29 @@ class HostPool:
             if buffer.is_free is not None:
                 self._outward.wait_event(buffer.is_free)
             buffer.tensor.copy_(x, non_blocking=True)
-            self.streams.lend(x, self._outward)  # its memory may be let go, but not used again before the copy is over
-            sent: Event = self._outward.record_event()
-        return buffer, sent
+            self.streams.lend(x, self._outward)  # x may be freed, but its memory is not reused before the copy is over
+            copy_end: Event = self._outward.record_event()
+        return buffer, copy_end
 
-    def fetch(self, buffer: HostBuffer, is_there: Event | None) -> tuple[Tensor, Event | None]:
-        """Begin to copy back, and give the buffer up. Returns the tensor, and on CUDA when it may be used."""
+    def fetch(self, buffer: HostBuffer, send_end: Event | None) -> tuple[Tensor, Event | None]:
+        """Begin to copy a buffer back, after `send_end`, the end of its copy to the host, and return it to the pool.
+        Returns the tensor, and on CUDA the event of this copy's end."""
         size = buffer.tensor.numel() * buffer.tensor.element_size()
-        arrived: Event | None = None
+        copy_end: Event | None = None
         if self.streams is None or self._inward is None:
             x = buffer.tensor.clone()
         else:
             with self.streams.using(self._inward):
-                if is_there is not None:
-                    self._inward.wait_event(is_there)
+                if send_end is not None:
+                    self._inward.wait_event(send_end)
                 x = torch.empty(buffer.tensor.shape, dtype=buffer.tensor.dtype, device=self.device)
                 x.copy_(buffer.tensor, non_blocking=True)
-                arrived = buffer.is_free = self._inward.record_event()
+                copy_end = buffer.is_free = self._inward.record_event()
         with self._lock:
             self.bytes_in += size
             self.held_bytes -= size
             self._free[x.shape, x.dtype].append(buffer)
-        return x, arrived
+        return x, copy_end
 
 
 class Convoy:
@@ -89,29 +90,30 @@ class Convoy:
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
-        self._away: list[tuple[HostBuffer, Event | None]] = []
-        self._coming: tuple[int, Tensor, Event | None] | None = None
+        self._on_host: list[tuple[HostBuffer, Event | None]] = []
+        self._incoming: tuple[int, Tensor, Event | None] | None = None
 
     def send(self, x: Tensor) -> int:
-        """Take `x` to the host. Returns its number."""
-        self._away.append(self._pool.send(x))
-        return len(self._away) - 1
+        """Begin to copy `x` to the host. Returns its number."""
+        self._on_host.append(self._pool.send(x))
+        return len(self._on_host) - 1
 
     def bring(self, number: int) -> Tensor:
-        """The tensor with this number, which must be the last that is away; the one before it sets out."""
-        if self._coming is None:
-            self._call()
-        assert self._coming is not None and self._coming[0] == number, "a backward needs inputs in reverse order"
-        _, x, arrived = self._coming
-        self._coming = None
+        """The tensor with this number, which must be the last one on the host. Begins to copy the one before it
+        back."""
+        if self._incoming is None:
+            self._fetch_last()
+        assert self._incoming is not None and self._incoming[0] == number, "a backward needs inputs in reverse order"
+        _, x, copy_end = self._incoming
+        self._incoming = None
         streams = self._pool.streams
-        if streams is not None and arrived is not None:
-            here = streams.current()
-            here.wait_event(arrived)
-            streams.lend(x, here)
-        if self._away:
-            self._call()
+        if streams is not None and copy_end is not None:
+            compute_stream = streams.current()
+            compute_stream.wait_event(copy_end)
+            streams.lend(x, compute_stream)
+        if self._on_host:
+            self._fetch_last()
         return x
 
-    def _call(self) -> None:
-        self._coming = (len(self._away) - 1, *self._pool.fetch(*self._away.pop()))
+    def _fetch_last(self) -> None:
+        self._incoming = (len(self._on_host) - 1, *self._pool.fetch(*self._on_host.pop()))

@@ -1,1 +1,1 @@
-"""Tensor parallel: parameters and products that are cut over the tp axis."""
+"""Tensor parallel: parameters and products sharded over the tp axis."""

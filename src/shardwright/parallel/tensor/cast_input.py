@@ -1,7 +1,7 @@
-"""A product's input in fp8, kept in place of 16 bits where the weight's gradient is computed from fp8 as well.
+"""A product's input in fp8, kept instead of 16 bits if the weight's gradient is computed from fp8 as well.
 
-What is kept is what the forward multiplied with. Where somebody else keeps the input anyway, or it is made again, it is
-cast in the backward as it was then.
+The kept cast is the operand of the forward's product. If other code keeps the input anyway, or the input is recomputed,
+it is cast again in the backward as in the forward.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from shardwright.precision.float8_gradient import cast_as_before, tensor_scale
 def keep_input_or_cast(
     ctx: Any, x: Tensor, recipe: InputRecipe | None, cast: Quantised | None, owns_input: bool
 ) -> None:
-    """Remember `x`, or how to make it, or what it is in fp8 if that is given and nobody else keeps x."""
+    """Keep `x`, or the recipe that recomputes it, or its `cast` if that is given and nothing else keeps x."""
     ctx.granularity = None if cast is None else cast.granularity
     ctx.scale = tensor_scale(cast)
     ctx.keeps_cast = cast is not None and recipe is None and owns_input
@@ -30,7 +30,8 @@ def keep_input_or_cast(
 
 
 def kept_cast(ctx: Any) -> Quantised:
-    """The input in fp8, as the matrix [tokens, inputs], in the backward of that function."""
+    """The input in fp8, as the matrix [tokens, inputs]. For the backward of an autograd function that called
+    `keep_input_or_cast`."""
     granularity: Granularity = ctx.granularity
     if ctx.keeps_cast:
         values, scales = ctx.saved_tensors
@@ -38,11 +39,11 @@ def kept_cast(ctx: Any) -> Quantised:
     return cast_as_before(kept_input(ctx).flatten(0, -2), granularity, ctx.scale)
 
 
-def own_part(whole: Quantised, size: int, index: int) -> Quantised:
-    """The rows of one of `size` ranks, in memory of their own."""
+def own_part(matrix: Quantised, size: int, index: int) -> Quantised:
+    """The rows of rank `index` of `size` ranks, copied to memory of their own."""
     if size == 1:
-        return whole
-    num_rows = whole.values.shape[0] // size
+        return matrix
+    num_rows = matrix.values.shape[0] // size
     rows = slice(index * num_rows, (index + 1) * num_rows)
-    scales = whole.scales if whole.granularity == "tensor" else whole.scales[rows].clone()
-    return Quantised(whole.values[rows].clone(), scales, whole.granularity)
+    scales = matrix.scales if matrix.granularity == "tensor" else matrix.scales[rows].clone()
+    return Quantised(matrix.values[rows].clone(), scales, matrix.granularity)

@@ -1,10 +1,10 @@
-"""Several column-parallel products that share one collective though not one matrix.
+"""Several column-parallel products with different matrices that share one collective.
 
 A column-parallel product gathers its input in the forward if the sequence is sharded, and sums its gradient over tp in
-the backward. Products whose inputs stand side by side in one tensor can do both together.
+the backward. Products whose inputs are ranges of one tensor share both collectives.
 
-Shape suffixes: S sequence, B batch, H width of the input, N output width of this rank; s is S / tp where the sequence
-is sharded, and equals S elsewhere.
+Shape suffixes: S sequence, B batch, H width of the input, N output width of this rank; s is S / tp if the sequence is
+sharded, else S.
 """
 
 from collections.abc import Sequence
@@ -38,67 +38,68 @@ from shardwright.precision.float8_gradient import tensor_scale
 
 @dataclass(frozen=True)
 class Part:
-    """A range of the input's last dim, and the matrix that it is multiplied with; without one it is passed on."""
+    """A range of the input's last dim, and the matrix that multiplies it; without a matrix the range itself is the
+    result."""
 
     start: int
     stop: int
     weight: PlacedParameter | None = None
 
 
-def column_products(x_sBH: ProductInput, parts: Sequence[Part], cut: LayerSharding) -> tuple[Tensor, ...]:
-    """[s, B, H] to what each part gives, [S, B, N]. Ranges may overlap; a part of x in none of them has no gradient.
+def column_products(x_sBH: ProductInput, parts: Sequence[Part], sharding: LayerSharding) -> tuple[Tensor, ...]:
+    """[s, B, H] to the result of each part, [S, B, N]. Ranges may overlap; elements of x in no range have no gradient.
 
-    Each rank's weights may be a range of a matrix, or a whole one of whose result the rank uses a part of its own:
-    either way its gradient of x is a part, and they are summed.
+    A rank's weight may be its range of a matrix, or a full matrix of whose result the rank uses its part. Either way
+    the rank's gradient of x is partial, and the ranks' gradients are summed.
     """
-    return _ColumnProducts.apply(*values_and_recipe(x_sBH), tuple(parts), cut)
+    return _ColumnProducts.apply(*values_and_recipe(x_sBH), tuple(parts), sharding)
 
 
 class _ColumnProducts(torch.autograd.Function):
     """Products of ranges of x, whose backward hides its communication under the weight gradients.
 
-    Forward: all-gather of x along the sequence under sequence parallel, else nothing. Only this rank's part of x is
-    kept. Backward: the input gradient is all-reduced (reduce-scattered under sequence parallel) while the weight
-    gradients are computed; under sequence parallel x is gathered again meanwhile, instead of having been kept.
+    Forward: all-gather of x along the sequence under sequence parallel, else no communication. Only this rank's part of
+    x is kept. Backward: the input gradient is all-reduced (reduce-scattered under sequence parallel) while the weight
+    gradients are computed; under sequence parallel x, which was not kept, is gathered again meanwhile.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_sBH: Tensor, recipe: InputRecipe | None, parts: tuple[Part, ...], cut: LayerSharding
+        ctx: Any, x_sBH: Tensor, recipe: InputRecipe | None, parts: tuple[Part, ...], sharding: LayerSharding
     ) -> tuple[Tensor, ...]:
         keep_input(ctx, x_sBH, recipe)
-        ctx.parts, ctx.cut = parts, cut
-        x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
-        found = []
+        ctx.parts, ctx.sharding = parts, sharding
+        x_SBH = all_gather(x_sBH, sharding.tp) if sharding.shards_sequence else x_sBH
+        products = []
         for part in parts:
             x_SBR = x_SBH[..., part.start : part.stop]
             copied = x_SBR.clone(memory_format=torch.contiguous_format) if part.weight is None else None
-            found.append((copied, None) if part.weight is None else product(x_SBR, part.weight))
-        ctx.casts = [None if cast is None else (cast.granularity, tensor_scale(cast)) for _, cast in found]
-        return tuple(y for y, _ in found if y is not None)
+            products.append((copied, None) if part.weight is None else product(x_SBR, part.weight))
+        ctx.casts = [None if cast is None else (cast.granularity, tensor_scale(cast)) for _, cast in products]
+        return tuple(y for y, _ in products if y is not None)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x_sBH = kept_input(ctx)
-        cut: LayerSharding = ctx.cut
-        x_SBH, gathered = start_gather_again(x_sBH, cut)
+        sharding: LayerSharding = ctx.sharding
+        x_SBH, gathered = start_gather_again(x_sBH, sharding)
         dx_SBH: Tensor | None = None
         gradients: list[Tensor | Quantised] = []
         for part, dy_SBN in zip(ctx.parts, grads, strict=True):
-            of_part = (dy_SBN, None) if part.weight is None else input_gradient_of(dy_SBN, part.weight)
+            gradient_and_cast = (dy_SBN, None) if part.weight is None else input_gradient_of(dy_SBN, part.weight)
             if dx_SBH is None and part.weight is not None and part.stop - part.start == x_SBH.shape[-1]:
-                dx_SBH = of_part[0]
+                dx_SBH = gradient_and_cast[0]
             else:
                 dx_SBH = torch.zeros_like(x_SBH) if dx_SBH is None else dx_SBH
-                dx_SBH[..., part.start : part.stop].add_(of_part[0])
-            gradients.append(dy_SBN if of_part[1] is None else of_part[1])
-            del of_part
+                dx_SBH[..., part.start : part.stop].add_(gradient_and_cast[0])
+            gradients.append(dy_SBN if gradient_and_cast[1] is None else gradient_and_cast[1])
+            del gradient_and_cast
         assert dx_SBH is not None, "there are parts"
-        dx_sBH, reduced = start_sum(dx_SBH, x_sBH.shape, cut)
-        for part, dy, how in zip(ctx.parts, gradients, ctx.casts, strict=True):
+        dx_sBH, reduced = start_sum(dx_SBH, x_sBH.shape, sharding)
+        for part, dy, granularity_and_scale in zip(ctx.parts, gradients, ctx.casts, strict=True):
             if part.weight is not None:
                 x_SBR = x_SBH[..., part.start : part.stop]
-                x = x_SBR if how is None else ToBeCast(x_SBR, *how)
-                add_weight_gradient(part.weight, dy, x, gathered, cut=cut)
+                x = x_SBR if granularity_and_scale is None else ToBeCast(x_SBR, *granularity_and_scale)
+                add_weight_gradient(part.weight, dy, x, gathered, sharding=sharding)
         reduced.wait()
         return dx_sBH, None, None, None

@@ -1,14 +1,14 @@
-"""Initial weights: a function of (seed, name, row, column) alone, computed where they lie.
+"""Initial weights: a function of (seed, name, row, column) only, computed by the rank that holds them.
 
-Whoever holds a part of a tensor computes that part and nothing else, so every plan starts from the same model, bit for
-bit. An element's column is its place along the last dim of the whole tensor, its row the number of that vector; a
+A rank that holds a part of a tensor computes that part and nothing else, so every plan starts from the same model, bit
+for bit. An element's column is its index along the last dim of the full tensor, its row the index of that vector; a
 tensor of one dim is one row.
 
-Two keys of 32 bits are hashed from (seed, name) and the row, and 32 bits from those and the column. These become a
-standard normal number by the inverse of its distribution function, taken as a chain of short straight lines: a table
-look-up, one product and one sum. Every operation is on integers or rounded to the nearest as IEEE 754 says, so bits are
-the same whichever vector instructions, number of threads or device compute them: nothing like a logarithm is asked of
-them. Box-Muller in float64 would be, and takes some ten times as long.
+Two keys of 32 bits are hashed from (seed, name) and the row, and 32 random bits from these keys and the column. The
+inverse of the normal distribution function, approximated by short straight lines, turns these bits into a standard
+normal number: a table look-up, one product and one sum. Every operation is on integers, or rounds to the nearest as
+IEEE 754 defines. So the bits do not depend on vector instructions, number of threads or device, as a logarithm would.
+Box-Muller in float64 needs one, and takes some ten times as long.
 
 Shape suffixes: R rows, C columns.
 """
@@ -29,17 +29,18 @@ from shardwright.parallel.tensor.counter_rng import random_words
 from shardwright.parallel.tensor.parameter import name_parameters, placed_parameters
 from shardwright.sharding.parameter_shard import ParameterShard
 
-# Writes the first values of a box, from one of its elements on in row-major order, to flat memory of any number type.
+# Writes initial values of a box to a flat tensor of any number type, from a given element on, in row-major order.
 Initial = Callable[[ParameterShard, int, Tensor], None]
 
-# Elements at a time. Three buffers of 4 bytes each: 384 KiB for each thread, which stays in its cache, or 48 MiB.
+# Elements of a block, with three buffers of 4 bytes each: 384 KiB for each thread of a CPU, which stay in its cache, or
+# 48 MiB on CUDA.
 _BLOCKS = {"cpu": 1 << 15, "cuda": 1 << 22}
-_ROWS_AT_A_TIME = 1 << 10  # whose keys are hashed together, where a block has not as many
+_ROWS_AT_A_TIME = 1 << 10  # rows whose keys are hashed together, if a block has fewer rows
 
-# A line of the distribution for each number of so many leading bits behind the first one; the rest is between.
+# There is one line of the distribution for each value of the exponent and of so many leading bits of the fraction.
 _BITS = 8
 _LINES = 32 << _BITS
-_FOR_NEGATIVE = 1 << (31 - (23 - _BITS))  # where the sign of a float32 is, once its last bits are shifted away
+_FOR_NEGATIVE = 1 << (31 - (23 - _BITS))  # the sign bit of a float32 after its last bits are shifted away
 
 
 def seeded(seed: int) -> Initial:
@@ -55,16 +56,16 @@ def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
 
 
 def initial_box(place: ParameterShard, seed: int, device: torch.device) -> Tensor:
-    """Initial values of a whole box, float32."""
+    """The initial values of a box, float32."""
     values = torch.empty(place.shape, device=device)
     write_initial(seed, place, 0, values.view(-1))
     return values
 
 
 def write_initial(seed: int, place: ParameterShard, start: int, out: Tensor) -> None:
-    """Write the initial values of elements start, start + 1, ... of a box to a flat tensor: as many as it has room for.
+    """Write the initial values of elements start, start + 1, ... of a box to all elements of a flat tensor.
 
-    Working memory is that of a block, whatever is written.
+    Working memory is that of one block, whatever the size.
     """
     if place.init != "normal" or not out.numel():
         out.fill_(1.0 if place.init == "ones" else 0.0)
@@ -77,13 +78,14 @@ def write_initial(seed: int, place: ParameterShard, start: int, out: Tensor) -> 
 
 @dataclass(frozen=True)
 class _Rectangle:
-    """Rows [first_row, end_row) of a box, of each the columns [first, end); `at` of what is written it begins."""
+    """Columns [first, end) of the rows [first_row, end_row) of a box, to be written from index `position` of the output
+    on."""
 
     first_row: int
     end_row: int
     first: int
     end: int
-    at: int
+    position: int
 
     @property
     def num_elements(self) -> int:
@@ -91,26 +93,26 @@ class _Rectangle:
 
 
 def _rectangles(start: int, stop: int, width: int) -> Iterator[_Rectangle]:
-    """Elements [start, stop) of rows of `width`: the end of a row, whole rows, the beginning of one."""
-    at = start
-    while at < stop:
-        row, column = divmod(at, width)
-        if column or stop - at < width:
-            end = min(column + stop - at, width)
-            part = _Rectangle(row, row + 1, column, end, at - start)
+    """Elements [start, stop) of rows of `width`, as rectangles: the end of a row, full rows, the beginning of a row."""
+    position = start
+    while position < stop:
+        row, column = divmod(position, width)
+        if column or stop - position < width:
+            end = min(column + stop - position, width)
+            part = _Rectangle(row, row + 1, column, end, position - start)
         else:
-            part = _Rectangle(row, row + (stop - at) // width, 0, width, at - start)
+            part = _Rectangle(row, row + (stop - position) // width, 0, width, position - start)
         yield part
-        at += part.num_elements
+        position += part.num_elements
 
 
 class _Writer:
-    """The lines of one parameter and memory to work in."""
+    """Writes initial values of one parameter; it has the parameter's scaled lines and working memory."""
 
     def __init__(self, place: ParameterShard, key: int, out: Tensor) -> None:
         self._place, self._key, self._out = place, key, out
         self._heights, self._slopes = _scaled_lines(place.std, out.device)
-        # On a CPU an operator gives each thread as much as a block has for one.
+        # On a CPU an operator divides its elements among threads, so that each thread gets a block.
         threads = torch.get_num_threads() if out.device.type == "cpu" else 1
         self._block = min(_BLOCKS[out.device.type] * threads, out.numel())
         self._buffers = tuple(torch.empty(self._block, dtype=torch.int32, device=out.device) for _ in range(3))
@@ -125,22 +127,24 @@ class _Writer:
 
     def _write_columns(self, part: _Rectangle, first: int, columns_C: Tensor) -> None:
         num_columns, width = len(columns_C), part.end - part.first
-        rows = self._block // num_columns
-        keyed = rows * max(1, _ROWS_AT_A_TIME // rows)
-        out_RC = self._out[part.at :][: part.num_elements].view(-1, width)[:, first - part.first :][:, :num_columns]
-        for first_row in range(part.first_row, part.end_row, keyed):
-            end_row = min(first_row + keyed, part.end_row)
+        rows_in_block = self._block // num_columns
+        rows_with_keys = rows_in_block * max(1, _ROWS_AT_A_TIME // rows_in_block)
+        out_RC = self._out[part.position :][: part.num_elements].view(-1, width)[:, first - part.first :][
+            :, :num_columns
+        ]
+        for first_row in range(part.first_row, part.end_row, rows_with_keys):
+            end_row = min(first_row + rows_with_keys, part.end_row)
             numbers_R = _row_numbers(self._place, first_row, end_row, self._out.device)
             keys_R2 = random_words(numbers_R, 1, self._key).view(torch.int32)
-            into_RC = out_RC[first_row - part.first_row :]
-            for i in range(0, end_row - first_row, rows):
-                some_R2 = keys_R2[i : i + rows]
-                self._write_block(some_R2, columns_C, into_RC[i : i + len(some_R2)])
+            target_RC = out_RC[first_row - part.first_row :]
+            for i in range(0, end_row - first_row, rows_in_block):
+                block_keys_R2 = keys_R2[i : i + rows_in_block]
+                self._write_block(block_keys_R2, columns_C, target_RC[i : i + len(block_keys_R2)])
 
     def _write_block(self, keys_R2: Tensor, columns_C: Tensor, out_RC: Tensor) -> None:
         x, y, z = (buffer[: out_RC.numel()].view(out_RC.shape) for buffer in self._buffers)
         _hash(keys_R2, columns_C, x, y)
-        # The float32 nearest to the integer tells its line by its first bits.
+        # The first bits of the float32 nearest to the integer are the number of its line.
         u = y.view(torch.float32).copy_(x)
         torch.bitwise_right_shift(y, 23 - _BITS, out=x)
         lines = x.bitwise_and_(_FOR_NEGATIVE + _LINES - 1).view(-1)
@@ -156,22 +160,22 @@ class _Writer:
 
 
 def _row_numbers(place: ParameterShard, first: int, end: int, device: torch.device) -> Tensor:
-    """The numbers, in the whole tensor, of rows [first, end) of a box: int64."""
-    rest_R = torch.arange(first, end, device=device)
-    numbers_R, stride = torch.zeros_like(rest_R), 1
+    """The row numbers in the full tensor of rows [first, end) of a box, int64."""
+    remaining_R = torch.arange(first, end, device=device)
+    numbers_R, stride = torch.zeros_like(remaining_R), 1
     for (start, stop), size in reversed(list(zip(place.box[:-1], place.full_shape[:-1], strict=True))):
-        numbers_R += (rest_R % (stop - start) + start) * stride
-        rest_R //= stop - start
+        numbers_R += (remaining_R % (stop - start) + start) * stride
+        remaining_R //= stop - start
         stride *= size
     return numbers_R
 
 
 def _hash(keys_R2: Tensor, columns_C: Tensor, x_RC: Tensor, y_RC: Tensor) -> None:
-    """Fill x with 32 random bits for each row, by its keys, and column; y is overwritten.
+    """Fill x with 32 random bits for each row, given by its keys, and each column; y is overwritten.
 
     Multiplication carries bits up, xor with a shift carries them down. Factors and shifts are those of least bias that
-    Wellons found for three rounds (2018, hash-prospector). The row's first key is where its counter begins. The second
-    one comes in after a round, for else rows whose first keys are near one another would have the same numbers shifted.
+    Wellons found for three rounds (2018, hash-prospector). The row's first key is the start of its counter. The second
+    key is added after a round: without it, rows whose first keys are close would have the same numbers, shifted.
     """
     torch.add(keys_R2[:, :1], columns_C, out=x_RC)
     _carry_down(x_RC, 17, y_RC)
@@ -184,8 +188,8 @@ def _hash(keys_R2: Tensor, columns_C: Tensor, x_RC: Tensor, y_RC: Tensor) -> Non
 
 
 def _carry_down(x: Tensor, shift: int, y: Tensor) -> None:
-    """Set x to x xor x >> shift, y being overwritten."""
-    # Shifts of signed integers copy the sign; masking it away makes the shift that of an unsigned one.
+    """Set x to x xor (x >> shift); y is overwritten."""
+    # Shifts of signed integers copy the sign bit; the mask clears the copies, as in a shift of an unsigned number.
     torch.bitwise_right_shift(x, shift, out=y)
     x.bitwise_xor_(y.bitwise_and_((1 << (32 - shift)) - 1))
 
@@ -196,9 +200,9 @@ def _signed(number: int) -> int:
 
 
 def _scaled_lines(std: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Heights and slopes of the lines of a normal distribution of this deviation, float32.
+    """Heights and slopes of the lines of a normal distribution of standard deviation `std`, float32.
 
-    Those for negative integers follow at _FOR_NEGATIVE; nobody looks up what is between.
+    The lines for negative integers begin at index _FOR_NEGATIVE; entries before it that belong to no line are not used.
     """
     heights, slopes = (torch.from_numpy(lines) * std for lines in _lines())
     tables = torch.empty(2, _FOR_NEGATIVE + _LINES)
@@ -210,12 +214,12 @@ def _scaled_lines(std: float, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def _lines() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Heights and slopes of the lines that are the standard normal number of an integer m, 1 to 2^31, float64.
+    """Heights and slopes of the lines that map an integer m, 1 to 2^31, to a standard normal number, float64.
 
-    With probability m / 2^31 a normal number is further from 0: m near 0 is the tails, 2^31 the middle. Lines meet at
-    integers of which all but the first 9 bits are 0, so that they get shorter towards the tails, as the function gets
-    steeper. They are numbered as a float32 has its first bits, less the upper bits of the exponent, which only 1 has
-    another of. No line is further than 1e-6 from the function. 0 is on the line of 2, at 6.3.
+    With probability m / 2^31 a normal number is further from 0: m near 0 gives the tails, 2^31 the middle. Lines meet
+    at integers of which all but the first 9 bits are 0, so that they get shorter towards the tails, where the function
+    is steeper. A line's number is the first bits of a float32, without the upper bits of the exponent, which differ
+    only for m = 1. No line is further than 1e-6 from the function. m = 0 is on the line of 2, at 6.3.
     """
     heights, slopes = [0.0] * _LINES, [0.0] * _LINES
     inverse = NormalDist().inv_cdf

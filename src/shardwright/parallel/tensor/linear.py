@@ -1,12 +1,12 @@
-"""Tensor parallel: the matrices of a layer, cut over the tp axis. Shoeybi et al. 2019 (arXiv 1909.08053).
+"""Tensor parallel: the matrices of a layer, sharded over the tp axis. Shoeybi et al. 2019 (arXiv 1909.08053).
 
-A column-parallel linear holds some of the outputs, a row-parallel one some of the inputs. In the pair
-row(act(column(x))) no rank needs another's intermediate, and one all-reduce at the end is enough. With sequence
-parallel (Korthikanti et al. 2022, arXiv 2205.05198) what stands between the pairs is sharded over the sequence, and
-the all-reduce becomes a reduce-scatter after and an all-gather before: the same bytes, less memory.
+A column-parallel linear layer holds some of the outputs, a row-parallel one some of the inputs. In the pair
+row(act(column(x))) no rank needs another rank's intermediate, and one all-reduce at the end is enough. With sequence
+parallel (Korthikanti et al. 2022, arXiv 2205.05198) tensors between the pairs are sharded over the sequence, and a
+reduce-scatter after a pair and an all-gather before it replace the all-reduce: the same bytes, less memory.
 
-Shape suffixes: S sequence, B batch, H hidden (input width), N output width; s is S / tp where the sequence is
-sharded, and equals S elsewhere.
+Shape suffixes: S sequence, B batch, H hidden (input width), N output width; s is S / tp if the sequence is sharded,
+else S.
 """
 
 from dataclasses import dataclass, field
@@ -44,11 +44,12 @@ from shardwright.sharding.sequence import Ranges, held_ranges, share_of
 
 @dataclass(frozen=True)
 class LayerSharding:
-    """How the layers of one stage are cut: over which axes, whether the sequence is sharded over tp between the layers,
-    and where weight gradients wait if the schedule puts them off.
+    """The sharding of the layers of one stage: its axes, whether the sequence is sharded over tp between the layers,
+    and the place of weight gradients that the schedule defers.
 
-    Ranks of `cp` each hold a part of every sequence, the one that `cp_method` of attention asks for; those of `ep`
-    different experts, and those of `expert_tp` share the matrices of each expert; rows travel to experts in fp8 or not.
+    Each rank of `cp` holds a part of every sequence; `cp_method` says which part, and how attention is computed. Each
+    rank of `ep` holds different experts, and the ranks of `expert_tp` share the matrices of each expert. Rows are sent
+    to experts in fp8 if `float8_dispatch`.
     """
 
     tp: Axis
@@ -62,17 +63,17 @@ class LayerSharding:
 
     @classmethod
     def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "LayerSharding":
-        """A cut over tp alone."""
+        """A sharding over tp only."""
         return cls(tp, tp.alone("cp"), tp.alone("ep"), tp, sequence_parallel=sequence_parallel)
 
     @property
     def shards_sequence(self) -> bool:
-        """True if a rank holds only its part of the sequence between layers."""
+        """True if a rank holds only a part of the sequence between layers."""
         return self.sequence_parallel and self.tp.size > 1
 
     @property
     def trades_heads(self) -> bool:
-        """True if attention sees the whole sequence of some heads."""
+        """True if a rank computes attention over the whole sequence, for some of the heads."""
         return self.cp.size > 1 and CONTEXT_METHODS[self.cp_method].trades_heads
 
     def held(self, sequence: int) -> Ranges:
@@ -81,58 +82,70 @@ class LayerSharding:
 
     def held_between(self, sequence: int) -> Ranges:
         """The positions of this rank's tokens between the layers."""
-        held = self.held(sequence)
-        return share_of(held, self.tp.size, self.tp.index) if self.shards_sequence else held
+        ranges = self.held(sequence)
+        return share_of(ranges, self.tp.size, self.tp.index) if self.shards_sequence else ranges
 
     @property
     def summed_over(self) -> Axis | None:
-        """The axis whose ranks each see a part of the tokens, and so of a replicated parameter's gradient."""
+        """The axis over which gradients of replicated parameters are summed, since each rank sees a part of the tokens;
+        None if there is none."""
         return self.tp if self.shards_sequence else None
 
 
 class ColumnLinear(nn.Module):
-    """x W^T of which each tp rank computes its share of the outputs.
+    """x W^T, of which each tp rank computes its share of the outputs.
 
-    The weight's full shape is (*out_shape, in_features); `dim` is the dim of out_shape that is cut. Several
-    matrices that share their input (query, key and value; gate and up) are one weight, one product and one
-    collective. The result is [S, B, N / tp], N = product of out_shape. `owns_input`: nobody else keeps the input.
+    The weight's full shape is (*out_shape, in_features); `dim` is the sharded dim of out_shape. Several matrices that
+    share their input (query, key and value; gate and up) are one weight, one product and one collective. The result is
+    [S, B, N / tp], N = product of out_shape. `owns_input` says that nothing else keeps the input.
     """
 
     def __init__(
-        self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: LayerSharding, std: float,
+        self,
+        in_features: int,
+        out_shape: tuple[int, ...],
+        dim: int,
+        sharding: LayerSharding,
+        std: float,
         owns_input: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        self.cut, self.owns_input = cut, owns_input
-        self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std=std)
+        self.sharding, self.owns_input = sharding, owns_input
+        self.weight = sharded((*out_shape, in_features), dim, sharding.tp, "normal", std=std)
 
     def forward(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to [S, B, N / tp]."""
-        return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.cut, self.owns_input)
+        return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.sharding, self.owns_input)
 
 
 class RowLinear(nn.Module):
-    """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp.
+    """x W^T, of which each tp rank holds its share of the inputs; the partial products are summed over tp.
 
-    `owns_input`: nobody else keeps the input.
+    `owns_input` says that nothing else keeps the input.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, cut: LayerSharding, std: float, owns_input: bool = True
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        sharding: LayerSharding,
+        std: float,
+        owns_input: bool = True,
     ) -> None:
         super().__init__()
-        self.cut, self.owns_input = cut, owns_input
-        self.weight = sharded((out_features, in_features), 1, cut.tp, "normal", std=std)
-        # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
-        self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
+        self.sharding, self.owns_input = sharding, owns_input
+        self.weight = sharded((out_features, in_features), 1, sharding.tp, "normal", std=std)
+        # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens only.
+        self.bias = whole((out_features,), "zeros", summed_over=sharding.summed_over) if bias else None
 
     def forward(self, x_SBH: ProductInput) -> Tensor:
         """[S, B, H / tp] to [s, B, N]."""
-        return self.with_bias(sum_of_parts(self.part(x_SBH), self.cut))
+        return self.with_bias(sum_of_parts(self.part(x_SBH), self.sharding))
 
     def part(self, x_SBH: ProductInput) -> Tensor:
         """This rank's part of the sum, [S, B, N], without the bias."""
-        return local_product(x_SBH, self.weight, self.cut, self.owns_input)
+        return local_product(x_SBH, self.weight, self.sharding, self.owns_input)
 
     def with_bias(self, y_sBN: Tensor) -> Tensor:
         """The sum of all parts, with the bias if there is one."""
@@ -140,38 +153,40 @@ class RowLinear(nn.Module):
 
 
 class ReplicatedLinear(nn.Module):
-    """x W^T that each tp rank computes whole, of the tokens that it has. Moves nothing.
+    """x W^T with a weight that each tp rank holds in full, for the rank's tokens. Moves nothing.
 
-    Under sequence parallel those are a part of the sequence, so that the ranks' gradients must be summed; and so they
-    must where what follows is cut (`summed_over`).
+    The ranks' gradients must be summed under sequence parallel, when each rank has a part of the sequence, and also if
+    the following layer is sharded; then the caller gives the axis `summed_over`.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, cut: LayerSharding, std: float, summed_over: Axis | None = None
+        self, in_features: int, out_features: int, sharding: LayerSharding, std: float, summed_over: Axis | None = None
     ) -> None:
         super().__init__()
-        self.cut = cut
-        axis = summed_over or cut.summed_over
+        self.sharding = sharding
+        axis = summed_over or sharding.summed_over
         self.weight = whole((out_features, in_features), "normal", std, summed_over=axis)
 
     def forward(self, x_SBH: ProductInput) -> Tensor:
         """[s, B, H] to [s, B, N]."""
-        return local_product(x_SBH, self.weight, self.cut)
+        return local_product(x_SBH, self.weight, self.sharding)
 
 
-def sum_of_parts(part_SBN: Tensor, cut: LayerSharding) -> Tensor:
-    """The sum over tp of what row-parallel products gave on each rank, [s, B, N]."""
-    leave = scatter_to if cut.shards_sequence else reduce_from
-    return leave(part_SBN, cut.tp)
+def sum_of_parts(part_SBN: Tensor, sharding: LayerSharding) -> Tensor:
+    """The sum over tp of the ranks' results of row-parallel products, [s, B, N]."""
+    leave = scatter_to if sharding.shards_sequence else reduce_from
+    return leave(part_SBN, sharding.tp)
 
 
-def local_product(x_SBH: ProductInput, weight: PlacedParameter, cut: LayerSharding, owns_input: bool = False) -> Tensor:
+def local_product(
+    x_SBH: ProductInput, weight: PlacedParameter, sharding: LayerSharding, owns_input: bool = False
+) -> Tensor:
     """x W^T of this rank's tokens with its part of a matrix, [S, B, N]. Moves nothing, forward or backward."""
-    return _LocalProduct.apply(*values_and_recipe(x_SBH), weight, cut, owns_input)
+    return _LocalProduct.apply(*values_and_recipe(x_SBH), weight, sharding, owns_input)
 
 
 def product(x_SBH: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised | None]:
-    """x W^T, in fp8 if the weight's products are; and x in fp8, if the weight's gradient is to be made of that."""
+    """x W^T, in fp8 if the weight's products are; and x in fp8, if the weight's gradient is computed from it."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
         return functional.linear(x_SBH, weight_NH), None
@@ -181,7 +196,7 @@ def product(x_SBH: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised |
 
 
 def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised | None]:
-    """dy W, in fp8 if the weight's products are; and dy in fp8, if the weight's gradient is to be made of that."""
+    """dy W, in fp8 if the weight's products are; and dy in fp8, if the weight's gradient is computed from it."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
         return dy_SBN @ weight_NH, None
@@ -198,9 +213,9 @@ def _state(weight: PlacedParameter) -> Float8Linear:
 class _ColumnProduct(torch.autograd.Function):
     """Column-parallel product whose backward hides its communication under the weight gradient.
 
-    Forward: all-gather of x along the sequence under sequence parallel, else nothing. Only this rank's part of x is
-    kept. Backward: the input gradient is all-reduced (reduce-scattered under sequence parallel) while the weight
-    gradient is computed; under sequence parallel x is gathered again meanwhile, instead of having been kept.
+    Forward: all-gather of x along the sequence under sequence parallel, else no communication. Only this rank's part of
+    x is kept. Backward: the input gradient is all-reduced (reduce-scattered under sequence parallel) while the weight
+    gradient is computed; under sequence parallel x, which was not kept, is gathered again meanwhile.
     """
 
     @staticmethod
@@ -209,69 +224,71 @@ class _ColumnProduct(torch.autograd.Function):
         x_sBH: Tensor,
         recipe: InputRecipe | None,
         weight: PlacedParameter,
-        cut: LayerSharding,
+        sharding: LayerSharding,
         owns_input: bool,
     ) -> Tensor:
-        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
-        ctx.weight, ctx.cut = weight, cut
-        x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
+        # Not a saved tensor: the weight may be released after the forward, and gathered again into other memory.
+        ctx.weight, ctx.sharding = weight, sharding
+        x_SBH = all_gather(x_sBH, sharding.tp) if sharding.shards_sequence else x_sBH
         y_SBN, cast = product(x_SBH, weight)
-        own = own_part(cast, cut.tp.size, cut.tp.index) if cast is not None and cut.shards_sequence else cast
-        keep_input_or_cast(ctx, x_sBH, recipe, own, owns_input=owns_input)
+        own_cast = cast
+        if cast is not None and sharding.shards_sequence:
+            own_cast = own_part(cast, sharding.tp.size, sharding.tp.index)
+        keep_input_or_cast(ctx, x_sBH, recipe, own_cast, owns_input=owns_input)
         return y_SBN
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dy_SBN,) = grads
         weight: PlacedParameter = ctx.weight
-        cut: LayerSharding = ctx.cut
+        sharding: LayerSharding = ctx.sharding
         shape: torch.Size = ctx.shape
-        operand, gathered = _input_again(ctx, cut, dy_SBN.dtype)
-        dx_SBH, of_dy = input_gradient_of(dy_SBN, weight)
-        dx_sBH, reduced = start_sum(dx_SBH, shape, cut)
+        operand, gathered = _input_again(ctx, sharding, dy_SBN.dtype)
+        dx_SBH, dy_cast = input_gradient_of(dy_SBN, weight)
+        dx_sBH, reduced = start_sum(dx_SBH, shape, sharding)
         del dx_SBH
-        add_weight_gradient(weight, dy_SBN if of_dy is None else of_dy, operand, gathered, cut=cut)
+        add_weight_gradient(weight, dy_SBN if dy_cast is None else dy_cast, operand, gathered, sharding=sharding)
         reduced.wait()
         return dx_sBH, None, None, None, None
 
 
-def _input_again(ctx: Any, cut: LayerSharding, dtype: torch.dtype) -> tuple["Operand", Pending | None]:
-    """The input of a column-parallel product in its backward, once what is pending is over: gathered where the sequence
-    is sharded, as what it stands for, and cast as in the forward then."""
+def _input_again(ctx: Any, sharding: LayerSharding, dtype: torch.dtype) -> tuple["Operand", Pending | None]:
+    """The input of a column-parallel product in its backward, and the pending all-gather, if there is one. If the
+    sequence is sharded, a cast input is dequantised, gathered, and then cast again as in the forward."""
     if ctx.granularity is None:
-        return start_gather_again(kept_input(ctx), cut)
-    if not cut.shards_sequence:
+        return start_gather_again(kept_input(ctx), sharding)
+    if not sharding.shards_sequence:
         return kept_cast(ctx), None
     x_sBH = dequantise(kept_cast(ctx), dtype).view(ctx.shape) if ctx.keeps_cast else kept_input(ctx)
-    x_SBH, gathered = start_gather_again(x_sBH, cut)
+    x_SBH, gathered = start_gather_again(x_sBH, sharding)
     return ToBeCast(x_SBH, ctx.granularity, ctx.scale), gathered
 
 
 # The backward of column-parallel products, piece by piece; column_products.py has the same for several at once.
 
 
-def start_gather_again(x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor, Pending | None]:
-    """The input of a column-parallel product in a backward, [S, B, H], once what is pending is over: an all-gather
-    where the sequence is sharded."""
-    if not cut.shards_sequence:
+def start_gather_again(x_sBH: Tensor, sharding: LayerSharding) -> tuple[Tensor, Pending | None]:
+    """The input of a column-parallel product in a backward, [S, B, H], and the pending all-gather after which it is
+    complete; None if the sequence is not sharded."""
+    if not sharding.shards_sequence:
         return x_sBH, None
-    tp = cut.tp
+    tp = sharding.tp
     x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
     return x_SBH, start_all_gather(x_SBH, x_sBH, tp)
 
 
-def start_sum(dx_SBH: Tensor, shape: torch.Size, cut: LayerSharding) -> tuple[Tensor, Pending]:
-    """The ranks' parts of an input gradient, summed in the shape of x once what is pending is over: an all-reduce, or
-    where the sequence is sharded a reduce-scatter."""
-    tp = cut.tp
-    if not cut.shards_sequence:
+def start_sum(dx_SBH: Tensor, shape: torch.Size, sharding: LayerSharding) -> tuple[Tensor, Pending]:
+    """The sum of the ranks' parts of an input gradient, in the shape of x, and the pending collective after which it is
+    complete: a reduce-scatter if the sequence is sharded, else an all-reduce."""
+    tp = sharding.tp
+    if not sharding.shards_sequence:
         return dx_SBH, start_all_reduce(dx_SBH, tp)
     dx_sBH = dx_SBH.new_empty(shape)
     return dx_sBH, start_reduce_scatter(dx_sBH, dx_SBH, tp)
 
 
 class ToBeCast(NamedTuple):
-    """An input that is still on its way, and how it was cast in the forward."""
+    """An input that may not have arrived yet, and the parameters of its cast in the forward."""
 
     x_SBH: Tensor
     granularity: Granularity
@@ -282,29 +299,28 @@ Operand = Tensor | Quantised | ToBeCast
 
 
 def add_weight_gradient(
-    weight: PlacedParameter, dy: Tensor | Quantised, x: Operand, gathered: Pending | None, cut: LayerSharding
+    weight: PlacedParameter, dy: Tensor | Quantised, x: Operand, gathered: Pending | None, sharding: LayerSharding
 ) -> None:
-    """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there. Either
-    both are in fp8 or to be so, or neither."""
+    """Add dy^T x to the weight's gradient, now or with the deferred weight gradients, once x is `gathered`. Either both
+    operands are in fp8, or to be cast to it, or neither is."""
 
     def add() -> None:
         if gathered is not None:
             gathered.wait()
         if isinstance(dy, Tensor):
             assert isinstance(x, Tensor)
-            weight.add_product(dy.flatten(0, 1), x.flatten(0, 1), cut.tp.kind)
+            weight.add_product(dy.flatten(0, 1), x.flatten(0, 1), sharding.tp.kind)
             return
         assert not isinstance(x, Tensor)
         cast = x if isinstance(x, Quantised) else cast_as_before(x.x_SBH.flatten(0, 1), x.granularity, x.scale)
         weight.add_float8_product(dy, cast)
 
-    cut.deferred.now_or_later(add)
+    sharding.deferred.now_or_later(add)
 
 
 class _LocalProduct(torch.autograd.Function):
-    """The product that a rank computes by itself; of a row-parallel one that is a part, and the caller sums the parts.
-
-    Forward and backward move nothing."""
+    """The product that a rank computes by itself. Of a row-parallel product this is a part, and the caller sums the
+    parts. Forward and backward move nothing."""
 
     @staticmethod
     def forward(
@@ -312,10 +328,10 @@ class _LocalProduct(torch.autograd.Function):
         x_SBH: Tensor,
         recipe: InputRecipe | None,
         weight: PlacedParameter,
-        cut: LayerSharding,
+        sharding: LayerSharding,
         owns_input: bool,
     ) -> Tensor:
-        ctx.weight, ctx.cut = weight, cut
+        ctx.weight, ctx.sharding = weight, sharding
         y_SBN, cast = product(x_SBH, weight)
         keep_input_or_cast(ctx, x_SBH, recipe, cast, owns_input=owns_input)
         return y_SBN
@@ -325,6 +341,6 @@ class _LocalProduct(torch.autograd.Function):
         (dy_SBN,) = grads
         weight: PlacedParameter = ctx.weight
         x = kept_input(ctx) if ctx.granularity is None else kept_cast(ctx)
-        dx_SBH, of_dy = input_gradient_of(dy_SBN, weight)
-        add_weight_gradient(weight, dy_SBN if of_dy is None else of_dy, x, None, cut=ctx.cut)
+        dx_SBH, dy_cast = input_gradient_of(dy_SBN, weight)
+        add_weight_gradient(weight, dy_SBN if dy_cast is None else dy_cast, x, None, sharding=ctx.sharding)
         return dx_SBH, None, None, None, None

@@ -1,1 +1,1 @@
-"""ZeRO: replicas share their optimizer state, gradients and parameters."""
+"""ZeRO: replicas shard their optimizer state, gradients and parameters."""

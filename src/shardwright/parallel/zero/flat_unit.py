@@ -1,8 +1,8 @@
 """A unit: parameters that are gathered, reduced and updated together, as flat buffers.
 
-Every parameter and every gradient is a view of its unit's buffers, so one collective moves them all, straight into
-and out of the memory that the layers compute with. When that happens, and which buffers a rank holds whole, is told in
-sharding/zero_events.py; here is what each event does to tensors.
+Every parameter and every gradient is a view of its unit's buffers, so one collective moves them all, directly into and
+out of the memory that the layers compute with. sharding/zero_events.py says when that happens, and which buffers a rank
+holds unsharded; this file says what each event does to tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,8 +41,8 @@ from shardwright.sharding.zero_events import UnitEvents, UnitSizes
 class Sharding:
     """How the replicas of a stage share its state.
 
-    `zero` is the stage of ZeRO. Shards lie on the ranks of `shards`; each shard is held alike by the ranks of
-    `copies`, which is of size 1 unless sharding is hybrid. `tp` sums the gradients that its ranks each see a part of.
+    `zero` is the stage of ZeRO. State is sharded over the ranks of `shards`; the ranks of `copies`, an axis of size 1
+    unless sharding is hybrid, hold the same shard. `tp` sums gradients of which each of its ranks sees a part.
     """
 
     zero: int
@@ -50,20 +50,20 @@ class Sharding:
     copies: Axis
     tp: Axis
     compute: torch.dtype = torch.float32
-    gradients: torch.dtype = torch.float32  # in which they add up
-    reduce: torch.dtype = torch.float32  # in which they travel
-    host_share: float = 0.0  # of the optimizer state and float32 weights that is in host memory
-    host_values: bool = False  # whether the shards of the values are in host memory (stage 3)
-    link: HostLink | None = None  # to host memory, where that is not the device's
+    gradients: torch.dtype = torch.float32  # number type in which they are accumulated
+    reduce: torch.dtype = torch.float32  # number type in which they are reduced
+    host_share: float = 0.0  # share of optimizer state and float32 weights in host memory
+    host_values: bool = False  # True if the shards of the values are in host memory (stage 3)
+    link: HostLink | None = None  # to host memory, if the device has memory of its own
 
     @property
     def num_shards(self) -> int:
-        """Shards of the optimizer state: 1 where every replica holds all of it."""
+        """The number of shards of the optimizer state: 1 if every replica holds all of it."""
         return self.shards.size if self.zero else 1
 
 
 class FlatUnit(UnitEvents[Tensor]):
-    """The flat buffers of some parameters, and what the events of ZeRO do to them."""
+    """The flat buffers of some parameters, and the effects of ZeRO's events on them."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class FlatUnit(UnitEvents[Tensor]):
         make_compressor: MakeCompressor | None = None,
         updates: Updates = OF_ADAMW,
     ) -> None:
-        """Gives the parameters their initial values, of which only what this rank holds is kept. They are all updated
-        alike, as `updates` say."""
+        """Gives the parameters their initial values; only this rank's part of them is kept. All parameters of a unit
+        have the same kind of update, which `updates` says."""
         self.parameters = in_unit_order(parameters, lambda p: p.place)
         self.sharding = sharding
         places = [parameter.place for parameter in self.parameters]
@@ -94,38 +94,38 @@ class FlatUnit(UnitEvents[Tensor]):
         super().__init__(sizes, pool)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
         first = (sharding.shards.index if sharding.zero else 0) * self.layout.shard_size
-        self._mine = slice(first, first + self.layout.shard_size)
+        self._shard = slice(first, first + self.layout.shard_size)
         self._followers: list[tuple[PlacedParameter, PlacedParameter]] = []
-        self._gathering: tuple[Pending, Tensor] | None = None  # and the memory that the values come to
-        # And the memory that the sum comes to, if it is not to stay there.
-        self._summing: tuple[Pending | Reduction, Tensor | None] | None = None
+        self._gathering: tuple[Pending, Tensor] | None = None  # and the memory of the values
+        # With the memory of the sum, if the sum is to be moved on from there.
+        self._reduction: tuple[Pending | Reduction, Tensor | None] | None = None
         self._compressor = make_compressor(places) if make_compressor is not None else None
         self.updated_next: FlatUnit | None = None
-        self.look: Callable[[Tensor], None] | None = None  # sees gradients of this rank alone, before they are summed
+        self.look: Callable[[Tensor], None] | None = None  # sees this rank's gradients before they are summed
         self._make_buffers(initial)
 
     @property
     def name(self) -> str:
-        """The first and the last of its parameters."""
+        """The names of its first and its last parameter."""
         first, last = self.parameters[0].place.name, self.parameters[-1].place.name
         return first if first == last else f"{first} to {last}"
 
     def _make_buffers(self, initial: Initial) -> None:
         sharding, size, shard_size = self.sharding, self.layout.size, self.layout.shard_size
         device = self.parameters[0].device
-        self._shown: Tensor | None = None  # the values that the parameters show
+        self._full_values: Tensor | None = None  # of which the parameters are views
         if sharding.zero < 3:
-            self._shown = torch.zeros(size, dtype=sharding.compute, device=device)
-            self.value_shard = self._shown[self._mine]
+            self._full_values = torch.zeros(size, dtype=sharding.compute, device=device)
+            self.value_shard = self._full_values[self._shard]
         elif sharding.host_values:
             self.value_shard = on_host(shard_size, sharding.compute, device, sharding.link)
         else:
             self.value_shard = torch.zeros(shard_size, dtype=sharding.compute, device=device)
         self.masters = Masters(self._pieces(), self.value_shard, device, sharding.link)
-        self._added_up: Tensor | None = None  # the gradients that the parameters add to
+        self._full_gradients: Tensor | None = None  # of which the parameters' gradients are views
         self._gradient_shard: Tensor | None = None
         if sharding.zero < 2:
-            self._add_up_in(torch.zeros(size, dtype=sharding.gradients, device=device))
+            self._accumulate_in(torch.zeros(size, dtype=sharding.gradients, device=device))
         else:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
         for parameter in self.parameters:
@@ -134,42 +134,43 @@ class FlatUnit(UnitEvents[Tensor]):
         self._show()
 
     def _write_initial(self, parameter: PlacedParameter, initial: Initial) -> None:
-        """Give this rank's shard its part of a parameter, in float32, and the values that are here beside it theirs."""
-        place, offset, first = parameter.place, self._offset[parameter], self._mine.start
-        start, stop = self._overlap(parameter, self._mine)
+        """Write the initial values of a parameter: its part in this rank's shard, in float32, and, if this rank holds
+        all values, the rest of it."""
+        place, offset, first = parameter.place, self._offset[parameter], self._shard.start
+        start, stop = self._overlap(parameter, self._shard)
         if start < stop:
-            self.masters.fill(start - first, stop - first, lambda at, out: initial(place, first + at - offset, out))
+            self.masters.fill(start - first, stop - first, lambda i, out: initial(place, first + i - offset, out))
         end = offset + parameter.numel()
-        beside = ((offset, min(start, end)), (max(stop, offset), end)) if self._shown is not None else ()
-        for low, high in beside:
-            if self._shown is not None and low < high:
-                initial(place, low - offset, self._shown[low:high])
+        outside_shard = ((offset, min(start, end)), (max(stop, offset), end)) if self._full_values is not None else ()
+        for low, high in outside_shard:
+            if self._full_values is not None and low < high:
+                initial(place, low - offset, self._full_values[low:high])
 
     def _pieces(self) -> list[ShardPiece]:
-        """The shard in pieces that the optimizer treats alike: with decay or without, on the host or the device."""
+        """The pieces of the shard: each with or without weight decay as a whole, on the host or on the device."""
         shard_size = self.layout.shard_size
         last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
         end_of_decay = self.layout.offsets[last] + self.parameters[last].numel() if last >= 0 else 0
-        decayed = min(max(end_of_decay - self._mine.start, 0), shard_size)
+        decayed = min(max(end_of_decay - self._shard.start, 0), shard_size)
         hosted = num_hosted(self.sharding.host_share, shard_size)
         edges = sorted({0, decayed, hosted, shard_size})
         return [ShardPiece(start, stop, stop <= decayed, stop <= hosted) for start, stop in pairwise(edges)]
 
-    def _overlap(self, parameter: PlacedParameter, within: slice) -> tuple[int, int]:
-        """The range of the buffer that holds this parameter and lies in `within`; empty if start == stop."""
+    def _overlap(self, parameter: PlacedParameter, span: slice) -> tuple[int, int]:
+        """The part of this parameter's range in the buffer that lies in `span`; empty if start == stop."""
         offset = self._offset[parameter]
-        start = min(max(offset, within.start), within.stop)
-        return start, max(start, min(offset + parameter.numel(), within.stop))
+        start = min(max(offset, span.start), span.stop)
+        return start, max(start, min(offset + parameter.numel(), span.stop))
 
     def rows_held(self, parameter: PlacedParameter) -> tuple[int, int, int]:
-        """The rows [first, end) of a parameter that lie in this rank's shard, and where in the shard the first one
-        begins. There may be none."""
-        start, stop = self._overlap(parameter, self._mine)
+        """The rows [first, end) of a parameter that lie in this rank's shard, and the position in the shard of the
+        first one. There may be none."""
+        start, stop = self._overlap(parameter, self._shard)
         offset, row_size = self._offset[parameter], rows_of(parameter.shape)[1]
-        return (start - offset) // row_size, (stop - offset) // row_size, start - self._mine.start
+        return (start - offset) // row_size, (stop - offset) // row_size, start - self._shard.start
 
     def take_up(self) -> None:
-        """The float32 weights were set: compute with them. Moves an all-gather over the shards in ZeRO 1 and 2."""
+        """Compute with the float32 weights, which were set. Moves an all-gather over the shards in ZeRO 1 and 2."""
         self.masters.write_values(self.value_shard)
         if self.sharding.zero in (1, 2):
             self._start_gather(None)
@@ -178,19 +179,19 @@ class FlatUnit(UnitEvents[Tensor]):
     # Values.
 
     def follow(self, follower: PlacedParameter, leader: PlacedParameter) -> None:
-        """`follower` is another use of `leader`, which is in this unit: it shows the same memory."""
+        """Make `follower` share the memory of `leader`, which is in this unit: it is another use of the same values."""
         self._followers.append((follower, leader))
         self._show()
 
     def _show(self) -> None:
-        """Make the parameters views of the values; or views of nothing, where these are not here."""
+        """Make the parameters views of the values; or without memory, if the values are not here now."""
         for parameter in self.parameters:
-            if self._shown is None:
+            if self._full_values is None:
                 parameter.data = no_memory(parameter.shape, parameter.device, self.value_shard.dtype)
                 if parameter.float8 is not None:
                     parameter.float8.drop_weight()
             else:
-                parameter.data = self._view(self._shown, parameter)
+                parameter.data = self._view(self._full_values, parameter)
         for follower, leader in self._followers:
             follower.data = leader.data
 
@@ -199,50 +200,50 @@ class FlatUnit(UnitEvents[Tensor]):
         return buffer[offset : offset + parameter.numel()].view(parameter.shape)
 
     def _start_gather(self, values: Loan[Tensor] | None) -> None:
-        mine, whole = self.value_shard, self._shown
+        shard, full = self.value_shard, self._full_values
         if values is not None:
-            whole = lent(values, self.layout.size, mine.dtype)
+            full = lent(values, self.layout.size, shard.dtype)
             if self.sharding.host_values:
-                mine = whole[self._mine].copy_(mine, non_blocking=True)
-        assert whole is not None
-        self._gathering = start_all_gather(whole, mine, self.sharding.shards), whole
+                shard = full[self._shard].copy_(shard, non_blocking=True)
+        assert full is not None
+        self._gathering = start_all_gather(full, shard, self.sharding.shards), full
 
     def _finish_gather(self) -> None:
         assert self._gathering is not None
-        pending, self._shown = self._gathering
+        pending, self._full_values = self._gathering
         self._gathering = None
         pending.wait()
         self._show()
 
     def _drop_values(self) -> None:
-        self._shown = None
+        self._full_values = None
         self._show()
 
-    # Versions of the values, for pipelines that update without draining. Only without ZeRO.
+    # Versions of the values, for pipelines that update without draining; only without ZeRO.
 
     def values(self) -> Tensor:
-        """The values that the parameters show."""
-        assert self._shown is not None
-        return self._shown
+        """The values of which the parameters are views."""
+        assert self._full_values is not None
+        return self._full_values
 
     def show(self, values: Tensor) -> None:
-        """Let the parameters show another version."""
-        self._shown = values
+        """Make the parameters views of another version."""
+        self._full_values = values
         self._show()
         for parameter in self.parameters:
             if parameter.float8 is not None:
-                parameter.float8.weight_changed()  # cast anew: only one version's cast is kept
+                parameter.float8.weight_changed()  # to be cast again: only one version's cast is kept
 
     def write_to(self, values: Tensor) -> None:
-        """Let the next update leave its result in this version."""
+        """Let the next update write its result to this version."""
         self.masters.write_to(values)
         self.value_shard = values
 
     # Gradients.
 
-    def _add_up_in(self, gradients: Tensor | None) -> None:
-        """Make the parameters' gradients views of this memory, which holds none yet."""
-        self._added_up = gradients
+    def _accumulate_in(self, gradients: Tensor | None) -> None:
+        """Make the parameters' gradients views of this memory, which holds no gradients yet."""
+        self._full_gradients = gradients
         end = 0
         for parameter in self.parameters:
             offset = self._offset[parameter]
@@ -250,13 +251,13 @@ class FlatUnit(UnitEvents[Tensor]):
             parameter.gradient = None
             if gradients is not None:
                 parameter.gradient = self._view(gradients, parameter)
-                gradients[end:offset].zero_()  # padding is summed and updated like the rest: it has to be a number
+                gradients[end:offset].zero_()  # padding: it is summed and updated too, so it must be finite
             end = offset + parameter.numel()
         if gradients is not None:
             gradients[end:].zero_()
 
     def _open_gradients(self, gradients: Loan[Tensor]) -> None:
-        self._add_up_in(lent(gradients, self.layout.size, self.sharding.gradients))
+        self._accumulate_in(lent(gradients, self.layout.size, self.sharding.gradients))
 
     def zero(self) -> None:
         """Begin a step: there are no gradients yet."""
@@ -267,10 +268,10 @@ class FlatUnit(UnitEvents[Tensor]):
     def _start_reduce(self, cast: Loan[Tensor] | None, aside: Loan[Tensor] | None) -> None:
         """Begin to sum the gradients over the replicas.
 
-        Moves one all-reduce without ZeRO, else one reduce-scatter over the shards, or what a compressor makes of it;
-        before, where ranks of tp each saw a part of the tokens, an all-reduce of those gradients over tp.
+        Moves one all-reduce without ZeRO, else one reduce-scatter over the shards, or the messages of a compressor;
+        and before, for gradients of which ranks of tp each saw a part of the tokens, an all-reduce over tp.
         """
-        gradients, sharding = self._added_up, self.sharding
+        gradients, sharding = self._full_gradients, self.sharding
         assert gradients is not None
         for parameter in self.parameters:
             if not parameter.has_gradient:
@@ -297,58 +298,58 @@ class FlatUnit(UnitEvents[Tensor]):
         else:
             pending = start_reduce_scatter(out, source, sharding.shards)
         stays = (cast if sharding.zero == 0 else aside) is None
-        self._summing = pending, None if stays else out
+        self._reduction = pending, None if stays else out
 
     def _partial_sums(self) -> list[list[PlacedParameter]]:
-        """Parameters whose gradients are partial sums over tp, neighbours in the buffer together."""
+        """Parameters whose gradients are partial sums over tp, grouped into neighbours in the buffer."""
         runs = groupby(self.parameters, lambda p: bool(p.place.summed_over))
         return [list(run) for is_partial, run in runs if is_partial]
 
     def _sum_over_tp(self, parameters: list[PlacedParameter]) -> None:
-        """Sum the gradients of neighbours. Moves one all-reduce of as many elements on every rank of tp."""
-        assert self._added_up is not None
+        """Sum the gradients of neighbours over tp. Moves one all-reduce, of the same size on every rank of tp."""
+        assert self._full_gradients is not None
         start, last = self._offset[parameters[0]], parameters[-1]
-        whole = self._added_up[start : self._offset[last] + last.numel()]
-        if len(whole) == sum(p.numel() for p in parameters):
-            all_reduce(whole, self.sharding.tp)
+        gradients = self._full_gradients[start : self._offset[last] + last.numel()]
+        if len(gradients) == sum(p.numel() for p in parameters):
+            all_reduce(gradients, self.sharding.tp)
             return
-        # A shard ends between them, where another rank's does not, for what else they hold is of another size.
-        views = [self._view(self._added_up, p) for p in parameters]
-        packed = pack(views, whole.dtype)
+        # There is padding at a shard's end between them, which other ranks, whose units differ in size, may not have.
+        views = [self._view(self._full_gradients, p) for p in parameters]
+        packed = pack(views, gradients.dtype)
         all_reduce(packed, self.sharding.tp)
         unpack(packed, views)
 
     def _finish_reduce(self, has_sum: bool) -> None:
-        assert self._summing is not None
-        (pending, out), summed = self._summing, self.summed_gradients()
-        self._summing = None
+        assert self._reduction is not None
+        (pending, out), summed = self._reduction, self.summed_gradients()
+        self._reduction = None
         pending.wait()
         all_reduce(summed if out is None else out, self.sharding.copies)
         if out is not None:
             summed.add_(out) if has_sum else summed.copy_(out)
 
     def _drop_gradients(self) -> None:
-        self._add_up_in(None)
+        self._accumulate_in(None)
 
     def summed_gradients(self) -> Tensor:
-        """This rank's shard of the sum, after `finish_reduce`."""
+        """This rank's shard of the summed gradients, after `finish_reduce`."""
         if self._gradient_shard is not None:
             return self._gradient_shard
-        assert self._added_up is not None
-        return self._added_up[self._mine]
+        assert self._full_gradients is not None
+        return self._full_gradients[self._shard]
 
     def rows_of_gradient(self, parameter: PlacedParameter) -> Tensor:
         """The rows of a parameter's summed gradient that this rank holds, [rows, row]; there may be none."""
-        start, stop = self._overlap(parameter, self._mine)
-        shard = self.summed_gradients()[start - self._mine.start : stop - self._mine.start]
+        start, stop = self._overlap(parameter, self._shard)
+        shard = self.summed_gradients()[start - self._shard.start : stop - self._shard.start]
         return shard.view(-1, rows_of(parameter.shape)[1])
 
     def held_values(self, parameter: PlacedParameter) -> tuple[int, Tensor]:
-        """The values of a parameter that this rank holds for good: the number of the first, and all of them, flat."""
-        if self._shown is not None and self.sharding.zero < 3:
+        """The values of a parameter that this rank holds permanently: the index of the first, and all, flat."""
+        if self._full_values is not None and self.sharding.zero < 3:
             return 0, parameter.data.reshape(-1)
-        start, stop = self._overlap(parameter, self._mine)
-        return start - self._offset[parameter], self.value_shard[start - self._mine.start : stop - self._mine.start]
+        start, stop = self._overlap(parameter, self._shard)
+        return start - self._offset[parameter], self.value_shard[start - self._shard.start : stop - self._shard.start]
 
     @property
     def compressor(self) -> Compressor | None:
@@ -356,30 +357,30 @@ class FlatUnit(UnitEvents[Tensor]):
         return self._compressor
 
     def bucket(self) -> Bucket:
-        """How its parameters lie in what the replicas sum."""
+        """The layout of its parameters in the buffer that the replicas sum."""
         offsets, lengths = self.layout.offsets, tuple(p.numel() for p in self.parameters)
         shards, is_scattered = self.sharding.shards, self.sharding.zero > 0
         return Bucket(self.layout.size, tuple(offsets), lengths, shards.size, shards.index, is_scattered)
 
     @property
     def compression_bytes_saved(self) -> float:
-        """This rank's part of what compression kept off the wire so far; the ranks of the axis sum to all of it."""
+        """This rank's part of the bytes that compression saved on the wire; the parts of the axis add up to all."""
         return self._compressor.bytes_saved / self.sharding.shards.size if self._compressor is not None else 0.0
 
-    # What is allocated.
+    # Memory.
 
     def parameter_memory(self) -> list[Tensor]:
-        """Tensors whose memory holds values for good: gathered ones are the pool's."""
-        values = [self._shown] if self._shown is not None and self.sharding.zero < 3 else []
+        """Tensors whose memory holds values permanently. The memory of gathered values belongs to the pool."""
+        values = [self._full_values] if self._full_values is not None and self.sharding.zero < 3 else []
         return [self.value_shard, *values]
 
     def gradient_memory(self) -> list[Tensor]:
-        """Tensors whose memory holds gradients for good: where shards are kept, whole ones are the pool's."""
-        held = self._added_up if self._gradient_shard is None else self._gradient_shard
-        return [held] if held is not None else []
+        """Tensors whose memory holds gradients permanently. If shards are kept, full gradients belong to the pool."""
+        gradients = self._full_gradients if self._gradient_shard is None else self._gradient_shard
+        return [gradients] if gradients is not None else []
 
     def kept_memory(self) -> list[Tensor]:
-        """Tensors that stay from step to step beside the state: casts of weights, errors of compression."""
+        """Tensors that stay from step to step besides the state: casts of weights, errors of compression."""
         casts = [tensor for p in self.parameters if p.float8 is not None for tensor in p.float8.memory()]
         return casts + (self._compressor.method.memory() if self._compressor is not None else [])
 

@@ -1,8 +1,8 @@
-"""Copies between a device and host memory, each way on a stream of its own, so that both run beside each other and
-beside what is computed.
+"""Copies between a device and host memory, each direction on a stream of its own, so that both overlap with each other
+and with computation.
 
-A copy that changes the number type is no copy to CUDA: torch would convert on the CPU, into memory that is not pinned,
-and wait for all of it. Here the CPU converts some of it into pinned memory while the part before is on its way.
+CUDA cannot copy and change the number type at once: torch would convert on the CPU, into memory that is not pinned, and
+wait for all of it. Here the CPU converts one block into pinned memory while the block before it is copied.
 """
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 from shardwright.parallel.device_streams import DeviceStreams, Event
 from shardwright.parallel.pinned_memory import HostBuffer
 
-_BLOCK_BYTES = 32 << 20  # a millisecond of a link, and two of them are all that is kept
+_BLOCK_BYTES = 32 << 20  # takes a link a millisecond; at most two blocks are kept
 
 
 class HostLink:
-    """The way between a device and the host, of which all shards on the device make use."""
+    """The link between a device and the host, which all shards on the device use."""
 
     def __init__(self, streams: DeviceStreams) -> None:
         self._streams = streams
@@ -23,46 +23,46 @@ class HostLink:
         self._blocks: list[HostBuffer] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory with whatever lies there."""
+        """Uninitialised host memory."""
         return self._streams.pinned(shape, dtype)
 
     def is_on_host(self, x: Tensor) -> bool:
         """True if `x` lies in host memory."""
         return self._streams.is_on_host(x)
 
-    def send(self, into: Tensor, values: Tensor) -> Event:
-        """Begin to copy values of the device into pinned memory of the host. Returns when that is over; until then
-        neither may be written to."""
+    def send(self, out: Tensor, values: Tensor) -> Event:
+        """Begin to copy values of the device to `out`, pinned memory of the host. Returns the event of the copy's end;
+        until then neither tensor may be written to."""
         self._outward.wait_stream(self._streams.current())
         with self._streams.using(self._outward):
-            into.copy_(values, non_blocking=True)
-            sent: Event = self._outward.record_event()
-        return sent
+            out.copy_(values, non_blocking=True)
+            copy_end: Event = self._outward.record_event()
+        return copy_end
 
-    def bring(self, into: Tensor, values: Tensor) -> None:
-        """Copy values of the host, in pinned memory, into memory of the device. What is computed from here on has them;
-        where they are rounded on the way they may be written to at once."""
-        here = self._streams.current()
-        self._inward.wait_stream(here)
-        if into.dtype == values.dtype:
+    def bring(self, out: Tensor, values: Tensor) -> None:
+        """Copy values of the host, in pinned memory, to `out`, memory of the device. Work that is issued later sees
+        them. If the copy rounds the values, they may be overwritten at once."""
+        compute_stream = self._streams.current()
+        self._inward.wait_stream(compute_stream)
+        if out.dtype == values.dtype:
             with self._streams.using(self._inward):
-                into.copy_(values, non_blocking=True)
+                out.copy_(values, non_blocking=True)
         else:
-            num = _BLOCK_BYTES // into.element_size()
-            for part, rounded in zip(into.split(num), values.split(num), strict=True):
-                self._bring_rounded(part, rounded)
-        here.wait_stream(self._inward)
+            block_size = _BLOCK_BYTES // out.element_size()
+            for out_part, values_part in zip(out.split(block_size), values.split(block_size), strict=True):
+                self._bring_rounded(out_part, values_part)
+        compute_stream.wait_stream(self._inward)
 
-    def _bring_rounded(self, into: Tensor, values: Tensor) -> None:
+    def _bring_rounded(self, out: Tensor, values: Tensor) -> None:
         block = self._next_block()
-        staged = block.tensor.view(into.dtype)[: len(into)]
+        staged = block.tensor.view(out.dtype)[: len(out)]
         staged.copy_(values)
         with self._streams.using(self._inward):
-            into.copy_(staged, non_blocking=True)
+            out.copy_(staged, non_blocking=True)
             block.is_free = self._inward.record_event()
 
     def _next_block(self) -> HostBuffer:
-        """The block that has waited longest, once its copy is over."""
+        """The block that was used longest ago, once its copy is over."""
         if len(self._blocks) < 2:
             self._blocks.append(HostBuffer(self._streams.pinned((_BLOCK_BYTES,), torch.uint8)))
             return self._blocks[-1]

@@ -1,16 +1,16 @@
-"""The weights that the optimizer updates, in float32, of one shard; on the device, on the host, or some of each.
+"""The float32 weights of one shard, which the optimizer updates; on the device, on the host, or partly on each.
 
-Updates are far smaller than the weights, and 16 bits would round them away: where the model computes in 16 bits, the
-optimizer has a float32 copy of its own (Micikevicius et al. 2018, arXiv 1710.03740, section 3.1). Where it computes
-in float32, the values themselves are updated, and there is no copy.
+Updates are far smaller than the weights, and 16 bits would round them away. So if the model computes in 16 bits, the
+optimizer has a float32 copy of its own (Micikevicius et al. 2018, arXiv 1710.03740, section 3.1). If it computes in
+float32, the values themselves are updated, and there is no copy.
 
-What is on the host is updated there, by the CPU (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, section 4.1): its
-gradients go over, its new values come back. On a GPU the copies of one unit run while the CPU updates another: of the
-next one gradients are on their way, and of the last one values (parallel/zero/host_link.py).
+Weights on the host are updated there, by the CPU (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, section 4.1):
+gradients are copied to the host, and new values back. On a GPU the copies of one unit overlap with the CPU's update of
+another: the next unit's gradients and the last unit's values are copied meanwhile (parallel/zero/host_link.py).
 
-Some optimizers look at whole matrices, whose rows lie on several ranks. What they do with each element is done first,
-wherever it lies, and turns the gradients; these come back to the device, where all ranks make steps of them together;
-and the steps go to the weights.
+Some optimizers update whole matrices, whose rows lie on several ranks. Such an optimizer first applies its rule for
+each element, which transforms the gradients in place, on the host or the device. Then all ranks together make steps
+from the transformed gradients, on the device, and the steps are subtracted from the weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ from shardwright.parallel.zero.host_link import HostLink
 
 
 class MakeOptimizer(Protocol):
-    """Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not. It is what goes
-    before steps of whole matrices, if it is `by_matrix`."""
+    """Makes an optimizer of two lists of flat tensors: weights with decay, and weights without. If `by_matrix`, it only
+    applies the rule that precedes steps of whole matrices."""
 
     def __call__(
         self, decayed: list[Tensor], plain: list[Tensor], *, by_matrix: bool = False
@@ -35,8 +35,8 @@ class MakeOptimizer(Protocol):
 
 
 class MatrixSteps(Protocol):
-    """A maker of steps of whole matrices: from the gradients that shards have turned, in place, to the difference of
-    their weights, but for the learning rate."""
+    """Makes steps of whole matrices in place, from the transformed gradients of shards (`Masters.step_buffer`): a step
+    times the learning rate is what an update subtracts from the weights."""
 
     def __call__(self, shards: Sequence["Masters"], scratch: Tensor) -> None: ...
 
@@ -45,12 +45,13 @@ class MatrixSteps(Protocol):
         ...
 
     def go_on_after(self, number: int, device: torch.device) -> None:
-        """Continue as after so many steps: after none with nothing remembered, else with memory for it."""
+        """Continue as after `number` steps: with no state after 0 steps, else with memory for the state."""
 
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """The elements [start, stop) of a shard: whether their weights decay, and whether the host holds their state."""
+    """The elements [start, stop) of a shard; `decays` if they have weight decay, `on_host` if the host holds their
+    state."""
 
     start: int
     stop: int
@@ -59,7 +60,7 @@ class ShardPiece:
 
 
 def on_host(size: int, dtype: torch.dtype, device: torch.device, link: HostLink | None) -> Tensor:
-    """Zeros in host memory, pinned where there is a link to the device; without memory in a dry run."""
+    """Zeros in host memory, pinned if there is a link to the device; without memory in a dry run."""
     if link is not None:
         return link.empty((size,), dtype).zero_()
     return torch.zeros(size, dtype=dtype, device=device if device.type == "meta" else None)
@@ -71,12 +72,12 @@ class Masters:
     def __init__(
         self, pieces: list[ShardPiece], values: Tensor, device: torch.device, link: HostLink | None = None
     ) -> None:
-        """`values` is the shard that the model computes with; there is a `link` where the host has memory of its
-        own."""
+        """`values` is the shard that the model computes with. There is a `link` if host and device have separate
+        memory."""
         self._pieces = pieces
         self._device, self._link = device, link
         is_exact, values_on_host = values.dtype == torch.float32, link is not None and link.is_on_host(values)
-        # On a CPU one memory is host and device: what is offloaded there is copied all the same.
+        # On a CPU host and device share memory, but offloaded weights are copied all the same.
         self._are_values = [is_exact and piece.on_host == values_on_host for piece in pieces]
         self.tensors = [
             values[piece.start : piece.stop].detach() if same else self._empty(piece)
@@ -89,8 +90,9 @@ class Masters:
         }
         self.optimizer: ElementwiseOptimizer | None = None
         self.steps: MatrixSteps | None = None
-        self.turned = torch.empty(0)  # gradients of the step under way, on the device
-        self._sent: Event | None = None  # when gradients that were sent ahead are there
+        # Of the step under way, on the device: transformed gradients, then the steps that are made from them.
+        self.step_buffer = torch.empty(0)
+        self._sent_ahead: Event | None = None  # the end of the copy of gradients that were sent ahead
 
     def _empty(self, piece: ShardPiece) -> Tensor:
         size = piece.stop - piece.start
@@ -99,39 +101,40 @@ class Masters:
         return torch.zeros(size, dtype=torch.float32, device=self._device)
 
     def make_optimizer(self, make: MakeOptimizer, by_matrix: bool = False, steps: MatrixSteps | None = None) -> None:
-        """Let `make` make the optimizer; where there are `steps` that ranks make together, it goes before them."""
+        """Make the optimizer; if ranks make `steps` together, its rule precedes them."""
         self.steps = steps
         decayed = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.decays]
         plain = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if not piece.decays]
         self.optimizer = make(decayed, plain, by_matrix=by_matrix)
 
     def fill(self, start: int, stop: int, write: Callable[[int, Tensor], None]) -> None:
-        """Set the elements [start, stop): `write` is given the number of one and the memory from there on."""
+        """Set the elements [start, stop): `write` is given the index of a first element and the memory from it on."""
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(stop, piece.stop)
             if first < last:
                 write(first, tensor[first - piece.start : last - piece.start])
 
-    # What a checkpoint is made of: by name, "weights" or as the optimizer calls it, a flat tensor as long as the shard.
+    # The state for a checkpoint: by name, "weights" or a name of the optimizer's, a flat tensor as long as the shard.
 
     def state_names(self) -> list[str]:
-        """The name "weights", and those of what the optimizer remembers of each element, once it has done a step."""
+        """The names of the state: "weights", and the optimizer's moments once it has done a step."""
         return ["weights", *(self.moment_names() if self.num_steps() else ())]
 
     def moment_names(self) -> tuple[str, ...]:
-        """The names of what the optimizer remembers of each element."""
+        """The names of the optimizer's moments, which it keeps for each element."""
         assert self.optimizer is not None
         return self.optimizer.names
 
     def num_steps(self) -> int:
-        """Steps that the optimizer has done."""
+        """The number of steps that the optimizer has done."""
         assert self.optimizer is not None
         return self.optimizer.num_steps
 
     def copy_out(self, name: str, start: int, stop: int) -> Tensor:
-        """A copy, in host memory, of elements [start, stop); on CUDA it is there once the stream has come so far."""
+        """A copy, in host memory, of elements [start, stop) of a state. On CUDA it is complete once the current stream
+        has done its work so far."""
         make = torch.empty if self._link is None else self._link.empty
-        out = make((stop - start,), dtype=self._number_of(name))
+        out = make((stop - start,), dtype=self._dtype_of(name))
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(stop, piece.stop)
             if first < last:
@@ -140,24 +143,24 @@ class Masters:
         return out
 
     def copy_in(self, name: str, start: int, values: Tensor) -> None:
-        """Set the elements from `start` on, rounded to the optimizer's numbers. It has what it calls so from now on."""
+        """Set the elements of a state from `start` on, rounded to its number type. The state exists from now on."""
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(start + values.numel(), piece.stop)
             if first < last:
-                into = self._state(name, tensor)[first - piece.start : last - piece.start]
-                into.copy_(values[first - start : last - start])
+                target = self._state(name, tensor)[first - piece.start : last - piece.start]
+                target.copy_(values[first - start : last - start])
 
     def set_num_steps(self, number: int) -> None:
-        """Let the optimizer go on as after so many steps. What nothing was copied into is zeros: there is padding.
-        After no step it begins without any."""
+        """Let the optimizer continue as after `number` steps; after 0 steps it has no state. Elements of the state that
+        were not copied in, such as padding, are zeros."""
         assert self.optimizer is not None
         self.optimizer.go_on_after(number)
         if self.steps is not None:
             self.steps.go_on_after(number, self._device)
 
     def count_after(self, start: int, stop: int, number: int) -> None:
-        """Let the optimizer count its steps with the elements [start, stop) from behind step `number` on: they were not
-        trained before."""
+        """Let the optimizer count the steps of elements [start, stop) from after step `number`: they were not trained
+        before."""
         assert self.optimizer is not None and self.steps is None, "whole matrices have one count of steps"
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(stop, piece.stop)
@@ -168,83 +171,84 @@ class Masters:
         assert self.optimizer is not None
         return tensor if name == "weights" else self.optimizer.moment(tensor, name)
 
-    def _number_of(self, name: str) -> torch.dtype:
+    def _dtype_of(self, name: str) -> torch.dtype:
         """The number type of a state."""
         assert self.optimizer is not None
         return torch.float32 if name == "weights" else self.optimizer.moments
 
     def write_to(self, values: Tensor) -> None:
-        """From now on these are the values that the model computes with."""
+        """Let updates write to other values, with which the model computes from now on."""
         for piece, tensor, same in zip(self._pieces, self.tensors, self._are_values, strict=True):
             if same:
                 tensor.data = values[piece.start : piece.stop]
 
     def step(self, gradients: Tensor, factor: float, rate: float) -> None:
-        """Update this shard by itself, where each element is."""
+        """Update this shard, each element by itself, on the host or device where it lies."""
         assert self.steps is None
         self.begin_step(gradients, factor, rate)
         self.end_step()
 
     def send_ahead(self, gradients: Tensor, factor: float) -> None:
-        """Begin to bring float32 gradients, times `factor`, to the host, for the step that begins next."""
+        """Begin to copy float32 gradients, times `factor`, to the host, for the step that begins next."""
         if self._host_gradients and self._link is not None:
-            self._sent = self._send(gradients if factor == 1.0 else gradients.mul_(factor))
+            self._sent_ahead = self._send(gradients if factor == 1.0 else gradients.mul_(factor))
 
     def begin_step(self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None) -> None:
-        """Update with `gradients` times `factor`, or turn them into what steps are made of; where they are not float32,
-        the product is put in `exact`. The gradients may be overwritten."""
+        """Update with `gradients` times `factor`, or transform them for matrix steps. If the gradients are not float32,
+        the product is written to `exact`. The gradients may be overwritten."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if exact is not None:
             gradients = torch.mul(gradients, factor, out=exact)
-        elif factor != 1.0 and self._sent is None:
+        elif factor != 1.0 and self._sent_ahead is None:
             gradients.mul_(factor)
-        self._hand_out(gradients)
+        self._assign_gradients(gradients)
         self.optimizer.step()
         if self.steps is not None:
-            self._take_back(gradients)
-            self.turned = gradients
+            self._bring_back(gradients)
+            self.step_buffer = gradients
 
     def end_step(self) -> None:
-        """Take the steps that were made of what this shard has turned off the weights."""
+        """Apply the matrix steps, if there are any, and drop the gradients."""
         if self.steps is not None:
-            self._hand_out(self.turned)
-            self._take_off()
-            self.turned = torch.empty(0)
+            self._assign_gradients(self.step_buffer)
+            self._apply_steps()
+            self.step_buffer = torch.empty(0)
         for tensor in self.tensors:
             tensor.grad = None
 
-    def _hand_out(self, gradients: Tensor) -> None:
-        """Give each piece its gradients, where it lies."""
+    def _assign_gradients(self, gradients: Tensor) -> None:
+        """Give each piece its gradients, on the host or on the device."""
         for i, (piece, tensor) in enumerate(zip(self._pieces, self.tensors, strict=True)):
             tensor.grad = self._host_gradients[i] if piece.on_host else gradients[piece.start : piece.stop]
         if not self._host_gradients:
             return
-        sent = self._sent or self._send(gradients)
-        self._sent = None
-        if sent is not None:
-            sent.synchronize()  # the CPU reads what was copied
+        copy_end = self._sent_ahead or self._send(gradients)
+        self._sent_ahead = None
+        if copy_end is not None:
+            copy_end.synchronize()  # the CPU reads the copies
 
     def _send(self, gradients: Tensor) -> Event | None:
-        """Copy gradients to the pieces on the host. Returns when those of a device are there."""
-        sent = None
-        for i, into in self._host_gradients.items():
+        """Copy gradients to the pieces on the host. Returns the event of the last copy's end, if they come from a
+        device."""
+        copy_end = None
+        for i, host_gradient in self._host_gradients.items():
             gradient = gradients[self._pieces[i].start : self._pieces[i].stop]
             if self._link is not None:
-                sent = self._link.send(into, gradient)
+                copy_end = self._link.send(host_gradient, gradient)
             else:
-                into.copy_(gradient)
-        return sent
+                host_gradient.copy_(gradient)
+        return copy_end
 
-    def _take_back(self, gradients: Tensor) -> None:
-        """Bring what the host made of its gradients to the device."""
+    def _bring_back(self, gradients: Tensor) -> None:
+        """Copy the gradients that the host has transformed back to the device."""
         for i, gradient in self._host_gradients.items():
             gradients[self._pieces[i].start : self._pieces[i].stop].copy_(gradient, non_blocking=True)
 
     @torch.no_grad()
-    def _take_off(self) -> None:
-        """Take the steps that were handed out off the weights, which decay by themselves."""
+    def _apply_steps(self) -> None:
+        """Decay the weights, and subtract the steps that `_assign_gradients` gave them."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             for tensor in group["params"]:
@@ -269,7 +273,7 @@ class Masters:
                 values[piece.start : piece.stop].copy_(tensor, non_blocking=True)
 
     def memory(self, on_host: bool) -> list[Tensor]:
-        """Tensors whose memory, on host or device, is the optimizer's: weights, moments, on the host gradients too."""
+        """The optimizer's tensors on the host or on the device: weights and moments, and on the host gradients too."""
         weights = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.on_host == on_host]
         states = [self.optimizer.state.get(tensor, {}) for tensor in weights] if self.optimizer is not None else []
         moments = [t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1]

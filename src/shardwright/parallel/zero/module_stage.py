@@ -1,11 +1,11 @@
-"""A module that is not ours, as ZeRO's engine moves it: its units by submodule, and the events that its passes are.
+"""A user's own module under ZeRO: its units by submodule, and the events of its forward and backward passes.
 
-A unit is a submodule whose parameters are gathered before its forward, released after it, and so again in the backward;
-what is in none is the root's, which is gathered from the beginning of a forward to its end, and in the backward.
-Without sharded parameters nothing happens in a forward, and units are buckets.
+A unit is a submodule whose parameters are gathered before its forward and released after it, and likewise in the
+backward. Parameters in no unit belong to the root, which is gathered from the beginning of a forward to its end, and in
+the backward. Without sharded parameters nothing happens in a forward, and units are buckets.
 
-Which gradient comes last is not known beforehand: some parameters may not be used in a pass. A backward begins where
-its first gradient arrives, and ends where autograd says so. Then what has not been reduced is.
+The last gradient is not known beforehand, since some parameters may not be used in a pass. A backward begins when its
+first gradient arrives, and ends when autograd says so. Then all units that are not reduced yet are reduced.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.module_unit import ModuleUnit
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 
-ROOT = ""  # the region of what is in no other
+ROOT = ""  # the region of parameters in no other region
 
 
 class ModuleStage(ShardedStage):
@@ -37,12 +37,12 @@ class ModuleStage(ShardedStage):
         super().__init__(*args, **kwargs)
         self._num_passes = 0
         self._is_in_pass = False
-        self._is_going_back: set[str] = set()  # regions that are in their backward
-        self._num_calls: Counter[str] = Counter()  # of regions, whose backwards are to come
-        self._seen: list[str] | None = []  # regions in the order of the first forward, until it is over
+        self._is_going_back: set[str] = set()  # regions whose backward has begun and not ended
+        self._num_calls: Counter[str] = Counter()  # by region: calls whose backward is still to come
+        self._first_order: list[str] | None = []  # regions in the order of the first forward; None once it is over
 
     def begin(self) -> None:
-        """Begin a step: there are no gradients yet. Values that a forward without a backward has left go."""
+        """Begin a step without gradients. Values that are left from a forward without a backward are released."""
         self._num_passes, self._is_in_pass = 0, False
         self._is_going_back.clear()
         self._num_calls.clear()
@@ -52,42 +52,43 @@ class ModuleStage(ShardedStage):
     # The forward.
 
     def enter_forward(self, region: str) -> None:
-        """A module's forward begins."""
-        if self._is_in_pass:  # it is computed again, in the backward
+        """Handle the begin of a module's forward."""
+        if self._is_in_pass:  # it is recomputed in the backward
             self._enter(region, None)
             return
-        if self._seen is not None and region not in self._seen:
-            self._seen.append(region)
+        if self._first_order is not None and region not in self._first_order:
+            self._first_order.append(region)
         self.begin_forward(region)
 
     def expect_backward(self, region: str) -> None:
-        """A backward of a module's call will tell when it is over."""
+        """Note a call of a module, the end of whose backward will be reported."""
         if not self._is_in_pass:
             self._num_calls[region] += 1
 
     def leave_forward(self, region: str, has_backward: bool) -> None:
-        """A module's forward is over."""
+        """Handle the end of a module's forward."""
         if self._is_in_pass:
             if region not in self._is_going_back:
                 self._leave(region)
-        elif not (region == ROOT and has_backward):  # it is needed again at once
+        elif not (region == ROOT and has_backward):  # the root is needed again at once
             self.end_forward(region, has_backward)
-        if region == ROOT and self._seen is not None:
-            self._regions = [*self._seen, *(name for name in self._regions if name not in self._seen)]
+        if region == ROOT and self._first_order is not None:
+            self._regions = [*self._first_order, *(name for name in self._regions if name not in self._first_order)]
             self._prompt = list(dict.fromkeys(u for name in reversed(self._regions) for u in self._units_in[name]))
-            self._seen = None
+            self._first_order = None
 
     # The backward.
 
     def enter_backward(self, region: str, gradient: Tensor | None = None) -> None:
-        """The gradient of a module's output is there."""
+        """Handle the begin of a module's backward: the gradient of its output has arrived."""
         if region not in self._is_going_back:
             self._begin_pass()
             self._is_going_back.add(region)
             self.begin_backward(region)
 
     def leave_backward(self, region: str) -> None:
-        """The gradients of a module's inputs are there. Those of its parameters are too, if it was called no more."""
+        """Handle the end of a module's backward: the gradients of its inputs have arrived. If no other call's backward
+        is to come, those of its parameters are complete too."""
         self._is_going_back.discard(region)
         self.end_backward(region)
         self._num_calls[region] -= 1
@@ -109,10 +110,10 @@ class ModuleStage(ShardedStage):
         super().open(parameter)
 
     def arrived(self, parameter: PlacedParameter) -> None:
-        """A parameter's gradient was added to.
+        """Handle an addition to a parameter's gradient.
 
-        Where values are gathered, ranks must begin gathers and reductions in one order, and which parameters a module
-        uses may differ from rank to rank: there a unit is complete when its module's backward is over.
+        If values are gathered, ranks must begin gathers and reductions in one order, but ranks may use different
+        parameters of a module: then a unit counts as complete when its module's backward is over, not here.
         """
         if self.unit_of(parameter).sizes.zero < 3:
             super().arrived(parameter)
@@ -139,8 +140,8 @@ class ModuleStage(ShardedStage):
         self._release_all()
 
     def finish(self) -> None:
-        """The step's backwards are over: wait until all sums are there. RunError where there were fewer than a step
-        has."""
+        """Wait until all sums of the step are complete, after its backwards. RunError if there were fewer backwards
+        than a step has."""
         if self._num_passes != self.passes_of_step:
             raise RunError(
                 f"step() after {counted(self._num_passes, 'backward')}, and a step is to have {self.passes_of_step}; "
@@ -150,7 +151,7 @@ class ModuleStage(ShardedStage):
         self.wait()
 
     def forget(self) -> None:
-        """Begin the step anew, without the gradients of its backwards so far, of which some may be on their way."""
+        """Restart the step without the gradients of its backwards so far, some of which may still be in reduction."""
         if self._num_passes:
             self.wait()
             self.begin()
@@ -161,52 +162,53 @@ class ModuleStage(ShardedStage):
 
 
 def gather_around(module: nn.Module, region: str, stage: ModuleStage) -> None:
-    """Have a module's values gathered before it is computed, and released after, in the forward and the backward."""
+    """Register hooks that gather a module's values before it is computed and release them after, in the forward and in
+    the backward."""
 
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         stage.enter_forward(region)
         if not torch.is_grad_enabled():
             return args, kwargs
-        args, kwargs = mark_way_back((args, kwargs), stage, region)
+        args, kwargs = mark_inputs((args, kwargs), stage, region)
         return args, kwargs
 
-    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         has_backward = torch.is_grad_enabled() and watch_gradient(output, partial(stage.enter_backward, region))
         stage.leave_forward(region, has_backward)
         return output
 
-    module.register_forward_pre_hook(before, with_kwargs=True)
-    module.register_forward_hook(after)
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    module.register_forward_hook(leave)
 
 
-def mark_way_back(inputs: Any, stage: ModuleStage, region: str) -> Any:
-    """The inputs of a module, by way of which its backward tells that it is over."""
-    found = [x for x in tensors_in(inputs) if x.requires_grad]
-    if not found:  # it is over when the whole backward is
+def mark_inputs(inputs: Any, stage: ModuleStage, region: str) -> Any:
+    """The inputs of a module, marked so that the end of its backward is reported to the stage."""
+    tensors = [x for x in tensors_in(inputs) if x.requires_grad]
+    if not tensors:  # its backward ends with the whole backward
         return inputs
     stage.expect_backward(region)
-    marked = iter(_WayBack.apply(partial(stage.leave_backward, region), *found))
+    marked = iter(_BackwardEnd.apply(partial(stage.leave_backward, region), *tensors))
     return map_tensors(lambda x: next(marked) if x.requires_grad else x, inputs)
 
 
 def watch_gradient(output: Any, then: Callable[[Tensor], None]) -> bool:
-    """Have `then` called when a gradient of a module's output is there. Returns whether there will be any."""
-    found = [x for x in tensors_in(output) if x.requires_grad]
-    for x in found:
+    """Call `then` when a gradient of a module's output arrives. Returns True if there will be any."""
+    tensors = [x for x in tensors_in(output) if x.requires_grad]
+    for x in tensors:
         x.register_hook(then)
-    return bool(found)
+    return bool(tensors)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in a value, as `map_tensors` finds them."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(x: Tensor) -> Tensor:
-        found.append(x)
+        tensors.append(x)
         return x
 
     map_tensors(note, value)
-    return found
+    return tensors
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -214,25 +216,26 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, of) for of in value))
+        return type(value)(*(map_tensors(function, item) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)([map_tensors(function, of) for of in value])
+        return type(value)([map_tensors(function, item) for item in value])
     if isinstance(value, dict):
-        mapped = {key: map_tensors(function, of) for key, of in value.items()}
+        mapped = {key: map_tensors(function, item) for key, item in value.items()}
         return mapped if type(value) is dict else type(value)(**mapped)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{of.name: map_tensors(function, getattr(value, of.name)) for of in fields(value)})
+        mapped = {field.name: map_tensors(function, getattr(value, field.name)) for field in fields(value)}
+        return replace(value, **mapped)
     return value
 
 
-class _WayBack(torch.autograd.Function):
-    """Forward: nothing. Backward: `then` is called when all gradients have passed."""
+class _BackwardEnd(torch.autograd.Function):
+    """Forward: the identity. Backward: calls `then` when all gradients have arrived."""
 
     @staticmethod
     def forward(ctx: Any, then: Callable[[], None], *x: Tensor) -> tuple[Tensor, ...]:
         ctx.then = then
-        # No views that autograd knows of: the module may overwrite its input.
-        return tuple(of.detach() for of in x)
+        # Not views for autograd, since the module may overwrite its input.
+        return tuple(tensor.detach() for tensor in x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,9 +1,9 @@
-"""A unit of a module that is not ours: its gathered values always lie in one storage.
+"""A unit of a user's own module: its gathered values always lie in the same storage.
 
-The layers here ask for a parameter's values again in the backward. Autograd does not: what it has saved of a weight,
-transposed say, is a view of the storage that the weight had in the forward. So the values come back to that storage,
-which has memory while they are here and none while they are not (Zhao et al. 2023, arXiv 2304.11277, section 4.1).
-A parameter whose values are not here shows NaN: whoever reads it, outside of its own module, does not go on unnoticed.
+Our own layers ask for a parameter's values again in the backward. Autograd does not: it may have saved a view of the
+storage that the weight had in the forward, such as the transposed weight. So the values are gathered into that storage
+again, which has memory only while they are gathered (Zhao et al. 2023, arXiv 2304.11277, section 4.1). A parameter
+whose values are not gathered shows NaN, so that a read from outside its own module is noticed.
 """
 
 from collections.abc import Sequence
@@ -28,27 +28,25 @@ class ModuleUnit(FlatUnit):
         device = parameters[0].device
 
         def make(num_bytes: int) -> Tensor:
-            with torch.inference_mode(False):  # where the first pass is one of inference, others are not
+            with torch.inference_mode(False):  # even if the first pass is one of inference, later ones are not
                 return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-        own = OneBuffer(
-            make, lambda memory, num_bytes: memory.untyped_storage().resize_(num_bytes), counting=pool,
-        )  # fmt: skip
-        self.borrow_values_from(own)
+        buffer = OneBuffer(make, lambda memory, num_bytes: memory.untyped_storage().resize_(num_bytes), counting=pool)
+        self.borrow_values_from(buffer)
 
     @property
     def are_values_here(self) -> bool:
-        """True if the parameters show their values."""
-        return self._shown is not None
+        """True if the parameters are views of their values."""
+        return self._full_values is not None
 
     def _show(self) -> None:
-        if self._shown is not None:
+        if self._full_values is not None:
             super()._show()
             return
         with torch.inference_mode(False):
-            nothing = self._nothing()
+            not_a_number = self._not_a_number()
         for parameter in self.parameters:
-            parameter.data = nothing.expand(parameter.shape)
+            parameter.data = not_a_number.expand(parameter.shape)
 
-    def _nothing(self) -> Tensor:
+    def _not_a_number(self) -> Tensor:
         return torch.full((), float("nan"), dtype=self.value_shard.dtype, device=self.parameters[0].device)

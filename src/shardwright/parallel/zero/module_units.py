@@ -1,9 +1,9 @@
 """The submodules of a module that are units, and the places of its parameters.
 
 Units are the children of repeated containers: of each ModuleList, and of each Sequential whose children with
-parameters are all of one class. Where such a child is such a container itself, its children are. So the blocks of a
-ResNet are units, and the layers of an encoder. What lies in none is the root's, and so is a parameter that two units
-share. Or the user names the units.
+parameters are all of one class. If such a child is itself a repeated container, its children are the units. So the
+blocks of a ResNet are units, and the layers of an encoder. A parameter in no unit belongs to the root, and so does a
+parameter that two units share. Or the user names the units.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,35 +19,36 @@ from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
 from shardwright.parallel.zero.module_stage import ROOT
 from shardwright.sharding.parameter_shard import ParameterShard
 
-# Norms divide by what they measure, and are exact whatever the rest is computed in, as autocast has them.
-_EXACT = (
-    nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm,
-)  # fmt: skip
+# Norms divide by a measured size, so they are computed in float32 whatever the other modules use, as in autocast.
+_EXACT = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
 @dataclass(frozen=True)
 class ModuleUnits:
-    """The units of a module by name, and of each region the parameters that are trained: those of units, and the
-    root's, which come first."""
+    """The units of a module by name, and the trained parameters of each region. Regions are the root, which comes
+    first, and the units."""
 
     units: Mapping[str, nn.Module]
     regions: Mapping[str, Sequence[nn.Parameter]]
-    names: Mapping[nn.Parameter, str]  # each parameter's, the first where it has several
+    names: Mapping[nn.Parameter, str]  # of each parameter; the first one if it has several
     exact: frozenset[nn.Parameter]
 
     def place(self, parameter: nn.Parameter, in_16_bits: bool) -> ParameterShard:
-        """Where a parameter lies: it is whole on every rank, or in shards. Matrices decay, as what is drawn at random
-        does in our models; norms are exact where the rest is computed `in_16_bits`."""
+        """The place of a parameter: not split over tp. Matrices have weight decay, as randomly initialised parameters
+        have in our models; norms are exact if other modules compute `in_16_bits`."""
         shape = tuple(parameter.shape)
         init = "normal" if parameter.dim() > 1 else "zeros"
         return ParameterShard(
-            shape, tuple((0, size) for size in shape), init, name=self.names[parameter],
+            shape,
+            tuple((0, size) for size in shape),
+            init,
+            name=self.names[parameter],
             is_exact=in_16_bits and parameter in self.exact,
-        )  # fmt: skip
+        )
 
 
 def module_units(module: nn.Module, named: Sequence[str] | None = None) -> ModuleUnits:
-    """The units of a module, by the rule or as they are named."""
+    """The units of a module: those `named`, or by the rule at the top of this file."""
     names: dict[nn.Parameter, str] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.numel():
@@ -58,13 +59,13 @@ def module_units(module: nn.Module, named: Sequence[str] | None = None) -> Modul
         for name, unit in module.named_modules()
         if name in chosen and any(p in names for p in unit.parameters())
     }
-    around: dict[nn.Parameter, list[str]] = {}  # the units around all uses of a parameter, the inner ones first
+    enclosing: dict[nn.Parameter, list[str]] = {}  # the units that contain all uses of a parameter, inner ones first
     for path, parameter in module.named_parameters(remove_duplicate=False):
-        here = sorted((name for name in units if path.startswith(f"{name}.")), key=len, reverse=True)
-        around[parameter] = [name for name in around.get(parameter, here) if name in here]
+        units_of_use = sorted((name for name in units if path.startswith(f"{name}.")), key=len, reverse=True)
+        enclosing[parameter] = [name for name in enclosing.get(parameter, units_of_use) if name in units_of_use]
     regions: dict[str, list[nn.Parameter]] = {ROOT: []} | {name: [] for name in units}
     for parameter in names:
-        regions[next(iter(around[parameter]), ROOT)].append(parameter)
+        regions[next(iter(enclosing[parameter]), ROOT)].append(parameter)
     exact = {p for part in module.modules() if isinstance(part, _EXACT) for p in part.parameters(recurse=False)}
     return ModuleUnits(units, regions, names, frozenset(exact & set(names)))
 
@@ -91,25 +92,30 @@ def unit_faults(module: nn.Module, named: Sequence[str] | None) -> list[str]:
     are_names = isinstance(named, Sequence) and all(isinstance(name, str) for name in named)
     if named is not None and (isinstance(named, str) or not are_names):
         return [f"units is {shortened(repr(named))}; give a list of names of submodules, such as ['layers.0']"]
-    known = {name for name, _ in module.named_modules() if name}
-    some = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
+    known_names = {name for name, _ in module.named_modules() if name}
+    examples = ", ".join(sorted(known_names)[:8]) + (", ..." if len(known_names) > 8 else "")
     return [
         f"units has {name!r}, and the module has no such submodule; "
-        + (f"did you mean {' or '.join(near)}?" if (near := nearest(name, sorted(known), most=3)) else f"it has {some}")
+        + (
+            f"did you mean {' or '.join(near)}?"
+            if (near := nearest(name, sorted(known_names), most=3))
+            else f"it has {examples}"
+        )
         for name in named or ()
-        if name not in known or not name
+        if name not in known_names or not name
     ]
 
 
 def kind_faults(module: object) -> list[str]:
-    """The fault of an argument that is no module at all."""
+    """The fault of an argument that is not a module."""
     if isinstance(module, nn.Module):
         return []
     return [f"a {type(module).__name__} is given, and an nn.Module is wanted; give the module itself"]
 
 
 def parameter_faults(module: nn.Module, may_be_meta: bool = False) -> list[str]:
-    """Faults of parameters that a module may not have. Without values it can be counted, and not sharded."""
+    """Faults of a module's parameters. If it `may_be_meta`, its parameters need no values: it is counted, not
+    sharded."""
     faults, devices = [], set()
     for name, parameter in module.named_parameters():
         devices.add(str(parameter.device))
@@ -138,22 +144,22 @@ def parameter_faults(module: nn.Module, may_be_meta: bool = False) -> list[str]:
 
 
 def compiled_faults(units: ModuleUnits, module: nn.Module) -> list[str]:
-    """Faults of units around which nothing can be gathered: they are compiled, or lie in compiled modules. A compiled
-    program has no hooks."""
+    """Faults of units that cannot be gathered: they are compiled, or lie in compiled modules, and a compiled program
+    runs no hooks."""
     return [
-        f"{name or 'the module'} is compiled, and the values of {', '.join(around[:3])} are gathered around calls that "
+        f"{name or 'the module'} is compiled, and the values of {', '.join(inner[:3])} are gathered around calls that "
         "Python makes; compile what lies inside of units, or use plan.zero = 2"
         for name, part in module.named_modules()
         if (getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule")
-        and (around := [unit for unit in units.units if f"{unit}.".startswith(f"{name}." if name else "")])
+        and (inner := [unit for unit in units.units if f"{unit}.".startswith(f"{name}." if name else "")])
     ]
 
 
-Placed = dict[nn.Parameter, PlacedParameter]  # by the parameter that was there before
+Placed = dict[nn.Parameter, PlacedParameter]  # by the parameter that it replaces
 
 
 def place_parameters(module: nn.Module, units: ModuleUnits, compute: torch.dtype) -> Placed:
-    """Put a parameter with a place where each one was that is trained, wherever it is used. They have no memory yet."""
+    """Replace each trained parameter, in all its uses, by a parameter with a place. The new ones have no memory yet."""
     placed: Placed = {}
     for parameter in units.names:
         place = units.place(parameter, in_16_bits=compute != torch.float32)
@@ -162,12 +168,12 @@ def place_parameters(module: nn.Module, units: ModuleUnits, compute: torch.dtype
     for part in module.modules():
         for key, old in list(part._parameters.items()):
             if old is not None and old in placed:
-                setattr(part, key, placed[old])  # which recurrent layers notice
+                setattr(part, key, placed[old])  # setattr, since recurrent layers keep a list of their parameters
     return placed
 
 
 def values_of(values: Mapping[str, Tensor]) -> Initial:
-    """Initial values that are given, by name."""
+    """Initial values from given tensors, by name."""
 
     def write(place: ParameterShard, start: int, out: Tensor) -> None:
         out.copy_(values[place.name].reshape(-1)[start : start + out.numel()])

@@ -1,7 +1,7 @@
-"""The parameters of one stage in flat units, as the events of ZeRO move them (sharding/zero_events.py).
+"""The parameters of one stage in flat units, which the events of ZeRO move (sharding/zero_events.py).
 
-What the program says of a whole stage, and a backward of each gradient, becomes events of units. Where values are
-gathered layer by layer, each region has them when its forward and its backward begin, for autograd passes by here.
+The program's actions on a whole stage, and the gradients that arrive in a backward, become events of units. If values
+are gathered layer by layer, each region has its values when its forward and its backward begin, by autograd hooks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.unit_update import OF_ADAMW, UnitUpdate, Updates
 from shardwright.sharding.zero_events import Reductions, StageEvents
 
-# Makes the steps of an update, on the ranks that share a unit.
+# Makes the matrix steps of an update, on the ranks that share a unit.
 StepsOf = Callable[[UnitUpdate | None, FlatUnit], MatrixSteps | None]
 
 
 class ShardedStage(StageEvents[FlatUnit]):
     """The parameters, gradients and optimizer state of one stage of the model."""
 
-    unit_type = FlatUnit  # what it makes its units of
+    unit_type = FlatUnit  # the class of its units
 
     def __init__(
         self,
@@ -47,21 +47,26 @@ class ShardedStage(StageEvents[FlatUnit]):
         expert_sharding: Sharding | None = None,
         updates: Updates = OF_ADAMW,
     ) -> None:
-        """`regions` are what is computed one after the other, by name, with the parameters of each.
+        """`regions` are computed one after the other; they are the parameters of each, by the region's name.
 
-        `late` are those whose gradient is complete only when another stage's is, `reductions` those under way on the
-        rank. Experts' parameters are shared as `expert_sharding` says, and `updates` say which are updated alike.
+        `late` are the parameters whose gradient is complete only when another stage's is; `reductions` are those under
+        way on the rank. Experts' parameters are sharded as `expert_sharding` says; `updates` say which parameters have
+        the same kind of update.
         """
 
         def sharding_of(place: ParameterShard) -> Sharding:
             shared = expert_sharding if place.is_expert and expert_sharding is not None else sharding
             return replace(shared, compute=torch.float32) if place.is_exact else shared
 
-        most = bucket_elements(bucket_mib, sharding.compute.itemsize)
+        most_elements = bucket_elements(bucket_mib, sharding.compute.itemsize)
         groups = unit_groups(
-            regions, late, lambda p: sharding_of(p).zero == 3, most, place_of=lambda p: p.place,
+            regions,
+            late,
+            lambda p: sharding_of(p).zero == 3,
+            most_elements,
+            place_of=lambda p: p.place,
             is_by_matrix=updates.is_by_matrix,
-        )  # fmt: skip
+        )
         units = [
             self.unit_type(
                 group, sharding_of(group[0].place), pool, initial, make_compressor=make_compressor, updates=updates
@@ -76,13 +81,15 @@ class ShardedStage(StageEvents[FlatUnit]):
         super().__init__(
             units,
             late={self._unit_of[parameter] for parameter in late},
-            units_in={name: list(dict.fromkeys(self._unit_of[p] for p in held)) for name, held in regions.items()},
+            units_in={
+                name: list(dict.fromkeys(self._unit_of[p] for p in parameters)) for name, parameters in regions.items()
+            },
             is_shared=any(axis.size > 1 for unit in units for axis in (unit.sharding.shards, unit.sharding.copies)),
             reductions=reductions,
             groups=[(group.units, group.scratch_bytes) for group in self._updates],
         )
-        in_turn = [units[number] for group in self._updates for number in group.units]
-        for unit, following in pairwise(in_turn):
+        update_order = [units[number] for group in self._updates for number in group.units]
+        for unit, following in pairwise(update_order):
             unit.updated_next = following
 
     def unit_of(self, parameter: PlacedParameter) -> FlatUnit:
@@ -90,7 +97,7 @@ class ShardedStage(StageEvents[FlatUnit]):
         return self._unit_of[parameter]
 
     def holds(self, parameter: PlacedParameter) -> bool:
-        """True if a parameter has a place of its own here."""
+        """True if a parameter lies in one of this stage's units."""
         return parameter in self._unit_of
 
     def open(self, parameter: PlacedParameter) -> None:
@@ -98,11 +105,11 @@ class ShardedStage(StageEvents[FlatUnit]):
         self._unit_of[parameter].open()
 
     def arrived(self, parameter: PlacedParameter) -> None:
-        """A parameter's gradient was added to."""
+        """Handle an addition to a parameter's gradient."""
         self.gradient_arrived(self._unit_of[parameter])
 
     def make_optimizers(self, make: MakeOptimizer, steps_of: StepsOf = lambda update, unit: None) -> None:
-        """Give each unit an optimizer of its own, and where updates look at whole matrices `steps_of` them."""
+        """Give each unit an optimizer of its own, and the `steps_of` its update if that needs whole matrices."""
         self._steps = [steps_of(group.update, self.units[group.units[0]]) for group in self._updates]
         for group, steps in zip(self._updates, self._steps, strict=True):
             for unit in (self.units[number] for number in group.units):
@@ -114,27 +121,28 @@ class ShardedStage(StageEvents[FlatUnit]):
         steps([self.units[n].masters for n in self._updates[number].units], scratch.memory)
 
     def through(self, region: str, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
-        """Compute one region, with its values there when they are needed: now, and in the backward."""
+        """Compute one region, whose values are gathered when they are needed: now, and in the backward."""
         if not self.is_gathered(region):
             return function(*x)
         self.begin_forward(region)
         has_backward = torch.is_grad_enabled() and x[0].requires_grad
         if has_backward:
-            x = _OnTheWayBack.apply(partial(self.end_backward, region), *x)
+            x = _BackwardHook.apply(partial(self.end_backward, region), *x)
         y = function(*x)
         if has_backward:
-            (y,) = _OnTheWayBack.apply(partial(self.begin_backward, region), y)
+            (y,) = _BackwardHook.apply(partial(self.begin_backward, region), y)
         self.end_forward(region, has_backward)
         return y
 
 
-class _OnTheWayBack(torch.autograd.Function):
-    """Forward: nothing. Backward: `then` is called when all gradients pass here, and may gather or let go."""
+class _BackwardHook(torch.autograd.Function):
+    """Forward: the identity. Backward: calls `then`, which may gather or release values, when all gradients have
+    arrived."""
 
     @staticmethod
     def forward(ctx: Any, then: Callable[[], None], *x: Tensor) -> tuple[Tensor, ...]:
         ctx.then = then
-        return tuple(of.view_as(of) for of in x)
+        return tuple(tensor.view_as(tensor) for tensor in x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

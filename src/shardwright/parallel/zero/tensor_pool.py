@@ -10,8 +10,8 @@ TensorPool = BufferPool[Tensor]
 
 
 def tensor_pool(device: torch.device, streams: DeviceStreams | None = None) -> TensorPool:
-    """A pool whose memory is tensors of bytes. A buffer may be made on one of the `streams` of the device and returned
-    on another: where the pool then lets it go, its memory is not used again before the last of them is done with it."""
+    """A pool whose memory is tensors of bytes. A buffer may be made on one of the device's `streams` and returned on
+    another: if the pool then frees it, its memory is not reused before the last of these streams is done with it."""
 
     def returned(memory: Tensor) -> None:
         if streams is not None:
@@ -21,5 +21,5 @@ def tensor_pool(device: torch.device, streams: DeviceStreams | None = None) -> T
 
 
 def lent(buffer: Loan[Tensor], size: int, dtype: torch.dtype) -> Tensor:
-    """A flat tensor of `size` elements in borrowed memory, whose values are whatever was there."""
+    """A flat, uninitialised tensor of `size` elements in borrowed memory."""
     return buffer.memory[: size * dtype.itemsize].view(dtype)

@@ -1,9 +1,9 @@
-"""A table of embeddings with two uses: the first stage looks tokens up in it, and the last stage uses it too, as the
-head where that is tied, and to look further tokens up where such are predicted.
+"""A table of embeddings with two uses: the first stage looks up tokens in it, and the last stage uses it as a tied
+head, or to look up further tokens if it predicts several.
 
-Where both are on one rank they share their memory; where not, each end of the pipeline holds a copy. Either way each
-use has a gradient of its own, and the sum of the two is what the optimizer sees: the same sum, bit for bit, wherever
-the two are. Both copies are then updated alike.
+If both uses are on one rank they share memory; else each end of the pipeline holds a copy. Either way each use has a
+gradient of its own, and the optimizer sees the sum of both: the same sum, bit for bit, wherever the two uses are. So
+both copies are updated alike.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from shardwright.parallel.zero.flat_unit import FlatUnit
 
 @dataclass(frozen=True)
 class TiedEmbedding:
-    """The uses of the table on this rank: on the first stage, on the last, both or neither."""
+    """The uses of the table on this rank: `table` on the first stage, `last` on the last, both or neither."""
 
     table: PlacedParameter | None
     last: PlacedParameter | None
@@ -29,17 +29,17 @@ class TiedEmbedding:
         return self.table is not None and self.last is not None
 
     def share_memory(self, unit: FlatUnit) -> None:
-        """Let the last stage show the table's memory, which is in this unit; its gradient is its own."""
+        """Let the last stage's parameter share the table's memory, which is in this unit; its gradient is separate."""
         assert self.table is not None and self.last is not None
         unit.follow(self.last, self.table)
         self.last.gradient = torch.zeros(self.last.shape, dtype=unit.sharding.gradients, device=unit.value_shard.device)
 
     def sum_gradients(self) -> None:
-        """Give each use the gradient of both. Moves one all-reduce of the table, if the uses are on two ranks."""
+        """Sum the gradients of both uses. Moves one all-reduce of the table if the uses are on two ranks."""
         if self.table is not None and self.last is not None:
             assert self.table.gradient is not None and self.last.gradient is not None
             self.table.gradient.add_(self.last.gradient)
             self.last.has_gradient = False
-        elif (mine := self.table if self.table is not None else self.last) is not None:
-            assert mine.gradient is not None
-            all_reduce(mine.gradient.view(-1), self.ends)
+        elif (table_copy := self.table if self.table is not None else self.last) is not None:
+            assert table_copy.gradient is not None
+            all_reduce(table_copy.gradient.view(-1), self.ends)
