@@ -18,10 +18,10 @@ from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.search import bounds
 from shardwright.planner.search.adjacent_plans import adjacent_blocks
 from shardwright.planner.search.constraints import Constraints, constraints_of
-from shardwright.planner.search.corrections import Corrections
 from shardwright.planner.search.plan_block import PlanBlock
 from shardwright.planner.search.plan_price import prices, room_bytes
 from shardwright.planner.search.search import SURE_STATE, ranked_kinds, search
+from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
 from shardwright.planner.search.space import degrees, hybrid_ranks
 from shardwright.workload.memo import Memo
@@ -60,7 +60,7 @@ def test_pruning_loses_nothing(model: str, width: int, order: str) -> None:
         for *at, token_s in zip(*columns, priced.laid_out_s[priced.fits].tolist(), strict=True):
             best[tuple(at)] = min(best[tuple(at)], token_s)
     rows = degrees(job, constraints)
-    kinds, tally = ranked_kinds(job, constraints, shipped(), rows, 6, room_bytes(job), Memo(), Corrections())
+    kinds, tally = ranked_kinds(SearchScope(job, constraints, shipped(), rows, 6, room_bytes(job)))
     expected = sorted(best.values())[:6]
     assert [places[0].token_s for places in kinds[:6]] == pytest.approx(expected, rel=1e-12)
     assert tally.num_plans == num_plans
@@ -212,7 +212,7 @@ def test_kinds_of_which_no_plan_fits_are_refuted_each_time() -> None:
     """A search asks again after what it has learned, and what it knows by then leaves a kind without a plan."""
     job, constraints = small_job("dense"), Constraints()
     rows, room = degrees(job, constraints), 1.0
-    kinds, _ = ranked_kinds(job, constraints, shipped(), rows, 3, room_bytes(job), Memo(), Corrections())
+    kinds, _ = ranked_kinds(SearchScope(job, constraints, shipped(), rows, 3, room_bytes(job)))
     plays = SimulatedPlans(job, constraints, shipped(), rows, room=room, memo=Memo())
     for _ in range(2):
         assert plays.fastest(kinds, 3) == []

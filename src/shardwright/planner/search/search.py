@@ -30,12 +30,12 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search import bounds, space
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.corrections import Corrections
 from shardwright.planner.search.empty_space import empty_space_faults, refuse_no_cluster
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, PlanVariant, join_blocks, select
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.results import Best, PlanPlace, SearchResult, SearchTally
+from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
 from shardwright.workload.arrays import distinct
 from shardwright.workload.memo import Memo
@@ -60,14 +60,18 @@ def _without_choices(variant: PlanVariant) -> PlanVariant:
 
 
 def search(
-    job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int = 16, room: float | None = None,
-    memo: Memo | None = None, most_token_s: float = math.inf,
-) -> SearchResult:  # fmt: skip
+    job: JobSpec,
+    constraints: Constraints,
+    constants: Constants,
+    num_shown: int = 16,
+    room: float | None = None,
+    memo: Memo | None = None,
+    most_token_s: float = math.inf,
+) -> SearchResult:
     """Find the fastest plans of `num_shown` kinds that fit in `room` bytes of a device; None is all of its room.
 
-    `memo` keeps results for the same model, cluster and constants from earlier searches. Plans that surely take more
-    than `most_token_s` seconds a token are left out. PlanError if the cluster is unknown or no plan meets the
-    constraints.
+    `memo` has results of earlier searches for the same model, cluster and constants; the rest is as in SearchScope.
+    PlanError if the cluster is unknown or no plan meets the constraints.
     """
     started = time.perf_counter()
     refuse_no_cluster(job)
@@ -76,32 +80,24 @@ def search(
     if faults := empty_space_faults(job, constraints, rows):
         raise PlanError(f"plans for {job.model.name} on {job.cluster.num_devices:,} devices", faults)
     room = room_bytes(job) if room is None else room
-    memo, corrections = memo or Memo(), Corrections()
-    simulated = SimulatedPlans(job, constraints, constants, rows, room=room, memo=memo)
+    scope = SearchScope(job, constraints, constants, rows, num_shown, room, memo or Memo(), most_token_s=most_token_s)
+    simulated = SimulatedPlans(job, constraints, constants, rows, room=room, memo=scope.memo)
     for _ in range(_ROUNDS):
-        kinds, tally = ranked_kinds(job, constraints, constants, rows, num_shown, room, memo, corrections, most_token_s)
+        kinds, tally = ranked_kinds(scope)
         candidates = simulated.fastest(kinds, num_shown)
         refuted, simulated.refuted = list(simulated.refuted.values()), {}
-        if not corrections.learned(job, refuted, constants, room):
+        if not scope.corrections.learned(job, refuted, constants, room):
             break
     tally.num_simulated = simulated.num_simulated
     tally.seconds = time.perf_counter() - started
     return SearchResult(candidates, tally)
 
 
-def ranked_kinds(
-    job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, num_shown: int, room: float,
-    memo: Memo, corrections: Corrections, most_token_s: float = math.inf,
-) -> tuple[list[list[PlanPlace]], SearchTally]:  # fmt: skip
-    """Rank plans of at least `num_shown` kinds by closed forms, each with its best layout, and count the work.
-
-    `rows` are the degrees of the space.
-    """
-    branch_and_bound = _BranchAndBound(
-        job, constraints, constants, rows, num_shown, room=room, memo=memo, corrections=corrections,
-        most_token_s=most_token_s,
-    )  # fmt: skip
-    if SURE_STATE * bounds.least_state_bytes(job, constants) <= room + host_room_bytes(job.cluster):
+def ranked_kinds(scope: SearchScope) -> tuple[list[list[PlanPlace]], SearchTally]:
+    """Rank plans of at least `num_shown` kinds by closed forms, each with its best layout, and count the work."""
+    branch_and_bound = _BranchAndBound(scope)
+    most_bytes = scope.room + host_room_bytes(scope.job.cluster)
+    if SURE_STATE * bounds.least_state_bytes(scope.job, scope.constants) <= most_bytes:
         branch_and_bound.price_first_guess()
         branch_and_bound.search_all()
     return branch_and_bound.kinds(), branch_and_bound.tally
@@ -131,13 +127,12 @@ class _BranchAndBound:
     - `below_s`, `gathered_s`: the whole step, without ZeRO-3 and under it, from all of these.
     """
 
-    def __init__(
-        self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, num_shown: int, *,
-        room: float, memo: Memo, corrections: Corrections, most_token_s: float,
-    ) -> None:  # fmt: skip
-        self.job, self.constraints, self.constants = job, constraints, constants
-        self.room, self.memo, self.corrections = room, memo, corrections
-        self.rates = rates_of(run_of(job), constants)
+    def __init__(self, scope: SearchScope) -> None:
+        job, constraints, rows = scope.job, scope.constraints, scope.rows
+        self.job, self.constraints, self.constants = job, constraints, scope.constants
+        self.room, self.memo, self.corrections = scope.room, scope.memo, scope.corrections
+        self.most_token_s = scope.most_token_s
+        self.rates = rates_of(run_of(job), scope.constants)
         codes = np.zeros_like(rows["tp"])
         for name in _KIND_DEGREES:
             codes = codes * (1 << 15) + rows[name]
@@ -150,9 +145,8 @@ class _BranchAndBound:
         self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are computed
         self.variants = space.variants_of(job, constraints, rows)
         self.tally = SearchTally(sum(space.count_by_variant(job, constraints, rows).values()))
-        self.num_shown = min(num_shown, len(kinds))
+        self.num_shown = min(scope.num_shown, len(kinds))
         self.shown = Best.of_kinds(len(kinds), _DEPTH)
-        self.most_token_s = most_token_s
 
     def limits_s(self, kind: Column) -> Column:
         """The seconds a token that a plan of each kind must stay below to be shown."""

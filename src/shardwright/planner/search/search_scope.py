@@ -1,0 +1,31 @@
+"""The input of one search: the space of plans, and the limits of the result."""
+
+import math
+from dataclasses import dataclass, field
+
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.corrections import Corrections
+from shardwright.planner.search.plan_block import Columns
+from shardwright.workload.memo import Memo
+
+
+@dataclass(frozen=True)
+class SearchScope:
+    """The input of one search by closed forms: the job, the space of its plans, and the limits of the result.
+
+    `rows` are the degrees of the space. Plans of `num_shown` kinds are wanted that fit in `room` bytes of a device.
+    `memo` keeps results for the model and the cluster, and `corrections` are those of memory by the exact account.
+    Plans that surely take more than `most_token_s` seconds a token are left out.
+    """
+
+    job: JobSpec
+    constraints: Constraints
+    constants: Constants
+    rows: Columns
+    num_shown: int
+    room: float
+    memo: Memo = field(default_factory=Memo)
+    corrections: Corrections = field(default_factory=Corrections)
+    most_token_s: float = math.inf
