@@ -68,8 +68,8 @@ def where_not_finite(job: JobSpec, replica: Replica, mesh: Mesh, step: int, toke
             f"{', '.join(ranks[:4])}"
         )
     return (
-        f"{_by_losses(bad_ranks, mesh)}; computed again, the step was finite on every rank: a fault of the machine, not "
-        f"of the numbers, and which rank had it can't be told from what is left"
+        f"{_by_losses(bad_ranks, mesh)}; computed again, the step was finite on every rank: a fault of the machine, "
+        f"not of the numbers, and which rank had it can't be told from what is left"
     )
 
 
