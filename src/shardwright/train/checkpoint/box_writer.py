@@ -61,13 +61,13 @@ class _HeldPlanner(SavePlanner):
         """One item per box, wide number types first: so every box is aligned in the file."""
         items = [
             WriteItem(
-                MetadataIndex(held.name, chunk(held.box).offsets, i),
+                MetadataIndex(held_box.name, chunk(held_box.box).offsets, i),
                 WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk(held.box), TensorProperties(dtype=held.values.dtype), torch.Size(held.full_shape)
+                    chunk(held_box.box), TensorProperties(dtype=held_box.values.dtype), torch.Size(held_box.full_shape)
                 ),
             )
-            for i, held in enumerate(self._boxes)
+            for i, held_box in enumerate(self._boxes)
         ]
         return SavePlan(sorted(items, key=lambda item: -self.resolve_data(item).dtype.itemsize))
 

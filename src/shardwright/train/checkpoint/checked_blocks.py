@@ -97,13 +97,13 @@ class CheckedFile:
         begin, end = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self._index.num_bytes)
         buffered_begin, buffered_end = self._buffered
         if not (buffered_begin <= begin and end <= buffered_end):
-            kept = b""
+            old_bytes = b""
             if buffered_begin <= begin < buffered_end:  # the block in which the last part ended
-                kept = bytes(memoryview(self._buffer)[begin - buffered_begin : buffered_end - buffered_begin])
+                old_bytes = bytes(memoryview(self._buffer)[begin - buffered_begin : buffered_end - buffered_begin])
             if len(self._buffer) < end - begin:
                 self._buffer = bytearray(end - begin)
-            self._buffer[: len(kept)] = kept
-            self._fill(begin, begin + len(kept), end)
+            self._buffer[: len(old_bytes)] = old_bytes
+            self._fill(begin, begin + len(old_bytes), end)
             self._buffered = begin, end
         offset = self._buffered[0]
         return memoryview(self._buffer)[start - offset : stop - offset]

@@ -20,9 +20,11 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")  # keys of config.json, the second in old
 _CONFIG_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def convert_folder(folder: Path, to: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False) -> Files:
-    """Write the weights of a model's folder to another folder, or to a file if `to` ends in .safetensors. Returns the
-    tensors of each file.
+def convert_folder(
+    folder: Path, target: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
+) -> Files:
+    """Write the weights of a model's folder to another folder, or to a file if `target` ends in .safetensors. Returns
+    the tensors of each file.
 
     `dtype` is "keep" (quantised tensors become bf16) or one of EXPORTED. Raises PlanError with every tensor that can't
     be read, or if a file exists that may not be overwritten; DiskFullError.
@@ -39,9 +41,11 @@ def convert_folder(folder: Path, to: Path, *, dtype: str = "keep", file_bytes: i
     weights = [tensor for tensor, source in zip(written, plain, strict=True) if source.is_weight]
     companion_files = companions(folder) | {CONFIG: config_bytes(_plain_keys(keys, _most_frequent_dtype(weights)))}
     write = partial(_write, files, {tensor.name: tensor for tensor in plain})
-    is_file = to.suffix == ".safetensors"
+    is_file = target.suffix == ".safetensors"
     other_files = {} if is_file else companion_files
-    return write_safetensors(to, written, write, file_bytes=file_bytes, overwrite=overwrite, other_files=other_files)
+    return write_safetensors(
+        target, written, write, file_bytes=file_bytes, overwrite=overwrite, other_files=other_files
+    )
 
 
 def _write(

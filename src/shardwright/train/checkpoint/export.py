@@ -51,10 +51,10 @@ class ExportedTensor(WrittenTensor):
 
 
 def export_weights(
-    storage: Storage, manifest: Manifest, to: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
+    storage: Storage, manifest: Manifest, target: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
 ) -> Files:
-    """Write the weights of a checkpoint to a file, if `to` ends in .safetensors, else to a folder of files of at most
-    `file_bytes`. Returns the tensors of each file.
+    """Write the weights of a checkpoint to a file, if `target` ends in .safetensors, else to a folder of files of at
+    most `file_bytes`. Returns the tensors of each file.
 
     `dtype` is "keep" or one of EXPORTED. Raises BrokenCheckpointError, DiskFullError, and PlanError if a file exists
     that may not be overwritten.
@@ -62,7 +62,7 @@ def export_weights(
     indices = indices_of(storage, manifest)
     tensors = exported_tensors(indices, dtype)
     write = partial(_write, {tensor.name: tensor for tensor in tensors}, storage, folder_name(manifest.step), indices)
-    return write_safetensors(to, tensors, write, file_bytes=file_bytes, overwrite=overwrite, other_files={})
+    return write_safetensors(target, tensors, write, file_bytes=file_bytes, overwrite=overwrite, other_files={})
 
 
 def exported_tensors(indices: list[FileIndex], dtype: str) -> list[ExportedTensor]:

@@ -95,8 +95,8 @@ def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> 
     for name in index_files:
         data = _read(storage, f"{folder}/{name}")
         notes.append(FileNote(index=name, digest=digest_of(data), num_bytes=read_index(data, name).num_bytes))
-    whole = manifest.model_copy(update={"files": tuple(notes)})
-    storage.replace(f"{folder}/{MANIFEST}", to_bytes(whole))
+    complete = manifest.model_copy(update={"files": tuple(notes)})
+    storage.replace(f"{folder}/{MANIFEST}", to_bytes(complete))
     with suppress(OSError):  # `latest` is for people only: the checkpoint is committed without it
         if manifest.health.is_healthy:
             storage.replace(LATEST, folder.encode() + b"\n")
@@ -113,14 +113,14 @@ def put_aside(job: JobSpec, folder: Path) -> list[str]:
         fault = f"{place} has checkpoints, and is not emptied; remove them there, or name another checkpoint.path"
         raise PlanError("train --fresh", [fault])
     number = next(number for number in count(1) if not os.path.lexists(f"{place}.before-{number}"))
-    aside = f"{place}.before-{number}"
-    os.mkdir(aside)
+    backup = f"{place}.before-{number}"
+    os.mkdir(backup)
     for name in storage.names():
         if STEP_FOLDER.fullmatch(name) or name == LATEST:
-            os.rename(os.path.join(place, name), os.path.join(aside, name))
+            os.rename(os.path.join(place, name), os.path.join(backup, name))
     if (folder / METRICS).is_file():
-        os.rename(folder / METRICS, os.path.join(aside, METRICS))
-    return [f"the checkpoints and metrics that were there are in {aside}"]
+        os.rename(folder / METRICS, os.path.join(backup, METRICS))
+    return [f"the checkpoints and metrics that were there are in {backup}"]
 
 
 def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
@@ -208,12 +208,12 @@ def mark_unhealthy(storage: Storage, step: int, health: StateHealth) -> None:
     """Write, durably, to a checkpoint's manifest that it is not healthy. Raises OSError, BrokenCheckpointError."""
     manifest = manifest_of(storage, step)
     storage.replace(f"{folder_name(step)}/{MANIFEST}", to_bytes(manifest.model_copy(update={"health": health})))
-    healthy = next((kept for kept in steps_kept(storage) if is_said_healthy(storage, kept)), None)
+    latest = next((kept_step for kept_step in steps_kept(storage) if is_said_healthy(storage, kept_step)), None)
     with suppress(OSError):  # `latest` is for people only
-        if healthy is None:
+        if latest is None:
             storage.remove(LATEST)
         else:
-            storage.replace(LATEST, folder_name(healthy).encode() + b"\n")
+            storage.replace(LATEST, folder_name(latest).encode() + b"\n")
 
 
 def remove_unfinished_checkpoints(storage: Storage) -> None:
@@ -243,8 +243,8 @@ def told_health(storage: Storage, manifest: Manifest, newest: int, is_asked: boo
     if unknown on this rank) is not, and was not loaded for that. `is_asked`: the user named the checkpoint."""
     health, name = manifest.health, folder_name(manifest.step)
     if not health.is_healthy:
-        others = f"{name} is not healthy" if is_asked else f"no checkpoint is healthy; {name} is taken"
-        return [f"note: {others}: {in_words(health)}"]
+        message = f"{name} is not healthy" if is_asked else f"no checkpoint is healthy; {name} is taken"
+        return [f"note: {message}: {in_words(health)}"]
     if is_asked or newest in (0, manifest.step):
         return []
     try:

@@ -93,9 +93,9 @@ class FileIndex(Spec):
         """Boxes that overlap in the file, as messages: else a small file could claim any number of boxes."""
         in_order = sorted(self.boxes, key=lambda stored: stored.start_byte)
         return [
-            f"{self.file}: {before.name} and {stored.name} share bytes"
-            for before, stored in pairwise(in_order)
-            if before.start_byte + before.num_bytes > stored.start_byte
+            f"{self.file}: {previous.name} and {stored.name} share bytes"
+            for previous, stored in pairwise(in_order)
+            if previous.start_byte + previous.num_bytes > stored.start_byte
         ]
 
 
@@ -282,9 +282,9 @@ def _read(kind: type, data: bytes, name: str) -> Any:
 def optimizer_of(manifest: Manifest) -> OptimizerSpec:
     """The optimizer of a stored job, without fields that this version does not know. Raises BrokenCheckpointError."""
     stored = manifest.job.get("optimizer", {})
-    known = {name: value for name, value in stored.items() if name in OptimizerSpec.model_fields}
+    known_fields = {name: value for name, value in stored.items() if name in OptimizerSpec.model_fields}
     try:
-        return OptimizerSpec.model_validate(known)
+        return OptimizerSpec.model_validate(known_fields)
     except ValidationError as error:
         raise BrokenCheckpointError(f"its job's optimizer can't be: {error.errors()[0]['msg']}") from None
 

@@ -69,9 +69,9 @@ def differences(stored: dict[str, Any], job: JobSpec) -> list[str]:
         )
     keep_best, old_keep_best = job.checkpoint.keep_best, stored.get("checkpoint", {}).get("keep_best", "")
     if keep_best != old_keep_best:
-        stays = "; what was best by that stays until you remove it" if old_keep_best else ""
+        note = "; what was best by that stays until you remove it" if old_keep_best else ""
         lines.append(
-            f"note: checkpoint.keep_best is {_text(keep_best)} from here on; it was {_text(old_keep_best)}{stays}"
+            f"note: checkpoint.keep_best is {_text(keep_best)} from here on; it was {_text(old_keep_best)}{note}"
         )
     return lines
 

@@ -48,7 +48,7 @@ class _Part:
 
 
 def export_released(
-    storage: Storage, manifest: Manifest, to: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
+    storage: Storage, manifest: Manifest, target: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
 ) -> Files:
     """Write the weights of a checkpoint to a folder that transformers opens. Returns the tensors of each file.
 
@@ -72,7 +72,9 @@ def export_released(
     source_files = companions(Path(model.weights)) if model.weights else {}
     config = config_bytes(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[weight_dtype]})
     other_files = {CONFIG: config} | source_files
-    return write_safetensors(to, tensors, write, file_bytes=file_bytes, overwrite=overwrite, other_files=other_files)
+    return write_safetensors(
+        target, tensors, write, file_bytes=file_bytes, overwrite=overwrite, other_files=other_files
+    )
 
 
 def has_family(manifest: Manifest) -> bool:

@@ -154,14 +154,14 @@ def _refuse(weights: ReleasedWeights, copied: dict[str, str], tied: tuple[str, s
             faults.append(f"{name} is {list(stored.shape)} and should be {list(piece.shape)} for this model")
         elif stored is not None and not is_floating(stored):
             faults.append(f"{name} is of {stored.dtype}, a quantised number type; {_convert_hint(weights)}")
-    known = {*wanted, *(prefix + name for name in copied)}
+    known_names = {*wanted, *(prefix + name for name in copied)}
     # If the decoder's tensors have a prefix, the head may have none, because it may lie outside the decoder.
     heads = {} if tied is None else {head_prefix + tied[0]: prefix + tied[1] for head_prefix in ("", prefix)}
     for head, table in heads.items():
         if head in tensors and table in tensors and tensors[table].shape == wanted[table].shape:
-            known.add(head)
+            known_names.add(head)
             faults += _untied_head(weights.files, head, table)
-    unknown = [name for name in tensors if name.startswith(prefix) and name not in known and _is_weight(name)]
+    unknown = [name for name in tensors if name.startswith(prefix) and name not in known_names and _is_weight(name)]
     if unknown and not prefix:
         faults.append(f"{len(unknown):,} tensors have no place in this model: {listed(unknown)}; check the folder")
     if faults:

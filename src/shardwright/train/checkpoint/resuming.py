@@ -131,7 +131,7 @@ def newest_healthy(job: JobSpec, mesh: Mesh, folder: Path) -> int:
     small all-reduce over the world."""
     storage, step = open_storage(place_of(job, folder)), 0
     if mesh.rank == 0:
-        step = next((kept for kept in steps_kept(storage) if is_said_healthy(storage, kept)), 0)
+        step = next((kept_step for kept_step in steps_kept(storage) if is_said_healthy(storage, kept_step)), 0)
     step_tensor = torch.tensor([step], dtype=torch.int64, device=mesh.device)
     return int(mesh.numbers(all_reduce_max(step_tensor, mesh.world))[0])
 
@@ -140,8 +140,10 @@ def doubt(job: JobSpec, folder: Path, step: int, sentence: str) -> None:
     """Mark the checkpoint of this step, if it exists, as not healthy: its weights turned out to be useless. The last
     healthy checkpoint is not marked. Rank 0 calls this."""
     storage = open_storage(place_of(job, folder))
-    healthy = [kept for kept in steps_kept(storage) if kept <= step and is_said_healthy(storage, kept)]
-    if step in healthy and len(healthy) > 1:
+    healthy_steps = [
+        kept_step for kept_step in steps_kept(storage) if kept_step <= step and is_said_healthy(storage, kept_step)
+    ]
+    if step in healthy_steps and len(healthy_steps) > 1:
         with suppress(OSError, BrokenCheckpointError):  # then its manifest stays as it was
             mark_unhealthy(storage, step, StateHealth(cause="not finite", sentence=sentence))
 

@@ -51,7 +51,7 @@ WriteValues = Callable[[IO[bytes], Sequence[WrittenTensor]], None]
 
 
 def write_safetensors(
-    to: Path,
+    target: Path,
     tensors: Sequence[WrittenTensor],
     write: WriteValues,
     *,
@@ -59,17 +59,17 @@ def write_safetensors(
     overwrite: bool,
     other_files: Mapping[str, bytes],
 ) -> Files:
-    """Write tensors to a file, if `to` ends in .safetensors, else to a folder. In a folder, files of weights have at
-    most `file_bytes` bytes, and `other_files`, contents by name, lie beside them. Returns the tensors of each file.
+    """Write tensors to a file, if `target` ends in .safetensors, else to a folder. In a folder, files of weights have
+    at most `file_bytes` bytes, and `other_files`, contents by name, lie beside them. Returns the tensors of each file.
 
     Raises the errors of `write`, DiskFullError, and PlanError if a file exists that may not be overwritten.
     """
-    is_file = to.suffix == ".safetensors"
-    _refuse(to, is_file, overwrite)
-    files = {to.name: list(tensors)} if is_file else _in_files(tensors, file_bytes)
-    with telling_of_full_disk(to, "name another place"):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{to.name}.", dir=to.parent, ignore_cleanup_errors=True) as scratch:
+    is_file = target.suffix == ".safetensors"
+    _refuse(target, is_file, overwrite)
+    files = {target.name: list(tensors)} if is_file else _in_files(tensors, file_bytes)
+    with telling_of_full_disk(target, "name another place"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as scratch:
             new = Path(scratch, "new")
             new.mkdir()
             for name, file_tensors in files.items():
@@ -81,7 +81,7 @@ def write_safetensors(
                 with (new / name).open("xb") as file:
                     file.write(contents)
                     _sync(file)
-            _put(new / to.name if is_file else new, to, Path(scratch, "before"))
+            _put(new / target.name if is_file else new, target, Path(scratch, "before"))
     return files
 
 
@@ -125,17 +125,17 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _refuse(to: Path, is_file: bool, overwrite: bool) -> None:
+def _refuse(target: Path, is_file: bool, overwrite: bool) -> None:
     """PlanError if an existing file or folder may not be overwritten: an export overwrites only earlier exports."""
-    if not os.path.lexists(to):
+    if not os.path.lexists(target):
         return
     subject = "--to"
-    if to.is_symlink() or to.is_dir() == is_file:
-        raise PlanError(subject, [f"{to} is no {'file' if is_file else 'folder'}; name another place"])
-    if not is_file and (others := sorted(name for name in os.listdir(to) if not _is_exported(name))):
-        raise PlanError(subject, [f"{to} has {others[0]} in it, which no export wrote; name a folder of its own"])
-    if not overwrite and (is_file or os.listdir(to)):
-        raise PlanError(subject, [f"{to} is there already; name another place, or say --overwrite"])
+    if target.is_symlink() or target.is_dir() == is_file:
+        raise PlanError(subject, [f"{target} is no {'file' if is_file else 'folder'}; name another place"])
+    if not is_file and (foreign := sorted(name for name in os.listdir(target) if not _is_exported(name))):
+        raise PlanError(subject, [f"{target} has {foreign[0]} in it, which no export wrote; name a folder of its own"])
+    if not overwrite and (is_file or os.listdir(target)):
+        raise PlanError(subject, [f"{target} is there already; name another place, or say --overwrite"])
 
 
 def _is_exported(name: str) -> bool:
@@ -143,18 +143,18 @@ def _is_exported(name: str) -> bool:
     return name in _OTHER_FILES or _WEIGHT_FILE.fullmatch(name) is not None
 
 
-def _put(new: Path, to: Path, backup: Path) -> None:
+def _put(new: Path, target: Path, backup: Path) -> None:
     """Rename the written file or folder to its final name, and replace an earlier export of that name."""
-    if new.is_dir() and to.is_dir():
-        os.rename(to, backup)
+    if new.is_dir() and target.is_dir():
+        os.rename(target, backup)
         try:
-            os.rename(new, to)
+            os.rename(new, target)
         except OSError:
-            os.rename(backup, to)
+            os.rename(backup, target)
             raise
     else:
-        os.replace(new, to)
-    descriptor = os.open(to.parent, os.O_RDONLY | os.O_CLOEXEC)
+        os.replace(new, target)
+    descriptor = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -35,8 +35,8 @@ class Storage(Protocol):
     def size(self, name: str) -> int:
         """The size of a regular file in bytes. Raises OSError."""
 
-    def read(self, name: str, start: int, into: memoryview) -> None:
-        """Fill `into` with the file's bytes from `start` on. Raises OSError, or EOFError if the file ends before."""
+    def read(self, name: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the file's bytes from `start` on. Raises OSError, or EOFError if the file ends before."""
 
     def prefetch(self, name: str, start: int, num_bytes: int) -> None:
         """Announce that these bytes will be read soon. May take as long as a read. Raises nothing."""
@@ -87,13 +87,13 @@ class LocalStorage:
             raise OSError(errno.EINVAL, "not a regular file", name)
         return status.st_size
 
-    def read(self, name: str, start: int, into: memoryview) -> None:
+    def read(self, name: str, start: int, buffer: memoryview) -> None:
         self.size(name)  # raises if it is not a regular file: opening a device or a pipe may have effects
         descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             filled = 0
-            while filled < len(into):
-                num_read = os.preadv(descriptor, [into[filled:]], start + filled)
+            while filled < len(buffer):
+                num_read = os.preadv(descriptor, [buffer[filled:]], start + filled)
                 if not num_read:
                     raise EOFError(f"{name} ends at byte {start + filled}")
                 filled += num_read
@@ -160,11 +160,11 @@ class RemoteStorage:
     def size(self, name: str) -> int:
         return int(self._system.info(self._path(name))["size"] or 0)
 
-    def read(self, name: str, start: int, into: memoryview) -> None:
-        data = self._system.cat_file(self._path(name), start=start, end=start + len(into))
-        if len(data) != len(into):
+    def read(self, name: str, start: int, buffer: memoryview) -> None:
+        data = self._system.cat_file(self._path(name), start=start, end=start + len(buffer))
+        if len(data) != len(buffer):
             raise EOFError(f"{name} ends at byte {start + len(data)}")
-        into[:] = data
+        buffer[:] = data
 
     def prefetch(self, name: str, start: int, num_bytes: int) -> None:
         pass
@@ -197,8 +197,8 @@ def open_storage(place: str) -> Storage:
     if not is_address:
         return LocalStorage(Path(os.path.expanduser(place)).absolute())
     if protocol not in PROTOCOLS:
-        others = ", ".join(name for name in PROTOCOLS if name != "memory")  # memory is lost with the process
-        raise PlanError("checkpoint.path", [f"{protocol}:// is no place for checkpoints; use a folder, or {others}"])
+        allowed = ", ".join(name for name in PROTOCOLS if name != "memory")  # memory is lost with the process
+        raise PlanError("checkpoint.path", [f"{protocol}:// is no place for checkpoints; use a folder, or {allowed}"])
     if protocol == "file":
         return LocalStorage(Path("/" + place.removeprefix("file://").lstrip("/")))
     try:

@@ -41,11 +41,11 @@ def whole_tensors(indices: list[FileIndex]) -> dict[str, list[tuple[StoredBox, s
 
 def tile(boxes: Sequence[Box], full_shape: tuple[int, ...]) -> bool:
     """True if every element of a tensor lies in exactly one of the boxes. No box may reach outside the tensor."""
-    whole: Box = tuple((0, size) for size in full_shape)
-    if len(boxes) == 1 or sum(map(num_elements_of, boxes)) != num_elements_of(whole):
-        return list(boxes) == [whole]
+    full_box: Box = tuple((0, size) for size in full_shape)
+    if len(boxes) == 1 or sum(map(num_elements_of, boxes)) != num_elements_of(full_box):
+        return list(boxes) == [full_box]
     point = [2 + randbelow(_PRIME - 2) for _ in full_shape]
-    return sum(_terms(box, point) for box in boxes) % _PRIME == _terms(whole, point)
+    return sum(_terms(box, point) for box in boxes) % _PRIME == _terms(full_box, point)
 
 
 def _terms(box: Box, point: Sequence[int]) -> int:
@@ -79,5 +79,5 @@ def check_kinds(indices: list[FileIndex], optimizer_steps: int, optimizer: Optim
         expected = states_of(optimizer, parameter, stored.full_shape) if optimizer_steps else ()
         for state in STATES:
             if (f"{state}.{parameter}" in tensors) != (state in expected):
-                has = "has no" if state in expected else "has"
-                raise BrokenCheckpointError(f"{steps_done}, and it {has} {state}.{parameter}")
+                verb = "has no" if state in expected else "has"
+                raise BrokenCheckpointError(f"{steps_done}, and it {verb} {state}.{parameter}")

@@ -55,7 +55,7 @@ BestInterval = Callable[[float], float]
 @dataclass(frozen=True)
 class Saved:
     """A committed checkpoint: its step, how long the run waited for the copies (on CUDA, until they were queued), the
-    time from the begin of the save until all files were durable, by rank 0's clock, and the health of its state."""
+    time from the start of the save until all files were durable, by rank 0's clock, and the health of its state."""
 
     step: int
     blocking_s: float
@@ -90,9 +90,8 @@ class CheckpointWriter:
     def __init__(
         self, job: JobSpec, replica: Replica, mesh: Mesh, folder: Path, best_interval_s: BestInterval | None = None
     ) -> None:
-        from shardwright.train.checkpoint.box_writer import (
-            save_boxes,
-        )  # a slow import (0.5 s), kept out of the first save
+        # A slow import (0.5 s), which would else be a part of the first save.
+        from shardwright.train.checkpoint.box_writer import save_boxes
 
         self._job, self._replica, self._mesh, self._save_boxes = job, replica, mesh, save_boxes
         self._storage = open_storage(place_of(job, folder))
@@ -130,8 +129,8 @@ class CheckpointWriter:
         data: DataPlace | None = None,
         losses: Mapping[str, MeasuredLoss] = MappingProxyType({}),
     ) -> Saved | None:
-        """Begin to save the state after `step` steps. `state` is the state of the run's checks of health; the other
-        arguments go to the Manifest as they are. Waits for a save that is still in progress, and returns that one."""
+        """Begin to save the run after `step` steps. `state` is the state that is no tensor, without the loss scale; the
+        other arguments are those of a Manifest. Waits for a save that is still in progress, and returns that one."""
         previous = self.wait()
         start_s = time.monotonic()
         self._make_room(step)

@@ -195,13 +195,13 @@ def _sentence(odd_groups: list[OddRanks], parts: list[HeldPart], mesh: Mesh, ste
     for odd in odd_groups[:_MOST_NAMED]:
         part_name = _first_odd_part(odd, parts, mesh) if odd.by_rank else ""
         ranks = ", ".join(mesh.shape.describe(rank) for rank in odd.ranks[:_MOST_NAMED])
-        where = f", first in {part_name}" if part_name else ""
+        location = f", first in {part_name}" if part_name else ""
         others = [rank for rank in odd.compared if rank not in odd.ranks]
-        holds = "holds" if len(odd.ranks) == 1 else "hold"
+        verb = "holds" if len(odd.ranks) == 1 else "hold"
         if odd.are_sure:
-            clauses.append(f"{ranks} {holds} other {odd.kind} than {counted(len(others), 'other rank')}{where}")
+            clauses.append(f"{ranks} {verb} other {odd.kind} than {counted(len(others), 'other rank')}{location}")
         else:
-            clauses.append(f"{ranks} hold different {odd.kind}, and no majority says which is right{where}")
+            clauses.append(f"{ranks} hold different {odd.kind}, and no majority says which is right{location}")
     remainder = f", and {len(odd_groups) - _MOST_NAMED} more" if len(odd_groups) > _MOST_NAMED else ""
     return (
         f"ranks that should hold the same do not after step {steps_done}: {'; '.join(clauses)}{remainder}. A bit has "

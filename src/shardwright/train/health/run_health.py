@@ -113,11 +113,11 @@ class RunHealth:
                 break
             decision = step_decision if step_decision.course is Course.SKIP else decision
         if decision.cause == "not finite" and tokens_BS is not None and self._drains:
-            where = where_not_finite(self._job, replica, mesh, first, tokens_BS)
+            origin = where_not_finite(self._job, replica, mesh, first, tokens_BS)
             if decision.course is Course.SKIP:
-                lines.append(where)
+                lines.append(origin)
             else:
-                decision = replace(decision, sentence=f"{decision.sentence}; {where}")
+                decision = replace(decision, sentence=f"{decision.sentence}; {origin}")
         elif not self._drains:
             decision = self._check_weights(replica, first + num_steps - 1, decision)
         elif self._hashes is not None and was_computed(results, self._drains):
@@ -130,10 +130,10 @@ class RunHealth:
     def _check_weights(self, replica: Replica, last: int, decision: Decision) -> Decision:
         """The decision on a span up to step `last`, if its weights were updated before its losses were known: weights
         that are not finite must not get into a checkpoint. Moves an all-gather of one number per rank."""
-        where = weights_not_finite(replica, self._mesh)
-        if where and decision.course is Course.GO_ON:
+        bad_weights = weights_not_finite(replica, self._mesh)
+        if bad_weights and decision.course is Course.GO_ON:
             decision = self.judge.weights_not_finite(last)
-        return replace(decision, sentence=f"{decision.sentence}; {where}") if where else decision
+        return replace(decision, sentence=f"{decision.sentence}; {bad_weights}") if bad_weights else decision
 
     def compare_replicas(self, replica: Replica, steps_done: int, is_saved: bool = False) -> None:
         """Compare the state that ranks hold alike, if a comparison is due. ReplicasDifferError, on all ranks, if it

@@ -29,15 +29,16 @@ class Straggler:
     longer_than_before: float
     since_step: int
 
-    def sentence(self, who: str) -> str:
-        """The sentence about a straggler. `who` describes the rank."""
+    def sentence(self, rank_name: str) -> str:
+        """The sentence about a straggler. `rank_name` describes the rank."""
         reasons = []
         if self.longer_than_others > 0:
             reasons.append(f"{self.longer_than_others:.0%} longer than others that do the same")
         if self.longer_than_before > 0:
             reasons.append(f"{self.longer_than_before:.0%} longer than before, beside all others")
         return (
-            f"slow: {who} computes {self.compute_s:.3f} s a step, {' and '.join(reasons)}, since step {self.since_step}"
+            f"slow: {rank_name} computes {self.compute_s:.3f} s a step, {' and '.join(reasons)}, since step "
+            f"{self.since_step}"
         )
 
 
