@@ -110,7 +110,7 @@ class CheckedFile:
 
     def _fill(self, begin: int, start: int, end: int) -> None:
         """Read bytes [start, end) into the buffer, which has bytes [begin, start) already, and check them."""
-        self._buffered = 0, 0  # valid if the read fails
+        self._buffered = 0, 0  # if the read fails, the buffer holds nothing
         view = memoryview(self._buffer)
         with telling_of_damage(self._name):
             self._storage.read(self._name, start, view[start - begin : end - begin])

@@ -154,13 +154,12 @@ class MeasuredLoss(Spec):
 
 
 class Manifest(Spec):
-    """The description of a checkpoint, after optimizer step `step`.
+    """The description of the checkpoint after step `step`.
 
-    A resumed run continues after the first `samples` of the data; of these it skipped `passed_over`, which had
-    ruined its state. `job` is the job with the plan that ran, and `state` holds the state that is no tensor: a few
-    numbers. Checkpoints of earlier versions have no `health`, and count as healthy, and no `data`; checkpoints of a
-    user's own modules have no `data`, either. `losses` are the finite validation losses of this state, by the name of
-    the set."""
+    A run resumes after the first `samples` of its data. It has skipped `passed_over` of these, because its state became
+    unhealthy in them. `job` is the job with the plan that ran, and `state` holds the state that is no tensor: a few
+    numbers. Earlier versions wrote no `health`, which counts as healthy, and no `data`; checkpoints of a user's own
+    modules have no `data`, either. `losses` are the finite validation losses of this state, by the name of the set."""
 
     format: int = FORMAT
     step: Annotated[int, Field(ge=0, le=largest.STEPS)]

@@ -61,12 +61,9 @@ class Resumed:
 
 
 def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Resumed:
-    """This rank's part of the job at the start of a run.
-
-    Its state comes from the newest healthy checkpoint in the run's folder that is whole; else from the newest whole
-    one; else it is new, with the weights of the run `weights_from`, if given. PlanError if a checkpoint is of another
-    model. Every rank calls this. Moves a few small collectives over the world, and those of `take_up`.
-    """
+    """This rank's part of the job at the start of a run: from the newest healthy checkpoint that is whole; else from
+    the newest whole one; else new, with the weights of the run `weights_from`, if given. PlanError if a checkpoint is
+    of another model. Every rank calls this. Moves small collectives over the world, and those of `take_up`."""
     lines = list[str]()
     storage = open_storage(place_of(job, folder))
     released = None if _has_begun(storage, mesh) else released_weights_of(job)
@@ -77,8 +74,7 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
         lines += told_health(storage, manifest, max(steps, default=0))
         plan = describe_job(manifest.job)
         old_plan = "" if manifest.job.get("plan") == job.plan.model_dump(mode="json") else f", written under {plan}"
-        place = f"{storage.root}/{folder_name(manifest.step)}"
-        lines.append(f"going on after step {manifest.step} from {place}{old_plan}")
+        lines.append(f"going on after step {manifest.step} from {storage.root}/{folder_name(manifest.step)}{old_plan}")
         lines += differences(manifest.job, job)
         if weights_from:
             lines.append(f"note: the weights of --from {weights_from} are not taken: this run has begun already")
