@@ -2,8 +2,7 @@
 config.json, and the tokenizer of the model that the run started from.
 
 Each tensor is assembled from the boxes of the checkpoint, slab by slab, and written before the next one begins: so the
-export needs memory for one tensor. A released tensor is one that the export writes; a model tensor is a parameter of
-this package.
+export needs memory for one tensor. A released tensor is one that the export writes.
 """
 
 import json

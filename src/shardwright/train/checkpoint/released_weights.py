@@ -1,8 +1,8 @@
 """Weights of a released model as the initial values of a run, read from its files into the boxes of any plan.
 
 A rank reads only the parts of tensors that it holds, some MiB at a time: besides the boxes it needs memory for one
-slab. A released tensor is one of the files; a model tensor is a parameter of this package. The mapping between them is
-a list of pieces (sharding/hugging_face/released_piece.py).
+slab. A released tensor is one of the files; a model tensor is a parameter of Shardwright's model. Pieces map one to the
+other (sharding/hugging_face/released_piece.py).
 """
 
 from collections.abc import Collection, Iterator
