@@ -51,7 +51,7 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
 
 
 # Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 130, "of": 99, "cut": 18, "said": 30, "theirs": 12, "ours": 5}
+VAGUE = {"found": 102, "of": 77, "cut": 16, "said": 23, "theirs": 3, "ours": 3}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

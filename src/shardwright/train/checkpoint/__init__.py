@@ -1,1 +1,1 @@
-"""Checkpoints: what a run needs to go on, in boxes that any other plan can read."""
+"""Checkpoints: the state that a run needs to resume, in boxes that a run of any plan can read."""

@@ -1,4 +1,4 @@
-"""A write that goes on while the run trains: a thread, how it ended, and when."""
+"""A write in a background thread while the run trains, with its error and its end time."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ class BackgroundWrite:
     def __init__(self, write: Callable[[], None], name: str) -> None:
         self._write = write
         self._error: Exception | None = None
-        self.ended_s = 0.0  # of time.monotonic, once it is over
+        self.ended_s = 0.0  # time.monotonic() at the end of the write
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -23,15 +23,15 @@ class BackgroundWrite:
         self.ended_s = time.monotonic()
 
     def is_over(self) -> bool:
-        """True if it has ended, well or not."""
+        """True if the write has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it has ended, or so long. Returns whether it has."""
+        """Block until the write has ended, or for `timeout_s`. Returns True if it has ended."""
         self._thread.join(timeout_s)
         return self.is_over()
 
     @property
     def error(self) -> Exception | None:
-        """Why it failed, if it did."""
+        """The exception of a failed write, None if it has not failed."""
         return self._error

@@ -1,4 +1,4 @@
-"""Boxes of tensors, saved through torch.distributed.checkpoint to one safetensors file of each rank, and an index."""
+"""Save boxes of tensors through torch.distributed.checkpoint: one safetensors file and one index per rank."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ from shardwright.train.checkpoint.storage import Storage
 
 
 def save_boxes(boxes: Sequence[HeldBox], storage: Storage, folder: str, rank: int) -> bytes:
-    """Write this rank's file and its index, which are durable at the end. Returns the index's bytes. Raises OSError."""
+    """Write this rank's file and its index; both are durable at the end. Returns the index's bytes. Raises OSError."""
     writer = _FileWriter(storage, folder, rank)
     try:
         dcp.save({}, storage_writer=writer, planner=_HeldPlanner(boxes), no_dist=True)
@@ -47,7 +47,7 @@ def save_boxes(boxes: Sequence[HeldBox], storage: Storage, folder: str, rank: in
 
 
 class _HeldPlanner(SavePlanner):
-    """Each box is one item."""
+    """Plans one item per box."""
 
     def __init__(self, boxes: Sequence[HeldBox]) -> None:
         self._boxes = boxes
@@ -55,28 +55,28 @@ class _HeldPlanner(SavePlanner):
     def set_up_planner(
         self, state_dict: Any, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """The boxes are known already."""
+        """Nothing: the constructor got the boxes."""
 
     def create_local_plan(self) -> SavePlan:
-        """Items, those of wide number types first: so all are aligned in the file."""
+        """One item per box, wide number types first: so every box is aligned in the file."""
         items = [
             WriteItem(
-                MetadataIndex(held.name, chunk(held.box).offsets, i),
+                MetadataIndex(held_box.name, chunk(held_box.box).offsets, i),
                 WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk(held.box), TensorProperties(dtype=held.values.dtype), torch.Size(held.full_shape)
+                    chunk(held_box.box), TensorProperties(dtype=held_box.values.dtype), torch.Size(held_box.full_shape)
                 ),
             )
-            for i, held in enumerate(self._boxes)
+            for i, held_box in enumerate(self._boxes)
         ]
         return SavePlan(sorted(items, key=lambda item: -self.resolve_data(item).dtype.itemsize))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Nobody plans for others."""
+        """The plans unchanged: each rank plans for itself."""
         return all_plans, Metadata({})
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Nothing is left to plan."""
+        """The plan unchanged."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
@@ -86,43 +86,43 @@ class _HeldPlanner(SavePlanner):
 
 
 class _FileWriter(StorageWriter):
-    """One safetensors file, and its index."""
+    """Writes one safetensors file and its index."""
 
     def __init__(self, storage: Storage, folder: str, rank: int) -> None:
         self._storage, self._folder, self._rank = storage, folder, rank
         self.index = b""
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Every writer writes once."""
+        """Nothing: a writer writes once."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing is to be set up."""
+        """Nothing: the constructor has set up all."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Nothing changes the plan."""
+        """The plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Nothing changes the plan."""
+        """The plans unchanged."""
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the header, the boxes one after the other, and the index."""
+        """Write the header, then the boxes one after the other, and then the index."""
         boxes, keys = list[StoredBox](), list[str]()
-        seen: Counter[str] = Counter()
+        num_seen: Counter[str] = Counter()
         for item in plan.items:
             data = item.tensor_data
             assert data is not None
-            ends = tuple((a, a + n) for a, n in zip(data.chunk.offsets, data.chunk.sizes, strict=True))
+            box = tuple((a, a + n) for a, n in zip(data.chunk.offsets, data.chunk.sizes, strict=True))
             dtype = DTYPE_NAMES[data.properties.dtype]
             name = item.index.fqn
-            boxes.append(StoredBox(name=name, full_shape=tuple(data.size), box=ends, dtype=dtype, start_byte=0))
-            keys.append(f"{name}#{seen[name]}" if seen[name] else name)
-            seen[name] += 1
+            boxes.append(StoredBox(name=name, full_shape=tuple(data.size), box=box, dtype=dtype, start_byte=0))
+            keys.append(f"{name}#{num_seen[name]}" if num_seen[name] else name)
+            num_seen[name] += 1
         header = safetensors_header(boxes, keys)
-        start, placed = len(header), list[StoredBox]()
+        start, placed_boxes = len(header), list[StoredBox]()
         for stored in boxes:
-            placed.append(stored.model_copy(update={"start_byte": start}))
+            placed_boxes.append(stored.model_copy(update={"start_byte": start}))
             start += stored.num_bytes
 
         def parts() -> Iterator[memoryview | bytes]:
@@ -134,21 +134,19 @@ class _FileWriter(StorageWriter):
                 for first in range(0, len(flat), SLAB_BYTES):
                     yield flat[first : first + SLAB_BYTES].data
 
-        sums = BlockSums()
-        self._storage.write(f"{self._folder}/{data_file(self._rank)}", sums.through(parts()))
-        index = FileIndex(
-            file=data_file(self._rank), num_bytes=sums.num_bytes, sums=sums.sums(), boxes=tuple(placed)
-        )  # fmt: skip
+        file, sums = data_file(self._rank), BlockSums()
+        self._storage.write(f"{self._folder}/{file}", sums.through(parts()))
+        index = FileIndex(file=file, num_bytes=sums.num_bytes, sums=sums.sums(), boxes=tuple(placed_boxes))
         self.index = to_bytes(index)
         self._storage.write(f"{self._folder}/{index_file(self._rank)}", [self.index])
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(item.index, 0, None) for item in plan.items])
-        return done
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([WriteResult(item.index, 0, None) for item in plan.items])
+        return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Whoever knows that all ranks have written makes the checkpoint whole."""
+        """Nothing: rank 0 commits the checkpoint when all ranks have written (writing.py)."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """No path is enough to make one."""
+        """False: a path alone is not enough to make a writer."""
         return False

@@ -1,7 +1,7 @@
-"""Boxes of tensors that a rank writes or needs, as data.
+"""Boxes of tensors that a rank writes or reads, as data.
 
-What saves and loads them (box_writer.py, box_reader.py) imports torch.distributed.checkpoint, which takes half a
-second: it is imported where a rank is to save or load, and a process that only starts ranks has no part in that.
+The modules that save and load them (box_writer.py, box_reader.py) import torch.distributed.checkpoint, which takes half
+a second. They are imported only when a rank saves or loads, so a process that only starts ranks does not pay for that.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.parameter_shard import Box
 from shardwright.train.checkpoint.manifest import FileIndex
 
-# The number types of files.
+# Dtypes, by the names that safetensors files have for them.
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -24,7 +24,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class HeldBox:
-    """A box of a tensor that this rank writes: its values, contiguous, in host memory."""
+    """A box of a tensor that this rank writes. Its values are contiguous and in host memory."""
 
     name: str
     full_shape: tuple[int, ...]
@@ -33,8 +33,7 @@ class HeldBox:
 
 
 def copy_on_host(values: Tensor, mesh: Mesh) -> Tensor:
-    """A contiguous copy of some values in host memory; of those of a device it is there once the current stream has
-    come so far."""
+    """A contiguous copy of the values in host memory. From a device the copy is asynchronous, on the current stream."""
     values = values.detach()
     if mesh.streams is None or mesh.streams.is_on_host(values):
         return values.cpu().clone().contiguous()
@@ -44,8 +43,8 @@ def copy_on_host(values: Tensor, mesh: Mesh) -> Tensor:
 
 @dataclass(frozen=True)
 class WantedBox:
-    """A box of a tensor that this rank needs, and what takes its values, in the box's shape, where they are there: it
-    copies them, for their memory is used again."""
+    """A box of a tensor that this rank reads, and a function that takes its values once they are read, in the shape of
+    the box. The function must copy them, because their memory is reused."""
 
     name: str
     full_shape: tuple[int, ...]
@@ -54,5 +53,5 @@ class WantedBox:
 
 
 def full_shapes(indices: list[FileIndex]) -> Mapping[str, tuple[int, ...]]:
-    """The full shape of every tensor that some files have parts of."""
+    """The full shape of every tensor in some files, by name."""
     return {stored.name: stored.full_shape for index in indices for stored in index.boxes}

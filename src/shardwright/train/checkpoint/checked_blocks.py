@@ -1,6 +1,6 @@
-"""Files whose every MiB has a sum: summed while they are written, held against it whenever a part is read.
+"""Files with a checksum for every MiB, which is computed while a file is written and compared whenever a part is read.
 
-A whole file need not be read to trust a part of it: only the blocks that the part touches. Torch is not needed.
+A reader that needs a part of a file verifies only the blocks that the part touches. Torch is not needed.
 """
 
 import errno
@@ -13,12 +13,13 @@ from shardwright.sharding.row_boxes import shape_of_box
 from shardwright.train.checkpoint.manifest import BLOCK_BYTES, BrokenCheckpointError, FileIndex, StoredBox
 from shardwright.train.checkpoint.storage import Storage
 
-# What a file is not there with, or is no file of ours; fsspec raises some without a number.
+# Error numbers of a file that does not exist, or is not a file that a checkpoint writes. Some errors of fsspec have no
+# number.
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG)
 
 
 class BlockSums:
-    """The CRC-32 of each block of what passes."""
+    """Computes the CRC-32 of each block of a stream."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -26,14 +27,14 @@ class BlockSums:
         self._current = 0
 
     def through(self, parts: Iterable[memoryview | bytes]) -> Iterator[memoryview]:
-        """Pass the parts on, and sum them."""
+        """Yield the parts, and add them to the checksums."""
         for part in parts:
             view = memoryview(part).cast("B")
             self._add(view)
             yield view
 
     def sums(self) -> tuple[int, ...]:
-        """Sums of all blocks so far."""
+        """The checksums of all blocks so far."""
         return (*self._sums, self._current) if self.num_bytes % BLOCK_BYTES else tuple(self._sums)
 
     def _add(self, view: memoryview) -> None:
@@ -48,8 +49,9 @@ class BlockSums:
 
 
 def safetensors_header(boxes: list[StoredBox], keys: list[str]) -> bytes:
-    """The beginning of a safetensors file: the length of a JSON object, and the object, which says by key where each
-    tensor lies behind it, one after the other. Which boxes of which tensors they are is told, too."""
+    """The header of a safetensors file: the length of a JSON object, and the object. It gives, by key, the position of
+    each box in the bytes after it, where boxes lie one after the other. Its metadata name each box's tensor, full shape
+    and place."""
     places = {key: [stored.name, stored.full_shape, stored.box] for key, stored in zip(keys, boxes, strict=True)}
     entries: dict[str, object] = {"__metadata__": {"format": "pt", "boxes": json.dumps(places)}}
     start = 0
@@ -64,26 +66,26 @@ def safetensors_header(boxes: list[StoredBox], keys: list[str]) -> bytes:
 
 @contextmanager
 def telling_of_damage(name: str) -> Iterator[None]:
-    """Read a file. BrokenCheckpointError where it is not there, too short, or something else than a file; that it can't
-    be read now, for a disk or a network fails, says nothing of it, and passes as OSError."""
+    """A context for reads of a file. If the file does not exist, is too short, or is not a regular file, the error
+    becomes a BrokenCheckpointError. Other errors, as of a disk or a network, do not mean damage, and stay OSError."""
     try:
         yield
     except (OSError, EOFError) as error:
-        is_ours = isinstance(error, EOFError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        if not is_ours and getattr(error, "errno", None) not in _NO_SUCH_FILE:
+        is_damage = isinstance(error, EOFError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        if not is_damage and getattr(error, "errno", None) not in _NO_SUCH_FILE:
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BrokenCheckpointError(f"{name} can't be read: {reason}") from None
 
 
 class CheckedFile:
-    """Reads parts of a file, in whole blocks that are held against their sums."""
+    """Reads parts of a file, in complete blocks that are compared with their checksums."""
 
     def __init__(self, storage: Storage, name: str, index: FileIndex) -> None:
-        """BrokenCheckpointError if the file is not there or of another size."""
+        """Raises BrokenCheckpointError if the file does not exist or has another size than the index says."""
         self._storage, self._name, self._index = storage, name, index
         self._buffer = bytearray()
-        self._held = (0, 0)  # the bytes of the file that are in the buffer
+        self._buffered = (0, 0)  # the range of the file's bytes that the buffer holds
         with telling_of_damage(name):
             size = storage.size(name)
         if size != index.num_bytes:
@@ -93,22 +95,22 @@ class CheckedFile:
         """Bytes [start, stop), valid until the next call. Raises BrokenCheckpointError, OSError."""
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
         begin, end = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self._index.num_bytes)
-        held_begin, held_end = self._held
-        if not (held_begin <= begin and end <= held_end):
-            kept = b""
-            if held_begin <= begin < held_end:  # the block in which the last part ended
-                kept = bytes(memoryview(self._buffer)[begin - held_begin : held_end - held_begin])
+        buffered_begin, buffered_end = self._buffered
+        if not (buffered_begin <= begin and end <= buffered_end):
+            old_bytes = b""
+            if buffered_begin <= begin < buffered_end:  # the block in which the last part ended
+                old_bytes = bytes(memoryview(self._buffer)[begin - buffered_begin : buffered_end - buffered_begin])
             if len(self._buffer) < end - begin:
                 self._buffer = bytearray(end - begin)
-            self._buffer[: len(kept)] = kept
-            self._fill(begin, begin + len(kept), end)
-            self._held = begin, end
-        offset = self._held[0]
+            self._buffer[: len(old_bytes)] = old_bytes
+            self._fill(begin, begin + len(old_bytes), end)
+            self._buffered = begin, end
+        offset = self._buffered[0]
         return memoryview(self._buffer)[start - offset : stop - offset]
 
     def _fill(self, begin: int, start: int, end: int) -> None:
-        """Have bytes [begin, end) in the buffer, of which those before `start` are there."""
-        self._held = 0, 0  # if it fails
+        """Read bytes [start, end) into the buffer, which has bytes [begin, start) already, and check them."""
+        self._buffered = 0, 0  # if the read fails, the buffer holds nothing
         view = memoryview(self._buffer)
         with telling_of_damage(self._name):
             self._storage.read(self._name, start, view[start - begin : end - begin])
@@ -116,11 +118,13 @@ class CheckedFile:
             low = block * BLOCK_BYTES - begin
             high = min(low + BLOCK_BYTES, end - begin)
             if zlib.crc32(view[low:high]) != self._index.sums[block]:
-                raise BrokenCheckpointError(f"{self._name} is not as it was written: byte {begin + low:,} or one of "
-                                            f"the {high - low:,} from there on is another")  # fmt: skip
+                raise BrokenCheckpointError(
+                    f"{self._name} is not as it was written: byte {begin + low:,} or one of the {high - low:,} from "
+                    "there on is another"
+                )
 
     def check_all(self) -> None:
-        """Read the whole file. Raises BrokenCheckpointError, OSError."""
+        """Read and check the whole file. Raises BrokenCheckpointError, OSError."""
         step = 32 * BLOCK_BYTES
         for start in range(0, self._index.num_bytes, step):
             self.read(start, min(start + step, self._index.num_bytes))

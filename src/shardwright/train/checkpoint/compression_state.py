@@ -1,12 +1,12 @@
-"""Errors of compressed gradients in a checkpoint: by parameter and replica, so that any other plan can go on with them.
+"""Errors of compressed gradients in a checkpoint: by parameter and replica, so that a run of any plan can resume.
 
-    compression.lost.NAME [n, ...]      what each of n replicas has not sent yet of its gradient of the parameter
-    compression.served.NAME [n, ...]    int8: what was lost of the sums, once for each of n groups that share a sum
+    compression.lost.NAME [n, ...]      the error of each of n replicas: the part of its gradient that is not sent yet
+    compression.served.NAME [n, ...]    int8: the error of the sums, one for each of n groups that share a sum
     compression.query.ROWS.NAME [M, R]  PowerSGD: Q of a matrix, of these rows of the parameter (0-8, or 2-4x0-8)
 
-The next steps make up for the sum of all errors (Karimireddy et al. 2019, arXiv 1901.09847). So where the number of
-replicas is another one, each new one takes its share of the sum; where it is not, each takes its own, bit for bit. Q
-only says where to look first: where there is none for the rows that a rank has now, it begins anew.
+The next steps compensate for the sum of all errors (Karimireddy et al. 2019, arXiv 1901.09847). So if the number of
+replicas changes, each new replica takes an equal share of the sum; if not, each takes its own error, bit for bit. Q is
+a warm start only: if the checkpoint has none for the rows of a rank, the rank starts without one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,18 +29,18 @@ from shardwright.train.gradient_norm import is_first_of_line
 
 Shapes = Mapping[str, tuple[int, ...]]
 _KINDS: tuple[ErrorKind, ...] = ("lost", "served")
-# Elements of a box that is read at once.
+# The most elements of a box that is read at once.
 _MOST_ELEMENTS = 8 * MIB
 
 
 def held_compression(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
-    """Copies, in host memory, of what this rank writes of it."""
+    """Copies, in host memory, of the errors and queries that this rank writes."""
     for unit, compressor in _compressed_units(replica):
         for parameter, span in _error_spans(unit, compressor):
             if parameter is replica.tied.last or not is_first_of_line(parameter, mesh):
                 continue
-            number, index = _replicas(unit.sharding, span.kind)
-            full_shape = (number, *parameter.place.full_shape)
+            num_errors, index = _error_count_and_index(unit.sharding, span.kind)
+            full_shape = (num_errors, *parameter.place.full_shape)
             for part in _element_boxes(parameter, span, 2**62):
                 values = copy_on_host(span.values[part.first - span.first : part.end - span.first], mesh)
                 box = ((index, index + 1), *part.box[:-1])
@@ -55,20 +55,19 @@ def held_compression(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
 
 
 def wanted_compression(replica: HoldsState, shapes: Shapes, scaled_by: float) -> list[WantedBox]:
-    """The errors that this rank needs of a checkpoint with tensors of these shapes, and functions that put them in
-    place.
+    """The errors that this rank reads from a checkpoint with tensors of these shapes, with functions that store them.
 
-    Gradients are `scaled_by` so much more than they were. Errors of parameters that are not compressed any more are
-    left aside.
+    `scaled_by` is the new scale of gradients divided by the old one. Errors of parameters that are not compressed any
+    more are ignored.
     """
     boxes = list[WantedBox]()
     for unit, compressor in _compressed_units(replica):
         kinds = compressor.method.error_kinds(unit.bucket().is_scattered)
         for parameter, span in _error_spans(unit, compressor):
-            span.values.zero_()  # a run that goes back has others
-            # Errors of a kind that the method has not are what was not sent, like others.
-            sources = [span.kind, *(k for k in _KINDS if k not in kinds and span.kind == "lost")]
-            boxes += _wanted_errors(unit.sharding, parameter, span, sources, shapes, scaled_by)
+            span.values.zero_()  # a run that rolls back has old errors here
+            # Errors of a kind that the method does not have are added to "lost": gradients that are not sent yet.
+            stored_kinds = [span.kind, *(k for k in _KINDS if k not in kinds and span.kind == "lost")]
+            boxes += _wanted_errors(unit.sharding, parameter, span, stored_kinds, shapes, scaled_by)
         if compressor.method.has_warm_starts:
             boxes += _wanted_queries(unit, compressor, shapes)
     return boxes
@@ -84,9 +83,9 @@ def _error_spans(unit: FlatUnit, compressor: Compressor) -> Iterator[tuple[Place
         yield unit.parameters[span.number], span
 
 
-def _replicas(sharding: Sharding, kind: ErrorKind) -> tuple[int, int]:
-    """How many errors there are of an element, and the number of this rank's: one a replica; or of what was lost of
-    sums, one for each group that shares a sum."""
+def _error_count_and_index(sharding: Sharding, kind: ErrorKind) -> tuple[int, int]:
+    """The number of errors of an element, and the index of this rank's error: one error per replica, or, of kind
+    "served", one per group that shares a sum."""
     copies, shards = sharding.copies, sharding.shards
     if kind == "served":
         return copies.size, copies.index
@@ -94,9 +93,9 @@ def _replicas(sharding: Sharding, kind: ErrorKind) -> tuple[int, int]:
 
 
 def _element_boxes(parameter: PlacedParameter, span: ErrorSpan, most_elements: int) -> Iterator[RowBox]:
-    """The boxes that a span of elements is, with a last dim of 1: so an element is a row."""
-    part = (*parameter.place.box, (0, 1))
-    return cut_rows(part, span.first, span.first + span.values.numel(), most_elements)
+    """The boxes of a span of elements. They have an additional last dim of 1, so that each element is a row."""
+    box = (*parameter.place.box, (0, 1))
+    return cut_rows(box, span.first, span.first + span.values.numel(), most_elements)
 
 
 def _name(kind: ErrorKind, parameter: PlacedParameter) -> str:
@@ -104,31 +103,35 @@ def _name(kind: ErrorKind, parameter: PlacedParameter) -> str:
 
 
 def _wanted_errors(
-    sharding: Sharding, parameter: PlacedParameter, span: ErrorSpan, sources: list[ErrorKind], shapes: Shapes,
+    sharding: Sharding,
+    parameter: PlacedParameter,
+    span: ErrorSpan,
+    stored_kinds: list[ErrorKind],
+    shapes: Shapes,
     scaled_by: float,
-) -> Iterator[WantedBox]:  # fmt: skip
-    """The errors of a span of elements: this replica's own, or its share of those of all."""
-    number, index = _replicas(sharding, span.kind)
+) -> Iterator[WantedBox]:
+    """The stored errors of a span of elements: this replica's own error, or its share of all errors."""
+    num_errors, index = _error_count_and_index(sharding, span.kind)
 
-    def add(into: Tensor, share: float, values: Tensor) -> None:
-        into.add_(values.view(-1).to(into.device), alpha=share)
+    def add(target: Tensor, share: float, values: Tensor) -> None:
+        target.add_(values.view(-1).to(target.device), alpha=share)
 
-    for kind in sources:
+    for kind in stored_kinds:
         name = _name(kind, parameter)
         if name not in shapes:
             continue
         num_stored = _num_stored(name, shapes[name], parameter)
-        is_own = kind == span.kind and num_stored == number
-        share = scaled_by if is_own else scaled_by / number
+        is_own = kind == span.kind and num_stored == num_errors
+        share = scaled_by if is_own else scaled_by / num_errors
         for part in _element_boxes(parameter, span, _MOST_ELEMENTS):
-            into = span.values[part.first - span.first : part.end - span.first]
-            for one in [index] if is_own else range(num_stored):
-                box = ((one, one + 1), *part.box[:-1])
-                yield WantedBox(name, (num_stored, *parameter.place.full_shape), box, partial(add, into, share))
+            target = span.values[part.first - span.first : part.end - span.first]
+            for number in [index] if is_own else range(num_stored):
+                box = ((number, number + 1), *part.box[:-1])
+                yield WantedBox(name, (num_stored, *parameter.place.full_shape), box, partial(add, target, share))
 
 
 def _num_stored(name: str, shape: tuple[int, ...], parameter: PlacedParameter) -> int:
-    """How many errors of each element a checkpoint has. Raises BrokenCheckpointError."""
+    """The number of errors of each element in a checkpoint. Raises BrokenCheckpointError."""
     full_shape = parameter.place.full_shape
     if shape[1:] != full_shape or not 0 < shape[0] <= largest.RANKS:
         raise BrokenCheckpointError(f"{name} has shape {list(shape)} in it, and should have [n, *{list(full_shape)}]")
@@ -136,7 +139,7 @@ def _num_stored(name: str, shape: tuple[int, ...], parameter: PlacedParameter) -
 
 
 def _matrices(unit: FlatUnit, compressor: Compressor) -> list[PlacedParameter]:
-    """The parameters that the compressor takes."""
+    """The parameters that are compressed."""
     return [unit.parameters[i] for i in compressor.large]
 
 
@@ -148,11 +151,11 @@ def _query_name(parameter: PlacedParameter) -> str:
 def _wanted_queries(unit: FlatUnit, compressor: Compressor, shapes: Shapes) -> Iterator[WantedBox]:
     matrices, method = _matrices(unit, compressor), compressor.method
     names = [_query_name(parameter) for parameter in matrices]
-    found: list[Tensor | None] = [None] * len(names)
-    method.start_from(found)
+    queries: list[Tensor | None] = [None] * len(names)
+    method.start_from(queries)
 
     def take(number: int, values: Tensor) -> None:
-        found[number] = values.to(unit.parameters[0].device, copy=True)
+        queries[number] = values.to(unit.parameters[0].device, copy=True)
 
     for number, (parameter, name) in enumerate(zip(matrices, names, strict=True)):
         if len(shapes.get(name, ())) == 2:

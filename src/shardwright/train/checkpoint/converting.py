@@ -1,7 +1,7 @@
-"""A folder of weights in another number type, in safetensors files of another size: a stream from folder to folder.
+"""Convert a folder of weights to another number type, or to safetensors files of another size, as a stream.
 
-Quantised weights become plain ones, and pickled files safetensors; names, layouts and all keys of config.json but the
-number type stay. Memory is that of a part of a tensor.
+Quantised weights become plain ones, and pickled files become safetensors. Names, layouts and the keys of config.json
+stay, but for the number type. The conversion needs memory for a part of a tensor.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,18 @@ from shardwright.train.checkpoint.released_companions import companions
 from shardwright.train.checkpoint.safetensors_folder import Files, WrittenTensor, write_safetensors
 from shardwright.train.checkpoint.stored_weights import PlainTensor, StoredFiles, plain_tensors, stored_files
 
-_DTYPE_KEYS = ("dtype", "torch_dtype")  # of config.json, the second in older files
-_CALLED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DTYPE_KEYS = ("dtype", "torch_dtype")  # keys of config.json, the second in older files
+_CONFIG_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def convert_folder(folder: Path, to: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False) -> Files:
-    """Write the weights of a model's folder to another, or to a file that ends in .safetensors. Returns what each file
-    holds.
+def convert_folder(
+    folder: Path, target: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
+) -> Files:
+    """Write the weights of a model's folder to another folder, or to a file if `target` ends in .safetensors. Returns
+    the tensors of each file.
 
-    `dtype` is "keep" (what is quantised becomes bf16) or one of EXPORTED. Raises PlanError with every tensor that can't
-    be read, or where something is there that may not be overwritten; DiskFullError.
+    `dtype` is "keep" (quantised tensors become bf16) or one of EXPORTED. Raises PlanError with every tensor that can't
+    be read, or if a file exists that may not be overwritten; DiskFullError.
     """
     keys = read_keys(folder / CONFIG)
     files = stored_files(folder)
@@ -36,12 +38,13 @@ def convert_folder(folder: Path, to: Path, *, dtype: str = "keep", file_bytes: i
         )
         for tensor in plain
     ]
-    weights = [tensor for tensor, of in zip(written, plain, strict=True) if of.is_weight]
-    beside = companions(folder) | {CONFIG: config_bytes(_plain_keys(keys, _most_of(weights)))}
+    weights = [tensor for tensor, source in zip(written, plain, strict=True) if source.is_weight]
+    companion_files = companions(folder) | {CONFIG: config_bytes(_plain_keys(keys, _most_frequent_dtype(weights)))}
     write = partial(_write, files, {tensor.name: tensor for tensor in plain})
-    is_file = to.suffix == ".safetensors"
+    is_file = target.suffix == ".safetensors"
+    other_files = {} if is_file else companion_files
     return write_safetensors(
-        to, written, write, file_bytes=file_bytes, overwrite=overwrite, beside={} if is_file else beside
+        target, written, write, file_bytes=file_bytes, overwrite=overwrite, other_files=other_files
     )
 
 
@@ -56,19 +59,21 @@ def _write(
             files.forget()
 
 
-def _most_of(weights: Sequence[WrittenTensor]) -> str:
-    """The number type that most of the bytes have."""
-    sums = dict[str, int]()
+def _most_frequent_dtype(weights: Sequence[WrittenTensor]) -> str:
+    """The number type with the most bytes."""
+    dtype_bytes = dict[str, int]()
     for tensor in weights:
-        sums[tensor.dtype] = sums.get(tensor.dtype, 0) + tensor.num_bytes
-    return max(sums, key=lambda dtype: sums[dtype], default="F32")
+        dtype_bytes[tensor.dtype] = dtype_bytes.get(tensor.dtype, 0) + tensor.num_bytes
+    return max(dtype_bytes, key=lambda dtype: dtype_bytes[dtype], default="F32")
 
 
 def _plain_keys(keys: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The keys of a configuration whose weights are plain numbers of one type, also of a decoder within it."""
-    found = {
+    """The keys of a config.json, and of the decoder's configuration within it, for plain weights of one number type."""
+    plain_keys = {
         name: _plain_keys(value, dtype) if name == "text_config" and isinstance(value, dict) else value
         for name, value in keys.items()
         if name != "quantization_config"
     }
-    return found | {name: _CALLED[dtype] for name in _DTYPE_KEYS if name in keys and dtype in _CALLED}
+    return plain_keys | {
+        name: _CONFIG_DTYPES[dtype] for name in _DTYPE_KEYS if name in keys and dtype in _CONFIG_DTYPES
+    }

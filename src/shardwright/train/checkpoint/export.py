@@ -1,7 +1,8 @@
-"""The weights of a checkpoint as plain safetensors files: whole tensors, by the full names of the parameters.
+"""Export of a checkpoint's weights to plain safetensors files: full tensors, by the full names of the parameters.
 
-Routers' biases are part of what a model computes, and go along in the number type that they have. A tied head is its
-table. What is read is held against its sums, a slab at a time; what is written gets its name once it is whole.
+Routers' biases take part in the model's arithmetic, and are exported in their own number type. A tied head is not
+written: it is the table. The checkpoint is read slab by slab and compared with its checksums; a file gets its name when
+it is complete.
 """
 
 import re
@@ -30,79 +31,82 @@ from shardwright.train.checkpoint.safetensors_folder import METADATA, Files, Wri
 from shardwright.train.checkpoint.storage import Storage
 from shardwright.train.checkpoint.whole_tensors import whole_tensors
 
-# Number types to export in, by the names that a user gives, as safetensors files and torch name them.
+# Number types of an export by safetensors' names: first by the user's names, then as torch's dtypes.
 EXPORTED = {"float32": "F32", "bf16": "BF16"}
 TORCH = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-MOST_ELEMENTS = 4 * MIB  # of a slab
+MOST_ELEMENTS = 4 * MIB  # elements of a slab
 _WEIGHT, _ROUTER_BIAS = re.compile(r"weights\.(.+)"), re.compile(r"(router\..+\.bias_E)")
 
 
 @dataclass(frozen=True)
 class ExportedTensor(WrittenTensor):
-    """A tensor as it is exported, and which one in the checkpoint it is."""
+    """A tensor to export, and its name in the checkpoint."""
 
-    stored: str
+    stored_name: str
 
     @property
     def box(self) -> Box:
-        """The box of the whole tensor."""
+        """The box of the full tensor."""
         return tuple((0, size) for size in self.shape)
 
 
 def export_weights(
-    storage: Storage, manifest: Manifest, to: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
+    storage: Storage, manifest: Manifest, target: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
 ) -> Files:
-    """Write the weights of a checkpoint to a file, if `to` ends in .safetensors, else to a folder of files of at most
-    so many bytes. Returns what each file holds.
+    """Write the weights of a checkpoint to a file, if `target` ends in .safetensors, else to a folder of files of at
+    most `file_bytes`. Returns the tensors of each file.
 
-    `dtype` is "keep" or one of EXPORTED. Raises BrokenCheckpointError, DiskFullError, and PlanError where something is
-    there that may not be overwritten.
+    `dtype` is "keep" or one of EXPORTED. Raises BrokenCheckpointError, DiskFullError, and PlanError if a file exists
+    that may not be overwritten.
     """
     indices = indices_of(storage, manifest)
     tensors = exported_tensors(indices, dtype)
     write = partial(_write, {tensor.name: tensor for tensor in tensors}, storage, folder_name(manifest.step), indices)
-    return write_safetensors(to, tensors, write, file_bytes=file_bytes, overwrite=overwrite, beside={})
+    return write_safetensors(target, tensors, write, file_bytes=file_bytes, overwrite=overwrite, other_files={})
 
 
 def exported_tensors(indices: list[FileIndex], dtype: str) -> list[ExportedTensor]:
-    """The tensors to export of a checkpoint, layer by layer. Raises BrokenCheckpointError."""
-    found = []
-    for stored, boxes in whole_tensors(indices).items():
-        weight, bias, first = _WEIGHT.fullmatch(stored), _ROUTER_BIAS.fullmatch(stored), boxes[0][0]
+    """The tensors of a checkpoint to export, layer by layer. Raises BrokenCheckpointError."""
+    tensors = []
+    for stored_name, boxes in whole_tensors(indices).items():
+        weight, bias, first = _WEIGHT.fullmatch(stored_name), _ROUTER_BIAS.fullmatch(stored_name), boxes[0][0]
         if weight is None and bias is None:
             continue
         if first.dtype not in TORCH or not first.full_shape:
-            raise BrokenCheckpointError(f"{stored} {list(first.full_shape)} of {first.dtype} is no weight")
-        name = (weight or bias or stored)[1]
-        found.append(
-            ExportedTensor(name, first.full_shape, EXPORTED.get(dtype, first.dtype) if weight else first.dtype, stored)
-        )
-    if not found:
+            raise BrokenCheckpointError(f"{stored_name} {list(first.full_shape)} of {first.dtype} is no weight")
+        name = (weight or bias or stored_name)[1]
+        exported_dtype = EXPORTED.get(dtype, first.dtype) if weight else first.dtype
+        tensors.append(ExportedTensor(name, first.full_shape, exported_dtype, stored_name))
+    if not tensors:
         raise BrokenCheckpointError("it has no weights")
-    names = [METADATA, *(tensor.name for tensor in found)]
+    names = [METADATA, *(tensor.name for tensor in tensors)]
     if len(set(names)) < len(names):
         raise BrokenCheckpointError("two of its weights have the same name, or one that means something else")
-    return sorted(found, key=lambda tensor: _in_order(tensor.name))
+    return sorted(tensors, key=lambda tensor: _sort_key(tensor.name))
 
 
-def _in_order(name: str) -> list[tuple[int, str]]:
-    """So that layer 2 comes before layer 10."""
+def _sort_key(name: str) -> list[tuple[int, str]]:
+    """A key that sorts numbers in names by value: layer 2 comes before layer 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
 def _write(
-    exported: dict[str, ExportedTensor], storage: Storage, folder: str, indices: list[FileIndex],
-    file: IO[bytes], tensors: Sequence[WrittenTensor],
-) -> None:  # fmt: skip
-    """Values of tensors, from one slab after the other. Raises BrokenCheckpointError, OSError."""
+    exported: dict[str, ExportedTensor],
+    storage: Storage,
+    folder: str,
+    indices: list[FileIndex],
+    file: IO[bytes],
+    tensors: Sequence[WrittenTensor],
+) -> None:
+    """Write the values of tensors, slab by slab. Raises BrokenCheckpointError, OSError."""
 
     def take(dtype: torch.dtype, values: Tensor) -> None:
         write_values(file, values.to(dtype))
 
-    held = [exported[tensor.name] for tensor in tensors]
+    file_tensors = [exported[tensor.name] for tensor in tensors]
     slabs = [
-        WantedBox(tensor.stored, tensor.shape, box, partial(take, TORCH[tensor.dtype]))
-        for tensor in held
+        WantedBox(tensor.stored_name, tensor.shape, box, partial(take, TORCH[tensor.dtype]))
+        for tensor in file_tensors
         for box in slabs_of(tensor.box)
     ]
     load_boxes(slabs, storage, folder, indices)
@@ -114,7 +118,7 @@ def write_values(file: IO[bytes], values: Tensor) -> None:
 
 
 def slabs_of(box: Box) -> Iterator[Box]:
-    """A box, cut into boxes that follow each other in its memory."""
+    """Split a box into boxes of at most MOST_ELEMENTS, in the order of its memory."""
     num_rows = num_elements_of(box) // ((box[-1][1] - box[-1][0]) if len(box) > 1 else 1)
     for rows in cut_rows(box, 0, num_rows, MOST_ELEMENTS):
         yield rows.box

@@ -1,4 +1,4 @@
-"""The interface of an owner of a model's state on a rank: the replica of a job, or a module of the user's own."""
+"""The interface of an owner of a model's state on a rank: a job's replica, or a module of the user's own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from shardwright.precision.float8_linear import Float8Linear
 
 
 class HoldsState(Protocol):
-    """The state of a model on one rank, ours or a module of the user's own."""
+    """An owner of a model's state on one rank: a job's replica, or a module of the user's own."""
 
     @property
     def shards(self) -> dict[int, ShardedStage]: ...

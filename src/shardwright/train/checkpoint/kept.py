@@ -1,4 +1,7 @@
-"""The checkpoints that a run has: which are there, which are whole, and which may go. Torch is not needed."""
+"""The checkpoints that a run keeps: list, check, commit and remove them. Torch is not needed.
+
+A checkpoint is kept if it has a manifest, and whole if every byte is as it was written.
+"""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -38,14 +41,14 @@ from shardwright.train.run_files import CHECKPOINTS_BELOW, METRICS
 
 
 def place_of(job: JobSpec, folder: Path) -> str:
-    """Where the checkpoints of a run lie: a folder or an address."""
+    """The folder or the address of a run's checkpoints."""
     return job.checkpoint.path or str(folder / CHECKPOINTS_BELOW)
 
 
 def steps_kept(storage: Storage) -> list[int]:
     """The steps of all checkpoints that have a manifest, newest first."""
-    named = {name: STEP_FOLDER.fullmatch(name) for name in storage.names()}
-    steps = [int(match[1]) for name, match in named.items() if match and folder_name(int(match[1])) == name]
+    matches = {name: STEP_FOLDER.fullmatch(name) for name in storage.names()}
+    steps = [int(match[1]) for name, match in matches.items() if match and folder_name(int(match[1])) == name]
     return sorted((step for step in steps if MANIFEST in storage.names(folder_name(step))), reverse=True)
 
 
@@ -58,23 +61,25 @@ def manifest_of(storage: Storage, step: int) -> Manifest:
 
 
 def indices_of(storage: Storage, manifest: Manifest) -> list[FileIndex]:
-    """The indices of its files. Raises BrokenCheckpointError."""
-    found = []
+    """The indices of a checkpoint's files, checked. Raises BrokenCheckpointError."""
+    indices = []
     for note in manifest.files:
         data = _read(storage, f"{folder_name(manifest.step)}/{note.index}")
         if digest_of(data) != note.digest:
             raise BrokenCheckpointError(f"{note.index} is not as it was written: its digest is another")
         index = read_index(data, note.index)
         if (index.file, index.num_bytes) != (note.index.replace(".json", ".safetensors"), note.num_bytes):
-            raise BrokenCheckpointError(f"{note.index} is of {index.num_bytes:,} bytes of {index.file}, and the "
-                                        f"manifest says {note.num_bytes:,}")  # fmt: skip
-        found.append(index)
-    check_kinds(found, manifest.optimizer_steps, optimizer_of(manifest))
-    return found
+            raise BrokenCheckpointError(
+                f"{note.index} is of {index.num_bytes:,} bytes of {index.file}, and the manifest says "
+                f"{note.num_bytes:,}"
+            )
+        indices.append(index)
+    check_kinds(indices, manifest.optimizer_steps, optimizer_of(manifest))
+    return indices
 
 
 def check_whole(storage: Storage, step: int) -> Manifest:
-    """Read every byte of a checkpoint. Raises BrokenCheckpointError."""
+    """Read and check every byte of a checkpoint. Returns its manifest. Raises BrokenCheckpointError."""
     manifest = manifest_of(storage, step)
     indices = indices_of(storage, manifest)
     whole_tensors(indices)
@@ -84,22 +89,22 @@ def check_whole(storage: Storage, step: int) -> Manifest:
 
 
 def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> None:
-    """Say, durably, that a checkpoint whose files are durable is there, and then that it is the latest, if it is
-    healthy. Raises OSError, BrokenCheckpointError."""
+    """Commit a checkpoint whose files are durable: write its manifest, durably, and then, if it is healthy, its name to
+    `latest`. Raises OSError, BrokenCheckpointError."""
     folder, notes = folder_name(manifest.step), []
     for name in index_files:
         data = _read(storage, f"{folder}/{name}")
         notes.append(FileNote(index=name, digest=digest_of(data), num_bytes=read_index(data, name).num_bytes))
-    whole = manifest.model_copy(update={"files": tuple(notes)})
-    storage.replace(f"{folder}/{MANIFEST}", to_bytes(whole))
-    with suppress(OSError):  # it is for people, and the checkpoint is whole without it
+    complete = manifest.model_copy(update={"files": tuple(notes)})
+    storage.replace(f"{folder}/{MANIFEST}", to_bytes(complete))
+    with suppress(OSError):  # `latest` is for people only: the checkpoint is committed without it
         if manifest.health.is_healthy:
             storage.replace(LATEST, folder.encode() + b"\n")
 
 
 def put_aside(job: JobSpec, folder: Path) -> list[str]:
-    """Move the checkpoints of a run, and its metrics, out of the way, for it begins anew. Returns lines for the user.
-    PlanError where they lie at an address."""
+    """Move a run's checkpoints and metrics to another folder, because the run starts anew. Returns lines for the user.
+    PlanError if the checkpoints lie at an address."""
     storage = open_storage(place_of(job, folder))
     if not steps_kept(storage):
         return []
@@ -108,19 +113,19 @@ def put_aside(job: JobSpec, folder: Path) -> list[str]:
         fault = f"{place} has checkpoints, and is not emptied; remove them there, or name another checkpoint.path"
         raise PlanError("train --fresh", [fault])
     number = next(number for number in count(1) if not os.path.lexists(f"{place}.before-{number}"))
-    aside = f"{place}.before-{number}"
-    os.mkdir(aside)
+    backup = f"{place}.before-{number}"
+    os.mkdir(backup)
     for name in storage.names():
         if STEP_FOLDER.fullmatch(name) or name == LATEST:
-            os.rename(os.path.join(place, name), os.path.join(aside, name))
+            os.rename(os.path.join(place, name), os.path.join(backup, name))
     if (folder / METRICS).is_file():
-        os.rename(folder / METRICS, os.path.join(aside, METRICS))
-    return [f"the checkpoints and metrics that were there are in {aside}"]
+        os.rename(folder / METRICS, os.path.join(backup, METRICS))
+    return [f"the checkpoints and metrics that were there are in {backup}"]
 
 
 def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
-    """Where the checkpoints of a run's folder lie, or of the folder or address that has them, and their steps, newest
-    first. PlanError, of the subject, if there are none."""
+    """The storage of a run's checkpoints, and their steps, newest first. `run` is the run's folder, or the folder or
+    address of the checkpoints. PlanError about `subject` if it has none."""
     for place in (run, f"{run}/checkpoints") if "://" in run else (os.path.join(run, "checkpoints"), run):
         storage = open_storage(place)
         if run and (steps := steps_kept(storage)):
@@ -136,14 +141,15 @@ def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
 
 
 def remove_old(storage: Storage, spec: CheckpointSpec, newest: int, pinned: Collection[int] = ()) -> None:
-    """Remove what need not be kept beside the checkpoint of the step `newest`, oldest first, and nothing `pinned`."""
+    """Remove, oldest first, the checkpoints that need not be kept beside the one of the step `newest`, but no `pinned`
+    one."""
     is_healthy = partial(is_said_healthy, storage)
     for step in steps_to_remove(steps_kept(storage), newest, spec, is_healthy, pinned):
         remove_checkpoint(storage, folder_name(step))
 
 
 def kept_manifests(storage: Storage) -> dict[int, Manifest]:
-    """The manifests of the existing checkpoints, by step; those that can't be read are left out."""
+    """The manifests of the existing checkpoints, by step, without unreadable ones."""
     manifests = {}
     for step in steps_kept(storage):
         with suppress(BrokenCheckpointError, OSError):
@@ -152,22 +158,31 @@ def kept_manifests(storage: Storage) -> dict[int, Manifest]:
 
 
 def best_of_sets(manifests: Mapping[int, Manifest]) -> list[int]:
-    """The steps of the checkpoints with the least loss on each set of which some run kept the best, in order.
+    """The steps of the best checkpoints, sorted: for each validation set by which a run keeps its best, the one with
+    the least loss.
 
-    Their jobs say on which set (checkpoint.keep_best), and the digest tells sets apart: one by another name is the
-    same, one of other text is not. So the best by a set stays though a later run keeps the best by another. A state
-    whose weights are no numbers is the best of nothing.
+    The jobs name these sets (checkpoint.keep_best). A set is identified by its digest: under another name it is the
+    same set, with other text it is another set. So the best checkpoint by a set stays, even if a later run keeps its
+    best by another set. A state with weights that are not finite is never the best.
     """
-    losses = {step: {one.set_digest: one.loss for one in of.losses.values()} for step, of in manifests.items()}
-    names = {step: str(of.job.get("checkpoint", {}).get("keep_best")) for step, of in manifests.items()}
-    digests = {of.losses[name].set_digest for step, of in manifests.items() if (name := names[step]) in of.losses}
-    steps = [step for step, of in manifests.items() if of.health.cause != "not finite"]
-    best = {best_step({step: losses[step].get(digest) for step in steps}) for digest in digests}
-    return sorted(step for step in best if step is not None)
+    losses = {
+        step: {measured.set_digest: measured.loss for measured in manifest.losses.values()}
+        for step, manifest in manifests.items()
+    }
+    names = {step: str(manifest.job.get("checkpoint", {}).get("keep_best")) for step, manifest in manifests.items()}
+    digests = {
+        manifest.losses[name].set_digest
+        for step, manifest in manifests.items()
+        if (name := names[step]) in manifest.losses
+    }
+    finite_steps = [step for step, manifest in manifests.items() if manifest.health.cause != "not finite"]
+    best_steps = {best_step({step: losses[step].get(digest) for step in finite_steps}) for digest in digests}
+    return sorted(step for step in best_steps if step is not None)
 
 
 def is_said_healthy(storage: Storage, step: int) -> bool:
-    """True if a checkpoint says that it is healthy. One that can't say so is not: it keeps none from staying."""
+    """True if the manifest of a checkpoint says that it is healthy. An unreadable checkpoint counts as not healthy: so
+    it does not use up the number of healthy ones to keep."""
     try:
         return manifest_of(storage, step).health.is_healthy
     except (BrokenCheckpointError, OSError):
@@ -175,9 +190,9 @@ def is_said_healthy(storage: Storage, step: int) -> bool:
 
 
 def in_order_to_load(storage: Storage, steps: Sequence[int], takes_spikes: bool = False) -> list[int]:
-    """The steps of checkpoints in the order in which one is looked for to go on from: healthy ones newest first, then
-    those that are not. One that can't be read stays at its place among the healthy: whoever loads it says why.
-    `takes_spikes`: a loss above its band is nothing against a checkpoint."""
+    """The steps of checkpoints in the order in which a resume tries them: healthy ones, newest first, then the others.
+    An unreadable checkpoint keeps its place among the healthy ones: loading it reports the fault. With `takes_spikes`,
+    a checkpoint with a loss above its band counts as healthy."""
 
     def is_taken(step: int) -> bool:
         try:
@@ -190,30 +205,30 @@ def in_order_to_load(storage: Storage, steps: Sequence[int], takes_spikes: bool 
 
 
 def mark_unhealthy(storage: Storage, step: int, health: StateHealth) -> None:
-    """Say of a checkpoint, durably, that it is not healthy after all. Raises OSError, BrokenCheckpointError."""
+    """Write, durably, to a checkpoint's manifest that it is not healthy. Raises OSError, BrokenCheckpointError."""
     manifest = manifest_of(storage, step)
     storage.replace(f"{folder_name(step)}/{MANIFEST}", to_bytes(manifest.model_copy(update={"health": health})))
-    healthy = next((kept for kept in steps_kept(storage) if is_said_healthy(storage, kept)), None)
-    with suppress(OSError):  # it is for people
-        if healthy is None:
+    latest = next((kept_step for kept_step in steps_kept(storage) if is_said_healthy(storage, kept_step)), None)
+    with suppress(OSError):  # `latest` is for people only
+        if latest is None:
             storage.remove(LATEST)
         else:
-            storage.replace(LATEST, folder_name(healthy).encode() + b"\n")
+            storage.replace(LATEST, folder_name(latest).encode() + b"\n")
 
 
 def remove_unfinished_checkpoints(storage: Storage) -> None:
-    """Remove what broken writes left: folders without a manifest."""
+    """Remove the folders without a manifest, which interrupted saves left."""
     for name in storage.names():
         if STEP_FOLDER.fullmatch(name) and MANIFEST not in storage.names(name):
             remove_checkpoint(storage, name)
 
 
 def remove_checkpoint(storage: Storage, folder: str) -> None:
-    """Remove the files of a checkpoint, its manifest first, and no others."""
+    """Remove the files of a checkpoint, its manifest first. Other files in its folder stay."""
     names = storage.names(folder)
-    ours = [n for n in names if n.startswith(MANIFEST) or DATA_FILE.fullmatch(n) or INDEX_FILE.fullmatch(n)]
-    with suppress(OSError):  # what can't be removed takes room, and harms nobody
-        for name in sorted(ours, key=lambda name: not name.startswith(MANIFEST)):
+    files = [n for n in names if n.startswith(MANIFEST) or DATA_FILE.fullmatch(n) or INDEX_FILE.fullmatch(n)]
+    with suppress(OSError):  # a file that can't be removed takes space, but does no harm
+        for name in sorted(files, key=lambda name: not name.startswith(MANIFEST)):
             storage.remove(f"{folder}/{name}")
         storage.remove_folder(folder)
 
@@ -224,19 +239,21 @@ def _read(storage: Storage, name: str) -> bytes:
 
 
 def told_health(storage: Storage, manifest: Manifest, newest: int, is_asked: bool = False) -> list[str]:
-    """Lines for where the `newest` checkpoint, 0 where it is not known here, is not healthy, or even the one that was
-    taken is not. `is_asked`: somebody named it."""
+    """Lines for the user if the loaded checkpoint of this manifest is not healthy, or if the `newest` one (its step, 0
+    if unknown on this rank) is not, and was not loaded for that. `is_asked`: the user named the checkpoint."""
     health, name = manifest.health, folder_name(manifest.step)
     if not health.is_healthy:
-        others = f"{name} is not healthy" if is_asked else f"no checkpoint is healthy; {name} is taken"
-        return [f"note: {others}: {in_words(health)}"]
+        message = f"{name} is not healthy" if is_asked else f"no checkpoint is healthy; {name} is taken"
+        return [f"note: {message}: {in_words(health)}"]
     if is_asked or newest in (0, manifest.step):
         return []
     try:
-        other = manifest_of(storage, newest).health
+        skipped = manifest_of(storage, newest).health
     except (BrokenCheckpointError, OSError):
-        return []  # it was said already that it is not whole
-    if other.is_healthy:
+        return []  # the attempt to load it has reported the fault
+    if skipped.is_healthy:
         return []
-    way_out = ' (health.spike = "ignore" takes such ones)' if other.cause == "spike" else ""
-    return [f"{folder_name(newest)} is not healthy: {in_words(other)}; {name}, the last healthy one, is taken{way_out}"]
+    way_out = ' (health.spike = "ignore" takes such ones)' if skipped.cause == "spike" else ""
+    return [
+        f"{folder_name(newest)} is not healthy: {in_words(skipped)}; {name}, the last healthy one, is taken{way_out}"
+    ]

@@ -1,14 +1,15 @@
-"""The manifest of a checkpoint: the place of each box of each tensor in its files, with a sum for every MiB.
+"""The manifest and the file indices of a checkpoint: where each box of each tensor lies, and a checksum of every MiB.
 
     step-00000120/
-      rank-00000.safetensors    the boxes that rank 0 wrote, in the format that everybody reads
-      rank-00000.json           a FileIndex: name, full shape and box of each, and the sums
+      rank-00000.safetensors    the boxes that rank 0 wrote, in the safetensors format
+      rank-00000.json           a FileIndex: name, full shape and box of each tensor part, and the checksums
       ...
-      manifest.json             a Manifest, written last: where it is, all is there and durable
+      manifest.json             a Manifest, written last: if it exists, all other files are complete and durable
 
-Nothing here is executed or trusted: names are of one form, numbers have limits, and every file is held against its sum
-by whoever reads it. A digest is no signature: who makes a checkpoint up makes its digests right. So whatever is said
-here may be a lie, and none costs more memory than the files have bytes. Torch is not needed to look at a checkpoint.
+Nothing in a checkpoint is executed or trusted: names have a fixed form, numbers have limits, and a reader compares
+every file with its checksums. A digest is not a signature: a forged checkpoint has correct digests. So any field may be
+false, but no false field makes a reader allocate more memory than the files have bytes. Torch is not needed to inspect
+a checkpoint.
 """
 
 import re
@@ -26,7 +27,7 @@ from shardwright.sharding.row_boxes import num_elements_of
 from shardwright.train.checkpoint.run_state import is_finite, state_fault
 
 FORMAT = 1
-BLOCK_BYTES = MIB  # of a file, that one sum is of
+BLOCK_BYTES = MIB  # bytes of a file that one checksum covers
 MANIFEST = "manifest.json"
 LATEST = "latest"
 STEP_FOLDER = re.compile(r"step-([0-9]{8,10})")
@@ -36,20 +37,21 @@ INDEX_FILE = re.compile(r"rank-([0-9]{5,8})\.json")
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 _MOST_DIMS, _MOST_NAME, _MOST_SENTENCE = 8, 300, 1000
-MOST_PATH = 4096  # characters that are kept of a path
-MOST_JSON_BYTES = 32 * MIB  # of one file: 200,000 boxes, or the sums of 2 TiB; read, it takes twenty times as much
+MOST_PATH = 4096  # characters of a path that are stored
+# One JSON file: 200,000 boxes, or the checksums of 2 TiB. In memory it takes twenty times as much.
+MOST_JSON_BYTES = 32 * MIB
 
-# What a run goes on counting from: floating-point numbers, as optimizers count with, have it.
+# The largest counter that a run may resume from: a float64, in which optimizers count, represents it exactly.
 _MOST_COUNTED = 2**53
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class BrokenCheckpointError(ValueError):
-    """A checkpoint is not whole: the message says which file, and what is wrong with it."""
+    """A checkpoint is incomplete or damaged: the message names the file and the fault."""
 
 
 class StoredBox(Spec):
-    """A box of a tensor in a file: from which byte on, and of what."""
+    """A box of a tensor in a data file: its tensor, its number type and its first byte."""
 
     name: str = Field(max_length=_MOST_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
     full_shape: tuple[_Count, ...] = Field(max_length=_MOST_DIMS)
@@ -64,7 +66,7 @@ class StoredBox(Spec):
 
 
 class FileIndex(Spec):
-    """The contents of one file. `sums` are the CRC-32 of each block of it, the last of which may be short."""
+    """The contents of one data file. `sums` has a CRC-32 for each block; the last block may be shorter."""
 
     file: str
     num_bytes: _Count
@@ -72,33 +74,33 @@ class FileIndex(Spec):
     boxes: tuple[StoredBox, ...]
 
     def faults(self) -> list[str]:
-        """Impossible values in the manifest."""
-        found = [] if DATA_FILE.fullmatch(self.file) else [f"a file is called {self.file!r}"]
+        """Impossible values in the index, as messages."""
+        faults = [] if DATA_FILE.fullmatch(self.file) else [f"a file is called {self.file!r}"]
         if len(self.sums) != -(-self.num_bytes // BLOCK_BYTES):
-            found.append(f"{self.file} has {len(self.sums)} sums for {self.num_bytes:,} bytes")
+            faults.append(f"{self.file} has {len(self.sums)} sums for {self.num_bytes:,} bytes")
         for stored in self.boxes:
             if stored.dtype not in DTYPE_BYTES:
-                found.append(f"{self.file}: {stored.name} is of number type {stored.dtype!r}")
+                faults.append(f"{self.file}: {stored.name} is of number type {stored.dtype!r}")
             elif len(stored.box) != len(stored.full_shape) or not all(
                 0 <= start < stop <= size for (start, stop), size in zip(stored.box, stored.full_shape, strict=True)
             ):
-                found.append(f"{self.file}: {stored.name} {stored.full_shape} has no box {stored.box}")
+                faults.append(f"{self.file}: {stored.name} {stored.full_shape} has no box {stored.box}")
             elif stored.start_byte + stored.num_bytes > self.num_bytes:
-                found.append(f"{self.file}: {stored.name} ends behind the file")
-        return found or self._shared_bytes()
+                faults.append(f"{self.file}: {stored.name} ends behind the file")
+        return faults or self._shared_bytes()
 
     def _shared_bytes(self) -> list[str]:
-        """Boxes that lie in the same bytes: a small file could hold any number of them."""
+        """Boxes that overlap in the file, as messages: else a small file could claim any number of boxes."""
         in_order = sorted(self.boxes, key=lambda stored: stored.start_byte)
         return [
-            f"{self.file}: {before.name} and {stored.name} share bytes"
-            for before, stored in pairwise(in_order)
-            if before.start_byte + before.num_bytes > stored.start_byte
+            f"{self.file}: {previous.name} and {stored.name} share bytes"
+            for previous, stored in pairwise(in_order)
+            if previous.start_byte + previous.num_bytes > stored.start_byte
         ]
 
 
 class FileNote(Spec):
-    """A file of a checkpoint as its manifest names it: the index, by the digest of what it says."""
+    """An entry of the manifest: an index file, the digest of its bytes, and the size of its data file."""
 
     index: str
     digest: str = Field(min_length=32, max_length=32)
@@ -106,15 +108,15 @@ class FileNote(Spec):
 
 
 class StateHealth(Spec):
-    """Why a state is not healthy: a number that is none, or a loss above its band, in the step that led to it or in its
-    weights. Without a cause it is healthy: one that goes on from it has what a good step left."""
+    """The health of a saved state. Causes against it: a number that is not finite, in the weights or in the step that
+    led to them, or a loss above its band. Without a cause the state is healthy, and a run may resume from it."""
 
     cause: Literal["", "not finite", "spike"] = ""
     sentence: str = Field("", max_length=_MOST_SENTENCE)
 
     @property
     def is_healthy(self) -> bool:
-        """True if nothing is known against the state."""
+        """True if no cause against the state is known."""
         return not self.cause
 
 
@@ -122,9 +124,9 @@ HEALTHY = StateHealth()
 
 
 class SourcePlace(Spec):
-    """Where a run stands in a source: it has had so many samples of it, of which the `first` ones came before sources
-    were mixed as they are now. The digest tells its tokens apart, wherever they lie; `path` is for people. One that is
-    left out has weight 0."""
+    """A run's position in a data source: it has `had` so many samples of it, `first` of them before the current mix of
+    sources began. The digest identifies the tokens, wherever the source lies; `path` is for people. A source that is
+    no longer in the mix has weight 0."""
 
     path: str = Field(max_length=MOST_PATH)
     digest: str = Field(min_length=32, max_length=32)
@@ -136,8 +138,8 @@ class SourcePlace(Spec):
 
 
 class DataPlace(Spec):
-    """The data that a place in them is of. The sources are mixed so from the run's sample number `begun` on, in an
-    order that is one of the run's `seed`."""
+    """A run's position in its data. The current mix of `sources` begins at the run's sample number `begun`, and its
+    order follows from `seed`."""
 
     begun: _Count
     seed: Annotated[int, Field(ge=0, lt=2**63)]
@@ -145,18 +147,19 @@ class DataPlace(Spec):
 
 
 class MeasuredLoss(Spec):
-    """A loss in nats a token, and a digest of the set that it was measured on: only losses on the same compare."""
+    """A loss in nats per token, and the digest of its validation set: only losses on one set are comparable."""
 
     loss: Annotated[float, Field(allow_inf_nan=False)]
     set_digest: str = Field(min_length=32, max_length=32)
 
 
 class Manifest(Spec):
-    """The description of a checkpoint. The run goes on behind the first `samples` of the data; of these it left
-    `passed_over` out, for what became of it in them. `job` is the job with its plan as it ran, and `state` what is a
-    few numbers and no tensor. Checkpoints of earlier versions do not say how healthy they are, and count as healthy,
-    nor of which `data` their samples are; those of own modules have none. `losses` are those that were measured with
-    this state, on sets by their names, where they are numbers."""
+    """The description of the checkpoint after step `step`.
+
+    A run resumes after the first `samples` of its data. It has skipped `passed_over` of these, because its state became
+    unhealthy in them. `job` is the job with the plan that ran, and `state` holds the state that is no tensor: a few
+    numbers. Earlier versions wrote no `health`, which counts as healthy, and no `data`; checkpoints of a user's own
+    modules have no `data`, either. `losses` are the finite validation losses of this state, by the name of the set."""
 
     format: int = FORMAT
     step: Annotated[int, Field(ge=0, le=largest.STEPS)]
@@ -177,33 +180,33 @@ class Manifest(Spec):
 
 
 def folder_name(step: int) -> str:
-    """The folder of the checkpoint after so many steps."""
+    """The name of the folder of the checkpoint after so many steps."""
     return f"step-{step:08d}"
 
 
 def data_file(rank: int) -> str:
-    """The file that a rank writes its boxes to."""
+    """The name of the file with a rank's boxes."""
     return f"rank-{rank:05d}.safetensors"
 
 
 def index_file(rank: int) -> str:
-    """The file that a rank says in what it wrote."""
+    """The name of the file with a rank's FileIndex."""
     return f"rank-{rank:05d}.json"
 
 
 def digest_of(data: bytes) -> str:
-    """32 characters that no other data have."""
+    """BLAKE2b of some bytes: 32 hexadecimal characters."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 def to_bytes(spec: FileIndex | Manifest) -> bytes:
-    """JSON, with a last line that is the digest of all before it."""
+    """The spec as JSON, and a last line with the digest of the bytes before it."""
     body = spec.model_dump_json().encode() + b"\n"
     return body + digest_of(body).encode() + b"\n"
 
 
 def read_index(data: bytes, name: str) -> FileIndex:
-    """Raises BrokenCheckpointError."""
+    """The checked index in the bytes of the file `name`. Raises BrokenCheckpointError."""
     index = _read(FileIndex, data, name)
     if faults := index.faults():
         raise BrokenCheckpointError(f"{name}: {faults[0]}")
@@ -211,12 +214,12 @@ def read_index(data: bytes, name: str) -> FileIndex:
 
 
 def read_manifest(data: bytes, name: str) -> Manifest:
-    """Raises BrokenCheckpointError."""
+    """The checked manifest in the bytes of the file `name`. Raises BrokenCheckpointError."""
     manifest = _read(Manifest, data, name)
     if manifest.format != FORMAT:
         raise BrokenCheckpointError(f"{name} is of format {manifest.format}, and this version reads format {FORMAT}")
-    if wrong := [note.index for note in manifest.files if not INDEX_FILE.fullmatch(note.index)]:
-        raise BrokenCheckpointError(f"{name} names a file {shortened(wrong[0])!r}")
+    if bad_names := [note.index for note in manifest.files if not INDEX_FILE.fullmatch(note.index)]:
+        raise BrokenCheckpointError(f"{name} names a file {shortened(bad_names[0])!r}")
     if len({note.index for note in manifest.files}) < len(manifest.files):
         raise BrokenCheckpointError(f"{name} names a file twice")
     if fault := _count_fault(manifest):
@@ -229,71 +232,71 @@ def read_manifest(data: bytes, name: str) -> Manifest:
 
 
 def _count_fault(manifest: Manifest) -> str:
-    """Why what was counted can't be true; empty if it can."""
-    counted = {
+    """Why the manifest's counters are impossible; "" if they are possible."""
+    counts = {
         "samples": manifest.samples,
         "passed_over": manifest.passed_over,
         "optimizer_steps": manifest.optimizer_steps,
     }
     data = manifest.data
-    counted |= {f"first sample of source {n}": source.first for n, source in enumerate(data.sources if data else ())}
-    if above := [f"{name} {count:,}" for name, count in counted.items() if count > _MOST_COUNTED]:
-        return f"{' and '.join(above)}, which no run reaches"
+    counts |= {f"first sample of source {n}": source.first for n, source in enumerate(data.sources if data else ())}
+    if too_large := [f"{name} {count:,}" for name, count in counts.items() if count > _MOST_COUNTED]:
+        return f"{' and '.join(too_large)}, which no run reaches"
     if data is None:
         return ""
-    since = manifest.samples - data.begun
-    if since < 0:
+    samples_of_mix = manifest.samples - data.begun
+    if samples_of_mix < 0:
         return f"that its data begin with sample {data.begun:,}, behind those that were had, {manifest.samples:,}"
     for n, source in enumerate(data.sources):
-        if not 0 <= source.had - source.first <= since:
+        if not 0 <= source.had - source.first <= samples_of_mix:
             return (
                 f"that {source.had:,} samples of source {n} were had, {source.first:,} of them before the last "
-                f"{since:,} of all sources"
+                f"{samples_of_mix:,} of all sources"
             )
     return ""
 
 
 def _job_fault(job: dict[str, Any]) -> str:
-    """Why a stored job is none; empty if it looks like one. Another version's may have other fields."""
+    """Why a stored value is not a job; "" if it looks like one. The job of another version may have other fields."""
     for section in ("model", "plan"):
         if section not in job:
             return f"its job has no {section}"
-    wrong = [name for name, fields in job.items() if name != "name" and not isinstance(fields, dict)]
-    return f"its job's {shortened(wrong[0])!r} is no section" if wrong else ""
+    not_sections = [name for name, fields in job.items() if name != "name" and not isinstance(fields, dict)]
+    return f"its job's {shortened(not_sections[0])!r} is no section" if not_sections else ""
 
 
 def _read(kind: type, data: bytes, name: str) -> Any:
-    body, newline, rest = data[:-1].rpartition(b"\n")
-    if not newline or rest != digest_of(body + newline).encode() or data[-1:] != b"\n":
+    body, newline, digest = data[:-1].rpartition(b"\n")
+    if not newline or digest != digest_of(body + newline).encode() or data[-1:] != b"\n":
         raise BrokenCheckpointError(f"{name} is not as it was written: its digest is another")
     try:
-        # By way of JSON, in which strict mode accepts a list for a tuple.
+        # Pydantic's strict mode accepts a list for a tuple in JSON only, not in Python objects.
         return kind.model_validate_json(body, strict=True)  # type: ignore[attr-defined]
     except (ValidationError, RecursionError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": "too deep", "loc": ()}
-        where = shortened(printable(".".join(map(str, first["loc"]))))
-        raise BrokenCheckpointError(f"{name} can't be read: {where} {first['msg']}") from None
+        field = shortened(printable(".".join(map(str, first["loc"]))))
+        raise BrokenCheckpointError(f"{name} can't be read: {field} {first['msg']}") from None
 
 
 def optimizer_of(manifest: Manifest) -> OptimizerSpec:
-    """The optimizer of a stored job, as far as this version knows its fields. Raises BrokenCheckpointError."""
+    """The optimizer of a stored job, without fields that this version does not know. Raises BrokenCheckpointError."""
     stored = manifest.job.get("optimizer", {})
-    known = {name: value for name, value in stored.items() if name in OptimizerSpec.model_fields}
+    known_fields = {name: value for name, value in stored.items() if name in OptimizerSpec.model_fields}
     try:
-        return OptimizerSpec.model_validate(known)
+        return OptimizerSpec.model_validate(known_fields)
     except ValidationError as error:
         raise BrokenCheckpointError(f"its job's optimizer can't be: {error.errors()[0]['msg']}") from None
 
 
 def in_words(health: StateHealth) -> str:
-    """Why a state is not healthy, fit for a terminal; "healthy" where it is."""
+    """Why a state is not healthy, safe to print on a terminal; "healthy" if it is."""
     if health.is_healthy:
         return "healthy"
     return shortened(" ".join(printable(health.sentence or health.cause).split()), _MOST_SENTENCE)
 
 
 def describe_job(job: dict[str, Any]) -> str:
-    """The plan of a stored job in a few words, as far as it says one."""
+    """A summary of a stored job's plan: its degrees, its ZeRO level and its schedule."""
     plan = job["plan"]
     degrees = [f"{axis} {plan[axis]}" for axis in ("dp", "tp", "pp", "cp", "ep") if plan.get(axis, 1) != 1]
     words = [*degrees, f"zero {plan.get('zero', 0)}", str(plan.get("schedule", ""))]

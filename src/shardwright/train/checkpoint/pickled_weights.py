@@ -1,5 +1,6 @@
-"""Weights in torch's own files, which are pickles: read by torch's reader of weights, `weights_only`, which makes
-tensors and calls nothing that a file names. Older models are published so alone; `convert` writes them as safetensors.
+"""Weights in torch's own files, which are pickles. They are read with `weights_only`: torch then builds tensors only,
+and calls no function that the file names. Some older models exist only in this format; `convert` writes them as
+safetensors.
 """
 
 import os
@@ -22,24 +23,22 @@ from shardwright.train.data.memory_limit import memory_limit
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _NAMES = {dtype: name for name, dtype in READ_DTYPES.items()}
 
-
-# What torch raises of a file that is cut, of another kind, or names what is no tensor.
+# Errors that torch raises for a file that is truncated, has another format, or contains something else than tensors.
 _BROKEN = (
     pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, IndexError,
     MemoryError, OverflowError, RecursionError, NotImplementedError, AssertionError,
 )  # fmt: skip
 
-
-# What the names and shapes of a model may take beside its file, and how often tensors may share its bytes: embeddings
-# that are tied are kept up to four times (T5).
+# The memory that names and shapes of tensors may take besides the file, and the number of tensors that may share each
+# byte: tied embeddings occur up to four times (T5).
 _READING_BYTES, _MOST_SHARED = 256 * MIB, 4
 
 
 class PickledFiles:
-    """The tensors of a folder by name. Values stay mapped."""
+    """The tensors of a folder by name. Their values are mapped from the files."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises PlanError."""
+        """Raises PlanError if a file can't be read as weights."""
         self.folder = folder
         self.tensors: dict[str, StoredTensor] = {}
         self._values: dict[str, Tensor] = {}
@@ -52,7 +51,7 @@ class PickledFiles:
         return self._values[name]
 
     def forget(self) -> None:
-        """Do nothing: torch maps the file, and the system takes pages back when it needs them."""
+        """Do nothing: torch maps the file, and the system reclaims pages when it needs memory."""
 
     def _add(self, path: Path) -> None:
         with open_file(path, what="file of weights") as file:
@@ -60,39 +59,39 @@ class PickledFiles:
             _refuse_packed(path, file, size)
         try:
             with memory_limit(2 * size + _READING_BYTES):
-                held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except _BROKEN as error:
             line = shortened((str(error) or type(error).__name__).splitlines()[0], 200)
             way_out = "save it with torch 1.6 or later, or as safetensors"
             raise FileFault(f"{path.name} can't be read as weights alone: {line}; {way_out}") from None
-        if not isinstance(held, dict) or not all(
-            isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()
+        if not isinstance(contents, dict) or not all(
+            isinstance(name, str) and isinstance(value, Tensor) for name, value in contents.items()
         ):
             raise FileFault(f"{path.name} is no dict from names to tensors; save model.state_dict()")
-        for name, value in held.items():
+        for name, value in contents.items():
             if name in self._values:
                 raise FileFault(f"{shortened(name)} is in two files; keep one")
             if fault := _tensor_fault(value):
                 raise FileFault(f"{path.name}: {shortened(name)} {fault}")
             self._values[name] = value.detach()
             self.tensors[name] = StoredTensor(path, _NAMES[value.dtype], tuple(value.shape), 0, value.nbytes)
-        if fault := _shared_fault(held.values()):
+        if fault := _shared_fault(contents.values()):
             raise FileFault(f"{path.name}: {fault}")
 
 
 def _refuse_packed(path: Path, file: BinaryIO, size: int) -> None:
-    """Raises FileFault for an archive whose parts are packed: torch writes none, and they could be any number."""
+    """Raises FileFault for an archive with compressed parts, which could unpack to any size. Torch never writes one."""
     try:
         with zipfile.ZipFile(file) as archive:
             parts = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, struct.error):
-        return  # an older format, or none at all: torch says so
+        return  # an older format, which torch reads, or no format at all, which torch reports
     if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(part.file_size for part in parts) > size:
         raise FileFault(f"{path.name} is an archive with packed parts, as torch writes none; save model.state_dict()")
 
 
 def _tensor_fault(value: Tensor) -> str:
-    """Why a tensor is no plain one, whose bytes are those of the file; nothing where it is."""
+    """Why a tensor is not a plain view of the file's bytes; "" if it is."""
     kind = "sparse" if value.layout is not torch.strided else "nested" if value.is_nested else value.device.type
     if kind != "cpu":
         return f"is a {kind} tensor, and only plain ones on the CPU are read here; save model.state_dict() of such"
@@ -100,22 +99,22 @@ def _tensor_fault(value: Tensor) -> str:
         return f"is of {value.dtype}, which is not read here; save it in another number type"
     if value.is_neg() or value.is_conj():
         return "is told to be negated when it is read, which is not done here; save model.state_dict() anew"
-    held_bytes = value.untyped_storage().nbytes()
-    if value.nbytes > held_bytes:
+    stored_bytes = value.untyped_storage().nbytes()
+    if value.nbytes > stored_bytes:
         return (
-            f"of {list(value.shape)} has {value.nbytes:,} bytes, and {held_bytes:,} are in the file, which would be "
+            f"of {list(value.shape)} has {value.nbytes:,} bytes, and {stored_bytes:,} are in the file, which would be "
             "written out again and again; save it with .contiguous()"
         )
     return ""
 
 
 def _shared_fault(values: Iterable[Tensor]) -> str:
-    """Why tensors, plain ones, are too many for the bytes that they share; nothing where they are not."""
+    """Why plain tensors share the file's bytes too often; "" if they do not."""
     storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in values}
-    num_bytes, held_bytes = sum(value.nbytes for value in values), sum(storages.values())
-    if num_bytes <= _MOST_SHARED * held_bytes:
+    num_bytes, stored_bytes = sum(value.nbytes for value in values), sum(storages.values())
+    if num_bytes <= _MOST_SHARED * stored_bytes:
         return ""
     return (
-        f"its tensors have {num_bytes:,} bytes, and share {held_bytes:,} of them, more than {_MOST_SHARED} times each; "
-        "save a model's own tensors"
+        f"its tensors have {num_bytes:,} bytes, and share {stored_bytes:,} of them, more than {_MOST_SHARED} times "
+        "each; save a model's own tensors"
     )

@@ -1,4 +1,4 @@
-"""Files of a released model's folder that programs want beside its weights: tokenizer, generation configuration, chat
+"""Files of a released model's folder that programs need besides the weights: tokenizer, generation configuration, chat
 template."""
 
 import os
@@ -13,23 +13,23 @@ COMPANIONS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt",
 )  # fmt: skip
-_MOST_BYTES = 256 * MIB  # of one of them
+_MOST_BYTES = 256 * MIB  # of one file
 
 
 def _target_outside(file: Path) -> str:
-    """Where a file lies that is a link to another folder; nothing for one of the Hub's cache (../../blobs/HASH below
-    models--NAME), where all files of a model are links."""
+    """The target of a file that is a link out of its folder; else "". In the Hub's cache all files of a model are links
+    to ../../blobs/HASH below models--NAME; such a link counts as inside."""
     target, folder = Path(os.path.realpath(file)), Path(os.path.realpath(file.parent))
-    cache = target.parent.name == "blobs" and (
+    is_in_cache = target.parent.name == "blobs" and (
         target.parent.parent.name.startswith("models--") or target.parent == folder.parent.parent / "blobs"
     )
-    return "" if cache or target.is_relative_to(folder) else str(target)
+    return "" if is_in_cache or target.is_relative_to(folder) else str(target)
 
 
 def companions(folder: Path) -> dict[str, bytes]:
-    """The contents of those files that a folder has, by name. Raises PlanError with each that can't be read, and where
-    one of them or config.json is a link out of it."""
-    found, faults = dict[str, bytes](), list[str]()
+    """The contents of a folder's COMPANIONS, by name. Raises PlanError with each file that can't be read, or if one of
+    them or config.json is a link out of the folder."""
+    contents, faults = dict[str, bytes](), list[str]()
     for name in (CONFIG, *COMPANIONS):
         if (folder / name).is_file():
             if target := _target_outside(folder / name):
@@ -38,12 +38,12 @@ def companions(folder: Path) -> dict[str, bytes]:
                     "weights; put a copy in its place, or remove it"
                 )
                 continue
-            if name == CONFIG:  # its keys are written anew
+            if name == CONFIG:  # callers write a new one
                 continue
             try:
-                found[name] = read_file(folder / name, _MOST_BYTES)
+                contents[name] = read_file(folder / name, _MOST_BYTES)
             except FileFault as error:
                 faults.append(str(error))
     if faults:
         raise PlanError(f"model {folder}", faults)
-    return found
+    return contents

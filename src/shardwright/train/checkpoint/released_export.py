@@ -1,8 +1,8 @@
-"""The weights of a checkpoint as Hugging Face's libraries read them: names and layouts of a family, its config.json,
-and the tokenizer of the model that the run began with.
+"""Export of a checkpoint's weights in the format of Hugging Face's libraries: names and layouts of a model family, its
+config.json, and the tokenizer of the model that the run started from.
 
-Each tensor is put together from the boxes of the checkpoint, a slab at a time, and written before the next: memory is
-that of one tensor.
+Each tensor is assembled from the boxes of the checkpoint, slab by slab, and written before the next one begins: so the
+export needs memory for one tensor. A released tensor is one that the export writes.
 """
 
 import json
@@ -33,53 +33,61 @@ from shardwright.train.checkpoint.released_weights import paste_part
 from shardwright.train.checkpoint.safetensors_folder import Files, WrittenTensor, write_safetensors
 from shardwright.train.checkpoint.storage import Storage
 
-# Keys that say how many learned positions there are: a run has those of its samples.
+# The key of config.json with the number of learned positions, by family: a run has as many as its samples are long.
 _TABLE_ROWS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a tensor of theirs, and which of the checkpoint's tensors it is in."""
+    """A piece of a released tensor, and the checkpoint's tensor with its values."""
 
-    stored: str
+    stored_name: str
     full_shape: tuple[int, ...]
     piece: ReleasedPiece
 
 
 def export_released(
-    storage: Storage, manifest: Manifest, to: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
+    storage: Storage, manifest: Manifest, target: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
 ) -> Files:
-    """Write the weights of a checkpoint to a folder that transformers opens. Returns what each file holds.
+    """Write the weights of a checkpoint to a folder that transformers opens. Returns the tensors of each file.
 
-    `dtype` is "keep", float32 as they are kept, or one of EXPORTED. Raises PlanError where no family has the model, or
-    something is there that may not be overwritten; BrokenCheckpointError, DiskFullError.
+    `dtype` is "keep", for the stored float32, or one of EXPORTED. Raises PlanError if no family fits the model, or if a
+    file exists that may not be overwritten; BrokenCheckpointError, DiskFullError.
     """
     model = ModelSpec.model_validate_json(json.dumps(manifest.job["model"]))
     family, keys = _configuration(model)
-    number = EXPORTED.get(dtype, "F32")
+    weight_dtype = EXPORTED.get(dtype, "F32")
     parts = _parts(family, model)
     tensors = [
-        WrittenTensor(name, of[0].piece.shape, number if of[0].stored.startswith("weights.") else "F32")
-        for name, of in parts.items()
+        WrittenTensor(
+            name,
+            tensor_parts[0].piece.shape,
+            weight_dtype if tensor_parts[0].stored_name.startswith("weights.") else "F32",
+        )
+        for name, tensor_parts in parts.items()
     ]
     indices = indices_of(storage, manifest)
     write = partial(_write, parts, storage, folder_name(manifest.step), indices)
-    along = companions(Path(model.weights)) if model.weights else {}
-    beside = {CONFIG: config_bytes(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[number]})} | along
-    return write_safetensors(to, tensors, write, file_bytes=file_bytes, overwrite=overwrite, beside=beside)
+    source_files = companions(Path(model.weights)) if model.weights else {}
+    config = config_bytes(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[weight_dtype]})
+    other_files = {CONFIG: config} | source_files
+    return write_safetensors(
+        target, tensors, write, file_bytes=file_bytes, overwrite=overwrite, other_files=other_files
+    )
 
 
 def has_family(manifest: Manifest) -> bool:
-    """True if some family has the model of a checkpoint."""
+    """True if a family of Hugging Face's library fits the model of a checkpoint."""
     try:
         _configuration(ModelSpec.model_validate_json(json.dumps(manifest.job.get("model"))))
-    except ValueError:  # PlanError is one
+    except ValueError:  # also a PlanError
         return False
     return True
 
 
 def _configuration(model: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """The family and the keys of config.json: those of the model that the run began with, where it is the same."""
+    """The family and the keys of config.json: of the model that the run started from, if its arithmetic is the same,
+    else of the family that fits."""
     source = Path(model.weights, CONFIG)
     if model.weights and source.is_file():
         keys = read_keys(source)
@@ -91,37 +99,41 @@ def _configuration(model: ModelSpec) -> tuple[str, dict[str, Any]]:
 
 
 def _parts(family: str, model: ModelSpec) -> dict[str, list[_Part]]:
-    """The pieces of each tensor of theirs, by its name, in the order of our parameters."""
-    found: dict[str, list[_Part]] = {}
+    """The parts of each released tensor, by its name, in the order of the model's parameters."""
+    parts: dict[str, list[_Part]] = {}
     shapes = {place.name: place.full_shape for place in model_parameters(model)}
     for name, pieces in layout_of(family, model).items():
         for piece in pieces:
-            found.setdefault(piece.name, []).append(_Part(f"weights.{name}", shapes[name], piece))
+            parts.setdefault(piece.name, []).append(_Part(f"weights.{name}", shapes[name], piece))
     for block, piece in choice_biases(family, model).items():
-        found[piece.name] = [_Part(f"router.{block}.bias_E", piece.shape, piece)]
-    for copy, of in copies(family, model).items():
-        found[copy] = found[of]
-    return found
+        parts[piece.name] = [_Part(f"router.{block}.bias_E", piece.shape, piece)]
+    for copy_name, source_name in copies(family, model).items():
+        parts[copy_name] = parts[source_name]
+    return parts
 
 
 def _write(
-    parts: dict[str, list[_Part]], storage: Storage, folder: str, indices: list[FileIndex],
-    file: IO[bytes], tensors: Sequence[WrittenTensor],
-) -> None:  # fmt: skip
-    """Values of tensors, each put together before it is written. Raises BrokenCheckpointError, OSError."""
-    memory: list[Tensor] = []
+    parts: dict[str, list[_Part]],
+    storage: Storage,
+    folder: str,
+    indices: list[FileIndex],
+    file: IO[bytes],
+    tensors: Sequence[WrittenTensor],
+) -> None:
+    """Write the values of tensors, each after it is assembled. Raises BrokenCheckpointError, OSError."""
+    assembled: list[Tensor] = []  # the current tensor
 
     def take(tensor: WrittenTensor, part: _Part, box: Box, is_first: bool, is_last: bool, values: Tensor) -> None:
         if is_first:
-            memory.append(torch.empty(tensor.shape, dtype=TORCH[tensor.dtype]))
-        paste_part(part.piece, values.view([stop - start for start, stop in box]), box, memory[-1])
+            assembled.append(torch.empty(tensor.shape, dtype=TORCH[tensor.dtype]))
+        paste_part(part.piece, values.view([stop - start for start, stop in box]), box, assembled[-1])
         if is_last:
-            write_values(file, memory.pop())
+            write_values(file, assembled.pop())
 
     wanted = []
     for tensor in tensors:
         slabs = [(part, box) for part in parts[tensor.name] for box in slabs_of(part.piece.region)]
         for index, (part, box) in enumerate(slabs):
-            takes = partial(take, tensor, part, box, index == 0, index == len(slabs) - 1)
-            wanted.append(WantedBox(part.stored, part.full_shape, box, takes))
+            take_slab = partial(take, tensor, part, box, index == 0, index == len(slabs) - 1)
+            wanted.append(WantedBox(part.stored_name, part.full_shape, box, take_slab))
     load_boxes(wanted, storage, folder, indices)

@@ -1,8 +1,8 @@
-"""The safetensors files of a released model: which tensor lies where, and its values as they lie on the disk.
+"""The safetensors files of a released model: the place of each tensor, and views of the values on the disk.
 
-A folder has model.safetensors, or several files and model.safetensors.index.json. Headers come from strangers: sizes
-are held against the file before anything is read, and tensors are views of the mapped file, so that what is read is
-what is looked at, and no memory is taken for it.
+A folder has model.safetensors, or several files and model.safetensors.index.json. Headers are not trusted: sizes are
+compared with the file before anything is read. Tensors are views of the mapped file, so only the elements that are used
+are read, and no memory is allocated for them.
 """
 
 import json
@@ -25,7 +25,7 @@ from shardwright.config.user_file import FileFault, open_file, read_text
 from shardwright.train.checkpoint.boxes import DTYPES
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 
-_MOST_HEADER, _MOST_INDEX = 16 * MIB, 32 * MIB  # of a quarter of a million tensors; published ones have 12 MB at most
+_MOST_HEADER, _MOST_INDEX = 16 * MIB, 32 * MIB  # a quarter of a million tensors; published models need up to 12 MB
 _MOST_DIMENSIONS, _LARGEST = 64, 2**62
 READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -33,7 +33,7 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: its number type, shape, and bytes [start, stop) of the file."""
+    """A tensor in a file: its number type, its shape, and its bytes [start, stop) in the file."""
 
     file: Path
     dtype: str
@@ -43,10 +43,10 @@ class StoredTensor:
 
 
 class ReleasedFiles:
-    """The tensors of a folder by name. Files are mapped when one of their tensors is asked for."""
+    """The tensors of a folder by name. A file is mapped when the first of its tensors is viewed."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises PlanError with what is wrong with the folder or a header."""
+        """Raises PlanError with the fault of the folder or of a header."""
         self.folder = folder
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
@@ -60,7 +60,7 @@ class ReleasedFiles:
         return sum(stored.stop - stored.start for stored in self.tensors.values())
 
     def view(self, name: str) -> Tensor:
-        """A tensor as a view of the mapped file, not to be written to."""
+        """A tensor as a view of the mapped file. Callers must not write to it."""
         stored = self.tensors[name]
         if stored.file not in self._maps:
             with stored.file.open("rb") as file:
@@ -74,7 +74,7 @@ class ReleasedFiles:
         return flat.view(stored.shape)
 
     def forget(self) -> None:
-        """Tell the system that pages which were read are not needed again."""
+        """Tell the system that pages which have been read are not needed again."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -87,7 +87,7 @@ class ReleasedFiles:
 
 @contextmanager
 def as_fault_of(folder: Path) -> Iterator[None]:
-    """Read a folder's files. PlanError in place of what is wrong with one."""
+    """A context for reads of a folder's files: FileFault and OSError become PlanError."""
     try:
         yield
     except FileFault as error:
@@ -97,7 +97,7 @@ def as_fault_of(folder: Path) -> Iterator[None]:
 
 
 def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
-    """The files of a folder, as its index names them or the one that there is. Raises FileFault, OSError."""
+    """The files that a folder's index names, or its only file. Raises FileFault, OSError."""
     if not folder.is_dir():
         raise FileFault(f"{folder} is no folder; name the folder of a model with its .safetensors files")
     index = folder / index_name
@@ -106,17 +106,17 @@ def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
             return [folder / one_file]
         if is_adapter(folder):
             raise FileFault(f"{folder} is {MERGE}")
-        older = next((f.name for f in sorted(folder.iterdir()) if f.suffix in (".bin", ".pt", ".pth")), "")
-        pickled = f"{older} is pickled; run shardwright convert {folder} --to OUT, and name that"
-        hint = pickled if older else "check it"
+        pickle_name = next((f.name for f in sorted(folder.iterdir()) if f.suffix in (".bin", ".pt", ".pth")), "")
+        convert_hint = f"{pickle_name} is pickled; run shardwright convert {folder} --to OUT, and name that"
+        hint = convert_hint if pickle_name else "check it"
         raise FileFault(f"{folder} has neither {one_file} nor {index_name}; {hint}")
     try:
-        where = json.loads(read_text(index, _MOST_INDEX, "index")).get("weight_map")
+        weight_map = json.loads(read_text(index, _MOST_INDEX, "index")).get("weight_map")
     except (ValueError, RecursionError, AttributeError):
-        where = None
-    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+        weight_map = None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise FileFault(f"{index} has no weight_map from names of tensors to files; fetch it again")
-    names = sorted(set(where.values()))
+    names = sorted(set(weight_map.values()))
     if outside := [name for name in names if Path(name).name != name]:
         raise FileFault(f"{index} names {shortened(outside[0])!r}, which is not a file beside it")
     if missing := [name for name in names if not (folder / name).exists()]:
@@ -128,14 +128,14 @@ def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file. Raises FileFault, OSError."""
+    """The tensors in the header of a file, by name. Raises FileFault, OSError."""
     with open_file(path, what="safetensors file") as file:
         size = file.seek(0, 2)
         file.seek(0)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(_MOST_HEADER, size - 8):
-            told = f"its header would have {length:,} of {size:,} bytes"
-            raise FileFault(f"{path} is no safetensors file: {told}; fetch it again")
+            reason = f"its header would have {length:,} of {size:,} bytes"
+            raise FileFault(f"{path} is no safetensors file: {reason}; fetch it again")
         text = file.read(length)
     try:
         header = json.loads(text)
@@ -146,16 +146,18 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise FileFault(f"{path} is no safetensors file: its header can't be read; fetch it again") from None
     in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
-    for (before, first), (name, second) in pairwise(in_order):
-        if first.stop > second.start:  # a small file could hold any number of them
-            shared = f"{shortened(before)} and {shortened(name)} share bytes"
-            raise FileFault(f"{path} is no safetensors file: {shared}; fetch it again, or save it with safetensors")
+    for (name, stored), (next_name, next_stored) in pairwise(in_order):
+        if stored.stop > next_stored.start:  # else a small file could claim any number of tensors
+            reason = f"{shortened(name)} and {shortened(next_name)} share bytes"
+            raise FileFault(f"{path} is no safetensors file: {reason}; fetch it again, or save it with safetensors")
     return tensors
 
 
 def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: int) -> StoredTensor:
+    """A tensor of a header's entry, whose values lie after byte `begin` of a file of `size` bytes. Raises FileFault, or
+    ValueError, TypeError and KeyError for an entry of another form."""
     dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    # More digits would make a product that takes days.
+    # A product of larger integers could take days.
     if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < _LARGEST for n in (*shape, start, stop)):
         raise ValueError(name)
     if dtype not in READ_DTYPES:
@@ -172,11 +174,11 @@ def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: i
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many there are more."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(map(shortened, names[:most])) + more
+    """The first `most` names, and the number of the others, as text."""
+    remainder = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(shortened, names[:most])) + remainder
 
 
 def is_floating(stored: StoredTensor) -> bool:
-    """True if a tensor is of numbers that weights have, and not of a quantised type."""
+    """True if a tensor has a number type of plain weights, not a quantised one."""
     return stored.dtype in _FLOATING

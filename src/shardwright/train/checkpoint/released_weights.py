@@ -1,6 +1,8 @@
-"""Weights of a released model as the initial values of a run: straight from its files into the boxes of any plan.
+"""Weights of a released model as the initial values of a run, read from its files into the boxes of any plan.
 
-What a rank holds of a tensor is read, and nothing else, some MiB at a time: memory beside the boxes is that of a slab.
+A rank reads only the parts of tensors that it holds, some MiB at a time: besides the boxes it needs memory for one
+slab. A released tensor is one of the files; a model tensor is a parameter of Shardwright's model. Pieces map one to the
+other (sharding/hugging_face/released_piece.py).
 """
 
 from collections.abc import Collection, Iterator
@@ -20,15 +22,15 @@ from shardwright.sharding.parameter_shard import Box, ParameterShard
 from shardwright.sharding.row_boxes import cut_rows
 from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating, listed
 
-_MOST_ELEMENTS = 4 * MIB  # of a slab
-_ROWS_COMPARED = 1024  # of two tables: those of a head that was trained by itself differ in every row
+_MOST_ELEMENTS = 4 * MIB  # elements of a slab
+_ROWS_COMPARED = 1024  # rows of head and table that are compared: if the head is a matrix of its own, every row differs
 
 
 class ReleasedWeights:
-    """The weights of a folder, of a model of a family. Calling it writes elements of a box, as `Initial` says."""
+    """The weights in a folder, for a model of a family. `write` is an `Initial`: it writes elements of a box."""
 
     def __init__(self, folder: Path, family: str, model: ModelSpec) -> None:
-        """Raises PlanError with every tensor that is missing, of another shape, or of no place."""
+        """Raises PlanError with every tensor that is missing, has another shape, or has no place in the model."""
         self.files = ReleasedFiles(folder)
         self.layout = layout_of(family, model)
         self.biases = choice_biases(family, model)
@@ -36,7 +38,7 @@ class ReleasedWeights:
         _refuse(self, copies(family, model), tied_head(family, model))
 
     def as_initial(self) -> Initial:
-        """The initial values of a run, in place of random ones."""
+        """The function that writes initial values, instead of random ones."""
         return self.write
 
     def write(self, place: ParameterShard, start: int, out: Tensor) -> None:
@@ -51,75 +53,74 @@ class ReleasedWeights:
                 continue
             slab = torch.empty(rows.shape)
             self._read(place.name, rows.box, slab)
-            of_both = slice(max(low, start), min(high, stop))
-            out[of_both.start - start : of_both.stop - start].copy_(
-                slab.view(-1)[of_both.start - low : of_both.stop - low]
-            )
+            common = slice(max(low, start), min(high, stop))
+            out[common.start - start : common.stop - start].copy_(slab.view(-1)[common.start - low : common.stop - low])
         self.files.forget()
 
     def choice_bias(self, block: int) -> Tensor | None:
-        """The biases of a block's router, float32, if the model has such."""
+        """The choice biases of a block's router, [experts] in float32; None if the model has none."""
         piece = self.biases.get(block)
         return None if piece is None else self.files.view(self.prefix + piece.name).float()
 
     def _read(self, name: str, box: Box, out: Tensor) -> None:
-        """Fill a box of one of our tensors."""
+        """Fill `out` with a box of the model tensor `name`."""
         for piece in self.layout[name]:
-            both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.region, strict=True))
-            if all(low < high for low, high in both):
-                at = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, box, strict=True))
-                copy_part(piece, self.files.view(self.prefix + piece.name), both, out[at])
+            common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.region, strict=True))
+            if all(low < high for low, high in common):
+                slices = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(common, box, strict=True))
+                copy_part(piece, self.files.view(self.prefix + piece.name), common, out[slices])
 
 
-def seen(piece: ReleasedPiece, theirs: Tensor) -> Tensor:
-    """A tensor of theirs as the region of ours that it fills, but for the order of pairs: a view."""
+def _region_view(piece: ReleasedPiece, released: Tensor) -> Tensor:
+    """A released tensor as a view with the shape of the region that it fills in the model tensor. Interleaved pairs
+    keep the order of the released tensor."""
     if piece.may_be_longer:
-        theirs = theirs[: piece.shape[0]]
+        released = released[: piece.shape[0]]
     if piece.cut is not None:
-        theirs = theirs.narrow(piece.cut_dim, piece.cut[0], piece.cut[1] - piece.cut[0])
-    return theirs.reshape(piece.view).permute(piece.order) if theirs.is_contiguous() else _split(piece, theirs)
+        released = released.narrow(piece.cut_dim, piece.cut[0], piece.cut[1] - piece.cut[0])
+    return released.reshape(piece.view).permute(piece.order) if released.is_contiguous() else _split(piece, released)
 
 
-def _split(piece: ReleasedPiece, theirs: Tensor) -> Tensor:
-    """A part of a tensor whose last dim was cut, with that dim split as the view says."""
-    dims = len(theirs.shape) - 1
-    return theirs.unflatten(dims, piece.view[dims:]).permute(piece.order)
+def _split(piece: ReleasedPiece, released: Tensor) -> Tensor:
+    """A released tensor with a narrowed last dim, as a view with that dim split; a reshape would copy it."""
+    last_dim = len(released.shape) - 1
+    return released.unflatten(last_dim, piece.view[last_dim:]).permute(piece.order)
 
 
-def copy_part(piece: ReleasedPiece, theirs: Tensor, part: Box, out: Tensor) -> None:
-    """Copy a part of a piece's region, given in coordinates of our tensor, from theirs."""
-    at = [slice(low - a, high - a) for (low, high), (a, _) in zip(part, piece.region, strict=True)]
-    values = seen(piece, theirs)
+def copy_part(piece: ReleasedPiece, released: Tensor, part: Box, out: Tensor) -> None:
+    """Copy a part of a piece's region, in coordinates of the model tensor, from the released tensor."""
+    slices = [slice(low - a, high - a) for (low, high), (a, _) in zip(part, piece.region, strict=True)]
+    values = _region_view(piece, released)
     if piece.interleaved:
-        order = torch.tensor(list(_pairs(piece)))[at[piece.pairs_dim]]
-        at[piece.pairs_dim] = slice(None)
-        out.copy_(values[tuple(at)].index_select(piece.pairs_dim, order))
+        order = torch.tensor(list(_pairs(piece)))[slices[piece.pairs_dim]]
+        slices[piece.pairs_dim] = slice(None)
+        out.copy_(values[tuple(slices)].index_select(piece.pairs_dim, order))
     else:
-        out.copy_(values[tuple(at)])
+        out.copy_(values[tuple(slices)])
     if piece.plus:
         out.add_(piece.plus)
 
 
-def paste_part(piece: ReleasedPiece, values: Tensor, part: Box, theirs: Tensor) -> None:
-    """Put a part of a piece's region, given in coordinates of our tensor, where it lies in theirs."""
-    at: list[slice | Tensor] = [
+def paste_part(piece: ReleasedPiece, values: Tensor, part: Box, released: Tensor) -> None:
+    """Write a part of a piece's region, in coordinates of the model tensor, to its place in the released tensor."""
+    slices: list[slice | Tensor] = [
         slice(low - a, high - a) for (low, high), (a, _) in zip(part, piece.region, strict=True)
     ]
     if piece.plus:
         values = values - piece.plus
-    view = seen(piece, theirs)
+    view = _region_view(piece, released)
     if piece.interleaved:
         low, high = part[piece.pairs_dim]
         start = piece.region[piece.pairs_dim][0]
         order = torch.tensor(list(_pairs(piece))[low - start : high - start])
-        whole = [at[dim] if dim != piece.pairs_dim else slice(None) for dim in range(len(at))]
-        view[tuple(whole)].index_copy_(piece.pairs_dim, order, values.to(theirs.dtype))
+        all_pairs = [slices[dim] if dim != piece.pairs_dim else slice(None) for dim in range(len(slices))]
+        view[tuple(all_pairs)].index_copy_(piece.pairs_dim, order, values.to(released.dtype))
     else:
-        view[tuple(at)].copy_(values)
+        view[tuple(slices)].copy_(values)
 
 
 def _pairs(piece: ReleasedPiece) -> Iterator[int]:
-    """Where element i of ours lies with them, along the dim of pairs."""
+    """For each element of the region along the dim of pairs, its index in the released tensor."""
     start, stop = piece.region[piece.pairs_dim]
     half = piece.interleaved // 2
     for i in range(stop - start):
@@ -127,52 +128,51 @@ def _pairs(piece: ReleasedPiece) -> Iterator[int]:
 
 
 def _prefix(files: ReleasedFiles, layout: Layout) -> str:
-    """The prefix of all names if a model of several kinds of input has the decoder within; empty otherwise."""
+    """The prefix of the decoder's tensors in a model of several kinds of input, such as images; "" if it has none."""
     first = next(iter(layout.values()))[0].name
-    for found in files.tensors:
-        if found.endswith(first):
-            return found.removesuffix(first)
+    for name in files.tensors:
+        if name.endswith(first):
+            return name.removesuffix(first)
     return ""
 
 
 def _refuse(weights: ReleasedWeights, copied: dict[str, str], tied: tuple[str, str] | None) -> None:
-    """PlanError where files and model do not agree."""
+    """PlanError if the files do not fit the model."""
     tensors, prefix, faults = weights.files.tensors, weights.prefix, list[str]()
-    pieces = [piece for of in weights.layout.values() for piece in of] + list(weights.biases.values())
+    pieces = [piece for tensor_pieces in weights.layout.values() for piece in tensor_pieces]
+    pieces += weights.biases.values()
     wanted = {prefix + piece.name: piece for piece in pieces}
     packed = [name for name in tensors if name.startswith(prefix) and name.endswith("_blocks")]
     if packed and (missing := [name for name in wanted if name + "_blocks" in tensors]):
-        faults.append(f"{listed(missing)} are quantised (MXFP4); {_plainly(weights)}")
+        faults.append(f"{listed(missing)} are quantised (MXFP4); {_convert_hint(weights)}")
     elif missing := [name for name in wanted if name not in tensors]:
-        why = _why(missing, tensors)
-        faults.append(f"{len(missing):,} of {len(wanted):,} tensors are missing: {listed(missing)}; {why}")
+        way_out = _way_out(missing, tensors)
+        faults.append(f"{len(missing):,} of {len(wanted):,} tensors are missing: {listed(missing)}; {way_out}")
     for name, piece in wanted.items():
         stored = tensors.get(name)
         if stored is not None and not piece.fits(stored.shape):
             faults.append(f"{name} is {list(stored.shape)} and should be {list(piece.shape)} for this model")
         elif stored is not None and not is_floating(stored):
-            faults.append(f"{name} is of {stored.dtype}, a quantised number type; {_plainly(weights)}")
-    known = {*wanted, *(prefix + name for name in copied)}
-    # A model's head does not lie within the decoder, which has a prefix where it is a part.
-    heads = {} if tied is None else {at + tied[0]: prefix + tied[1] for at in ("", prefix)}
+            faults.append(f"{name} is of {stored.dtype}, a quantised number type; {_convert_hint(weights)}")
+    known_names = {*wanted, *(prefix + name for name in copied)}
+    # If the decoder's tensors have a prefix, the head may have none, because it may lie outside the decoder.
+    heads = {} if tied is None else {head_prefix + tied[0]: prefix + tied[1] for head_prefix in ("", prefix)}
     for head, table in heads.items():
         if head in tensors and table in tensors and tensors[table].shape == wanted[table].shape:
-            known.add(head)
-            faults += _unlike(weights.files, head, table)
-    of_decoder = [name for name in tensors if name.startswith(prefix) and name not in known and _is_weight(name)]
-    if of_decoder and not prefix:
-        faults.append(
-            f"{len(of_decoder):,} tensors have no place in this model: {listed(of_decoder)}; check the folder"
-        )
+            known_names.add(head)
+            faults += _untied_head(weights.files, head, table)
+    unknown = [name for name in tensors if name.startswith(prefix) and name not in known_names and _is_weight(name)]
+    if unknown and not prefix:
+        faults.append(f"{len(unknown):,} tensors have no place in this model: {listed(unknown)}; check the folder")
     if faults:
         raise PlanError(f"weights {weights.files.folder}", faults)
 
 
-def _unlike(files: ReleasedFiles, head: str, table: str) -> list[str]:
-    """The fault of a head that should be the table of embeddings and is another matrix, as some rows show."""
-    ours, theirs = files.view(head), files.view(table)
-    rows = slice(None, None, max(1, len(theirs) // _ROWS_COMPARED))
-    if ours.shape == theirs.shape and torch.equal(ours[rows].float(), theirs[rows].float()):
+def _untied_head(files: ReleasedFiles, head: str, table: str) -> list[str]:
+    """The fault if a head should be tied to the table of embeddings, but some of its rows differ; else no fault."""
+    head_rows, table_rows = files.view(head), files.view(table)
+    rows = slice(None, None, max(1, len(table_rows) // _ROWS_COMPARED))
+    if head_rows.shape == table_rows.shape and torch.equal(head_rows[rows].float(), table_rows[rows].float()):
         files.forget()
         return []
     return [
@@ -182,15 +182,16 @@ def _unlike(files: ReleasedFiles, head: str, table: str) -> list[str]:
 
 
 def _is_weight(name: str) -> bool:
-    """True if a tensor is a weight: older files have masks and frequencies too, which follow from the configuration."""
+    """True if a tensor is a weight. Older files also have masks and frequencies, which follow from config.json."""
     return not name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "masked_bias"))
 
 
-def _plainly(weights: ReleasedWeights) -> str:
+def _convert_hint(weights: ReleasedWeights) -> str:
     return f"run shardwright convert {weights.files.folder} --to OUT, and begin with that"
 
 
-def _why(missing: list[str], tensors: Collection[str]) -> str:
+def _way_out(missing: list[str], tensors: Collection[str]) -> str:
+    """The advice for a folder with missing tensors, by its probable cause."""
     if any(name.endswith((".qweight", ".weight_packed")) for name in tensors):
         return "the folder has weights quantised as by GPTQ or AWQ, which are not read: name the plain ones"
     if any(".lora_" in name for name in tensors):

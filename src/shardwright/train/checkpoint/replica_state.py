@@ -1,15 +1,15 @@
-"""The state of a run in a checkpoint: the boxes that this rank writes, and those that it needs.
+"""A rank's share of a run's state in a checkpoint: the boxes that it writes, and the boxes that it reads.
 
-    weights.NAME                           float32, by parameter: what the optimizer updates
-    exp_avg.NAME, momentum_buffer.NAME ... in the numbers that it keeps them in: what it remembers of a parameter, by
-                                           element (sharding/optimizer_state.py)
-    exp_avg_sq_row.NAME, exp_avg_sq_col.NAME   float32: Adafactor's, by row and by column of each matrix
-    router.LAYER.bias_E, ...               what a layer's router remembers
-    float8.NAME.x, .weight, .dy            past amaxes of a layer with fp8 products: the largest, then each
-    float8.NAME.EXPERT.x, ...              those of an expert, by its number
-    compression.KIND.NAME                  what compressed gradients lost (compression_state.py)
+    weights.NAME                           float32: a parameter's master weights, which the optimizer updates
+    exp_avg.NAME, momentum_buffer.NAME ... optimizer state of a parameter, one value per element, in the optimizer's
+                                           own dtype (sharding/optimizer_state.py)
+    exp_avg_sq_row.NAME, exp_avg_sq_col.NAME   float32: Adafactor's factors, by row and by column of each matrix
+    router.LAYER.bias_E, ...               state of a layer's router
+    float8.NAME.x, .weight, .dy            past amaxes of a layer with fp8 products: the largest, then each of them
+    float8.NAME.EXPERT.x, ...              the same for one expert, by its number
+    compression.KIND.NAME                  errors of compressed gradients (compression_state.py)
 
-Every element is written by one rank. Replicas hold the same, so each writes its part of the rows.
+One rank writes each element. Replicas hold the same rows, so each replica writes a part of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,14 +39,14 @@ from shardwright.train.checkpoint.holds_state import HoldsState
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.gradient_norm import is_first_of_line
 
-# Elements of a box that is read at once.
+# The most elements of a box that is read at once.
 _MOST_ELEMENTS = 8 * MIB
 _WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
 class _HeldRows:
-    """Rows [first, end) of a parameter, which lie in this rank's shard of a unit from element `start` on."""
+    """Rows [first, end) of a parameter, which begin at element `start` of this rank's shard of a unit."""
 
     unit: FlatUnit
     parameter: PlacedParameter
@@ -56,7 +56,7 @@ class _HeldRows:
 
     @property
     def name(self) -> str:
-        """The parameter's."""
+        """Name of the parameter."""
         return self.parameter.place.name
 
     @property
@@ -66,78 +66,80 @@ class _HeldRows:
 
 
 class ComingBoxes:
-    """Copies, in host memory, of what a rank writes. On CUDA they are there once the stream has come so far: nobody
-    gets them before."""
+    """Copies, in host memory, of the boxes that a rank writes. On CUDA the copies are asynchronous: `wait` returns them
+    when the stream has finished them."""
 
     def __init__(self, boxes: list[HeldBox], mesh: Mesh) -> None:
-        """`boxes` are what the current stream of the device was told to copy."""
+        """`boxes` are the copies that are queued on the device's current stream."""
         self._boxes, self._device = boxes, mesh.device
         self._copied = None if mesh.streams is None else mesh.streams.current().record_event()
 
     def wait(self) -> list[HeldBox]:
-        """The boxes, once they are there. From any thread."""
+        """Wait until the copies are complete, and return the boxes. Any thread may call it."""
         if self._copied is not None:
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # of this thread: else it would wake the first one
+                torch.cuda.set_device(self._device)  # for this thread: else it would open a context on device 0
             self._copied.synchronize()
         return self._boxes
 
 
 def held_boxes(replica: HoldsState, mesh: Mesh) -> list[HeldBox]:
-    """Copies, in host memory, of what this rank writes."""
+    """Copies, in host memory, of the boxes that this rank writes."""
     return coming_boxes(replica, mesh).wait()
 
 
 def coming_boxes(replica: HoldsState, mesh: Mesh) -> ComingBoxes:
-    """Begin to copy what this rank writes to host memory. What changes the state from now on is not in it."""
-    boxes = [box for held in _written_rows(replica, mesh) for box in _boxes_of(held)]
+    """Begin to copy the boxes that this rank writes to host memory. Later changes of the state do not reach them."""
+    boxes = [box for rows in _written_rows(replica, mesh) for box in _boxes_of(rows)]
     boxes += _written_factors(replica, mesh)
     for stage, shards in replica.shards.items():
-        named = _histories(shards, mesh)
-        if _speaks_for(shards, mesh):
-            named |= _routers(replica, stage)
-        boxes += [_whole_box(name, values, mesh) for name, values in named.items()]
+        tensors = _histories(shards, mesh)
+        if _writes_routers(shards, mesh):
+            tensors |= _routers(replica, stage)
+        boxes += [_whole_box(name, values, mesh) for name, values in tensors.items()]
     return ComingBoxes(boxes + list(held_compression(replica, mesh)), mesh)
 
 
 def _whole_box(name: str, values: Tensor, mesh: Mesh) -> HeldBox:
-    kept = copy_on_host(values, mesh)
-    return HeldBox(name, tuple(kept.shape), tuple((0, size) for size in kept.shape), kept)
+    copy = copy_on_host(values, mesh)
+    return HeldBox(name, tuple(copy.shape), tuple((0, size) for size in copy.shape), copy)
 
 
-def _boxes_of(held: _HeldRows) -> Iterator[HeldBox]:
-    """The parameter's rows in each of the optimizer's tensors."""
-    place, size = held.parameter.place, held.row_size
-    for state in held.unit.masters.state_names():
-        start = held.start
-        values = held.unit.masters.copy_out(state, start, start + (held.end - held.first) * size)
-        for rows in cut_rows(place.box, held.first, held.end, 2**62):
-            mine = values[(rows.first - held.first) * size : (rows.end - held.first) * size]
-            yield HeldBox(f"{state}.{held.name}", place.full_shape, rows.box, mine.view(rows.shape))
+def _boxes_of(rows: _HeldRows) -> Iterator[HeldBox]:
+    """The boxes of a parameter's rows, in each tensor that the optimizer keeps."""
+    place, size = rows.parameter.place, rows.row_size
+    for state in rows.unit.masters.state_names():
+        start = rows.start
+        values = rows.unit.masters.copy_out(state, start, start + (rows.end - rows.first) * size)
+        for part in cut_rows(place.box, rows.first, rows.end, 2**62):
+            part_values = values[(part.first - rows.first) * size : (part.end - rows.first) * size]
+            yield HeldBox(f"{state}.{rows.name}", place.full_shape, part.box, part_values.view(part.shape))
 
 
 def wanted_boxes(
-    replica: HoldsState, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, scaled_by: float = 1.0,
+    replica: HoldsState,
+    shapes: Mapping[str, tuple[int, ...]],
+    weights_alone: bool,
+    scaled_by: float = 1.0,
     optimizer_anew: bool = False,
-) -> list[WantedBox]:  # fmt: skip
-    """The boxes that this rank needs of a checkpoint with tensors of these shapes, and functions that put them in
-    place.
+) -> list[WantedBox]:
+    """The boxes that this rank reads from a checkpoint with tensors of these `shapes`, with functions that store them.
 
-    Of the weights alone, or of all that the checkpoint has; but for the optimizer's, if it begins `optimizer_anew`.
-    `scaled_by` is the scale of the loss, as a multiple of what it was. BrokenCheckpointError names what it lacks.
+    With `weights_alone` only weights are read; with `optimizer_anew` all but the optimizer's state. `scaled_by` is the
+    new scale of the loss divided by the old one. BrokenCheckpointError names the tensors that the checkpoint lacks.
     """
     with_moments = not (weights_alone or optimizer_anew)
     boxes = [
         box
-        for held in _rows_here(replica)
-        for state in (_WEIGHTS, *(held.unit.masters.moment_names() if with_moments else ()))
-        for box in _wanted_rows(held, state)
+        for rows in _held_rows(replica)
+        for state in (_WEIGHTS, *(rows.unit.masters.moment_names() if with_moments else ()))
+        for box in _wanted_rows(rows, state)
     ]
     if with_moments:
-        boxes += [_wanted_factor(adafactor, unit, of) for unit, adafactor, of in _factors(replica)]
+        boxes += [_wanted_factor(adafactor, unit, factor) for unit, adafactor, factor in _factors(replica)]
     if not weights_alone:
         for stage, shards in replica.shards.items():
-            boxes += _wanted_small(replica, stage, shards, shapes)
+            boxes += _wanted_layer_state(replica, stage, shards, shapes)
         boxes += wanted_compression(replica, shapes, scaled_by)
     if missing := [box.name for box in boxes if box.name not in shapes]:
         raise BrokenCheckpointError(f"it has no {missing[0]}, nor {len(missing) - 1} more tensors of this model")
@@ -145,7 +147,7 @@ def wanted_boxes(
 
 
 def has_optimizer(job: JobSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """True if a checkpoint that has tensors of these shapes has all that the job's optimizer remembers."""
+    """True if a checkpoint with tensors of these shapes has the complete state of the job's optimizer."""
     return all(
         f"{state}.{place.name}" in shapes
         for place in model_parameters(job.model)
@@ -154,7 +156,8 @@ def has_optimizer(job: JobSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def take_up(replica: HoldsState, optimizer_steps: int) -> None:
-    """All that was wanted of a checkpoint is there: go on with it. Moves all-gathers of the values in ZeRO 1 and 2."""
+    """Go on from the state that was loaded, after all wanted boxes are filled. All-gathers the weights in ZeRO 1 and
+    2."""
     for shards in replica.shards.values():
         for unit in shards.units:
             unit.masters.set_num_steps(optimizer_steps)
@@ -164,12 +167,12 @@ def take_up(replica: HoldsState, optimizer_steps: int) -> None:
 
 
 def optimizer_steps(replica: HoldsState) -> int:
-    """Steps that the optimizer has done: the same for all parameters between two steps of a run."""
+    """The number of steps that the optimizer has done. Between two steps of a run it is equal for all parameters."""
     return max(unit.masters.num_steps() for shards in replica.shards.values() for unit in shards.units)
 
 
-def _rows_here(replica: HoldsState) -> Iterator[_HeldRows]:
-    """All rows of parameters that lie in this rank's shards."""
+def _held_rows(replica: HoldsState) -> Iterator[_HeldRows]:
+    """All rows of parameters in this rank's shards."""
     for shards in replica.shards.values():
         for unit in shards.units:
             for parameter in unit.parameters:
@@ -179,72 +182,72 @@ def _rows_here(replica: HoldsState) -> Iterator[_HeldRows]:
 
 
 def _written_rows(replica: HoldsState, mesh: Mesh) -> Iterator[_HeldRows]:
-    """The rows that this rank writes: its part of those that it and its replicas hold alike."""
-    for held in _rows_here(replica):
-        sharding, parameter = held.unit.sharding, held.parameter
-        # The head of a tied embedding on another rank than its table is a copy of that.
+    """The rows that this rank writes: its part of the rows that several replicas hold."""
+    for rows in _held_rows(replica):
+        sharding, parameter = rows.unit.sharding, rows.parameter
+        # If the head of a tied embedding is not on the rank of the table, it is a copy of the table.
         if parameter is replica.tied.last or not is_first_of_line(parameter, mesh):
             continue
-        number, index = sharding.copies.size, sharding.copies.index
+        num_copies, index = sharding.copies.size, sharding.copies.index
         if not sharding.zero:
-            number, index = number * sharding.shards.size, index * sharding.shards.size + sharding.shards.index
-        rows = held.end - held.first
-        low, high = rows * index // number, rows * (index + 1) // number
+            num_copies, index = num_copies * sharding.shards.size, index * sharding.shards.size + sharding.shards.index
+        num_rows = rows.end - rows.first
+        low, high = num_rows * index // num_copies, num_rows * (index + 1) // num_copies
         if low < high:
             yield _HeldRows(
-                held.unit, parameter, held.first + low, held.first + high, start=held.start + low * held.row_size
+                rows.unit, parameter, rows.first + low, rows.first + high, start=rows.start + low * rows.row_size
             )
 
 
-def _wanted_rows(held: _HeldRows, state: str) -> Iterator[WantedBox]:
-    place, size, masters = held.parameter.place, held.row_size, held.unit.masters
+def _wanted_rows(rows: _HeldRows, state: str) -> Iterator[WantedBox]:
+    place, size, masters = rows.parameter.place, rows.row_size, rows.unit.masters
 
     def take(start: int, values: Tensor) -> None:
         masters.copy_in(state, start, values.view(-1))
 
-    for rows in cut_rows(place.box, held.first, held.end, _MOST_ELEMENTS):
-        start = held.start + (rows.first - held.first) * size
-        yield WantedBox(f"{state}.{held.name}", place.full_shape, rows.box, partial(take, start))
+    for part in cut_rows(place.box, rows.first, rows.end, _MOST_ELEMENTS):
+        start = rows.start + (part.first - rows.first) * size
+        yield WantedBox(f"{state}.{rows.name}", place.full_shape, part.box, partial(take, start))
 
 
-# Adafactor's factors, whole on every rank that shares a unit.
+# Adafactor's factors: every rank that shares a unit holds all of them.
 
 
 def _factors(replica: HoldsState) -> Iterator[tuple[FlatUnit, Adafactor, FactorBox]]:
     for shards in replica.shards.values():
         for unit in shards.units:
             if isinstance(unit.masters.steps, Adafactor):
-                for of in unit.masters.steps.sums.factors():
-                    yield unit, unit.masters.steps, of
+                for factor in unit.masters.steps.sums.factors():
+                    yield unit, unit.masters.steps, factor
 
 
-def _factor_values(adafactor: Adafactor, unit: FlatUnit, of: FactorBox) -> Tensor:
-    by_row, by_column = adafactor.factors(unit.parameters[0].device)
-    values = by_row if of.state == FACTORS[0] else by_column
-    return values[slice(*of.within)].view(shape_of_box(of.box))
+def _factor_values(adafactor: Adafactor, unit: FlatUnit, factor: FactorBox) -> Tensor:
+    row_factors, column_factors = adafactor.factors(unit.parameters[0].device)
+    values = row_factors if factor.state == FACTORS[0] else column_factors
+    return values[slice(*factor.within)].view(shape_of_box(factor.box))
 
 
 def _written_factors(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
-    """The factors that this rank writes: it is the first of those that hold them."""
-    for unit, adafactor, of in _factors(replica):
-        sharding, cut = unit.sharding, mesh.expert_tp if of.place.is_expert else mesh.tp
-        is_first = sharding.shards.index == sharding.copies.index == 0 and (of.is_cut or cut.index == 0)
-        is_copy = replica.tied.last is not None and of.place is replica.tied.last.place
+    """The factors that this rank writes: it is the first rank that holds them."""
+    for unit, adafactor, factor in _factors(replica):
+        sharding, tp = unit.sharding, mesh.expert_tp if factor.place.is_expert else mesh.tp
+        is_first = sharding.shards.index == sharding.copies.index == 0 and (factor.is_cut or tp.index == 0)
+        is_copy = replica.tied.last is not None and factor.place is replica.tied.last.place
         if is_first and not is_copy and unit.masters.num_steps():
-            values = copy_on_host(_factor_values(adafactor, unit, of), mesh)
-            yield HeldBox(f"{of.state}.{of.place.name}", of.full_shape, of.box, values)
+            values = copy_on_host(_factor_values(adafactor, unit, factor), mesh)
+            yield HeldBox(f"{factor.state}.{factor.place.name}", factor.full_shape, factor.box, values)
 
 
-def _wanted_factor(adafactor: Adafactor, unit: FlatUnit, of: FactorBox) -> WantedBox:
-    values = _factor_values(adafactor, unit, of)
-    return WantedBox(f"{of.state}.{of.place.name}", of.full_shape, of.box, partial(_set, values))
+def _wanted_factor(adafactor: Adafactor, unit: FlatUnit, factor: FactorBox) -> WantedBox:
+    values = _factor_values(adafactor, unit, factor)
+    return WantedBox(f"{factor.state}.{factor.place.name}", factor.full_shape, factor.box, partial(_set, values))
 
 
-# What is small, and whole on every rank of a stage.
+# Small state of layers: of routers, complete on every rank of a stage, and of fp8 products.
 
 
-def _speaks_for(shards: ShardedStage, mesh: Mesh) -> bool:
-    """True if this rank is the first of those that hold a stage."""
+def _writes_routers(shards: ShardedStage, mesh: Mesh) -> bool:
+    """True if this rank is the first rank that holds a stage."""
     sharding = next(unit.sharding for unit in shards.units if not unit.parameters[0].place.is_expert)
     return sharding.shards.index == sharding.copies.index == mesh.tp.index == 0
 
@@ -259,56 +262,60 @@ def _routers(replica: HoldsState, stage: int) -> dict[str, Tensor]:
 
 
 def _float8(parameter: PlacedParameter) -> dict[str, Float8Linear]:
-    """The layers with fp8 products that remember something of a weight's, by its name, and that of its experts."""
+    """The fp8 products of a weight that keep a history, by the weight's name, or by its name and the expert's
+    number."""
     state, place = parameter.float8, parameter.place
     if state is None or not state.recipe.delayed:
         return {}
     if isinstance(state, Float8Linear):
         return {place.name: state}
     first, _ = place.box[0]
-    return {f"{place.name}.{first + number}": of for number, of in enumerate(state.experts)}
+    return {f"{place.name}.{first + number}": expert for number, expert in enumerate(state.experts)}
 
 
 def _histories(shards: ShardedStage, mesh: Mesh) -> dict[str, Tensor]:
-    """The fp8 histories that this rank writes: it is the first of those that hold the layer."""
-    found = {}
+    """The fp8 histories that this rank writes: it is the first rank that holds the layer."""
+    histories = {}
     for unit in shards.units:
         axes = unit.sharding.shards, unit.sharding.copies
-        cut = mesh.expert_tp if unit.parameters[0].place.is_expert else mesh.tp
-        for parameter in unit.parameters if not any(axis.index for axis in (*axes, cut)) else ():
+        tp = mesh.expert_tp if unit.parameters[0].place.is_expert else mesh.tp
+        for parameter in unit.parameters if not any(axis.index for axis in (*axes, tp)) else ():
             for name, state in _float8(parameter).items():
-                for of, history in state.state_dict().items():
+                for operand, history in state.state_dict().items():
                     numbers = [history["largest"], *history["past"]]
-                    found[f"float8.{name}.{of}"] = torch.tensor(numbers, dtype=torch.float32)
-    return found
+                    histories[f"float8.{name}.{operand}"] = torch.tensor(numbers, dtype=torch.float32)
+    return histories
 
 
-def _set(into: Tensor, values: Tensor) -> None:
-    into.copy_(values)
+def _set(target: Tensor, values: Tensor) -> None:
+    target.copy_(values)
 
 
-def _wanted_small(
+def _wanted_layer_state(
     replica: HoldsState, stage: int, shards: ShardedStage, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[WantedBox]:
+    """The boxes of routers and fp8 histories that the checkpoint has."""
     boxes = [
         WantedBox(name, tuple(values.shape), tuple((0, size) for size in values.shape), partial(_set, values))
         for name, values in _routers(replica, stage).items()
-        if name in shapes  # else it begins anew: another gate remembers other things
+        if name in shapes  # else the router starts anew: another kind of gate has other state
     ]
     parameters = [parameter for unit in shards.units for parameter in unit.parameters]
     for name, state in (item for parameter in parameters for item in _float8(parameter).items()):
-        names = {of: f"float8.{name}.{of}" for of in state.state_dict()}
-        if not all(full in shapes for full in names.values()):
+        names = {operand: f"float8.{name}.{operand}" for operand in state.state_dict()}
+        if not all(full_name in shapes for full_name in names.values()):
             continue
         read: dict[str, Any] = {}
 
-        def take(of: str, values: Tensor, read: dict[str, Any], state: Float8Linear, names: dict[str, str]) -> None:
+        def take(
+            operand: str, values: Tensor, read: dict[str, Any], state: Float8Linear, names: dict[str, str]
+        ) -> None:
             largest, *past = values.tolist()
-            read[of] = {"largest": largest, "past": past}
+            read[operand] = {"largest": largest, "past": past}
             if len(read) == len(names):
                 state.load_state_dict(read)
 
-        for of, full in names.items():
-            given = partial(take, of, read=read, state=state, names=names)
-            boxes.append(WantedBox(full, shapes[full], ((0, shapes[full][0]),), given))
+        for operand, full_name in names.items():
+            take_operand = partial(take, operand, read=read, state=state, names=names)
+            boxes.append(WantedBox(full_name, shapes[full_name], ((0, shapes[full_name][0]),), take_operand))
     return boxes

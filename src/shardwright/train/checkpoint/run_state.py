@@ -1,7 +1,7 @@
-"""The state of a run in a checkpoint besides its tensors: checked before it is resumed.
+"""Checks of the state in a checkpoint that is no tensor, before a run resumes from it.
 
-It is kept as those who remember it wrote it (their `state_dict`), and could be anything in a checkpoint that somebody
-made up. Torch is not needed.
+Each part is the `state_dict` of the object that it belongs to. In a forged checkpoint it may be any JSON. Torch is not
+needed.
 """
 
 import math
@@ -17,7 +17,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Remembered(BaseModel):
-    """Fields that are read; others, of a later version, are left alone."""
+    """A stored `state_dict`. Unknown fields, as of a later version, are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -56,24 +56,24 @@ class _RunState(_Remembered):
 
 
 def state_fault(state: dict[str, Any]) -> str:
-    """Why a run can't go on with what is remembered; empty if it can."""
-    if not all(isinstance(remembered, dict) for remembered in state.values()):
+    """Why a run can't resume from this state; "" if it can."""
+    if not all(isinstance(part, dict) for part in state.values()):
         return "what the run remembers is no fields"
     try:
         _RunState.model_validate(state)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        return f"what the run remembers can't be: {shortened(printable(where))} {first['msg']}"
+        field = ".".join(map(str, first["loc"]))
+        return f"what the run remembers can't be: {shortened(printable(field))} {first['msg']}"
     return ""
 
 
 def is_finite(value: Any) -> bool:
-    """True if there is no number in a JSON value that JSON has no word for."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, float) and not math.isfinite(one):
+    """True if all numbers within a JSON value are finite."""
+    unchecked = [value]
+    while unchecked:
+        item = unchecked.pop()
+        if isinstance(item, float) and not math.isfinite(item):
             return False
-        left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        unchecked += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
     return True

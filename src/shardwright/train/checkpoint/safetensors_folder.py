@@ -1,10 +1,11 @@
-"""A safetensors file, or a folder of them with an index, as Hugging Face's libraries read it: all of it or nothing.
+"""Write a safetensors file, or a folder of them with an index, in Hugging Face's format. The write is atomic: a reader
+sees all of it or nothing.
 
-NAME.safetensors                     all in one file, where a file is asked for
+NAME.safetensors                     all tensors, if the target is a file
 
-model-00001-of-00003.safetensors     in a folder, one after the other, none larger than asked for unless one tensor
-...                                  is; only one is model.safetensors
-model.safetensors.index.json         which tensor lies in which file
+model-00001-of-00003.safetensors     in a folder: tensors in their order, no file larger than asked for, unless a tensor
+...                                  is. A single file is model.safetensors.
+model.safetensors.index.json         the file of each tensor
 """
 
 import json
@@ -24,15 +25,15 @@ from shardwright.train.checkpoint.released_companions import COMPANIONS
 from shardwright.train.launch.full_disk import telling_of_full_disk
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-METADATA = "__metadata__"  # in the header of a safetensors file, beside the tensors
-# What an export writes into a folder, and so may overwrite there.
-_OF_WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
-_BESIDE = {CONFIG, *COMPANIONS}
+METADATA = "__metadata__"  # a key in the header of a safetensors file that names no tensor
+# Names of files that an export writes to a folder, and so may overwrite there.
+_WEIGHT_FILE = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
+_OTHER_FILES = {CONFIG, *COMPANIONS}
 
 
 @dataclass(frozen=True)
 class WrittenTensor:
-    """A tensor as it is written: its name, shape and number type, as safetensors calls that."""
+    """A tensor to write: its name, its shape, and its number type by safetensors' name."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,54 +46,59 @@ class WrittenTensor:
 
 
 Files = dict[str, list[WrittenTensor]]
-# Writes the values of some tensors, one after the other in their order, to a file that has its header.
+# A function that writes the values of some tensors, one after the other, to a file that has its header already.
 WriteValues = Callable[[IO[bytes], Sequence[WrittenTensor]], None]
 
 
 def write_safetensors(
-    to: Path, tensors: Sequence[WrittenTensor], write: WriteValues, *, file_bytes: int, overwrite: bool,
-    beside: Mapping[str, bytes],
-) -> Files:  # fmt: skip
-    """Write tensors to a file, if `to` ends in .safetensors, else to a folder of files of at most so many bytes, with
-    the contents of other files `beside` them. Returns what each file holds.
+    target: Path,
+    tensors: Sequence[WrittenTensor],
+    write: WriteValues,
+    *,
+    file_bytes: int,
+    overwrite: bool,
+    other_files: Mapping[str, bytes],
+) -> Files:
+    """Write tensors to a file, if `target` ends in .safetensors, else to a folder. In a folder, files of weights have
+    at most `file_bytes` bytes, and `other_files`, contents by name, lie beside them. Returns the tensors of each file.
 
-    Raises what `write` raises, DiskFullError, and PlanError where something is there that may not be overwritten.
+    Raises the errors of `write`, DiskFullError, and PlanError if a file exists that may not be overwritten.
     """
-    is_file = to.suffix == ".safetensors"
-    _refuse(to, is_file, overwrite)
-    files = {to.name: list(tensors)} if is_file else _in_files(tensors, file_bytes)
-    with telling_of_full_disk(to, "name another place"):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{to.name}.", dir=to.parent, ignore_cleanup_errors=True) as scratch:
+    is_file = target.suffix == ".safetensors"
+    _refuse(target, is_file, overwrite)
+    files = {target.name: list(tensors)} if is_file else _in_files(tensors, file_bytes)
+    with telling_of_full_disk(target, "name another place"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as scratch:
             new = Path(scratch, "new")
             new.mkdir()
-            for name, held in files.items():
+            for name, file_tensors in files.items():
                 with (new / name).open("xb") as file:
-                    file.write(_header(held))
-                    write(file, held)
+                    file.write(_header(file_tensors))
+                    write(file, file_tensors)
                     _sync(file)
-            for name, contents in {**beside, **({} if is_file else {INDEX: _index_of(files)})}.items():
+            for name, contents in {**other_files, **({} if is_file else {INDEX: _index_of(files)})}.items():
                 with (new / name).open("xb") as file:
                     file.write(contents)
                     _sync(file)
-            _put(new / to.name if is_file else new, to, Path(scratch, "before"))
+            _put(new / target.name if is_file else new, target, Path(scratch, "before"))
     return files
 
 
 def _in_files(tensors: Sequence[WrittenTensor], most_bytes: int) -> Files:
-    """Tensors by file, in their order."""
+    """The tensors, in their order, by the name of their file. A file has at most `most_bytes`, or one tensor."""
     files: list[list[WrittenTensor]] = [[]]
-    held_bytes = 0
+    file_bytes = 0
     for tensor in tensors:
         num_bytes = tensor.num_bytes
-        if files[-1] and held_bytes + num_bytes > most_bytes:
+        if files[-1] and file_bytes + num_bytes > most_bytes:
             files.append([])
-            held_bytes = 0
+            file_bytes = 0
         files[-1].append(tensor)
-        held_bytes += num_bytes
+        file_bytes += num_bytes
     if len(files) == 1:
         return {ONE_FILE: files[0]}
-    return {f"model-{i:05d}-of-{len(files):05d}.safetensors": held for i, held in enumerate(files, 1)}
+    return {f"model-{i:05d}-of-{len(files):05d}.safetensors": group for i, group in enumerate(files, 1)}
 
 
 def _header(tensors: Sequence[WrittenTensor]) -> bytes:
@@ -108,9 +114,10 @@ def _header(tensors: Sequence[WrittenTensor]) -> bytes:
 
 
 def _index_of(files: Files) -> bytes:
-    total = sum(tensor.num_bytes for held in files.values() for tensor in held)
-    where = {tensor.name: name for name, held in files.items() for tensor in held}
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2).encode() + b"\n"
+    total_bytes = sum(tensor.num_bytes for file_tensors in files.values() for tensor in file_tensors)
+    file_of_tensor = {tensor.name: file for file, file_tensors in files.items() for tensor in file_tensors}
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": file_of_tensor}
+    return json.dumps(index, indent=2).encode() + b"\n"
 
 
 def _sync(file: IO[bytes]) -> None:
@@ -118,35 +125,36 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _refuse(to: Path, is_file: bool, overwrite: bool) -> None:
-    """PlanError where something is in the way: all that may be overwritten is what an export wrote."""
-    if not os.path.lexists(to):
+def _refuse(target: Path, is_file: bool, overwrite: bool) -> None:
+    """PlanError if an existing file or folder may not be overwritten: an export overwrites only earlier exports."""
+    if not os.path.lexists(target):
         return
     subject = "--to"
-    if to.is_symlink() or to.is_dir() == is_file:
-        raise PlanError(subject, [f"{to} is no {'file' if is_file else 'folder'}; name another place"])
-    if not is_file and (others := sorted(name for name in os.listdir(to) if not _is_ours(name))):
-        raise PlanError(subject, [f"{to} has {others[0]} in it, which no export wrote; name a folder of its own"])
-    if not overwrite and (is_file or os.listdir(to)):
-        raise PlanError(subject, [f"{to} is there already; name another place, or say --overwrite"])
+    if target.is_symlink() or target.is_dir() == is_file:
+        raise PlanError(subject, [f"{target} is no {'file' if is_file else 'folder'}; name another place"])
+    if not is_file and (foreign := sorted(name for name in os.listdir(target) if not _is_exported(name))):
+        raise PlanError(subject, [f"{target} has {foreign[0]} in it, which no export wrote; name a folder of its own"])
+    if not overwrite and (is_file or os.listdir(target)):
+        raise PlanError(subject, [f"{target} is there already; name another place, or say --overwrite"])
 
 
-def _is_ours(name: str) -> bool:
-    return name in _BESIDE or _OF_WEIGHTS.fullmatch(name) is not None
+def _is_exported(name: str) -> bool:
+    """True if an export may have written a file of this name."""
+    return name in _OTHER_FILES or _WEIGHT_FILE.fullmatch(name) is not None
 
 
-def _put(new: Path, to: Path, aside: Path) -> None:
-    """Give what is written its name, in place of an export that has it."""
-    if new.is_dir() and to.is_dir():
-        os.rename(to, aside)
+def _put(new: Path, target: Path, backup: Path) -> None:
+    """Rename the written file or folder to its final name, and replace an earlier export of that name."""
+    if new.is_dir() and target.is_dir():
+        os.rename(target, backup)
         try:
-            os.rename(new, to)
+            os.rename(new, target)
         except OSError:
-            os.rename(aside, to)
+            os.rename(backup, target)
             raise
     else:
-        os.replace(new, to)
-    descriptor = os.open(to.parent, os.O_RDONLY | os.O_CLOEXEC)
+        os.replace(new, target)
+    descriptor = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,30 +1,31 @@
-"""The cost of a checkpoint for a run that goes on meanwhile: its waits, and the slowdown of its steps.
+"""The cost of a checkpoint for a run that trains meanwhile: the waits, and the slowdown of its steps.
 
-The copy that a run waits for may be the smaller part: writing takes processors, and a disk or a network that the data
-come from. So the time between the ends of steps is held against that of steps that nothing is written in.
+The blocking copy may be the smaller part: a background write competes for processors, and for the disk or network that
+the data come from. So the durations of steps with a save in progress are compared with those of steps without one.
 """
 
 import statistics
 from collections import deque
 
-# Steps without a checkpoint that are remembered, and how many tell what one takes; the first ones of a run don't.
+# Steps without a save: how many are remembered, how many are needed for a median, and how many first steps of a run,
+# which are slower, are left out.
 _MOST_PLAIN, _LEAST_PLAIN, _COLD = 20, 3, 2
 _MOST_SAVES = 5
 
 
 class SavingCost:
-    """Learns from each end of a step what a checkpoint costs."""
+    """Measures the cost of a checkpoint from the times at which steps end."""
 
     def __init__(self) -> None:
         self._plain_s: deque[float] = deque(maxlen=_MOST_PLAIN)
         self._costs_s: deque[float] = deque(maxlen=_MOST_SAVES)
         self._num_seen = 0
         self._last_s: float | None = None
-        # Of the steps since a checkpoint was begun: how many, and how long they took.
+        # Steps since a save began: their number, and their total time.
         self._num_saving, self._saving_s = 0, 0.0
 
     def step_ends(self, now_s: float, was_saving: bool) -> None:
-        """A step has ended; something was being written, or was begun, since the one before where it `was_saving`."""
+        """Note that a step has ended. `was_saving`: a save began or was in progress since the step before."""
         last_s, self._last_s = self._last_s, now_s
         if last_s is None:
             return
@@ -40,9 +41,9 @@ class SavingCost:
             self._plain_s.append(now_s - last_s)
 
     def knows_steps(self) -> bool:
-        """True if steps without a checkpoint are known, so that one can be held against them."""
+        """True if enough steps without a save are known to compare others with."""
         return len(self._plain_s) >= _LEAST_PLAIN
 
     def seconds(self) -> float | None:
-        """The cost of one checkpoint; None before the first was measured."""
+        """The cost of one checkpoint in seconds; None before one is measured."""
         return statistics.median(self._costs_s) if self._costs_s else None

@@ -1,4 +1,4 @@
-"""The first weights of a run: random ones of its seed, or those of a released model."""
+"""The initial weights of a run: random ones from its seed, or the weights of a released model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +17,8 @@ from shardwright.train.checkpoint.storage import open_storage
 
 
 def released_weights_of(job: JobSpec) -> ReleasedWeights | None:
-    """The released weights that a job begins with, if it names some. Raises PlanError with every fault: a folder of
-    another model, tensors that are missing or of another shape."""
+    """The released weights that a job names, None if it names none. Raises PlanError with every fault: a folder of
+    another model, missing tensors, tensors of another shape."""
     if not job.model.weights:
         return None
     path = path_of(job.model.weights)
@@ -31,19 +31,19 @@ def released_weights_of(job: JobSpec) -> ReleasedWeights | None:
 
 
 def refuse_weights(job: JobSpec, folder: Path, is_anew: bool) -> None:
-    """PlanError where a run that is to begin, in its folder, names released weights that do not fit. One that has
-    checkpoints goes on, unless it `is_anew`."""
+    """PlanError if a run starts from released weights that do not fit its model. A run with checkpoints in its folder
+    resumes from them instead, unless it `is_anew`."""
     if job.model.weights and (is_anew or not steps_kept(open_storage(place_of(job, folder)))):
         released_weights_of(job)
 
 
 def initial_values(job: JobSpec, released: ReleasedWeights | None) -> Initial:
-    """The first value of every box of a job's weights."""
+    """The function that writes the initial values of any box of a job's weights."""
     return seeded(job.run.seed) if released is None else released.write
 
 
 def take_choice_biases(stages: Mapping[int, DecoderStage], released: ReleasedWeights | None) -> None:
-    """Give routers the biases of a released model, which are no parameters."""
+    """Copy the choice biases of a released model, which are no parameters, to the routers."""
     for stage in stages.values() if released is not None else ():
         for block, state in stage.routers().items():
             bias_E = None if released is None else released.choice_bias(block)

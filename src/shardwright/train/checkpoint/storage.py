@@ -1,8 +1,8 @@
-"""Where checkpoints lie: a folder of this machine, or whatever fsspec reaches. Torch is not needed.
+"""Storage of checkpoints: a folder of this machine, or an address that fsspec reaches. Torch is not needed.
 
-Names are of files right below the root or one folder deeper. A file is durable when `write` returns. On a local disk
-that takes an fsync of the file and of its folder; a link is never followed, so that nothing outside the root is read
-or written.
+A name is the path of a file relative to the root, at most one folder deep. A file is durable when `write` returns. On a
+local disk this takes an fsync of the file and of its folder. Symbolic links are never followed, so that nothing outside
+the root is read or written.
 """
 
 import errno
@@ -17,38 +17,38 @@ from shardwright.config.base import PlanError, hidden
 from shardwright.config.secret_addresses import WAY_OUT, has_password
 from shardwright.config.units import MIB
 
-# What fsspec may be asked for. Others chain, cache or interpret, and none of them is a place for checkpoints.
+# The protocols that are allowed. The other protocols of fsspec chain, cache or interpret files, and store none.
 PROTOCOLS = ("abfs", "abfss", "az", "file", "gcs", "gs", "hdfs", "memory", "oss", "s3", "s3a", "sftp", "ssh", "webhdfs")
 
 
 class Storage(Protocol):
-    """A place for files, by names relative to its root."""
+    """The interface of a storage: files, by names relative to its root."""
 
     root: str
 
     def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write a new file, or over what a broken run left. Durable at the end. Raises OSError."""
+        """Write a new file, or overwrite one that an interrupted run left. Durable at the end. Raises OSError."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a file that is there as a whole or as it was before. Durable at the end. Raises OSError."""
+        """Replace a file atomically: a reader sees the old or the new one. Durable at the end. Raises OSError."""
 
     def size(self, name: str) -> int:
-        """Bytes of a regular file. Raises OSError."""
+        """The size of a regular file in bytes. Raises OSError."""
 
-    def read(self, name: str, start: int, into: memoryview) -> None:
-        """Fill `into` from byte `start` on. Raises OSError, EOFError if the file ends before."""
+    def read(self, name: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the file's bytes from `start` on. Raises OSError, or EOFError if the file ends before."""
 
     def prefetch(self, name: str, start: int, num_bytes: int) -> None:
-        """Say that so many bytes will be read soon. May take as long as to read them, and raises nothing."""
+        """Announce that these bytes will be read soon. May take as long as a read. Raises nothing."""
 
     def names(self, folder: str = "") -> list[str]:
-        """The names in a folder, sorted; none if there is no such folder."""
+        """The names in a folder, sorted; an empty list if the folder does not exist."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there. Raises OSError."""
+        """Remove a file if it exists. Raises OSError."""
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder that is empty."""
+        """Remove a folder if it is empty."""
 
 
 class LocalStorage:
@@ -87,13 +87,13 @@ class LocalStorage:
             raise OSError(errno.EINVAL, "not a regular file", name)
         return status.st_size
 
-    def read(self, name: str, start: int, into: memoryview) -> None:
-        self.size(name)  # opening what is no file may have effects
+    def read(self, name: str, start: int, buffer: memoryview) -> None:
+        self.size(name)  # raises if it is not a regular file: opening a device or a pipe may have effects
         descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             filled = 0
-            while filled < len(into):
-                num_read = os.preadv(descriptor, [into[filled:]], start + filled)
+            while filled < len(buffer):
+                num_read = os.preadv(descriptor, [buffer[filled:]], start + filled)
                 if not num_read:
                     raise EOFError(f"{name} ends at byte {start + filled}")
                 filled += num_read
@@ -101,8 +101,8 @@ class LocalStorage:
             os.close(descriptor)
 
     def prefetch(self, name: str, start: int, num_bytes: int) -> None:
-        scratch = bytearray(MIB)  # the system keeps what was read, and advice to read ahead stops after some KiB
-        with suppress(OSError):  # whoever reads them will tell
+        scratch = bytearray(MIB)  # a read fills the page cache; read-ahead advice (fadvise) would stop after some KiB
+        with suppress(OSError):  # the read itself will report the error
             self.size(name)
             descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -137,8 +137,8 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """Storage that fsspec reaches by an address. In an object store a file appears as a whole when it is closed; over
-    sftp, ssh or hdfs a broken write may leave a part of it, which its digest tells."""
+    """Storage at an address that fsspec reaches. In an object store a file appears complete when it is closed. Over
+    sftp, ssh or hdfs an interrupted write may leave a part of a file, which its digest reveals."""
 
     def __init__(self, address: str) -> None:
         from fsspec.core import url_to_fs
@@ -160,21 +160,21 @@ class RemoteStorage:
     def size(self, name: str) -> int:
         return int(self._system.info(self._path(name))["size"] or 0)
 
-    def read(self, name: str, start: int, into: memoryview) -> None:
-        data = self._system.cat_file(self._path(name), start=start, end=start + len(into))
-        if len(data) != len(into):
+    def read(self, name: str, start: int, buffer: memoryview) -> None:
+        data = self._system.cat_file(self._path(name), start=start, end=start + len(buffer))
+        if len(data) != len(buffer):
             raise EOFError(f"{name} ends at byte {start + len(data)}")
-        into[:] = data
+        buffer[:] = data
 
     def prefetch(self, name: str, start: int, num_bytes: int) -> None:
         pass
 
     def names(self, folder: str = "") -> list[str]:
         try:
-            found = self._system.ls(self._path(folder), detail=False, refresh=True)
+            paths = self._system.ls(self._path(folder), detail=False, refresh=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
@@ -190,15 +190,15 @@ class RemoteStorage:
 
 
 def open_storage(place: str) -> Storage:
-    """The storage of a folder or an address. PlanError if nothing reaches it."""
+    """The storage of a folder or an address. PlanError if the address is refused or can't be reached."""
     protocol, is_address, _ = place.partition("://")
     if has_password(place):
         raise PlanError("checkpoint.path", [f"{hidden(place)} has a password; {WAY_OUT}"])
     if not is_address:
         return LocalStorage(Path(os.path.expanduser(place)).absolute())
     if protocol not in PROTOCOLS:
-        others = ", ".join(name for name in PROTOCOLS if name != "memory")  # which is gone with the process
-        raise PlanError("checkpoint.path", [f"{protocol}:// is no place for checkpoints; use a folder, or {others}"])
+        allowed = ", ".join(name for name in PROTOCOLS if name != "memory")  # memory is lost with the process
+        raise PlanError("checkpoint.path", [f"{protocol}:// is no place for checkpoints; use a folder, or {allowed}"])
     if protocol == "file":
         return LocalStorage(Path("/" + place.removeprefix("file://").lstrip("/")))
     try:
@@ -211,7 +211,7 @@ def open_storage(place: str) -> Storage:
 
 
 def read_whole(storage: Storage, name: str, most_bytes: int) -> bytes:
-    """All of a file of at most so many bytes. Raises OSError, EOFError."""
+    """All bytes of a file. Raises OSError, also if it has more than `most_bytes`, and EOFError."""
     size = storage.size(name)
     if size > most_bytes:
         raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most_bytes:,} are read", name)
@@ -226,13 +226,13 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _sync_folder(path: str) -> None:
-    """Make the names in a folder durable."""
-    with suppress(PermissionError):  # of a folder above ours that we may not read
+    """Make the entries of a folder durable."""
+    with suppress(PermissionError):  # if it is a parent of the root that this user may not read
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # of a file system that does so by itself, or can't
+            if error.errno != errno.EINVAL:  # the file system does it without fsync, or can't do it
                 raise
         finally:
             os.close(descriptor)

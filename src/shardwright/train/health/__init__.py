@@ -1,1 +1,1 @@
-"""A watch over the health of a run."""
+"""Health checks of a run: losses, gradients, weights, replicas, stragglers and GPUs."""

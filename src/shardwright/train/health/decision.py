@@ -1,4 +1,4 @@
-"""The decision about a step: update with it, leave it out, undo it, or end the run with it."""
+"""The decision about a step: update the weights, skip the update, undo the step by a rewind, or stop the run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from enum import Enum
 
 
 class Course(Enum):
-    """How a run goes on after it has seen the loss and the gradient of a step. All but the first leave the update of
-    the step out, where the schedule drains."""
+    """How a run goes on after the loss and the gradient of a step are known. If the schedule drains, all courses but
+    GO_ON skip the update of the step."""
 
     GO_ON = "go on"
     SKIP = "skip"
@@ -17,9 +17,8 @@ class Course(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """A course, the same on every rank. `cause` is "not finite", "spike", "overflow", "no target" or empty where
-    nothing is wrong; `sentence` is what to say of it, empty where nothing is to be said; `step` is which step of
-    several it is on."""
+    """A course, the same on every rank. `cause` is "not finite", "spike", "overflow", "no target", or "" if nothing is
+    wrong; `sentence` is for the user, or ""; `step` is the number of the step that it is about."""
 
     course: Course = Course.GO_ON
     cause: str = ""
@@ -28,13 +27,13 @@ class Decision:
 
 
 ALL_IS_WELL = Decision()
-# On a step none of whose tokens has a loss: there is nothing to learn from it, and nobody is asked.
+# For a step without a loss on any token: the weights can't be updated, and the judge is not asked.
 WITHOUT_TARGET = Decision(Course.SKIP, "no target")
 
-# Decides on a step, counted from 0, by its loss and the norm of its gradient, None where there is none.
+# A function that decides on a step, counted from 0, by its loss and its gradient norm, None if there is no norm.
 Judge = Callable[[int, float, float | None], Decision]
 
 
 def go_on(step: int, loss: float, norm: float | None) -> Decision:
-    """The decision of nobody: every step is updated with."""
+    """A judge that lets every step update the weights."""
     return ALL_IS_WELL

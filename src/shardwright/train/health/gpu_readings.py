@@ -1,7 +1,7 @@
-"""Readings of the GPUs of this node, from NVML: use, memory, power, temperature, clocks, why clocks are held down,
-memory errors, and faults (Xid).
+"""Readings of the GPUs of this node, from NVML: utilization, memory, power, temperature, clocks, reasons for lower
+clocks, memory errors, and faults (Xid).
 
-The library is nvidia-ml-py, whose module is called pynvml; without it nothing is read. A reading that a device does not
+The library is nvidia-ml-py, with the module pynvml; without it nothing is read. A reading that a device does not
 support is None.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-# Bits of nvmlDeviceGetCurrentClocksThrottleReasons: a device is held back, and not idle or asked to be slower.
+# The bits of nvmlDeviceGetCurrentClocksThrottleReasons for a throttled device. Idle devices, and clocks that a user has
+# set, have other bits.
 _HELD_BACK = {
     0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake",
 }  # fmt: skip
@@ -21,8 +22,8 @@ _HELD_BACK = {
 
 @dataclass(frozen=True)
 class GpuReading:
-    """The present reading of one GPU. Shares are of 1; `xids` are faults since the last reading, and `held_back_by` why
-    its clocks are lower than asked for."""
+    """The current reading of one GPU. Shares are from 0 to 1; `xids` are faults since the last reading; `held_back_by`
+    are the reasons for clocks that are lower than requested."""
 
     index: int
     use_share: float | None
@@ -39,13 +40,13 @@ class GpuReading:
 
 @dataclass
 class GpuReadings:
-    """Reads all GPUs that the driver of this node has. `nvml` is the module pynvml, initialised."""
+    """Reads all GPUs that the driver of this node knows. `nvml` is the module pynvml, initialised."""
 
     nvml: Any
     _events: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Ask to be told of faults, where that is supported."""
+        """Register for events about faults, if the driver supports them."""
         with suppress(self.nvml.NVMLError, AttributeError):
             events = self.nvml.nvmlEventSetCreate()
             for handle in self._handles().values():
@@ -53,19 +54,20 @@ class GpuReadings:
             self._events = events
 
     def read(self) -> list[GpuReading]:
-        """All readings. What can't be read is None."""
+        """The readings of all GPUs. A value that can't be read is None."""
         xids = self._new_xids()
         return [self._read(index, handle, xids.get(index, ())) for index, handle in self._handles().items()]
 
     def _handles(self) -> dict[int, Any]:
-        """The GPUs that answer, by number: one that has fallen off the bus does not."""
-        asked = {i: self._ask("nvmlDeviceGetHandleByIndex", i) for i in range(self._ask("nvmlDeviceGetCount") or 0)}
-        return {i: handle for i, handle in asked.items() if handle is not None}
+        """The handles of the GPUs that answer, by number. A GPU that has fallen off the bus does not answer."""
+        num_gpus = self._ask("nvmlDeviceGetCount") or 0
+        handles = {i: self._ask("nvmlDeviceGetHandleByIndex", i) for i in range(num_gpus)}
+        return {i: handle for i, handle in handles.items() if handle is not None}
 
     def _read(self, index: int, handle: Any, xids: tuple[int, ...]) -> GpuReading:
         nvml = self.nvml
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        use = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        utilization = self._ask("nvmlDeviceGetUtilizationRates", handle)
         reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
         milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
         volatile = getattr(nvml, "NVML_VOLATILE_ECC", 0)
@@ -75,7 +77,7 @@ class GpuReadings:
         )
         return GpuReading(
             index,
-            use_share=None if use is None else use.gpu / 100,
+            use_share=None if utilization is None else utilization.gpu / 100,
             memory_share=None if memory is None else memory.used / memory.total,
             power_w=None if milliwatts is None else milliwatts / 1e3,
             temperature_c=self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0)),
@@ -88,22 +90,24 @@ class GpuReadings:
         )
 
     def _ask(self, name: str, *args: Any) -> Any:
+        """The result of a function of NVML; None if the driver or the device does not support it."""
         with suppress(self.nvml.NVMLError, AttributeError):
             return getattr(self.nvml, name)(*args)
         return None
 
     def _new_xids(self) -> dict[int, tuple[int, ...]]:
-        found: dict[int, tuple[int, ...]] = {}
-        with suppress(self.nvml.NVMLError, AttributeError):  # waiting for nothing ends in an error
+        """The faults since the last call, by the number of the GPU."""
+        xids: dict[int, tuple[int, ...]] = {}
+        with suppress(self.nvml.NVMLError, AttributeError):  # without an event the wait raises, which ends the loop
             while self._events is not None:
                 event = self.nvml.nvmlEventSetWait_v2(self._events, 0)
                 index = self.nvml.nvmlDeviceGetIndex(event.device)
-                found[index] = (*found.get(index, ()), int(event.eventData))
-        return found
+                xids[index] = (*xids.get(index, ()), int(event.eventData))
+        return xids
 
 
 def open_readings(device: torch.device, load: Callable[[str], Any] = import_module) -> tuple[GpuReadings | None, str]:
-    """The readings of this node, and a sentence where there are none though there is a GPU."""
+    """The readings of this node, or None; and a sentence if a GPU exists that can't be read, else ""."""
     if device.type != "cuda":
         return None, ""
     try:
@@ -118,8 +122,8 @@ def open_readings(device: torch.device, load: Callable[[str], Any] = import_modu
 
 
 def gpu_sentences(readings: list[GpuReading]) -> list[str]:
-    """A sentence for each GPU that has a fault, errors that were not corrected, or is held back."""
-    told = []
+    """A sentence for each GPU that has a fault or uncorrected errors, or is throttled."""
+    sentences = []
     for gpu in readings:
         parts = [f"fault Xid {xid}" for xid in gpu.xids]
         if gpu.uncorrected_errors:
@@ -127,5 +131,5 @@ def gpu_sentences(readings: list[GpuReading]) -> list[str]:
         if gpu.held_back_by:
             parts.append(f"held back by {', '.join(gpu.held_back_by)}")
         if parts:
-            told.append(f"GPU {gpu.index} of this node: {'; '.join(parts)}")
-    return told
+            sentences.append(f"GPU {gpu.index} of this node: {'; '.join(parts)}")
+    return sentences

@@ -1,4 +1,4 @@
-"""How much of what the cluster's links could carry a step has sent."""
+"""The share of the bandwidth of the cluster's links that a step uses."""
 
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
@@ -7,11 +7,11 @@ from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
 def link_use(
     sent_bytes: tuple[int, int] | None, step_s: float, world: int, cluster: ClusterSpec
 ) -> tuple[float | None, float | None]:
-    """Shares of the bandwidth of all ranks' links inside nodes and between them, over a whole step; None where the
-    cluster, or the catalog's entry of its device, does not state the bandwidth, or what was sent is not known.
+    """The shares of the bandwidth of all ranks' links that a step uses, inside nodes and between them. A share is None
+    if neither the cluster nor the catalog's entry of its device states the bandwidth, or if the bytes are unknown.
 
-    `sent_bytes` are those of all ranks in one step, inside nodes and between. The bandwidth is that of one device in
-    one direction. In a cluster of several parts links differ, and nothing is said.
+    `sent_bytes` are the bytes that all ranks send in one step, inside nodes and between them. The bandwidth is that of
+    one device in one direction. In a cluster of several parts links differ, and both shares are None.
     """
     if sent_bytes is None or step_s <= 0 or cluster.parts:
         return None, None

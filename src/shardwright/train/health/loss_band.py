@@ -1,12 +1,12 @@
-"""A band that the loss is expected in, from its own past: what leaves it upwards is a spike.
+"""The band in which the loss is expected, from its own past. A loss above the band is a spike.
 
-The median of the last losses and their median absolute deviation from it, times 1.4826, which makes it the standard
-deviation where losses are normal (Hampel 1974, J. Am. Stat. Assoc. 69). Neither is moved by a few outliers, so that one
-spike does not hide the next.
+The band follows from the median of the last losses, and from their median absolute deviation times 1.4826, which is the
+standard deviation if losses are normally distributed (Hampel 1974, J. Am. Stat. Assoc. 69). A few outliers change
+neither, so that one spike does not hide the next.
 
-Two things would else alarm for nothing. A loss that hardly moves has a deviation of nearly 0: it is never taken for
-less than a share of the median. And while the loss falls, at the beginning, the window holds losses of another height:
-they only make the band wider and its median higher, for a loss above them all is what is looked for.
+Two cases could cause false alarms. The deviation of a nearly constant loss is close to 0: so the band uses at least a
+share of the median instead. And while the loss falls, at the beginning of a run, the window has higher losses: they
+only widen the band and raise its median, which is harmless, because only losses above the band are detected.
 """
 
 import math
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-TO_NORMAL = 1.4826  # of a median absolute deviation
+TO_NORMAL = 1.4826  # standard deviation over median absolute deviation
 LEAST_DEVIATION = 0.005  # as a share of the median
-LEAST_LOSSES = 8  # before there is a verdict
+LEAST_LOSSES = 8  # losses that the band needs
 
 
 class LossBand:
-    """The last finite losses, and whether the next one is above their band."""
+    """The last finite losses, and the band that follows from them."""
 
     def __init__(self, window: int, deviations: float) -> None:
         self._past: deque[float] = deque(maxlen=window)
@@ -29,7 +29,7 @@ class LossBand:
 
     @property
     def top(self) -> float:
-        """The highest loss that is no spike; infinite until enough losses were seen."""
+        """The highest loss that is not a spike; infinite until LEAST_LOSSES are known."""
         if len(self._past) < LEAST_LOSSES:
             return math.inf
         middle = median(self._past)
@@ -38,7 +38,7 @@ class LossBand:
 
     @property
     def middle(self) -> float:
-        """The median of the last losses; nan where there are none."""
+        """The median of the last losses; nan if there are none."""
         return median(self._past) if self._past else math.nan
 
     def is_above(self, loss: float) -> bool:
@@ -46,8 +46,8 @@ class LossBand:
         return loss > self.top
 
     def add(self, loss: float) -> None:
-        """Remember a loss, if it is finite. A spike is remembered too: a loss that stays there is the new height after
-        half a window."""
+        """Add a loss to the window, if it is finite. Spikes are added, too: a loss that stays as high becomes the new
+        median after half a window."""
         if math.isfinite(loss):
             self._past.append(loss)
 
@@ -56,5 +56,5 @@ class LossBand:
         return {"past": list(self._past)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; from one with a longer window, with its newest losses."""
+        """Load the state of a checkpoint. If its window was longer, only its newest losses are kept."""
         self._past = deque((float(loss) for loss in state["past"]), maxlen=self._past.maxlen)

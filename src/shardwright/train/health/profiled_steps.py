@@ -1,7 +1,7 @@
-"""The operators of some steps, recorded by torch.profiler, as files that Perfetto and chrome://tracing open.
+"""Traces of the operators of some steps, recorded by torch.profiler, in files that Perfetto and chrome://tracing open.
 
-Every rank records, for in a pipeline each does something else. A file is of one rank and one step, or of the steps that
-run without draining the pipeline.
+Every rank records a trace, because ranks of a pipeline do different work. A file is for one rank and one step, or for
+the steps that run without draining the pipeline.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from shardwright.train.run_files import PROFILE, make_room
 
 
 class ProfiledSteps:
-    """Records the steps that run.profile_first_step and run.profile_steps choose."""
+    """Records the steps that run.profile_first_step and run.profile_steps select."""
 
     def __init__(self, job: JobSpec, rank: int, device: torch.device, folder: Path) -> None:
         self._rank, self._device, self._folder = rank, device, folder / PROFILE
@@ -24,15 +24,15 @@ class ProfiledSteps:
         self._steps = range(first, first + job.run.profile_steps)
 
     def file(self, step: int) -> Path:
-        """The file of a step, counted from 1."""
+        """The path of the trace of a step, counted from 1."""
         return self._folder / f"rank{self._rank:05d}-step{step:05d}.json.gz"
 
     @contextmanager
     def recording(self, first: int, num_steps: int) -> Iterator[None]:
-        """Run the steps `first`, counted from 1, and so many, and record them if one of them is chosen. RunError where
-        the file can't be written for want of room."""
-        chosen = [step for step in range(first, first + num_steps) if step in self._steps]
-        if not chosen:
+        """A context for `num_steps` steps from `first` on, counted from 1. Records them if one of them is selected.
+        RunError if the disk is full."""
+        selected = [step for step in range(first, first + num_steps) if step in self._steps]
+        if not selected:
             yield
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -41,7 +41,7 @@ class ProfiledSteps:
         name = f"step {first}" if num_steps == 1 else f"steps {first} to {first + num_steps - 1}"
         with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function(name):
             yield
-        path = self.file(chosen[0])
+        path = self.file(selected[0])
         with telling_of_full_disk(path):
             make_room(path)
             profile.export_chrome_trace(str(path))

@@ -1,14 +1,14 @@
-"""A step that is computed twice: the gradients of each rank must be the same, bit for bit.
+"""A check that computes a step twice: the gradients of each rank must be equal, bit for bit.
 
-Where they are not, a rank computes wrongly now and then (silent corruption), or by design not always alike. Each rank
-looks at its own gradients, unit by unit, before they are summed over others: so the first to differ is named, and not
-those that it was added to. But what crosses ranks earlier, along tp, cp, pp and ep, carries a wrong number to others
-within the same pass.
+If they differ, a rank sometimes computes wrongly (silent data corruption), or uses a kernel that is not deterministic.
+Each rank hashes its own gradients, unit by unit, before they are summed over ranks: so the check names the rank whose
+gradient differs, and not the ranks that its gradient is added to. But messages along tp, cp, pp and ep carry a wrong
+number to other ranks earlier, within the same pass.
 
-On CUDA both passes take kernels that add in one order, which the other steps do not (precision/fixed_order.py).
+On CUDA both passes use kernels that add in a fixed order, which other steps do not (precision/fixed_order.py).
 
-The pass beside the step changes nothing that the run goes on with. Dropout is a function of the step and the sample,
-and the weights stay; what routers saw is dropped, and so are the largest values that fp8 scales would come from.
+The additional pass does not change the state of the run. Dropout is a function of the step and the sample, the weights
+are not updated, and the counts of routers and the amaxes for fp8 scales are discarded.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,16 +29,17 @@ from shardwright.train.build import Replica
 from shardwright.train.health.content_hash import content_hash
 from shardwright.train.train_step import counted_shares, run_step
 
-Look = Callable[[FlatUnit, Tensor], None]  # sees a unit and its own gradients, before they are summed
+# A function that is called with a unit and this rank's gradients of it, before they are summed over ranks.
+GradientObserver = Callable[[FlatUnit, Tensor], None]
 
 
 @contextmanager
-def looking(replica: Replica, look: Look) -> Iterator[None]:
-    """While this lasts, `look` sees the gradients of each unit before they are summed over other ranks; several times a
-    step where microbatches are summed one by one."""
+def observed_gradients(replica: Replica, observer: GradientObserver) -> Iterator[None]:
+    """A context in which `observer` is called with the gradients of each unit before they are summed over ranks;
+    several times per step if each microbatch is summed by itself."""
     units = [unit for shards in replica.shards.values() for unit in shards.units]
     for unit in units:
-        unit.look = partial(look, unit)
+        unit.look = partial(observer, unit)
     try:
         yield
     finally:
@@ -46,9 +47,9 @@ def looking(replica: Replica, look: Look) -> Iterator[None]:
             unit.look = None
 
 
-def compute_beside(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> None:
-    """Forward and backward of a step, counted from 0, and no update; nothing of it is remembered. Not for compressed
-    gradients, whose errors it would take along."""
+def compute_without_update(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> None:
+    """Compute the forward and backward of a step, counted from 0, without an update, and discard all that it changes.
+    Not for compressed gradients, whose errors it would change."""
     assert job.plan.compress == "none", "an error of compression would be used up"
 
     job = job.at_step(step)
@@ -62,77 +63,80 @@ def compute_beside(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens
             router.take_seen()
     for state in replica.float8_states:
         state.forget_now()
-        state.weight_changed()  # the step casts its weights itself, and moves what that moves
+        state.weight_changed()  # the step itself casts its weights again, with the same collectives
 
 
 class GradientHashes:
-    """Hashes of the gradients of a pass, by unit and in the order in which they were complete."""
+    """Hashes of the gradients of a pass, with the names of their units, in the order in which they were complete."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[str, Tensor]] = []
+        self._hashes: list[tuple[str, Tensor]] = []
 
     def __call__(self, unit: FlatUnit, gradients: Tensor) -> None:
-        """Look at the gradients of a unit."""
-        self._found.append((unit.name, content_hash(gradients)))
+        """Hash the gradients of a unit."""
+        self._hashes.append((unit.name, content_hash(gradients)))
 
     def first_difference(self, other: "GradientHashes") -> str | None:
-        """The first unit, in the order of the backward, whose gradients differ; None where none do."""
-        mine, theirs = (torch.stack([h for _, h in of._found]) if of._found else None for of in (self, other))
-        if mine is None or theirs is None or mine.shape != theirs.shape:
-            return None if mine is theirs else "all"
-        differ = (mine != theirs).nonzero().flatten().tolist()
-        return self._found[differ[0]][0] if differ else None
+        """The first unit, in the order of the backward, whose gradients differ; None if none differ."""
+        hashes, other_hashes = (
+            torch.stack([value for _, value in owner._hashes]) if owner._hashes else None for owner in (self, other)
+        )
+        if hashes is None or other_hashes is None or hashes.shape != other_hashes.shape:
+            return None if hashes is other_hashes else "all"
+        differing = (hashes != other_hashes).nonzero().flatten().tolist()
+        return self._hashes[differing[0]][0] if differing else None
 
 
 class RepeatedStep:
-    """Compares every so-many-th step with a pass that was made before it."""
+    """Compares every n-th step with an additional pass that computes it in advance."""
 
     def __init__(self, every: int) -> None:
-        self._every = every
-        self._before: GradientHashes | None = None
+        self._every_steps = every
+        self._first_pass: GradientHashes | None = None
         self.num_repeated = 0
         self.num_different = 0
 
     def is_due(self, step: int) -> bool:
         """True if a step, counted from 0, is computed twice."""
-        return self._every > 0 and (step + 1) % self._every == 0
+        return self._every_steps > 0 and (step + 1) % self._every_steps == 0
 
-    def before(self, job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> None:
-        """Compute the step once, beside the run."""
-        self._before = GradientHashes()
-        with looking(replica, self._before), in_fixed_order(mesh.device):
-            compute_beside(job, replica, mesh, step, tokens_BS)
+    def compute_first_pass(self, job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> None:
+        """Compute the step in advance, without an update, and hash its gradients."""
+        self._first_pass = GradientHashes()
+        with observed_gradients(replica, self._first_pass), in_fixed_order(mesh.device):
+            compute_without_update(job, replica, mesh, step, tokens_BS)
 
-    def compare(self, step: int, mesh: Mesh, now: GradientHashes) -> str:
-        """A sentence that names the ranks whose gradients differ from those before, empty where none do. Moves an
-        all-gather of one number over the world, and if some differ another of the names."""
-        assert self._before is not None, "the step was computed before"
-        where, self._before = self._before.first_difference(now), None
+    def compare(self, step: int, mesh: Mesh, second_pass: GradientHashes) -> str:
+        """A sentence that names the ranks whose gradients differ between the passes, "" if none do. Moves an all-gather
+        of one number per rank over the world, and if some differ, another one of names."""
+        assert self._first_pass is not None, "the step was computed before"
+        unit_name, self._first_pass = self._first_pass.first_difference(second_pass), None
         self.num_repeated += 1
-        is_other = torch.tensor([where is not None], dtype=torch.int64, device=mesh.device)
-        others = [rank for rank, found in enumerate(all_gather(is_other, mesh.world).tolist()) if found]
-        if not others:
+        differs = torch.tensor([unit_name is not None], dtype=torch.int64, device=mesh.device)
+        differing = [rank for rank, flag in enumerate(all_gather(differs, mesh.world).tolist()) if flag]
+        if not differing:
             return ""
         self.num_different += 1
-        names = gather_texts(where or "", mesh)
-        told = "; ".join(f"{mesh.shape.describe(rank)}: first in {names[rank]}" for rank in others[:8])
+        names = gather_texts(unit_name or "", mesh)
+        ranks = "; ".join(f"{mesh.shape.describe(rank)}: first in {names[rank]}" for rank in differing[:8])
         return (
             f"step {step + 1} was computed twice from the same weights and samples, and gradients differ on "
-            f"{counted(len(others), 'rank')} ({told}); a rank that computes wrongly now and then{_OR[mesh.device.type]}"
+            f"{counted(len(differing), 'rank')} ({ranks}); a rank that computes wrongly now and then"
+            f"{_OTHER_CAUSE[mesh.device.type]}"
         )
 
 
-# What else it may be: on CUDA all kernels of both passes had one order to add in.
-_OR = {
+# The end of that sentence: on a CPU a kernel may be the cause; on CUDA all kernels of both passes add in a fixed order.
+_OTHER_CAUSE = {
     "cpu": ", or a kernel that adds in no fixed order",
     "cuda": ": both passes took kernels that add in a fixed order",
 }
-_LONGEST = 120  # bytes of a text that is gathered
+_MOST_TEXT_BYTES = 120  # bytes of a text that are gathered
 
 
 def gather_texts(text: str, mesh: Mesh) -> list[str]:
-    """A short text of every rank, by rank. Moves an all-gather over the world."""
-    held = text.encode()[:_LONGEST].ljust(_LONGEST, b"\0")
-    mine = torch.tensor(list(held), dtype=torch.uint8, device=mesh.device)
-    gathered = all_gather(mine, mesh.world).view(-1, _LONGEST)
+    """The short text of every rank, by rank. Moves an all-gather over the world."""
+    padded = text.encode()[:_MOST_TEXT_BYTES].ljust(_MOST_TEXT_BYTES, b"\0")
+    own_bytes = torch.tensor(list(padded), dtype=torch.uint8, device=mesh.device)
+    gathered = all_gather(own_bytes, mesh.world).view(-1, _MOST_TEXT_BYTES)
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in gathered.cpu().tolist()]

@@ -1,7 +1,7 @@
-"""How healthy the state after a step is: what a checkpoint of it says.
+"""The health of the state after a step, for the manifest of its checkpoint.
 
-A step is healthy when its loss and its gradients are numbers, and the loss is not above its band. Its state is, when
-the weights are numbers too, and the loss on held-out text, where that was measured.
+A step is healthy if its loss and its gradients are finite, and the loss is not above its band. The state after it is
+healthy if, besides, the weights are finite, and the loss on held-out text, if measured.
 """
 
 import math
@@ -12,8 +12,8 @@ from shardwright.train.train_step import StepResult
 
 
 def step_health(step: int, result: StepResult, decision: Decision, scale_can_fall: bool) -> StateHealth | None:
-    """How healthy a step is, counted from 1, on which somebody has decided; None where it says nothing: no token of it
-    had a loss. Gradients of fp16 that overflow belong to how the loss scale is found, while it `can_fall`."""
+    """The health of a step, counted from 1, after the decision on it; None if no token of it has a loss. While
+    `scale_can_fall`, an overflow of fp16 gradients is healthy: it is how the loss scale is adjusted."""
     if result.loss is None:
         return None
     if not math.isfinite(result.loss):
@@ -28,8 +28,8 @@ def step_health(step: int, result: StepResult, decision: Decision, scale_can_fal
 
 
 def state_health(step: int, of_step: StateHealth, weights: str, held_out: float | None) -> StateHealth:
-    """How healthy the state after a step is. `weights` is a sentence where they are not finite, and `held_out` the loss
-    that was measured with them, if one was."""
+    """The health of the state after a step. `weights` is a sentence about weights that are not finite, "" if all are;
+    `held_out` is their loss on held-out text, None if not measured."""
     if of_step.cause == "not finite":
         return of_step
     if weights:

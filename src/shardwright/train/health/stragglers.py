@@ -1,10 +1,11 @@
-"""Ranks that compute more slowly than they should: a device that is throttled, a disturbed host.
+"""Detection of slow ranks, as from a throttled device or a disturbed host.
 
-What a rank computes is a step without the time in which it is blocked by others, so one slow rank does not make all
-look slow. Of the steps between two progress lines a rank gives the median, which a hiccup does not move. It is held
-against the median of the others that do the same work, the ranks at its place in the pipeline; and against its own
-past: it takes longer, and a larger share of the median of all. The second finds a rank that has become slow where no
-other does the same work. A rank is told when it was slow twice in a row.
+The compute time of a rank is its step time without the time in which other ranks block it, so that one slow rank does
+not make all look slow. A rank reports the median of the steps between two progress lines, which a single slow step does
+not change. Two comparisons follow. The first is with the median of the ranks that do the same work, at the same place
+in the pipeline. The second is with the rank's own past: it takes longer, and a larger share of the median of all ranks.
+The second detects a rank that becomes slow if no other rank does the same work. A rank is reported when it was slow
+twice in a row.
 """
 
 from collections import deque
@@ -12,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-_PAST = 20  # looks that are remembered
-_LEAST_PAST = 3  # of them before a rank is held against its own past
-_IN_A_ROW = 2
+_MOST_PAST = 20  # checks of a rank that are remembered
+_LEAST_PAST = 3  # remembered checks that a comparison with a rank's own past needs
+_IN_A_ROW = 2  # slow checks in a row before a rank is reported
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A slow rank: its compute time of a step, by how much that is longer than others' or its own past, as a share of
-    theirs, and the first step, counted from 1, of the time in which it was slow."""
+    """A slow rank: its compute time per step, the excess over other ranks and over its own past (as shares of their
+    times, 0 if it is not slower), and the first step, counted from 1, since which it is slow."""
 
     rank: int
     compute_s: float
@@ -28,56 +29,59 @@ class Straggler:
     longer_than_before: float
     since_step: int
 
-    def sentence(self, who: str) -> str:
-        """The sentence about a straggler. `who` describes the rank."""
-        found = []
+    def sentence(self, rank_name: str) -> str:
+        """The sentence about a straggler. `rank_name` describes the rank."""
+        reasons = []
         if self.longer_than_others > 0:
-            found.append(f"{self.longer_than_others:.0%} longer than others that do the same")
+            reasons.append(f"{self.longer_than_others:.0%} longer than others that do the same")
         if self.longer_than_before > 0:
-            found.append(f"{self.longer_than_before:.0%} longer than before, beside all others")
+            reasons.append(f"{self.longer_than_before:.0%} longer than before, beside all others")
         return (
-            f"slow: {who} computes {self.compute_s:.3f} s a step, {' and '.join(found)}, since step {self.since_step}"
+            f"slow: {rank_name} computes {self.compute_s:.3f} s a step, {' and '.join(reasons)}, since step "
+            f"{self.since_step}"
         )
 
 
 class Stragglers:
-    """Finds slow ranks from the compute times of all, look after look."""
+    """Detects slow ranks from the compute times of all ranks, check by check."""
 
     def __init__(self, slow_share: float, peers: Sequence[Sequence[int]]) -> None:
-        """`peers` are the ranks that do the same work; every rank is in one of them."""
+        """`peers` are groups of ranks that do the same work; every rank is in one of them."""
         self._slow_share = slow_share
-        self._others = {rank: [other for other in held if other != rank] for held in peers for rank in held}
-        self._past: dict[int, deque[tuple[float, float]]] = {rank: deque(maxlen=_PAST) for rank in self._others}
-        self._slow_since: dict[int, list[int]] = {}  # first step, and looks in a row
-        self.told: set[int] = set()
+        self._others = {rank: [other for other in group if other != rank] for group in peers for rank in group}
+        # For each rank, its checks that were not slow: its share of the median of all ranks, and its time.
+        self._past: dict[int, deque[tuple[float, float]]] = {rank: deque(maxlen=_MOST_PAST) for rank in self._others}
+        self._slow_since: dict[int, list[int]] = {}  # first step, and number of slow checks in a row
+        self.told: set[int] = set()  # ranks that were reported
 
     def look(self, first_step: int, compute_s: Sequence[float]) -> list[Straggler]:
-        """The slow ranks. `compute_s` are seconds of a step by rank, in the steps from `first_step`, counted from 1, on
-        that no look has seen yet."""
+        """Check all ranks, and return those that are slow. `compute_s` are the seconds per step by rank, in the steps
+        since the last check, from `first_step` on, counted from 1."""
         if len(compute_s) < 2 or self._slow_share <= 0:
             return []
-        of_all = median(compute_s)
-        found = []
-        for rank, mine_s in enumerate(compute_s):
-            others, past = [compute_s[other] for other in self._others[rank]], self._past[rank]
-            by_others = self._over(mine_s, median(others)) if others else 0.0
-            share, by_past = mine_s / of_all if of_all > 0 else 1.0, 0.0
+        median_s = median(compute_s)
+        stragglers = []
+        for rank, rank_s in enumerate(compute_s):
+            others_s, past = [compute_s[other] for other in self._others[rank]], self._past[rank]
+            over_others = self._excess(rank_s, median(others_s)) if others_s else 0.0
+            share, over_past = rank_s / median_s if median_s > 0 else 1.0, 0.0
             if len(past) >= _LEAST_PAST:
                 shares, times_s = zip(*past, strict=True)
-                # Else another rank that has become fast again would make this one look slow.
-                by_past = min(self._over(share, median(shares)), self._over(mine_s, median(times_s)))
-            is_slow = by_others > 0 or by_past > 0
+                # By the share alone, a rank would look slow when another rank becomes fast again.
+                over_past = min(self._excess(share, median(shares)), self._excess(rank_s, median(times_s)))
+            is_slow = over_others > 0 or over_past > 0
             if not is_slow:
                 self._slow_since.pop(rank, None)
-                past.append((share, mine_s))
+                past.append((share, rank_s))
                 continue
             since = self._slow_since.setdefault(rank, [first_step, 0])
             since[1] += 1
             if since[1] >= _IN_A_ROW:
                 self.told.add(rank)
-                found.append(Straggler(rank, mine_s, by_others, by_past, since[0]))
-        return found
+                stragglers.append(Straggler(rank, rank_s, over_others, over_past, since[0]))
+        return stragglers
 
-    def _over(self, mine: float, theirs: float) -> float:
-        """Share by which `mine` is more, if it is slow, else 0."""
-        return mine / theirs - 1.0 if theirs > 0 and mine > (1.0 + self._slow_share) * theirs else 0.0
+    def _excess(self, value: float, reference: float) -> float:
+        """The share by which a value exceeds its reference, 0 if it is no more than `slow_share`."""
+        is_slow = reference > 0 and value > (1.0 + self._slow_share) * reference
+        return value / reference - 1.0 if is_slow else 0.0

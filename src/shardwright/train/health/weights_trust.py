@@ -1,8 +1,8 @@
-"""True if the weights that a run has are worth going on from, and from which checkpoint to go on.
+"""Trust in the weights of a run: whether they are ruined, and which checkpoint a run can resume from.
 
-A checkpoint is written before anybody has computed with its weights. Those that give a loss which is no number for two
-batches are ruined, although they may be numbers themselves: their checkpoint is no longer healthy. One batch alone may
-be the fault of its data.
+A checkpoint is written before the next step computes with its weights. Weights are ruined if they give a loss or a
+gradient that is not finite for two batches, even if they are finite themselves: then their checkpoint is not healthy
+any more. After a single batch its data may be at fault.
 """
 
 import math
@@ -23,20 +23,20 @@ from shardwright.train.train_step import StepResult
 
 
 class WeightsTrust:
-    """The trust in the weights that a run has now. All ranks make one and call the same methods."""
+    """The trust in the current weights of a run. Every rank has one, and all call the same methods."""
 
     def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, step: int) -> None:
-        """`step` is the one after which the weights were changed last."""
+        """`step` is the last step that updated the weights."""
         self._job, self._mesh, self._folder = job, mesh, folder
         self._changed_at = step
-        # Batches in a row for which the weights of a step gave a loss or a gradient that is no number.
+        # The step whose weights gave a loss or gradient that is not finite, and for how many batches in a row.
         self._bad_at, self._num_bad = -1, 0
 
     def see(self, results: Sequence[StepResult], first: int) -> bool:
-        """A span from step `first` on, counted from 0, has these results. Where the pipeline never drains, the first of
-        them alone is of the weights that there were. Returns whether these are ruined, as is known since now."""
+        """Note the results of a span from step `first` on, counted from 0. Returns True if they show now that the
+        weights before the span are ruined. In a pipeline that never drains, only the first result belongs to these."""
         loss, is_bad = results[0].loss, results[0].decision.cause == "not finite"
-        # Huge weights may give a loss, even the one of chance, and a gradient that is no number.
+        # Huge weights may give a finite loss, even that of a random guess, and a gradient that is not finite.
         is_ruined = loss is not None and self._is_second_bad(is_bad or not math.isfinite(loss))
         for step, result in enumerate(results, first + 1):
             if not result.skipped:
@@ -44,24 +44,24 @@ class WeightsTrust:
         return is_ruined
 
     def loaded(self, step: int) -> None:
-        """The run has gone back to the checkpoint of this step."""
+        """Note that the run has loaded the checkpoint of this step."""
         self._changed_at = step
 
     def is_ruined_by_next(self, replica: Replica, step: int, tokens_BS: Tensor) -> bool:
-        """Compute a step, counted from 0, if that tells whether the weights or the last batch were at fault. Moves what
-        a step moves."""
-        is_open = self._num_bad == 1 and self._bad_at == self._changed_at
-        if not (is_open and self._job.checkpoint.is_on) or self._job.plan.compress != "none":
+        """True if another batch shows that the weights are ruined, and not the data of the last batch. Computes the
+        step, counted from 0, without an update, if this is undecided. Moves the collectives of a step."""
+        is_undecided = self._num_bad == 1 and self._bad_at == self._changed_at
+        if not (is_undecided and self._job.checkpoint.is_on) or self._job.plan.compress != "none":
             return False
         return self._is_second_bad(gives_no_number(self._job, replica, self._mesh, step, tokens_BS))
 
     def doubt(self) -> None:
-        """Have the checkpoint of ruined weights say so. What is being written must be there."""
+        """Mark the checkpoint of ruined weights as not healthy. Call it when no save is in progress."""
         if self._job.checkpoint.is_on and self._mesh.rank == 0:
             doubt(self._job, self._folder, self._bad_at, "its weights gave no number for two batches")
 
     def way_on(self) -> str:
-        """The checkpoint that a run which has ended goes on from, as a part of a sentence. Moves a small all-reduce."""
+        """The way to resume a run that has ended, as a part of a sentence. Moves a small all-reduce."""
         if not self._job.checkpoint.is_on:
             return "no checkpoints were kept (checkpoint.every_steps keeps some)"
         step = newest_healthy(self._job, self._mesh, self._folder)
@@ -74,8 +74,8 @@ class WeightsTrust:
         )
 
     def _is_second_bad(self, is_bad: bool) -> bool:
-        """The weights that there are gave a loss or a gradient that `is_bad`: no number. Returns whether it is the
-        second batch in a row."""
+        """Note a batch of the current weights, `is_bad` if its loss or gradient is not finite. Returns True if it is
+        the second bad batch in a row."""
         if not is_bad:
             self._bad_at, self._num_bad = -1, 0
             return False
