@@ -73,8 +73,9 @@ def rotate(c: Context, o: LayerOperator) -> Operator:
 def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
     """Bytes moved to make `n` elements of query, key and value ready, forward and backward.
 
-    Some software prices values and unrotated elements apart. It rotates queries and keys; of latent attention the rotary
-    part of queries. Latent attention also pads values to the width of keys, and cuts the results of attention again.
+    Some software prices values and unrotated elements apart. It rotates queries and keys; of latent attention the
+    rotary part of queries. Latent attention also pads values to the width of keys, and cuts the results of attention
+    again.
     """
     s, w = c.shape, c.software
     if not s.is_turned(c.kind) and w.learned:

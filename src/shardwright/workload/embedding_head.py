@@ -63,8 +63,8 @@ def enter_head(c: Context, o: LayerOperator) -> Operator:
 
 
 def head(c: Context, o: LayerOperator) -> Operator:
-    """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Scaled or capped logits take one
-    more pass that reads and writes them."""
+    """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Scaled or capped logits take
+    one more pass that reads and writes them."""
     s, w = c.shape, c.software
     columns = padded_vocab(s, c.grid.tp) // c.grid.tp
     n, changed = logits(c), 2 * FLOAT32 * s.changes_logits

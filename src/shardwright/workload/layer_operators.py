@@ -76,8 +76,8 @@ def _out_norm(shape: ModelShape, half: str, takes: str) -> Operators:
 
 
 def _grouped(shape: ModelShape, takes: str) -> Operators:
-    """Query, key and value in one product, and their rotation. If both halves of a layer have one norm, the product into
-    the MLP is here too."""
+    """Query, key and value in one product, and their rotation. If both halves of a layer have one norm, the product
+    into the MLP is here too."""
     gathered = f"whole {takes}"
     part = "qkv" if shape.parallel != "one-norm" else "both"
     up = _product("up", part, shape.mlp_matrices[0], gathered, "up")

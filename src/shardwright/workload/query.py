@@ -38,9 +38,9 @@ class PlanGrid:
     software's default. Weight gradients and rows to experts are in fp8 if the software does so, or if requested here.
     `bucket_bytes` are the bytes of the parameters whose gradients are reduced together; 0 is all.
 
-    If plans have several schedules, `schedule_number` is the place of each plan's schedule in SCHEDULES; -1 is `schedule`.
-    `is_vee` if stages lie in a V and the schedule's name does not say so, as `auto` may place them. `order_number` is
-    the place of the order of axes in ORDERS (config/rank_order.py).
+    If plans have several schedules, `schedule_number` is the place of each plan's schedule in SCHEDULES; -1 is
+    `schedule`. `is_vee` if stages lie in a V and the schedule's name does not say so, as `auto` may place them.
+    `order_number` is the place of the order of axes in ORDERS (config/rank_order.py).
 
     `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
     in alphabetical order with "+" between; and, of other frameworks, selective (the attention core, if its scores are

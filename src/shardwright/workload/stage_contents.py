@@ -34,7 +34,8 @@ def _layer_kinds(shape: ModelShape, recompute: str, policies: tuple[str, ...]) -
 
 
 def layers_by_kind(shape: ModelShape, grid: PlanGrid) -> Mapping[LayerKind, int]:
-    """The number of the model's layers of each kind, with the blocks of further tokens, which are like the last layer."""
+    """The number of the model's layers of each kind, with the blocks of further tokens, which are like the last
+    layer."""
     return _layers_by_kind(layer_kinds(shape, grid), shape.mtp)
 
 
@@ -164,8 +165,8 @@ class PipelineRanks:
         )
 
     def num_tables(self, shape: ModelShape) -> Array:
-        """Tables of embeddings and heads that each rank holds: a tensor has one memory on a rank, and the last stage has
-        the table of embeddings too if further tokens are predicted."""
+        """Tables of embeddings and heads that each rank holds: a tensor has one memory on a rank, and the last stage
+        has the table of embeddings too if further tokens are predicted."""
         has_both = self.embedding * self.head
         shared = has_both if shape.tied else (has_both - self.head) * int(shape.mtp > 0)
         num: Array = self.embedding + self.head - shared
