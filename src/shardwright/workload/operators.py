@@ -257,9 +257,16 @@ def norm(c: Context, o: LayerOperator) -> Operator:
     forward, backward = c.norm
     kept = 0.0 if o.name == "mlp norm" and o.takes == "input" else n * s.norm_kept
     return Operator(
-        o, forward_bytes=n * forward, backward_bytes=n * backward, kept=kept, given=c.bytes_of(o.gives),
-        needs_kept=True, keeps_input=True, kernel="layer norm" if c.shape.layer_norm else "rms norm", elements=n,
-    )  # fmt: skip
+        o,
+        forward_bytes=n * forward,
+        backward_bytes=n * backward,
+        kept=kept,
+        given=c.bytes_of(o.gives),
+        needs_kept=True,
+        keeps_input=True,
+        kernel="layer norm" if c.shape.layer_norm else "rms norm",
+        elements=n,
+    )
 
 
 def enter(c: Context, o: LayerOperator) -> Operator:
@@ -330,9 +337,17 @@ def join(c: Context, o: LayerOperator) -> Operator:
     shared_input = n * (c.shape.parallel == "two-norms") + parts * (c.shape.parallel == "one-norm")
     backward = (n + shared_input) * w.residual[1] + 2 * HALF * n * c.shape.scales_stream
     return Operator(
-        o, (), None, (n + parts) * w.residual[0], backward, kept=kept, given=c.bytes_of(o.gives), needs_kept=True,
-        kernel="join", elements=n + parts,
-    )  # fmt: skip
+        o,
+        (),
+        None,
+        (n + parts) * w.residual[0],
+        backward,
+        kept=kept,
+        given=c.bytes_of(o.gives),
+        needs_kept=True,
+        kernel="join",
+        elements=n + parts,
+    )
 
 
 def activate(c: Context, o: LayerOperator) -> Operator:
@@ -343,7 +358,13 @@ def activate(c: Context, o: LayerOperator) -> Operator:
     plain_activation = None if c.shape.gated else w.plain_activation
     share, (forward, backward) = 1.0 if c.shape.gated or plain_activation else 2 / 3, plain_activation or w.activation
     return Operator(
-        o, (), None, share * n * (forward + HALF), share * n * (backward + HALF),
-        kept=n * (HALF + w.activation_kept), given=HALF * n,
-        kernel="gated activation" if c.shape.gated else "activation", elements=n,
-    )  # fmt: skip
+        o,
+        (),
+        None,
+        share * n * (forward + HALF),
+        share * n * (backward + HALF),
+        kept=n * (HALF + w.activation_kept),
+        given=HALF * n,
+        kernel="gated activation" if c.shape.gated else "activation",
+        elements=n,
+    )
