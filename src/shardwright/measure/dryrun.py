@@ -73,13 +73,8 @@ class DryRun:
 def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
     """Run a rank of a job as on a `device`, cpu or cuda. PlanError for a rank that does not exist."""
     if not 0 <= rank < job.plan.world:
-        raise PlanError(
-            f"dry run of {job.name}",
-            [
-                f"rank {rank} is asked for, and the plan has {job.plan.degrees} = {job.plan.world}, 0 to "
-                f"{job.plan.world - 1}"
-            ],
-        )
+        ranks = f"{job.plan.degrees} = {job.plan.world}, 0 to {job.plan.world - 1}"
+        raise PlanError(f"dry run of {job.name}", [f"rank {rank} is asked for, and the plan has {ranks}"])
     began_s = time.perf_counter()
     host = _HostMemory()
     trace, saved = MemoryTrace(host), LiveBytes()

@@ -99,10 +99,8 @@ class Rounds:
     pairs: Ints
 
     def ends(self, costs: Sequence[Costs], num_steps: int = 1) -> Floats:
-        """The ends of steps that run back to back, (steps, costs); the first step begins at 0.
-
-        As in `play`, no rank waits for all others between two steps.
-        """
+        """The ends of steps that run back to back, (steps, costs); the first step begins at 0. As in `play`, no rank
+        waits for all others between two steps."""
         num_costs, num_pieces = len(costs), len(self.order)
         action_s = self._table(costs)[self.rows]
         piece_s = np.add.reduceat(action_s, self.begins, axis=0)[self.order]
@@ -242,19 +240,11 @@ class _Layout:
             issued = tuple(collectives.after(predecessors, indices) for indices in turns if len(indices))
             rounds.append(Round(first, last, bool((waits[heads[pieces]] != _THERE).any()), issued))
         return Rounds(
-            num_stages=self.schedule.num_stages,
-            num_marks=self.messages,
-            rounds=tuple(rounds),
-            before=predecessors[order],
-            messages=sender[messages[heads]][order],
-            borders=borders[heads][order],
-            waits=waits[heads][order],
-            rows=rows[is_work],
-            begins=np.flatnonzero(begins[is_work]),
-            order=order,
-            ranks=np.flatnonzero(np.diff(self.rank[is_work], prepend=-1)),
-            pairs=pairs,
-        )
+            num_stages=self.schedule.num_stages, num_marks=self.messages, rounds=tuple(rounds),
+            before=predecessors[order], messages=sender[messages[heads]][order], borders=borders[heads][order],
+            waits=waits[heads][order], rows=rows[is_work], begins=np.flatnonzero(begins[is_work]),
+            order=order, ranks=np.flatnonzero(np.diff(self.rank[is_work], prepend=-1)), pairs=pairs,
+        )  # fmt: skip
 
     def _messages(self) -> tuple[Ints, Ints, Ints]:
         """The message that each action waits for, the one that it makes, and the border that this one passes; each by

@@ -110,24 +110,11 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     mfu = run.shape.flops_per_token() * grid.global_batch * run.shape.sequence / available
     hfu = mfu * (1.0 + steps.whole.flops_again / (3 * steps.whole.flops))
     step = StepTime(
-        total=total,
-        compute=m * (pace.forward + pace.input_grad + pace.weight_grad),
-        again=m * pace.again,
-        tensor=m * pace.tensor,
-        context=m * pace.context,
-        expert=m * pace.expert,
-        data=data + m * pace.shard,
-        messages=messages,
-        bubble=waits,
-        optimizer=optimizer,
-        host=host + m * pace.host,
-        other=other_s + slower,
-        slower=slower,
-        mfu=mfu,
-        hfu=hfu,
-        low=total * rates.low,
-        high=total * rates.high,
-    )
+        total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
+        tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
+        messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=other_s + slower,
+        slower=slower, mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
+    )  # fmt: skip
     spare_s = m * steps.spare_s * (1 + rates.jitter * np.log2(nodes))
     return (only(step), float(spare_s[0])) if run.grid.is_single else (step, spare_s)
 

@@ -102,7 +102,7 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     """
     s, grid, w, heads = c.shape, c.grid, c.software, c.sizes.heads
     queries, given, method = s.sequence // grid.cp, c.bytes_of(o.gives), CONTEXT_METHODS[grid.cp_method]
-    forward_exchanges, backward_exchanges = _keys_to_queries(c, heads, s.query_width)
+    exchanges = _keys_to_queries(c, heads, s.query_width)
     if w.attention in ("torch", "softmax"):
         batch, n = heads * grid.microbatch, 1.0 * heads * grid.microbatch * queries * s.sequence
         if method.trades_heads:
@@ -115,19 +115,8 @@ def attention(c: Context, o: LayerOperator) -> Operator:
         # remaining scores. Backward: the gradients on both sides of the softmax.
         per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
         inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
-        return Operator(
-            o,
-            products,
-            None,
-            n * w.softmax[0],
-            n * w.softmax[1],
-            forward_exchanges,
-            backward_exchanges,
-            n * per_score + given,
-            given,
-            given,
-            inside,
-        )
+        traffic = n * w.softmax[0], n * w.softmax[1]
+        return Operator(o, products, None, *traffic, *exchanges, n * per_score + given, given, given, inside)
     causal_share = 0.5 if w.causal else 1.0
     keys = s.keys_seen(c.kind)
     pairs = causal_share * heads * c.tokens * keys
@@ -141,21 +130,9 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     forward, backward = (c.sizes["attended"] * visits * element_bytes for element_bytes in w.ring)
     if s.caps:
         forward, backward = forward + pairs * w.capped[0], backward + pairs * w.capped[1]
+    kept, merged, traffic = given + sums, c.sizes["attended"] * visits, (forward, backward)
     return Operator(
-        o,
-        (),
-        scores,
-        forward,
-        backward,
-        forward_exchanges,
-        backward_exchanges,
-        given + sums,
-        given + sums,
-        given,
-        inside,
-        needs_kept=True,
-        kernel="merge",
-        elements=c.sizes["attended"] * visits,
+        o, (), scores, *traffic, *exchanges, kept, kept, given, inside, needs_kept=True, kernel="merge", elements=merged
     )
 
 

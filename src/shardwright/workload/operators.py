@@ -233,7 +233,8 @@ class Context:
 
     @cached_property
     def scattered(self) -> Numbers:
-        """The same bytes if the sum is scattered among tp ranks and gathered again (sequence parallel); else 0."""
+        """Bytes of the residual stream if its sum is scattered among tp ranks and gathered again (sequence parallel);
+        else 0."""
         return self._between * np.asarray(self.grid.sequence_parallel)
 
     @cached_property

@@ -59,9 +59,9 @@ def _partners(records: Sequence[MessageRecord]) -> tuple[dict[_Place, tuple[_Pla
     by_name: dict[tuple[object, ...], list[_Place]] = defaultdict(list)
     counts: dict[tuple[object, ...], int] = defaultdict(int)
     for record in records:
-        for place, operation in enumerate(record.operations):
+        for number, operation in enumerate(record.operations):
             for name in _names(record.rank, operation):
-                by_name[(*name, counts[record.rank, *name])].append((record.rank, place))
+                by_name[(*name, counts[record.rank, *name])].append((record.rank, number))
                 counts[record.rank, *name] += 1
     operation_at = {
         (record.rank, number): operation for record in records for number, operation in enumerate(record.operations)
@@ -72,10 +72,10 @@ def _partners(records: Sequence[MessageRecord]) -> tuple[dict[_Place, tuple[_Pla
         operations = [operation_at[place] for place in places]
         expected = 2 if name[1] != "collective" else len(operations[0].communicator.ranks)
         if len(places) != expected:
-            requests = "; ".join(f"rank {rank}: {operation_at[rank, place]}" for rank, place in places[:_NAMED])
+            requests = "; ".join(f"rank {rank}: {operation_at[rank, number]}" for rank, number in places[:_NAMED])
             faults.append(f"{expected} ranks take part, and {len(places)} ask for it: {requests}")
         elif not _fit(operations):
-            requests = "; ".join(f"rank {rank}: {operation_at[rank, place]}" for rank, place in places[:_NAMED])
+            requests = "; ".join(f"rank {rank}: {operation_at[rank, number]}" for rank, number in places[:_NAMED])
             faults.append(f"ranks ask for different things at once: {requests}")
         for place in places:
             partners[place] |= dict.fromkeys(places)
