@@ -84,10 +84,10 @@ def _norm_difference(a: StepResult, b: StepResult) -> float:
     return _share(_difference(a.grad_norm, b.grad_norm), abs(b.grad_norm))
 
 
-def _relative(box: Tensor, expected: Tensor, full: Tensor) -> float:
+def _relative(box: Tensor, expected: Tensor, full_tensor: Tensor) -> float:
     """Norm of the difference over the norm of the tensor, as if the whole tensor differed as much as this box."""
     difference = torch.linalg.vector_norm(box.double() - expected.double()).item()
-    scale = torch.linalg.vector_norm(full.double()).item() * (box.numel() / full.numel()) ** 0.5
+    scale = torch.linalg.vector_norm(full_tensor.double()).item() * (box.numel() / full_tensor.numel()) ** 0.5
     return _share(difference, scale)
 
 

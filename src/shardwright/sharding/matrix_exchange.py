@@ -38,8 +38,8 @@ EVERY = -1  # an owner's index on the tp line if every rank of the line has the 
 
 
 def orthogonal_flops(rows: int, columns: int, steps: int) -> int:
-    """FLOPs of Newton-Schulz with `steps` steps: each has two products of a square of the shorter side and the matrix,
-    and one product of two such squares."""
+    """FLOPs of Newton-Schulz with `steps` steps: each has two matrix products of short x short x long elements, and one
+    of short x short x short."""
     shorter, longer = min(rows, columns), max(rows, columns)
     return steps * (4 * shorter * shorter * longer + 2 * shorter**3)
 

@@ -63,28 +63,28 @@ def elements_within(matrix: UpdateMatrix, start: int, stop: int) -> list[Range]:
 
 def update_matrices(shape: ModelShape, place: ParameterShard) -> tuple[UpdateMatrix, ...]:
     """The matrices of a parameter, one expert after the other."""
-    full, local = place.full_shape, place.shape
+    full_shape, local_shape = place.full_shape, place.shape
     kind_of_cut: Literal["whole", "rows", "columns"]
     lead = int(place.is_expert)
-    if not is_matrix(place.name, full):
-        kind_of_cut = "rows" if local[lead:] != full[lead:] else "whole"
-        num, num_full = math.prod(local[lead:]), math.prod(full[lead:])
-        num_vectors = local[0] if lead else 1
+    if not is_matrix(place.name, full_shape):
+        kind_of_cut = "rows" if local_shape[lead:] != full_shape[lead:] else "whole"
+        num, num_full = math.prod(local_shape[lead:]), math.prod(full_shape[lead:])
+        num_vectors = local_shape[0] if lead else 1
         return tuple(UpdateMatrix(((n * num, (n + 1) * num),), 1, num_full, 1, kind_of_cut) for n in range(num_vectors))
-    outputs, full_outputs = local[lead:-1], full[lead:-1]
+    outputs, full_outputs = local_shape[lead:-1], full_shape[lead:-1]
     dim, widths = _side_by_side(shape, place.name)
     edges = list(accumulate(widths or outputs[:1], initial=0))
     assert edges[-1] == outputs[dim], "ranks share each matrix, and not which of them they have"
     # For one expert: elements of its outputs; elements between two indices of the dims before `dim`, and of `dim`.
     expert_size, stride, block = (math.prod(dims) for dims in (outputs, outputs[dim:], outputs[dim + 1 :]))
-    kind_of_cut = "columns" if local[-1] != full[-1] else "rows" if outputs != full_outputs else "whole"
+    kind_of_cut = "columns" if local_shape[-1] != full_shape[-1] else "rows" if outputs != full_outputs else "whole"
     matrices = []
-    for expert in range(local[0] if lead else 1):
+    for expert in range(local_shape[0] if lead else 1):
         begins = range(expert * expert_size, (expert + 1) * expert_size, stride)
         for start, stop in pairwise(edges):
             ranges = _joined([(begin + start * block, begin + stop * block) for begin in begins])
             full_rows = math.prod(full_outputs) * (stop - start) // edges[-1] if widths else math.prod(full_outputs)
-            matrices.append(UpdateMatrix(ranges, local[-1], full_rows, full[-1], kind_of_cut))
+            matrices.append(UpdateMatrix(ranges, local_shape[-1], full_rows, full_shape[-1], kind_of_cut))
     return tuple(matrices)
 
 

@@ -109,20 +109,24 @@ def measure_and_play(
     Further steps are the program again, or `stream(1)`, which may be the same without messages. For an asynchronous
     program they are `stream(number of steps)`, because such a program has no flush between steps.
     """
-    kept: Schedule = program
+    memory_schedule: Schedule = program
     if program.weights == "current" or stream is None:
         later = None if stream is None else stream(1)
         times, ends = play_on(program, costs, num_steps, max(num_steps, STEADY_STEPS + 1), later=later)
         period = ends[STEADY_STEPS] - ends[STEADY_STEPS - 1]
     else:
-        kept = stream(STEADY_STEPS)
+        memory_schedule = stream(STEADY_STEPS)
         times, ends = play_on(program, costs, num_steps, num_steps)
-        (longer,), (shorter,) = (play_on(schedule, costs, 0, 1)[1] for schedule in (stream(STEADY_STEPS + 1), kept))
+        (longer,), (shorter,) = (
+            play_on(schedule, costs, 0, 1)[1] for schedule in (stream(STEADY_STEPS + 1), memory_schedule)
+        )
         period = longer - shorter
-    return _bubbles(program, costs, times, ends[0], period=period, kept=kept), times
+    return _bubbles(program, costs, times, ends[0], period=period, memory_schedule=memory_schedule), times
 
 
-def _bubbles(program: Program, costs: Costs, times: Times, makespan: float, period: float, kept: Schedule) -> Bubbles:
+def _bubbles(
+    program: Program, costs: Costs, times: Times, makespan: float, period: float, memory_schedule: Schedule
+) -> Bubbles:
     """The bubbles from the played times: the first step, of `makespan`, and a step among others, of `period`."""
     busy = _busy(program, costs)
     num_of = Counter(map(itemgetter(0), chain.from_iterable(program.ranks)))  # by kind
@@ -134,8 +138,10 @@ def _bubbles(program: Program, costs: Costs, times: Times, makespan: float, peri
         bubble=makespan - mean_busy,
         span_bubble=max(span - work for span, work in zip(_spans(program, times), busy, strict=True)),
         period_bubble=period - mean_busy,
-        peak_activations=tuple(peak / share for peak in peak_activations(kept)),
-        parameter_copies=tuple(n * versions for n, versions in zip(copies, stashed_versions(kept), strict=True)),
+        peak_activations=tuple(peak / share for peak in peak_activations(memory_schedule)),
+        parameter_copies=tuple(
+            n * versions for n, versions in zip(copies, stashed_versions(memory_schedule), strict=True)
+        ),
         messages=sum(num_of[kind] for kind in SEND),
         reductions=num_of[Kind.REDUCE],
         gathers=num_of[Kind.GATHER],

@@ -70,7 +70,7 @@ class _Steps:
     ranks: PipelineRanks
     groups: Groups
     pace: PieceTime
-    whole: PieceTime
+    all_ranks: PieceTime
     spare_s: Numbers  # of a microbatch: no layout of the layers makes the slowest rank faster by more
 
     @property
@@ -108,7 +108,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     total = total + slower
     available = peak_flops(run) * grid.world * total
     mfu = run.shape.flops_per_token() * grid.global_batch * run.shape.sequence / available
-    hfu = mfu * (1.0 + steps.whole.flops_again / (3 * steps.whole.flops))
+    hfu = mfu * (1.0 + steps.all_ranks.flops_again / (3 * steps.all_ranks.flops))
     step = StepTime(
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
         tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
@@ -159,7 +159,7 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
         ranks,
         groups=Groups(run),
         pace=PieceTime(*pace),
-        whole=all_ranks,
+        all_ranks=all_ranks,
         spare_s=np.where(grid.pp > 1, np.maximum(0.0, spare_s), 0.0),
     )
 
@@ -240,7 +240,7 @@ def _rows(run: Run, values: list[tuple[Numbers, ...]]) -> Array:
 def _bubble(steps: _Steps) -> Numbers:
     """Seconds that the pace-setting rank waits for others at the ends of a step."""
     all_seconds, pace_seconds = (
-        (time.forward + time.exposed_forward, time.weight_grad, time.total) for time in (steps.whole, steps.pace)
+        (time.forward + time.exposed_forward, time.weight_grad, time.total) for time in (steps.all_ranks, steps.pace)
     )
     numbers = steps.grid.pp, steps.grid.num_microbatches, steps.grid.virtual
 

@@ -220,9 +220,9 @@ class _Context:
                 yield from _cut(free_from, start, *self._inputs(action, step, free_from, gathered), Cause.DEPENDENCY)
         yield Idle(Cause.DRAIN, float(ended[-1]) if len(ended) else 0.0, max(self._end_of_step))
 
-    def _inputs(self, action: Action, step: int, free: float, gathered: float) -> tuple[float, float]:
+    def _inputs(self, action: Action, step: int, free_from: float, gathered: float) -> tuple[float, float]:
         """When the last input of a computation was computed, and when all had arrived, parameters included."""
-        computed, arrived = free, max(free, gathered)
+        computed, arrived = free_from, max(free_from, gathered)
         for part in action.computes():
             n = part.stage * self._m + part.microbatch
             for need in NEEDS[part.kind]:
@@ -242,11 +242,11 @@ class _Context:
                 latest = max(latest, float(ends[stage_gathers[num_before - 1]]))
         return latest
 
-    def _reduced(self, rank: int, step: int, reductions: list[int], free: float) -> tuple[float, float]:
+    def _reduced(self, rank: int, step: int, reductions: list[int], free_from: float) -> tuple[float, float]:
         """When the gradients that an optimizer step waits for were complete, and when they were reduced."""
         row, ends = self._program.ranks[rank], self._times.end[rank]
         complete = [float(self._complete[step, row[index].stage]) for index in reductions if row[index].microbatch < 0]
-        return max([free, *complete]), max([free, *(ends[step * len(row) + index] for index in reductions)])
+        return max([free_from, *complete]), max([free_from, *(ends[step * len(row) + index] for index in reductions)])
 
 
 def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:

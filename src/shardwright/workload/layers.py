@@ -95,8 +95,8 @@ def turn_bytes(chain: Chain, policy: str) -> Numbers:
     stream, peak, freed = chain[0].given, 0.0, 0.0
     for operator, producer in zip(reversed(chain), (*reversed(chain[:-1]), chain[0]), strict=True):
         kept = kept_bytes((operator,), policy) if policy in ("none", "selective") else operator.kept
-        needed = stream + operator.given + producer.given + operator.inside + operator.kept - kept
-        peak = np.maximum(peak, needed - freed - np.minimum(kept, operator.freed))
+        needed_bytes = stream + operator.given + producer.given + operator.inside + operator.kept - kept
+        peak = np.maximum(peak, needed_bytes - freed - np.minimum(kept, operator.freed))
         freed = freed + kept
     return peak
 

@@ -59,6 +59,6 @@ class Again:
 
     def _price(self, operator: Operator) -> float:
         """The time of an operator's forward in FLOPs: compute and memory traffic overlap, and collectives add up."""
-        moved = operator.forward_bytes + self.element_bytes * sum(p.elements for p in operator.products)
-        sent = sum(exchange.size for exchange in operator.forward)
-        return float(max(operator.flops, _FLOPS_OF_MOVED_BYTE * moved) + _FLOPS_OF_SENT_BYTE * sent)
+        moved_bytes = operator.forward_bytes + self.element_bytes * sum(p.elements for p in operator.products)
+        sent_bytes = sum(exchange.size for exchange in operator.forward)
+        return float(max(operator.flops, _FLOPS_OF_MOVED_BYTE * moved_bytes) + _FLOPS_OF_SENT_BYTE * sent_bytes)

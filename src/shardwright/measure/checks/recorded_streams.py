@@ -186,16 +186,16 @@ class RecordedStreams:
         the end of a copy between the two, unless it is non-blocking."""
         if self._makes_host_memory:
             return
-        on_host = [self.is_on_host(x) for x in call.given if x.numel()]
+        on_host = [self.is_on_host(x) for x in call.inputs if x.numel()]
         is_of_host = bool(on_host) and all(on_host)
-        for x in call.made:
+        for x in call.results:
             block = self._block(x)
             if is_of_host:
                 block.stream, block.is_safe = None, True
             else:
                 self._make(block)
         worker = self.host if is_of_host else self._launched()
-        filled = [] if call.name.startswith(_NOT_WRITTEN) else call.made
+        filled = [] if call.name.startswith(_NOT_WRITTEN) else call.results
         self.access(worker, call.name, call.reads, [*call.writes, *filled])
         if any(on_host) and not is_of_host and call.blocks:
             self.host_waits(worker.clock)
@@ -276,10 +276,10 @@ class OperatorCall:
     waits for its copies."""
 
     name: str
-    given: list[Tensor]
+    inputs: list[Tensor]
     reads: list[Tensor]
     writes: list[Tensor]
-    made: list[Tensor]
+    results: list[Tensor]
     blocks: bool
 
     @classmethod
@@ -287,26 +287,26 @@ class OperatorCall:
         """The call of an operator, from its schema, which marks the arguments that are written."""
         name = schema.name.removeprefix("aten::")
         values = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
-        given: list[Tensor] = []
+        inputs: list[Tensor] = []
         reads: list[Tensor] = []
         writes: list[Tensor] = []
         for argument in schema.arguments:
             # Constants of the host, which nothing changes, are real tensors, and left out.
             tensors = [x for x in tree_leaves(values.get(argument.name)) if isinstance(x, Tensor) and x.is_meta]
-            given += tensors
+            inputs += tensors
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             writes += tensors if is_written else []
             if is_written:
                 reads += [] if argument.name == "out" or name in _OVERWRITE else tensors
             else:
                 reads += [] if name.startswith(_SHAPES_ALONE) else tensors
-        given_storages = {id(x.untyped_storage()) for x in given}
-        made = [
+        input_storages = {id(x.untyped_storage()) for x in inputs}
+        results = [
             x
             for x in tree_leaves(result)
-            if isinstance(x, Tensor) and x.is_meta and id(x.untyped_storage()) not in given_storages
+            if isinstance(x, Tensor) and x.is_meta and id(x.untyped_storage()) not in input_storages
         ]
-        return cls(name, given, reads, writes, made, blocks=not values.get("non_blocking", False))
+        return cls(name, inputs, reads, writes, results, blocks=not values.get("non_blocking", False))
 
 
 class OperatorAccesses(TorchDispatchMode):
