@@ -1,1 +1,1 @@
-"""One step, told: what each device holds, each operator, each link."""
+"""One step, explained: the contents of each device, each operator, each link."""

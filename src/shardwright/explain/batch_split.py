@@ -1,4 +1,4 @@
-"""Where the batch goes: from the sequences of a step to the tokens that one rank computes with at once."""
+"""The split of the batch: from the sequences of a step to the tokens that one rank computes with at once."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from shardwright.config.plan import chunks_per_rank
 
 @dataclass(frozen=True)
 class Portion:
-    """A part of a step's batch: of what, how many such parts there are in the one before, and what is in it."""
+    """A part of a step's batch: the part of what it is, the number of such parts in the previous portion, its size."""
 
     of: str
     num_parts: int
@@ -18,26 +18,26 @@ class Portion:
 
 
 def portions(job: JobSpec) -> list[Portion]:
-    """From the global batch down to what a rank holds between the products of a layer."""
+    """The portions from the global batch down to the tokens that a rank holds between the products of a layer."""
     plan, sequence = job.plan, job.model.sequence
     replica = job.batch.global_batch_size // plan.dp
     micro = plan.microbatch_size
-    taken = f"dp {plan.dp}: replicas take different sequences"
-    added = f"microbatch_size {micro}: one passes after the other, and gradients add up"
-    found = [
+    split_reason = f"dp {plan.dp}: replicas take different sequences"
+    accumulation = f"microbatch_size {micro}: one passes after the other, and gradients add up"
+    parts = [
         Portion("step", 1, job.batch.global_batch_size, job.tokens_per_step, why="batch.global_batch_size"),
-        Portion("replica", plan.dp, replica, replica * sequence, why=taken),
-        Portion("microbatch", job.num_microbatches, micro, micro * sequence, why=added),
+        Portion("replica", plan.dp, replica, replica * sequence, why=split_reason),
+        Portion("microbatch", job.num_microbatches, micro, micro * sequence, why=accumulation),
     ]
     if plan.cp > 1:
         why = f"cp {plan.cp}: ranks share each sequence"
         if chunks_per_rank(plan.cp_method) == 2:
             why += ", each with a piece from its front and one from its back, for late tokens see more keys"
-        found.append(Portion("cp rank", plan.cp, micro, micro * job.tokens_within, why=why))
+        parts.append(Portion("cp rank", plan.cp, micro, micro * job.tokens_within, why=why))
     if plan.tp > 1 and plan.sequence_parallel:
         why = f"tp {plan.tp} with sequence parallel: between products ranks share the tokens"
-        found.append(Portion("tp rank, between products", plan.tp, micro, micro * job.tokens_between, why=why))
+        parts.append(Portion("tp rank, between products", plan.tp, micro, micro * job.tokens_between, why=why))
     if plan.tp > 1:
         why = f"tp {plan.tp}: in products all tokens, for 1/{plan.tp} of heads and inner width"
-        found.append(Portion("tp rank, in products", 1, micro, micro * job.tokens_within, why=why))
-    return found
+        parts.append(Portion("tp rank, in products", 1, micro, micro * job.tokens_within, why=why))
+    return parts

@@ -1,6 +1,6 @@
 """One microbatch through one piece of the model (a layer of a kind, the embedding, the head), operator by operator.
 
-Operators are those of workload/layers.py and seconds those of cost/stage_time.py, as a prediction of the whole step
+Operators are those of workload/layers.py, and seconds those of cost/stage_time.py, as a prediction of the whole step
 adds them up.
 """
 
@@ -25,9 +25,9 @@ from shardwright.workload.stage_contents import all_ranks
 
 @dataclass(frozen=True)
 class Collective:
-    """Calls of one collective of an operator in one pass, those of our runtime: their bytes as a ledger counts them,
-    what a rank sends for them, seconds by themselves and those that the prediction finds nothing to hide. Seconds are
-    None where the device is not known. What is predicted of other software alone has no calls."""
+    """Calls of one collective of an operator in one pass, with our runtime: their bytes as a ledger counts them, the
+    bytes that a rank sends for them, their seconds alone, and the seconds that the prediction leaves exposed. Seconds
+    are None if the device is unknown. A collective predicted only for other software has no calls."""
 
     kind: str
     axis: str
@@ -40,11 +40,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class OperatorPass:
-    """An operator's forward and backward. FLOPs, bytes and seconds are those of the pass that they are computed in:
-    what is computed in the backward from the first on has none in the forward, and `late_s` are its forward's seconds
-    there. `repeated` is the share of the forward that a prediction computes again and `again_share` that which our
-    runtime does; `pairs` are those of a query and a key, over the heads of a rank. Moved bytes are those of what is
-    computed element by element. `with_graph` are collectives of the one forward that keeps a graph."""
+    """An operator's forward and backward. FLOPs, bytes and seconds belong to the pass that computes them: an operator
+    whose forward runs in the backward has none in the forward, and `late_s` are its forward's seconds there. `repeated`
+    is the share of the forward that a prediction recomputes, and `again_share` the share that our runtime recomputes.
+    `pairs` are pairs of a query and a key, over the heads of a rank. Moved bytes are those of elementwise computations.
+    `with_graph` are collectives of the only forward that keeps a graph."""
 
     name: str
     products: tuple[MatrixProduct, ...]
@@ -67,7 +67,7 @@ class OperatorPass:
 
 @dataclass(frozen=True)
 class PiecePass:
-    """A piece: a layer of a kind, "embedding", "head" or "mtp"; and what it recomputes. Gaps are seconds between its
+    """A piece: a layer of a kind, "embedding", "head" or "mtp"; with its recompute policy. Gaps are seconds between its
     kernels."""
 
     kind: str
@@ -80,43 +80,50 @@ class PiecePass:
     @property
     def flops(self) -> float:
         """FLOPs that the forward computes, on one rank."""
-        return sum(of.flops for of in self.operators)
+        return sum(operator.flops for operator in self.operators)
 
     @property
     def backward_flops(self) -> float:
-        """FLOPs that the backward computes on one rank, with those of computing again."""
-        return sum(of.backward_flops + of.repeated * of.flops for of in self.operators)
+        """FLOPs that the backward computes on one rank, with those of recomputation."""
+        return sum(operator.backward_flops + operator.repeated * operator.flops for operator in self.operators)
 
     @property
     def forward_s(self) -> float | None:
         """Seconds of the forward's kernels."""
-        return total_s([*(of.forward_s for of in self.operators), self.forward_gap_s])
+        return total_s([*(operator.forward_s for operator in self.operators), self.forward_gap_s])
 
     @property
     def again_s(self) -> float | None:
-        """Seconds of what is computed again."""
-        again = [None if of.forward_s is None else of.repeated * of.forward_s for of in self.operators]
-        return total_s([*again, self.again_gap_s])
+        """Seconds of the recomputation."""
+        operators_s = [
+            None if operator.forward_s is None else operator.repeated * operator.forward_s
+            for operator in self.operators
+        ]
+        return total_s([*operators_s, self.again_gap_s])
 
     @property
     def backward_s(self) -> float | None:
-        """Seconds of the backward's kernels, without what is computed again."""
-        of_each = [seconds for of in self.operators for seconds in (of.late_s, of.input_grad_s, of.weight_grad_s)]
-        return total_s([*of_each, self.backward_gap_s])
+        """Seconds of the backward's kernels, without the recomputation."""
+        operators_s = [
+            seconds
+            for operator in self.operators
+            for seconds in (operator.late_s, operator.input_grad_s, operator.weight_grad_s)
+        ]
+        return total_s([*operators_s, self.backward_gap_s])
 
 
 def total_s(seconds: Iterable[float | None]) -> float | None:
-    """The sum; None if one is not known."""
+    """The sum; None if an addend is None."""
     total = 0.0
-    for some in seconds:
-        if some is None:
+    for addend in seconds:
+        if addend is None:
             return None
-        total += some
+        total += addend
     return total
 
 
 def rank_pieces(run: Run) -> list[dict[PieceKind, int]]:
-    """How many pieces of each kind each pipeline rank computes, through all its stages."""
+    """The number of pieces of each kind that each pipeline rank computes, in all its stages."""
     ranks = all_ranks(run.shape, run.grid.as_arrays())
     ends = {("embedding", "none"): ranks.embedding, ("head", "none"): ranks.head}
     if run.shape.mtp:
@@ -131,9 +138,9 @@ def rank_pieces(run: Run) -> list[dict[PieceKind, int]]:
 def piece_passes(
     job: JobSpec, run: Run, software: SoftwareSpec, costing: Costing | None, kinds: Iterable[PieceKind]
 ) -> list[PiecePass]:
-    """The pieces of these kinds; without `costing` they have no seconds."""
-    of = _Passes(job, run, software, costing, Groups(run))
-    return [of.piece(*kind) for kind in kinds]
+    """The passes of pieces of these kinds; without `costing` they have no seconds."""
+    passes = _Passes(job, run, software, costing, Groups(run))
+    return [passes.piece(*kind) for kind in kinds]
 
 
 @dataclass(frozen=True)
@@ -156,14 +163,14 @@ class _Passes:
         else:
             timed, gaps = list(self.costing.operators(kind, policy)), self.costing.gaps(kind, policy)
         operators = tuple(
-            self._operator(of, account, shares[account.name]) for of, account in zip(timed, accounts, strict=True)
+            self._operator(time, account, shares[account.name]) for time, account in zip(timed, accounts, strict=True)
         )
         if gaps is None:
             return PiecePass(kind, policy, operators, None, None, None)
         return PiecePass(kind, policy, operators, float(gaps.forward), float(gaps.input_grad), float(gaps.again))
 
-    def _operator(self, of: OperatorTime, account: OperatorCollectives, again_share: float) -> OperatorPass:
-        o, t, is_timed = of.operator, of.computed, self.costing is not None
+    def _operator(self, time: OperatorTime, account: OperatorCollectives, again_share: float) -> OperatorPass:
+        o, t, is_timed = time.operator, time.computed, self.costing is not None
         forward_s, late_s = (0.0, t.forward) if o.in_backward else (t.forward, 0.0)
         late = 1.0 * o.in_backward
         pairs, scores = (float(o.scores.pairs), float(o.scores.flops)) if o.scores else (0.0, 0.0)
@@ -176,82 +183,94 @@ class _Passes:
             moved_bytes=(1.0 - late) * float(o.forward_bytes),
             backward_moved_bytes=late * float(o.forward_bytes) + float(o.backward_bytes),
             in_backward=o.in_backward,
-            repeated=of.repeated,
+            repeated=time.repeated,
             again_share=again_share,
             forward_s=float(forward_s) if is_timed else None,
             late_s=float(late_s) if is_timed else None,
             input_grad_s=float(t.input_grad) if is_timed else None,
             weight_grad_s=float(t.weight_grad) if is_timed else None,
-            forward=self._collectives(account.forward, of.forward),
+            forward=self._collectives(account.forward, time.forward),
             with_graph=self._collectives(account.with_graph, ()),
-            backward=self._collectives(account.backward, of.backward),
+            backward=self._collectives(account.backward, time.backward),
         )
 
-    def _collectives(self, moved: Iterable[CollectiveCalls], times: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
-        """The collectives of one pass of an operator, each with the seconds of the exchange that is predicted for it,
-        which is the one of its kind that is nearest in size; a few numbers that predictions leave out have those that
-        they take by themselves, and hold nobody up."""
-        moved = tuple(moved)
-        alone = [self._by_itself_s(one) for one in moved]
+    def _collectives(self, calls: Iterable[CollectiveCalls], times: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
+        """The collectives of one pass of an operator, each with the seconds of the exchange predicted for it: the one
+        of its kind with the nearest size. Collectives of a few numbers, which predictions leave out, have their seconds
+        alone, of which none are exposed."""
+        calls = tuple(calls)
+        alone_times = [self._by_itself_s(collective) for collective in calls]
         matched: dict[int, ExchangeTime] = {}
         unmatched = []
         for time in (time for time in times if float(time.exchange.size)):
             key = time.exchange.kind, time.exchange.axis
             places = [
                 place
-                for place, one in enumerate(moved)
-                if place not in matched and (_PRICED_AS.get(one.kind, one.kind), one.axis) == key
+                for place, collective in enumerate(calls)
+                if place not in matched and (_PRICED_AS.get(collective.kind, collective.kind), collective.axis) == key
             ]
-            if not places:  # of other software alone
+            if not places:  # predicted only for other software
                 unmatched.append(time)
                 continue
-            matched[min(places, key=lambda place: self._unlike(moved[place], time.exchange, alone[place]))] = time
+            matched[min(places, key=lambda place: self._unlike(calls[place], time.exchange, alone_times[place]))] = time
         rows = []
-        for place, (one, alone_s) in enumerate(zip(moved, alone, strict=True)):
+        for place, (collective, alone_s) in enumerate(zip(calls, alone_times, strict=True)):
             seconds, exposed = alone_s, None if self.costing is None else 0.0
             if place in matched:
                 seconds, exposed = float(matched[place].seconds), float(matched[place].exposed)
-            rows.append(Collective(one.kind, one.axis, one.calls, one.num_bytes, self._sent(one), seconds, exposed))
+            rows.append(
+                Collective(
+                    collective.kind,
+                    collective.axis,
+                    collective.calls,
+                    collective.num_bytes,
+                    self._sent(collective),
+                    seconds,
+                    exposed,
+                )
+            )
         for time in unmatched:
             kind, axis = time.exchange.kind, time.exchange.axis
             rows.append(Collective(kind, axis, 0, 0.0, SentBytes(), float(time.seconds), float(time.exposed)))
         return tuple(rows)
 
     @staticmethod
-    def _unlike(one: CollectiveCalls, exchange: Exchange, alone_s: float | None) -> tuple[float, float]:
-        """How far a collective is from an exchange: the ratio of their bytes, on either side, and, where two are as
-        near, the one that takes less, for an exchange has the seconds of the link that holds it up."""
-        ratio = max(1.0, float(one.num_bytes)) / float(exchange.size)
+    def _unlike(collective: CollectiveCalls, exchange: Exchange, alone_s: float | None) -> tuple[float, float]:
+        """The distance of a collective from an exchange: the ratio of their bytes, in either direction; and of two at
+        the same distance the slower one first, because an exchange has the seconds of its slowest link."""
+        ratio = max(1.0, float(collective.num_bytes)) / float(exchange.size)
         return abs(math.log(ratio)), -(alone_s or 0.0)
 
-    def _by_itself_s(self, of: CollectiveCalls) -> float | None:
+    def _by_itself_s(self, collective: CollectiveCalls) -> float | None:
         if self.costing is None:
             return None
         rates = self.costing.rates
-        if of.reach == "inside nodes":
-            return of.num_bytes / rates.link + of.calls * rates.link_latency_s
-        if of.reach == "between nodes":
-            return of.num_bytes / rates.network + of.calls * (rates.link_latency_s + rates.network_latency_s)
-        kind: Kind = _PRICED_AS.get(of.kind, of.kind)  # type: ignore[assignment]
-        axis: Axis = of.axis  # type: ignore[assignment]
-        return of.calls * float(self.costing.exchange_s(Exchange(kind, axis, of.num_bytes / of.calls)))
+        if collective.reach == "inside nodes":
+            return collective.num_bytes / rates.link + collective.calls * rates.link_latency_s
+        if collective.reach == "between nodes":
+            latency_s = rates.link_latency_s + rates.network_latency_s
+            return collective.num_bytes / rates.network + collective.calls * latency_s
+        kind: Kind = _PRICED_AS.get(collective.kind, collective.kind)  # type: ignore[assignment]
+        axis: Axis = collective.axis  # type: ignore[assignment]
+        exchange = Exchange(kind, axis, collective.num_bytes / collective.calls)
+        return collective.calls * float(self.costing.exchange_s(exchange))
 
-    def _sent(self, of: CollectiveCalls) -> SentBytes:
-        group: Group = getattr(self.groups, of.axis)
-        if of.reach != "any":
-            is_inside, size = of.reach == "inside nodes", float(of.num_bytes)
+    def _sent(self, collective: CollectiveCalls) -> SentBytes:
+        group: Group = getattr(self.groups, collective.axis)
+        if collective.reach != "any":
+            is_inside, size = collective.reach == "inside nodes", float(collective.num_bytes)
             return SentBytes(size, 0.0) if is_inside else SentBytes(0.0, size)
-        # What is given to others is all but a rank's own share of a tensor.
-        whole = of.num_bytes * float(group.size) / max(1.0, float(group.size) - 1)
-        match of.kind:
+        # The ledger counts the bytes for other ranks: all but a rank's own share of a tensor.
+        full_bytes = collective.num_bytes * float(group.size) / max(1.0, float(group.size) - 1)
+        match collective.kind:
             case "all_to_all_v":
-                return all_to_all_sent(group, whole)
+                return all_to_all_sent(group, full_bytes)
             case "all_to_all":
-                return all_to_all_sent(group, of.num_bytes)
+                return all_to_all_sent(group, collective.num_bytes)
             case "exchange":
-                return ring_sent(group, whole)
-        return ring_sent(group, of.num_bytes, 2 if of.kind == "all_reduce" else 1)
+                return ring_sent(group, full_bytes)
+        return ring_sent(group, collective.num_bytes, 2 if collective.kind == "all_reduce" else 1)
 
 
-# What prices a collective of the ledger: keys go around a ring as messages, and rows to experts are as even as others.
+# The kinds that price a collective of the ledger: keys go around a ring as messages, and rows to experts count as even.
 _PRICED_AS = {"exchange": "ring", "all_to_all_v": "all_to_all"}

@@ -1,8 +1,8 @@
-"""All that one rank communicates in a step: which collective, on which axis, how often, how much over which link.
+"""The communication of one rank in a step: each collective, its axis, its calls, and its bytes over each link.
 
-Calls and bytes are the account's (account/step_collectives.py), those that the ledger of a run has: their sums here by
-collective and axis are the account. A prediction says which of the seconds nothing hides. Of messages, and of what
-replicas exchange, it says that of all of it, which is shared by seconds; sums of a few numbers it leaves out.
+Calls and bytes are the account's (account/step_collectives.py), which the ledger of a run has too: their sums here by
+collective and axis are the account. A prediction gives the exposed seconds. For messages, and for the replicas'
+collectives, it gives one number for all, which is split in proportion to the seconds; sums of a few numbers have none.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,9 +23,9 @@ from shardwright.simulate.closed_form import StepTime
 
 @dataclass(frozen=True)
 class Crossing:
-    """One kind of collective on one axis in a step. `full_bytes` is of all calls, as a ledger counts them; `sent` is
-    what the rank sends; `seconds` and `exposed_s` are of all calls, None where they are not known. What is predicted of
-    other software alone has no calls."""
+    """One kind of collective on one axis in a step. `full_bytes` is of all calls, as a ledger counts them; `sent` are
+    the bytes that the rank sends; `seconds` and `exposed_s` are of all calls, None if unknown. A collective predicted
+    only for other software has no calls."""
 
     phase: str
     axis: str
@@ -40,23 +40,27 @@ class Crossing:
 
 @dataclass(frozen=True)
 class PricedGroups:
-    """A prediction: what prices parts of the step, and the whole."""
+    """A prediction: the costs of the step's parts, and the time of the step."""
 
     costing: Costing
     step: StepTime
 
 
 def crossings(
-    job: JobSpec, program: Program, rank: int, pieces: Mapping[PieceKind, int], passes: list[PiecePass],
-    groups: list[RankGroup], priced: PricedGroups | None,
-) -> list[Crossing]:  # fmt: skip
-    """All collectives of a step on pipeline rank `rank`, of which it is the first, and which computes so many `pieces`
-    of each kind."""
+    job: JobSpec,
+    program: Program,
+    rank: int,
+    pieces: Mapping[PieceKind, int],
+    passes: list[PiecePass],
+    groups: list[RankGroup],
+    priced: PricedGroups | None,
+) -> list[Crossing]:
+    """All collectives of a step on the first rank of pipeline rank `rank`, which computes `pieces` of each kind."""
     by_axis = {group.axis: group for group in [*groups, world_group(job)]}
     sizes = {axis: len(group.ranks) for axis, group in by_axis.items()}
-    rest = rank_moves(job, program, rank)
-    messages = [moved for moved in rest if moved.axis == "pp" and moved.kind in ("send", "recv")]
-    sums = [moved for moved in rest if moved not in messages]
+    rank_calls = rank_moves(job, program, rank)
+    messages = [entry for entry in rank_calls if entry.axis == "pp" and entry.kind in ("send", "recv")]
+    sums = [entry for entry in rank_calls if entry not in messages]
     counts = pass_counts(job, program, rank)
     return [
         *layer_crossings(job, counts, pieces, passes, sizes=sizes),
@@ -66,17 +70,20 @@ def crossings(
 
 
 def layer_crossings(
-    job: JobSpec, counts: Mapping[PieceKind, PassCounts], pieces: Mapping[PieceKind, int], passes: list[PiecePass],
+    job: JobSpec,
+    counts: Mapping[PieceKind, PassCounts],
+    pieces: Mapping[PieceKind, int],
+    passes: list[PiecePass],
     sizes: Mapping[str, int],
-) -> Iterator[Crossing]:  # fmt: skip
-    """Collectives of operators, all of a kind and phase together. `counts` say how often our runtime runs them, and
-    `pieces` how many a prediction has them for each microbatch; `sizes` are numbers of ranks by axis."""
-    found: dict[tuple[str, str, str], Crossing] = {}
+) -> Iterator[Crossing]:
+    """Collectives of operators, those of a kind and phase together. `counts` say how often our runtime runs a piece,
+    `pieces` how often a prediction has it for each microbatch; `sizes` are numbers of ranks by axis."""
+    joined: dict[tuple[str, str, str], Crossing] = {}
     for piece in passes:
-        key = piece.kind, piece.policy
-        if (runs := counts.get(key)) is None:
+        piece_kind = piece.kind, piece.policy
+        if (runs := counts.get(piece_kind)) is None:
             continue
-        predicted = pieces[key] * job.num_microbatches / job.plan.num_copies
+        predicted = pieces[piece_kind] * job.num_microbatches / job.plan.num_copies
         for operator in piece.operators:
             for phase, times, share, collectives in (
                 ("forward", runs.forwards, 1.0, operator.forward),
@@ -84,81 +91,102 @@ def layer_crossings(
                 ("computed again", runs.again(operator.again_share), operator.repeated, operator.forward),
                 ("backward", runs.backwards, 1.0, operator.backward),
             ):
-                for of in collectives if times or share else ():
-                    more = _of_calls(phase, of, times, share * predicted, num_ranks=sizes[of.axis])
-                    place = phase, of.axis, of.kind
-                    found[place] = _joined(found[place], more) if place in found else more
-    yield from found.values()
+                for collective in collectives if times or share else ():
+                    crossing = _of_calls(phase, collective, times, share * predicted, num_ranks=sizes[collective.axis])
+                    key = phase, collective.axis, collective.kind
+                    joined[key] = _joined(joined[key], crossing) if key in joined else crossing
+    yield from joined.values()
 
 
-def _of_calls(phase: str, of: Collective, times: int, predicted: float, num_ranks: int) -> Crossing:
+def _of_calls(phase: str, collective: Collective, times: int, predicted: float, num_ranks: int) -> Crossing:
     return Crossing(
-        phase, of.axis, of.kind, num_ranks, times * of.calls, times * of.full_bytes, of.sent.times(times),
-        None if of.seconds is None else times * of.seconds,
-        None if of.exposed_s is None else predicted * of.exposed_s,
-    )  # fmt: skip
+        phase=phase,
+        axis=collective.axis,
+        kind=collective.kind,
+        num_ranks=num_ranks,
+        calls=times * collective.calls,
+        full_bytes=times * collective.full_bytes,
+        sent=collective.sent.times(times),
+        seconds=None if collective.seconds is None else times * collective.seconds,
+        exposed_s=None if collective.exposed_s is None else predicted * collective.exposed_s,
+    )
 
 
-def _joined(one: Crossing, more: Crossing) -> Crossing:
+def _joined(first: Crossing, second: Crossing) -> Crossing:
     return replace(
-        one, calls=one.calls + more.calls, full_bytes=one.full_bytes + more.full_bytes, sent=one.sent + more.sent,
-        seconds=total_s((one.seconds, more.seconds)), exposed_s=total_s((one.exposed_s, more.exposed_s)),
-    )  # fmt: skip
+        first,
+        calls=first.calls + second.calls,
+        full_bytes=first.full_bytes + second.full_bytes,
+        sent=first.sent + second.sent,
+        seconds=total_s((first.seconds, second.seconds)),
+        exposed_s=total_s((first.exposed_s, second.exposed_s)),
+    )
 
 
 def _messages(
-    job: JobSpec, program: Program, rank: int, messages: list[PhaseCalls], by_axis: Mapping[str, RankGroup],
+    job: JobSpec,
+    program: Program,
+    rank: int,
+    messages: list[PhaseCalls],
+    by_axis: Mapping[str, RankGroup],
     priced: PricedGroups | None,
-) -> Iterator[Crossing]:  # fmt: skip
+) -> Iterator[Crossing]:
     """The messages that the rank sends to its neighbours in the pipeline, and those that it receives."""
-    for moved in messages:
-        line, is_sent, sent = by_axis["pp"], moved.kind == "send", SentBytes()
+    for message in messages:
+        line, is_sent, sent = by_axis["pp"], message.kind == "send", SentBytes()
         if is_sent:
-            near = sum(line.nodes[a.peer] == line.nodes[rank] for a in program.ranks[rank] if a.kind in SEND)
-            size = moved.num_bytes / moved.calls
-            sent = SentBytes(near * size, (moved.calls - near) * size)
+            num_near = sum(line.nodes[a.peer] == line.nodes[rank] for a in program.ranks[rank] if a.kind in SEND)
+            size = message.num_bytes / message.calls
+            sent = SentBytes(num_near * size, (message.calls - num_near) * size)
         seconds = exposed = None
         if priced is not None:
             rates, pipeline = priced.costing.rates, priced.costing.groups.pp
-            seconds = moved.calls * float(message_s(rates, pipeline, moved.num_bytes / moved.calls))
+            seconds = message.calls * float(message_s(rates, pipeline, message.num_bytes / message.calls))
             exposed = priced.step.messages if is_sent else 0.0
         yield Crossing(
-            moved.phase, "pp", moved.kind, job.plan.pp, moved.calls, moved.num_bytes, sent, seconds, exposed
-        )  # fmt: skip
+            message.phase, "pp", message.kind, job.plan.pp, message.calls, message.num_bytes, sent, seconds, exposed
+        )
 
 
 def _replicas(
     sums: list[PhaseCalls], by_axis: Mapping[str, RankGroup], priced: PricedGroups | None
 ) -> Iterator[Crossing]:
-    """Gradients and parameters over the replicas, a tied table's two gradients, and the sums that a step ends with."""
-    found = [_of_group(moved, by_axis[moved.axis], priced) for moved in sums]
+    """The replicas' gradients and parameters, a tied table's two gradients, and the sums at the end of a step."""
+    group_crossings = [_of_group(collective, by_axis[collective.axis], priced) for collective in sums]
     if priced is None:
-        yield from found
+        yield from group_crossings
         return
-    whole = sum(crossing.seconds or 0.0 for crossing in found if _is_predicted(crossing))
-    for crossing in found:  # a prediction says what nothing hides of all of them together
-        share = (crossing.seconds or 0.0) / (whole or 1.0) if _is_predicted(crossing) else 0.0
+    total = sum(crossing.seconds or 0.0 for crossing in group_crossings if _is_predicted(crossing))
+    for crossing in group_crossings:  # a prediction gives the exposed seconds of all of them together
+        share = (crossing.seconds or 0.0) / (total or 1.0) if _is_predicted(crossing) else 0.0
         yield replace(crossing, exposed_s=priced.step.data * share)
 
 
-def _is_predicted(of: Crossing) -> bool:
-    return of.phase in ("gradients", "parameters") and of.axis != "tp"
+def _is_predicted(crossing: Crossing) -> bool:
+    return crossing.phase in ("gradients", "parameters") and crossing.axis != "tp"
 
 
-def _of_group(moved: PhaseCalls, of: RankGroup, priced: PricedGroups | None) -> Crossing:
-    group, rounds = of.as_priced, 2 if moved.kind == "all_reduce" else 1
-    is_direct = moved.kind in ("all_to_all", "all_to_all_v")
-    full_bytes = float(moved.num_bytes)
-    if moved.kind == "all_to_all_v":  # of which the ledger has what goes to others
-        full_bytes *= len(of.ranks) / max(1, len(of.ranks) - 1)
+def _of_group(collective: PhaseCalls, rank_group: RankGroup, priced: PricedGroups | None) -> Crossing:
+    group, rounds = rank_group.as_priced, 2 if collective.kind == "all_reduce" else 1
+    is_direct = collective.kind in ("all_to_all", "all_to_all_v")
+    full_bytes = float(collective.num_bytes)
+    if collective.kind == "all_to_all_v":  # the ledger counts only the bytes for other ranks
+        full_bytes *= len(rank_group.ranks) / max(1, len(rank_group.ranks) - 1)
     sent = all_to_all_sent(group, full_bytes) if is_direct else ring_sent(group, full_bytes, rounds)
     seconds = None
     if priced is not None:
         run, rates = priced.costing.run, priced.costing.rates
-        links = group_at(run, of.lies)
-        one = full_bytes / moved.calls
-        seconds = all_to_all_s(rates, links, one) if is_direct else ring_s(rates, links, one, rounds)
+        links = group_at(run, rank_group.lies)
+        call_bytes = full_bytes / collective.calls
+        seconds = all_to_all_s(rates, links, call_bytes) if is_direct else ring_s(rates, links, call_bytes, rounds)
     return Crossing(
-        moved.phase, of.axis, moved.kind, len(of.ranks), moved.calls, float(moved.num_bytes), sent,
-        None if seconds is None else moved.calls * float(seconds), None,
-    )  # fmt: skip
+        phase=collective.phase,
+        axis=rank_group.axis,
+        kind=collective.kind,
+        num_ranks=len(rank_group.ranks),
+        calls=collective.calls,
+        full_bytes=float(collective.num_bytes),
+        sent=sent,
+        seconds=None if seconds is None else collective.calls * float(seconds),
+        exposed_s=None,
+    )

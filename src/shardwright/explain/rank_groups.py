@@ -28,8 +28,8 @@ from shardwright.sharding.stage_placement import StagePlacement
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that exchange something, `num_groups` of a kind; `ranks` are those of rank 0's. `nodes` are theirs, in the
-    same order."""
+    """Ranks that communicate, in one of `num_groups` groups of a kind; `ranks` are those of rank 0's group, and `nodes`
+    their nodes, in the same order."""
 
     axis: str
     ranks: tuple[int, ...]
@@ -40,12 +40,12 @@ class RankGroup:
 
     @property
     def as_priced(self) -> Group:
-        """Its size, and how many of its ranks share a node."""
+        """The group's size, and the number of its ranks that share a node."""
         return Group(len(self.ranks), max(Counter(self.nodes).values()))
 
 
 def rank_order(job: JobSpec) -> str:
-    """How a rank follows from its place on the axes: "rank = (pp x 2 + dp) x 2 + tp"."""
+    """The formula for a rank from its place on the axes: "rank = (pp x 2 + dp) x 2 + tp"."""
     mesh = MeshShape.of(job.plan)
     axes = list(mesh.sizes)
     if prod(mesh.sizes[axis] for axis in axes[axes.index("pp") + 1 :]) == mesh.block:
@@ -64,23 +64,23 @@ def _nested(sizes: dict[str, int]) -> str:
 
 
 def first_node(job: JobSpec) -> dict[str, tuple[int, int]]:
-    """The first and the last place on each axis of the ranks of node 0; empty where nodes are not known, or one has
-    all."""
+    """The first and the last place of node 0's ranks on each axis; empty if nodes are unknown, or one node has all
+    ranks."""
     mesh, per_node = MeshShape.of(job.plan), job.cluster.devices_per_node
     return mesh.ranges(range(per_node)) if 0 < per_node < mesh.world else {}
 
 
 def groups_of_rank_0(job: JobSpec, placement: StagePlacement) -> list[RankGroup]:
-    """One for each axis with more than one rank, in the order in which a token meets them."""
+    """One group for each axis with more than one rank, in the order in which a token meets them."""
     plan = job.plan
     has_experts, copies = job.model.moe.experts > 0, axis_groups(plan, COPIES[False])
-    found = [axis_groups(plan, kind) for kind in (TP, CP, *[EP] * has_experts, PP)]
-    found += [ends(plan, placement)] * job.model.shares_table
-    found += [axis_groups(plan, SHARDS[False]), copies]
-    found += [axis_groups(plan, REPLICAS[False])] * (copies.size > 1)  # else they are those of the shards
-    found += [axis_groups(plan, DP)] * job.data.separate_documents
-    found += [axis_groups(plan, kind[True]) for kind in (SHARDS, COPIES) if has_experts]
-    return [_group(job, of) for of in dict.fromkeys(found) if of.size > 1]
+    candidates = [axis_groups(plan, kind) for kind in (TP, CP, *[EP] * has_experts, PP)]
+    candidates += [ends(plan, placement)] * job.model.shares_table
+    candidates += [axis_groups(plan, SHARDS[False]), copies]
+    candidates += [axis_groups(plan, REPLICAS[False])] * (copies.size > 1)  # else they are the shards' groups
+    candidates += [axis_groups(plan, DP)] * job.data.separate_documents
+    candidates += [axis_groups(plan, kind[True]) for kind in (SHARDS, COPIES) if has_experts]
+    return [_group(job, axis_group) for axis_group in dict.fromkeys(candidates) if axis_group.size > 1]
 
 
 def world_group(job: JobSpec) -> RankGroup:
@@ -88,6 +88,13 @@ def world_group(job: JobSpec) -> RankGroup:
     return _group(job, axis_groups(job.plan, WORLD))
 
 
-def _group(job: JobSpec, of: AxisGroups) -> RankGroup:
-    nodes = of.nodes(0, node_devices(job.cluster))
-    return RankGroup(of.axis, tuple(of.line(0)), tuple(nodes), of.num_groups, of.carries, of.lies)
+def _group(job: JobSpec, axis_group: AxisGroups) -> RankGroup:
+    nodes = axis_group.nodes(0, node_devices(job.cluster))
+    return RankGroup(
+        axis_group.axis,
+        tuple(axis_group.line(0)),
+        tuple(nodes),
+        axis_group.num_groups,
+        axis_group.carries,
+        axis_group.lies,
+    )

@@ -1,8 +1,8 @@
-"""One step of a job as a story: where the batch goes, who is with whom, what each device holds, what a microbatch does
-in each layer, what crosses which link, and what it all adds up to.
+"""One step of a job as a story: the split of the batch, the groups of ranks, the contents of each device, the work of a
+microbatch in each layer, the traffic on each link, and the sum.
 
-Nothing is computed here that a prediction, the memory account or the layout table does not compute: this puts them in
-the order in which a step meets them. Where the device is not known there are no seconds, and `untimed` says why.
+All numbers come from the prediction, the memory account and the layout table: this file puts them in the order in which
+a step meets them. If the device is unknown there are no seconds, and `untimed` says why.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from shardwright.workload.query import Run
 
 @dataclass(frozen=True)
 class Link:
-    """Bandwidth of one device in one direction, bytes a second: the maker's, and what a calibration reaches of it."""
+    """Bandwidth of one device in one direction, in bytes per second: the maker's, and the calibrated one."""
 
     name: str
     peak_bytes_per_s: float
@@ -45,9 +45,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Story:
-    """The chapters. `rank` is the pipeline rank that sets the pace, of which crossings and sums are told, and `pieces`
-    how many of each kind it computes a microbatch with. `memory` is by pipeline rank, of some where there are many;
-    effects are on the `fullest` of them."""
+    """The chapters. `rank` is the pipeline rank that sets the pace; crossings and sums are this rank's, and `pieces`
+    are its numbers of pieces of each kind per microbatch. `memory` is by pipeline rank, for only some if there are
+    many; effects are on the `fullest` of them."""
 
     job: JobSpec
     program: Program
@@ -72,7 +72,7 @@ class Story:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second, of all devices together."""
+        """Tokens per second, of all devices together."""
         return None if self.step is None else self.job.tokens_per_step / self.step.total
 
 
@@ -84,26 +84,40 @@ def tell(job: JobSpec) -> Story:
     """The story of a job that was checked (cli_job.load)."""
     (run, gap), program = _run(job), job_program(job)
     priced, untimed = _priced(job, run, gap)
-    of_ranks = rank_pieces(run)
+    pieces_of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
-    kinds = sorted({kind for pieces in of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0].split()[0]))
+    kinds = sorted(
+        {kind for pieces in pieces_of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0].split()[0])
+    )
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
-    rank = _slowest(of_ranks, times)
+    rank = _slowest(pieces_of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)
-    told = _told(job, rank)
-    memory = dict(zip(told, job_memory(job, told), strict=True))
+    shown_ranks = _told(job, rank)
+    memory = dict(zip(shown_ranks, job_memory(job, shown_ranks), strict=True))
     fullest = max(memory, key=lambda rank: memory[rank].total_bytes)
     passes = piece_passes(job, run, software_under(run), costing, kinds=kinds)
     return Story(
-        job=job, program=program, order=rank_order(job), first_node=first_node(job), portions=portions(job),
-        groups=groups, experts=_experts(job, groups), memory=memory,
-        predicted=[] if priced is None else job_memories(job, shipped()), fullest=fullest,
+        job=job,
+        program=program,
+        order=rank_order(job),
+        first_node=first_node(job),
+        portions=portions(job),
+        groups=groups,
+        experts=_experts(job, groups),
+        memory=memory,
+        predicted=[] if priced is None else job_memories(job, shipped()),
+        fullest=fullest,
         effects=list(effects(job, fullest, memory[fullest])),
-        passes=passes, rank=rank, pieces=of_ranks[rank], times=times,
-        crossings=crossings(job, program, rank, of_ranks[rank], passes=passes, groups=groups, priced=priced),
-        step=None if priced is None else priced.step, links=[] if costing is None else _links(job, run, costing),
-        untimed=untimed, layouts=layouts(job),
-    )  # fmt: skip
+        passes=passes,
+        rank=rank,
+        pieces=pieces_of_ranks[rank],
+        times=times,
+        crossings=crossings(job, program, rank, pieces_of_ranks[rank], passes=passes, groups=groups, priced=priced),
+        step=None if priced is None else priced.step,
+        links=[] if costing is None else _links(job, run, costing),
+        untimed=untimed,
+        layouts=layouts(job),
+    )
 
 
 def _experts(job: JobSpec, groups: list[RankGroup]) -> ExpertPlacement | None:
@@ -111,14 +125,14 @@ def _experts(job: JobSpec, groups: list[RankGroup]) -> ExpertPlacement | None:
     return expert_placement(job, line.ranks if line else (0,), line.nodes if line else (0,))
 
 
-def _slowest(of_ranks: list[dict[PieceKind, int]], times: Mapping[PieceKind, PieceTime]) -> int:
-    """The pipeline rank that sets the pace; the first one if nothing is known of that."""
-    seconds = [sum(count * times[kind].total for kind, count in pieces.items() if times) for pieces in of_ranks]
+def _slowest(pieces_of_ranks: list[dict[PieceKind, int]], times: Mapping[PieceKind, PieceTime]) -> int:
+    """The pipeline rank that sets the pace; the first rank if times are unknown."""
+    seconds = [sum(count * times[kind].total for kind, count in pieces.items() if times) for pieces in pieces_of_ranks]
     return seconds.index(max(seconds))
 
 
 def _told(job: JobSpec, rank: int) -> list[int]:
-    """The pipeline ranks whose memory is told: all, or of many the first and the last, and the one of the story."""
+    """The pipeline ranks whose memory is shown: all, or if there are many the first and the last, and the story's."""
     pp, ends = job.plan.pp, _MOST_TOLD // 2
     return sorted({*range(min(pp, ends)), *range(max(0, pp - ends), pp), rank})
 
@@ -126,15 +140,15 @@ def _told(job: JobSpec, rank: int) -> list[int]:
 def _links(job: JobSpec, run: Run, costing: Costing) -> list[Link]:
     """Links that the job's ranks use."""
     rates, words, world = costing.rates, link_words(job.cluster), job.plan.world
-    node = node_devices(job.cluster) or world
+    node_size = node_devices(job.cluster) or world
     return [
-        *[Link(words.inside, run.node_bytes_per_s, rates.link)] * (min(node, world) > 1),
-        *[Link(words.between, run.network_bytes_per_s, rates.network)] * (world > node),
+        *[Link(words.inside, run.node_bytes_per_s, rates.link)] * (min(node_size, world) > 1),
+        *[Link(words.between, run.network_bytes_per_s, rates.network)] * (world > node_size),
     ]
 
 
 def _run(job: JobSpec) -> tuple[Run, str]:
-    """The job on its cluster, or with a word of what is not known of that, on one of which nothing is."""
+    """The job on its cluster; or, with the reason, on an unknown device if something about the cluster is unknown."""
     try:
         return run_of(job), ""
     except KeyError as error:
@@ -143,12 +157,12 @@ def _run(job: JobSpec) -> tuple[Run, str]:
 
 
 def _priced(job: JobSpec, run: Run, gap: str) -> tuple[PricedGroups | None, str]:
-    """The prediction of the step; or why there is none."""
+    """The prediction of the step, or the reason why there is none."""
     if gap:
         return None, gap
     if run.device == "unknown":
-        known = ", ".join(catalog.names("devices"))
-        return None, f"cluster.device is unknown; set it to one of {known}"
+        names = ", ".join(catalog.names("devices"))
+        return None, f"cluster.device is unknown; set it to one of {names}"
     try:
         return PricedGroups(Costing.of(run, shipped()), simulated_step(job, shipped())), ""
     except (KeyError, ValueError) as error:

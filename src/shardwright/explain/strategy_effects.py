@@ -13,7 +13,7 @@ from shardwright.sharding.memory_account import RankMemory
 
 @dataclass(frozen=True)
 class Effect:
-    """A strategy, what it does, and the memory of one rank with the plan and without the strategy."""
+    """A strategy, its effect in words, and the memory of one rank with the plan and without the strategy."""
 
     strategy: str
     does: str
@@ -21,18 +21,18 @@ class Effect:
     without_it: RankMemory
 
 
-def effects(job: JobSpec, rank: int, now: RankMemory) -> Iterator[Effect]:
-    """One for each strategy that the plan uses and that it could do without, on a pipeline rank that holds `now`."""
+def effects(job: JobSpec, rank: int, current: RankMemory) -> Iterator[Effect]:
+    """One effect for each strategy of the plan that can be left out, on a pipeline rank that holds `current`."""
     for strategy, does, section, changed in _strategies(job):
         spec = getattr(job, section)
-        other = job.model_copy(update={section: spec.model_copy(update=changed)})
-        if not (job_faults(other) or plan_faults(other)):
-            (without,) = job_memory(other, [rank])
-            yield Effect(strategy, does, now, without)
+        without_strategy = job.model_copy(update={section: spec.model_copy(update=changed)})
+        if not (job_faults(without_strategy) or plan_faults(without_strategy)):
+            (memory_without,) = job_memory(without_strategy, [rank])
+            yield Effect(strategy, does, current, memory_without)
 
 
 def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """(name, what it does, section of the job, what the section is without it)."""
+    """(name, effect in words, section of the job, the section's fields without the strategy)."""
     plan = job.plan
     if plan.zero and plan.replicas > 1:
         shared = {1: "optimizer state", 2: "optimizer state and gradients", 3: "optimizer state, gradients, parameters"}
@@ -46,10 +46,10 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
         does = "activations are computed again in the backward instead of being kept"
         without = {"recompute": "none", "recompute_layers": [], "memory_limit_gib": 0.0, "offload_activations": False}
         yield f"recompute {plan.recompute}", does, "plan", without
-    for field, what in (("optimizer", "optimizer state"), ("parameters", "shards"), ("activations", "layers' inputs")):
+    for field, data in (("optimizer", "optimizer state"), ("parameters", "shards"), ("activations", "layers' inputs")):
         if value := getattr(plan, f"offload_{field}"):
             share = f"{value:g} of the " if value is not True else ""
-            yield f"offload {field}", f"{share}{what} in host memory", "plan", {f"offload_{field}": type(value)(0)}
+            yield f"offload {field}", f"{share}{data} in host memory", "plan", {f"offload_{field}": type(value)(0)}
     if plan.compress != "none":
         does = "gradients are made smaller on their way; what is lost is added to the next step's"
         yield f"compress {plan.compress}", does, "plan", {"compress": "none"}

@@ -1,1 +1,1 @@
-"""Was it so? Runs are compared with what they should have been."""
+"""Measurements: runs are compared with the predictions and with other runs."""

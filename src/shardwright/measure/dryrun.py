@@ -1,10 +1,11 @@
 """One rank of a job without its cluster: the real build, steps and optimizer, on tensors that have no memory.
 
-Tensors are on torch's device meta: operators say which shapes they give and compute nothing. Collectives are over at
-once (parallel/comm/transport.py). So a rank of a model of any size runs in seconds on one CPU, and shows what it would
-hold at its peak, in which operator, and what it would send.
+Tensors are on torch's device meta: operators give the shapes of their results and compute nothing. Collectives return
+at once (parallel/comm/transport.py). So a rank of a model of any size runs in seconds on one CPU, and shows its peak
+memory, the operator at the peak, and the bytes that it would send.
 
-What depends on values is taken for even: every expert is sent as many rows, no choice finds its expert full.
+Routing, which depends on values, is assumed even: every expert receives equally many rows, and no choice finds its
+expert full.
 """
 
 import resource
@@ -25,16 +26,16 @@ from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.build import Replica
 from shardwright.train.dry_steps import DrySteps
 
-_MOST_NAMED = 10  # operators whose results are the largest part of the peak
+_MOST_NAMED = 10  # operators, those whose results are the largest part of the peak
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory(RankMemory):
-    """Bytes on the device when most is there, by kind, and on the host; and the operator and action at that moment.
+    """Bytes at the peak, by kind, on the device and on the host; and the operator and action at that moment.
 
-    `activations` are what autograd keeps for backwards, `buffers` the pool's and what stays beside the state, and
-    `working` all else: what operators need while they run, messages, gradients on their way through a layer. `largest`
-    has, of what was made in this step and is there, the bytes by operator and line of the source.
+    `activations` are what autograd keeps for backwards, `buffers` those of the pool and the permanent ones outside the
+    state, and `working` all else: temporary memory of operators, messages, gradients within a layer. `largest` has the
+    bytes of the tensors made in this step and still alive, by operator and line of the source.
     """
 
     operator: str
@@ -44,11 +45,11 @@ class PeakMemory(RankMemory):
 
 @dataclass(frozen=True)
 class DryRun:
-    """The dry run of one rank: a step, or as many (`num_steps`) as it takes to fill a pipeline that never drains.
+    """The dry run of one rank: a step, or `num_steps` steps, enough to fill a pipeline that never drains.
 
     `place` is the rank with its coordinates, `collectives` calls and bytes by "collective axis", as in the ledger of a
-    run, `curve` the most memory in each action, in their order. `account` and `account_collectives` are what is
-    predicted without running anything. `host_peak_bytes` is the memory of this process, not of the rank.
+    run, `curve` the peak memory of each action, in their order. `account` and `account_collectives` are the predictions
+    without a run. `host_peak_bytes` is the memory of this process, not of the rank.
     """
 
     rank: int
@@ -70,13 +71,10 @@ class DryRun:
 
 
 def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
-    """Run a rank of a job, as it would on a `device`, cpu or cuda. PlanError for a rank that is not there."""
+    """Run a rank of a job as on a `device`, cpu or cuda. PlanError for a rank that does not exist."""
     if not 0 <= rank < job.plan.world:
-        raise PlanError(
-            f"dry run of {job.name}",
-            [f"rank {rank} is asked for, and the plan has {job.plan.degrees} = {job.plan.world}, 0 to "
-             f"{job.plan.world - 1}"],
-        )  # fmt: skip
+        ranks = f"{job.plan.degrees} = {job.plan.world}, 0 to {job.plan.world - 1}"
+        raise PlanError(f"dry run of {job.name}", [f"rank {rank} is asked for, and the plan has {ranks}"])
     began_s = time.perf_counter()
     host = _HostMemory()
     trace, saved = MemoryTrace(host), LiveBytes()
@@ -84,17 +82,17 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
         steps = DrySteps(job, rank, device)
         replica, mesh = steps.replica, steps.mesh
         host.look_at(replica)
-        with saved:  # both times, for it adds operators
+        with saved:  # in both runs, because it adds operators
             trace.begin()
             steps.run()
-            least, before = trace.peak_bytes, -1
-            observer = _Observer(replica, trace, saved, host, least_bytes=least)
-            while before < replica.pool.peak_bytes + host() or observer.peak is None:
-                before = replica.pool.peak_bytes + host()  # a step begins with the buffers that the one before left
-                observer = _Observer(replica, trace, saved, host, least_bytes=least)
+            least_bytes, previous_bytes = trace.peak_bytes, -1
+            observer = _Observer(replica, trace, saved, host, least_bytes=least_bytes)
+            while previous_bytes < replica.pool.peak_bytes + host() or observer.peak is None:
+                previous_bytes = replica.pool.peak_bytes + host()  # a step begins with the previous step's buffers
+                observer = _Observer(replica, trace, saved, host, least_bytes=least_bytes)
                 trace.begin(observer)
                 steps.run()
-                least = observer.most_bytes
+                least_bytes = observer.most_bytes
     place = mesh.shape.coordinates(rank)
     return DryRun(
         rank,
@@ -117,27 +115,27 @@ def _on(job: JobSpec, device: str) -> JobSpec:
 
 
 class _HostMemory:
-    """The contents of host memory: offloaded state of the optimizer and values, and inputs that are away."""
+    """The contents of host memory: offloaded optimizer state and values, and offloaded inputs."""
 
     def __init__(self) -> None:
         self._state_bytes = 0
         self._pools: list[HostPool] = []
 
     def __call__(self) -> int:
-        """Bytes now."""
+        """Bytes at this moment."""
         return self._state_bytes + sum(pool.allocated_bytes for pool in self._pools)
 
     def look_at(self, replica: Replica) -> None:
-        """Find what is on the host, once a replica is built."""
+        """Find the memory on the host, once a replica is built."""
         self._state_bytes = sum(held_storages(replica.shards, replica.tied)["host"].values())
         pools = {id(stage.host): stage.host for stage in replica.stages.values() if stage.host is not None}
         self._pools = list(pools.values())
 
 
 class _Observer:
-    """Looks at memory after each operator of a step: by kind at the peak, and at the most of each action. By kind it
-    looks where at least `least_bytes` are there, as were at the peak of the step before, and more than so far; there
-    is no peak where so many are nowhere."""
+    """Looks at memory after each operator of a step: by kind at the peak, and at the peak of each action. It looks by
+    kind only at `least_bytes` or more, the peak of the previous step, and only if that is more than so far; `peak` is
+    None if no operator reaches it."""
 
     def __init__(
         self, replica: Replica, trace: MemoryTrace, saved: LiveBytes, host: _HostMemory, *, least_bytes: int
@@ -160,25 +158,25 @@ class _Observer:
 
     @property
     def most_bytes(self) -> int:
-        """The most after any operator."""
+        """The largest number of bytes after any operator."""
         return max(self._most.values())
 
     def curve(self) -> list[tuple[str, int]]:
-        """The most of each action, in their order."""
+        """The peak of each action, in their order."""
         return [(str(self._row[index]), self._most[index]) for index in sorted(self._most)]
 
     def _look(self, operator: str, action: str) -> PeakMemory:
         replica = self._replica
         versions = [t for weight_stash in replica.weight_stashes.values() for t in weight_stash.memory()]
         storages = held_storages(replica.shards, replica.tied, versions)
-        held = {kind: sum(sizes.values()) for kind, sizes in storages.items()}
+        kind_bytes = {kind: sum(sizes.values()) for kind, sizes in storages.items()}
         activations = self._saved.num_bytes(without={number for sizes in storages.values() for number in sizes})
-        buffers = replica.pool.held_bytes + held["kept"]
-        state = held["parameters"] + held["gradients"] + held["optimizer"]
+        buffers = replica.pool.held_bytes + kind_bytes["kept"]
+        state = kind_bytes["parameters"] + kind_bytes["gradients"] + kind_bytes["optimizer"]
         return PeakMemory(
-            parameters_bytes=held["parameters"],
-            gradients_bytes=held["gradients"],
-            optimizer_bytes=held["optimizer"],
+            parameters_bytes=kind_bytes["parameters"],
+            gradients_bytes=kind_bytes["gradients"],
+            optimizer_bytes=kind_bytes["optimizer"],
             activations_bytes=activations,
             buffers_bytes=buffers,
             host_bytes=self._host(),
@@ -189,8 +187,8 @@ class _Observer:
         )
 
     def _largest(self) -> tuple[tuple[Origin, int], ...]:
-        made: Counter[Origin] = Counter()
+        origin_bytes: Counter[Origin] = Counter()
         for number, num_bytes in self._trace.live.items():
             if number in self._trace.origins:
-                made[self._trace.origins[number]] += num_bytes
-        return tuple(made.most_common(_MOST_NAMED))
+                origin_bytes[self._trace.origins[number]] += num_bytes
+        return tuple(origin_bytes.most_common(_MOST_NAMED))

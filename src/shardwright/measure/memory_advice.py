@@ -1,4 +1,4 @@
-"""A way out for a job whose ranks ran out of memory: the account says which change of the plan would have fitted."""
+"""Advice for a job whose ranks ran out of memory: the account finds a change of the plan that would have fitted."""
 
 from shardwright.account.first_fit import USABLE, first_fit
 from shardwright.config.job import JobSpec
@@ -6,7 +6,7 @@ from shardwright.config.units import memory_text
 
 
 def way_out(job: JobSpec, room_bytes: int) -> str:
-    """One sentence. `room_bytes` is what there was for the rank that failed."""
+    """One sentence of advice. `room_bytes` is the memory that was available to the failed rank."""
     room = f"There were {memory_text(room_bytes)} for this rank"
     change = first_fit(job, room_bytes)
     if change is None:

@@ -1,10 +1,10 @@
-"""The memory that the operators of this process allocate, followed one by one: how much is there, and when most.
+"""The memory that the operators of this process allocate, followed operator by operator: its size, and its peak.
 
-Every operator of torch passes by a dispatch mode, forward and backward, and what it gives lies in storages that are
-counted until nobody holds them. That works for tensors without memory (the device meta), which a dry run has.
+Every operator of torch, forward and backward, passes through a dispatch mode, and the storages of its results are
+counted until nobody holds them. This works for tensors without memory (the device meta), which a dry run has.
 
 The mode is torch.utils._python_dispatch.TorchDispatchMode. torch documents it as the way to see every operator and has
-kept it for years, but has no public name for it; it is used here and nowhere else.
+kept it for years, but has no public name for it. Of this package, only measurements use it.
 """
 
 import sys
@@ -33,10 +33,10 @@ class Origin(NamedTuple):
 
 
 class MemoryTrace(TorchDispatchMode):
-    """While it lasts, follows the storages that operators make on this thread.
+    """While it is entered, follows the storages that operators make on this thread.
 
-    `now_bytes` is in storages, and `peak_bytes` the most since `begin`. What `apart_bytes` says is not counted: memory
-    of the host, which a dry run has no other place for.
+    `now_bytes` are the bytes in storages now, and `peak_bytes` the most since `begin`. Both leave out the bytes that
+    `apart_bytes` returns: memory of the host, which a dry run has no other place for.
     """
 
     def __init__(self, apart_bytes: Callable[[], int] = lambda: 0) -> None:
@@ -47,7 +47,7 @@ class MemoryTrace(TorchDispatchMode):
         self._all_bytes = 0
         self._observer: Callable[[], None] | None = None
         self._running: Any = None
-        self.origins: dict[int, Origin] = {}  # of storages that were made while somebody observed
+        self.origins: dict[int, Origin] = {}  # of storages that were made while there was an observer
         self.num_operators = 0
         self.peak_bytes = 0
 
@@ -57,13 +57,13 @@ class MemoryTrace(TorchDispatchMode):
         return self._all_bytes - self._apart_bytes()
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        """Follow the storages of tensors that were there before."""
+        """Follow the storages of tensors that existed before."""
         for tensor in tensors:
             self._follow(tensor.untyped_storage())
 
     @property
     def live(self) -> dict[int, int]:
-        """Bytes of each storage that is there, by the number that stands for it."""
+        """Bytes of each storage that is alive, by the id of the storage."""
         return dict(self._live)
 
     def begin(self, observer: Callable[[], None] | None = None) -> None:
@@ -74,7 +74,7 @@ class MemoryTrace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """One operator."""
+        """Run one operator, and follow its results."""
         self._running = func
         result = self._results.call(func, args, kwargs or {})
         for leaf in result if isinstance(result, tuple | list) else (result,):
@@ -102,12 +102,12 @@ class MemoryTrace(TorchDispatchMode):
         self.origins.pop(number, None)
 
     def origin(self) -> Origin:
-        """The operator that runs, and the line of ours that called it."""
+        """The operator that runs, and the line of this package that called it."""
         return Origin(str(self._running), line_of_ours())
 
 
 def line_of_ours() -> str:
-    """The line of this package, outside of its measuring, that called what runs: "train/build.py:12"."""
+    """The line of this package, outside of `measure`, that called the running code: "train/build.py:12"."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

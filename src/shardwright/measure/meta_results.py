@@ -1,9 +1,9 @@
 """Results of operators on tensors without memory (torch's device meta), made once for each set of shapes.
 
-torch computes the shape, strides and number type of a result anew in each call, for most operators in Python, which is
-nearly all that a dry run takes. They follow from those of what comes in, so an operator that only reads is asked once,
-and afterwards its results are tensors of the same form in storages of their own. One that changes what it takes in
-place, and gives that back, is asked once too, and afterwards gives it back.
+torch computes the shape, strides and dtype of a result anew in each call, for most operators in Python, and a dry run
+spends nearly all of its time there. They follow from the shapes, strides and dtypes of the inputs. So an operator that
+only reads runs once per set of inputs, and afterwards its results are new tensors of the same form in storages of their
+own. An operator that changes an input in place and returns it runs once too, and afterwards the input is returned.
 """
 
 from typing import Any, NamedTuple
@@ -31,14 +31,14 @@ class _Form(NamedTuple):
 
 
 class _UnknownError(Exception):
-    """An argument whose part in the result is not known."""
+    """An argument whose effect on the result is unknown."""
 
 
 class MetaResults:
-    """Calls operators, or gives what they would."""
+    """Runs operators, or returns what they would return."""
 
     def __init__(self) -> None:
-        # Results, tensors by their forms; True for one that gives back what it changed, False for what is always asked.
+        # Forms of the results; True for an operator that returns what it changed, False for one that always has to run.
         self._forms: dict[Key, tuple[bool, tuple[Any, ...]] | bool] = {}
         self._is_view: dict[Any, bool] = {}
 
@@ -52,49 +52,49 @@ class MetaResults:
             key = func, *map(_key, args), *((name, _key(value)) for name, value in kwargs.items())
         except _UnknownError:
             return func(*args, **kwargs)
-        known = self._forms.get(key)
-        if known is None:
+        forms_or_flag = self._forms.get(key)
+        if forms_or_flag is None:
             return self._call_and_remember(key, func, args, kwargs)
-        if known is False:
+        if forms_or_flag is False:
             return func(*args, **kwargs)
-        if known is True:
+        if forms_or_flag is True:
             return _first(args, kwargs)
-        is_one, forms = known
+        is_one, forms = forms_or_flag
         results = [form.made() if type(form) is _Form else form for form in forms]
         return results[0] if is_one else tuple(results)
 
     def _call_and_remember(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator, and remember the forms of its results, or that they can't be known."""
+        """Run an operator, and remember the forms of its results, or that they can't be known."""
         returns = func._schema.returns
         if func._schema.is_mutable:
-            before = _first(args, kwargs)
-            form = None if before is None else _Form.of(before)
+            changed = _first(args, kwargs)
+            form = None if changed is None else _Form.of(changed)
             result = func(*args, **kwargs)
-            gives_back = before is not None and result is before and len(returns) == 1 and _Form.of(before) == form
+            gives_back = changed is not None and result is changed and len(returns) == 1 and _Form.of(changed) == form
             self._forms[key] = gives_back and _changes_the_first_alone(func)
             return result
         result = func(*args, **kwargs)
         is_one = isinstance(result, Tensor)
         results = (result,) if is_one else result
-        is_known = isinstance(results, tuple) and all(of.alias_info is None for of in returns)
+        is_known = isinstance(results, tuple) and all(returned.alias_info is None for returned in returns)
         forms = tuple(_Form.of(r) if isinstance(r, Tensor) else r for r in results) if is_known else ()
         self._forms[key] = (is_one, forms) if is_known and _are_new(results, (args, kwargs)) else False
         return result
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the tensor that an operator changes if it changes one alone: `out`, or its first argument."""
+    """Return the tensor that an operator changes if it changes only one: `out`, or its first argument."""
     changed = kwargs.get("out", args[0] if args else None)
     return changed if isinstance(changed, Tensor) else None
 
 
 def _gives_views(func: Any) -> bool:
-    """True if it only looks at a tensor in another way, which torch does without Python."""
-    return not func._schema.is_mutable and any(of.alias_info is not None for of in func._schema.returns)
+    """True if an operator only returns a view, which torch makes without Python."""
+    return not func._schema.is_mutable and any(returned.alias_info is not None for returned in func._schema.returns)
 
 
 def _key(value: Any) -> Any:
-    """An argument as far as results depend on it. A number stands with its type, for 1, 1.0 and True are equal."""
+    """The part of an argument that results depend on. A number has its type with it, because 1 == 1.0 == True."""
     kind = type(value)
     if kind in _SCALARS:
         return kind, value
@@ -106,21 +106,25 @@ def _key(value: Any) -> Any:
 
 
 def _are_new(results: tuple[Any, ...], inputs: Any) -> bool:
-    """True if each is a plain value, or a tensor in a storage of its own, as large as its form needs."""
+    """True if each result is a plain value, or a tensor in a storage of its own, as large as its form needs."""
     tensors = [result for result in results if isinstance(result, Tensor)]
-    if not all(type(of) is Tensor and of.is_meta and not of.storage_offset() for of in tensors):
+    if not all(type(tensor) is Tensor and tensor.is_meta and not tensor.storage_offset() for tensor in tensors):
         return False
     if not all(type(result) in _SCALARS for result in results if not isinstance(result, Tensor)):
         return False
     storages = [tensor.untyped_storage() for tensor in tensors]
-    taken = {id(leaf.untyped_storage()) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
-    if len({id(storage) for storage in storages} | taken) != len(storages) + len(taken):
+    input_storages = {id(leaf.untyped_storage()) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
+    if len({id(storage) for storage in storages} | input_storages) != len(storages) + len(input_storages):
         return False
     forms = [_Form.of(tensor).made() for tensor in tensors]
-    return all(of.untyped_storage().nbytes() == s.nbytes() for of, s in zip(forms, storages, strict=True))
+    return all(new.untyped_storage().nbytes() == s.nbytes() for new, s in zip(forms, storages, strict=True))
 
 
 def _changes_the_first_alone(func: Any) -> bool:
-    """True if the one argument that is written is `out`, or else the first."""
-    written = [of for of in func._schema.arguments if of.alias_info is not None and of.alias_info.is_write]
+    """True if the only argument that is written is `out`, or else the first."""
+    written = [
+        argument
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
     return len(written) == 1 and (written[0].name == "out" or written[0] == func._schema.arguments[0])

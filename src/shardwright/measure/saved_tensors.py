@@ -1,6 +1,6 @@
 """The tensors that autograd keeps between forward and backward, measured: the storages of saved tensors, each once.
 
-Too slow for a run, whose account is a prediction (account/activations.py): this is what that is held against.
+This is too slow for a run, whose account is a prediction (account/activations.py). It measures what that predicts.
 """
 
 from collections import Counter
@@ -15,20 +15,20 @@ from torch.distributed.tensor import DTensor
 def saved_bytes(forward: Callable[[], object], constants: Iterable[Tensor] = ()) -> int:
     """Bytes that a forward keeps for its backward, without `constants`: parameters, and tables that layers share.
 
-    Of a DTensor, those of this rank's part.
+    For a DTensor, the bytes of this rank's part.
     """
-    apart = {_local(tensor).untyped_storage().data_ptr() for tensor in constants}
-    kept: dict[int, torch.UntypedStorage] = {}
+    constant_addresses = {_local(tensor).untyped_storage().data_ptr() for tensor in constants}
+    storages: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = _local(tensor).untyped_storage()
-        if storage.data_ptr() not in apart:
-            kept[storage.data_ptr()] = storage  # kept alive, so that no other may take its address
+        if storage.data_ptr() not in constant_addresses:
+            storages[storage.data_ptr()] = storage  # kept alive, so that no other storage may take its address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
-    total = sum(storage.nbytes() for storage in kept.values())
+    total = sum(storage.nbytes() for storage in storages.values())
     del output
     return total
 
@@ -39,11 +39,12 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 class LiveBytes:
-    """While it lasts (on one thread), counts bytes that saved tensors hold, `constants` apart; `peak` is the most."""
+    """While it is entered (on one thread), counts the bytes of saved tensors, without `constants`; `peak` is the
+    most."""
 
     def __init__(self, constants: Iterable[Tensor] = ()) -> None:
         self._apart = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in constants)}
-        self._holders: Counter[int] = Counter()  # how many saved tensors lie in a storage, by what stands for it
+        self._holders: Counter[int] = Counter()  # number of saved tensors in a storage, by the storage's id
         self._sizes: dict[int, int] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
         self.now = 0
@@ -60,11 +61,11 @@ class LiveBytes:
         return _Held(tensor, self)
 
     def num_bytes(self, without: Collection[int]) -> int:
-        """Bytes of the storages that are held now, but for some, which are named by their `id`."""
+        """Bytes of the storages that are held now, except those whose `id` is in `without`."""
         return sum(self._sizes[number] for number in self._holders if number not in without)
 
     def begin(self, storage: torch.UntypedStorage) -> None:
-        """One more saved tensor lies in this storage."""
+        """Count a saved tensor that lies in this storage."""
         number = id(storage)
         self._holders[number] += 1
         if self._holders[number] == 1:
@@ -73,7 +74,7 @@ class LiveBytes:
             self.peak = max(self.peak, self.now)
 
     def end(self, storage: torch.UntypedStorage) -> None:
-        """One fewer."""
+        """Count a saved tensor less in this storage."""
         number = id(storage)
         self._holders[number] -= 1
         if not self._holders[number]:
@@ -82,7 +83,7 @@ class LiveBytes:
 
 
 class _Held:
-    """A saved tensor; autograd drops this when it no longer needs the tensor."""
+    """A saved tensor; autograd drops this object when it no longer needs the tensor."""
 
     def __init__(self, tensor: Tensor, account: LiveBytes) -> None:
         self.tensor, self._account = tensor, account

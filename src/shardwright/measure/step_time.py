@@ -1,7 +1,7 @@
-"""Is the simulated step the executed one? Measure what the stages cost here, simulate with that, run, compare.
+"""The simulated step against the executed one: measure the costs of the stages, simulate with them, run, compare.
 
-Costs are measured on all ranks at once, as the pipeline runs them: on one machine they share memory and caches, and
-a stage alone would look faster than it is.
+Costs are measured on all ranks at once, as the pipeline runs them: on one machine the ranks share memory and caches,
+and a stage alone would look faster than it is.
 """
 
 import statistics
@@ -30,12 +30,12 @@ from shardwright.train.launch.launch import launch
 from shardwright.train.launch.this_machine import on_this_machine
 from shardwright.train.train_step import refuse_asynchronous, train_step
 
-ROUNDS = 9  # of which the median counts; the first is a warm-up
+ROUNDS = 9  # the median of all but the first counts, which is a warm-up
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """The measured times of one rank. Seconds; by stage (forward, input gradient, weight gradient, whole backward)."""
+    """The measured seconds of one rank; by stage (forward, input gradient, weight gradient, whole backward)."""
 
     stages: dict[int, tuple[float, ...]]
     message_s: float
@@ -46,7 +46,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step as simulated from measured costs, and as executed: the median of several."""
+    """A step as simulated from measured costs, and as executed: the median of several executions."""
 
     costs: Costs
     simulated: Times
@@ -59,7 +59,7 @@ class Comparison:
         return self.simulated.makespan
 
     def executed(self) -> Times:
-        """The last step that was run, as the simulation would say it: times from the first action's start."""
+        """The last executed step, in the form of the simulation: times count from the first action's start."""
         first_s = min(row[0].start_s for row in self.performed)
         consumed_s = {
             (part.kind, part.stage, part.microbatch): entry.began_s
@@ -73,7 +73,7 @@ class Comparison:
 
     @staticmethod
     def _span(entry: Performed, consumed_s: dict[tuple[Kind, int, int], float]) -> tuple[float, float]:
-        """Start and end of an action. A receive is over when its consumer begins: nobody looks before."""
+        """Start and end of an action. A receive counts as over when its consumer begins: nothing reads it before."""
         action = entry.action
         if action.kind is Kind.RECV_FORWARD:
             arrived_s = consumed_s[Kind.FORWARD, action.stage, action.microbatch]
@@ -86,7 +86,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative to the executed time; positive where the simulation is too slow."""
+        """The simulation's error relative to the executed time; positive if the simulation is too slow."""
         return self.simulated_s / self.executed_s - 1.0
 
 
@@ -104,7 +104,7 @@ def compare_step_time(job: JobSpec, folder: Path) -> Comparison:
 
 
 def measured_costs(job: JobSpec, ranks: list[RankTimes]) -> Costs:
-    """Costs by stage, the slowest rank's where several hold a stage."""
+    """Costs by stage; those of the slowest rank if several hold a stage."""
     program = job_program(job)
     by_stage = [
         tuple(max(rank.stages[stage][part] for rank in ranks if stage in rank.stages) for part in range(4))
@@ -112,15 +112,15 @@ def measured_costs(job: JobSpec, ranks: list[RankTimes]) -> Costs:
     ]
     forward, input_grad, weight_grad, backward = zip(*by_stage, strict=True)
     if not program.split_backwards:
-        weight_grad = tuple(max(0.0, both - first) for both, first in zip(backward, input_grad, strict=True))
+        weight_grad = tuple(max(0.0, both_s - input_s) for both_s, input_s in zip(backward, input_grad, strict=True))
     latency = statistics.median(rank.message_s for rank in ranks)
     return Costs(forward, input_grad, weight_grad, latency=latency, step=max(rank.update_s for rank in ranks))
 
 
 def measure_rank(job: JobSpec, mesh: Mesh, folder: Path) -> RankTimes:
-    """Every rank of the job calls this: time a whole step, each stage, a message and the update, in turn.
+    """Time a whole step, each stage, a message and the update, in turn. Every rank of the job calls this.
 
-    In turn, so that a machine that is slow for a while is slow for all of them.
+    The rounds interleave them, so that a machine that is slow for a while is slow for all of them.
     """
     job = job.grown()
     replica = build(job, mesh)
@@ -157,8 +157,8 @@ def _timed(work: Callable[[], object], mesh: Mesh) -> float:
 
 
 def _time_stage(stage: DecoderStage, tokens_BS: Tensor, mesh: Mesh) -> tuple[float, float, float, float]:
-    """F, I, W and B of one stage, once."""
-    found = []
+    """Seconds of F, I, W and B of one stage, once."""
+    times_s = []
     microbatch = Microbatch(seed=0, step=0, first_sample=0)  # as in training: with dropout, if the model has some
     for split in (True, False):
         x = tokens_BS[:, :-1] if stage.span.is_first else stage.empty_hidden(len(tokens_BS)).normal_().requires_grad_()
@@ -174,21 +174,21 @@ def _time_stage(stage: DecoderStage, tokens_BS: Tensor, mesh: Mesh) -> tuple[flo
             with stage.deferred.keeping(0) if split else nullcontext():
                 torch.autograd.backward(get_gradient_edge(outputs[0]), torch.ones_like(outputs[0]))
 
-        found += [_timed(forward, mesh), _timed(backward, mesh)]
+        times_s += [_timed(forward, mesh), _timed(backward, mesh)]
         if split:
-            found.append(_timed(lambda: stage.deferred.compute(0), mesh))
-    forward_1_s, input_grad_s, weight_grad_s, forward_2_s, backward_s = found
+            times_s.append(_timed(lambda: stage.deferred.compute(0), mesh))
+    forward_1_s, input_grad_s, weight_grad_s, forward_2_s, backward_s = times_s
     return (forward_1_s + forward_2_s) / 2, input_grad_s, weight_grad_s, backward_s
 
 
 def _time_message(job: JobSpec, replica: Replica, mesh: Mesh) -> float:
-    """Half the time of a hidden state that goes to a neighbour in the pipeline and comes back."""
+    """Half the time of a hidden state that goes to a pipeline neighbour and comes back."""
     pp = mesh.pp
     if pp.size == 1:
         return 0.0
     message = next(iter(replica.stages.values())).empty_hidden(job.plan.microbatch_size).zero_()
     neighbour = pp.index ^ 1
-    if neighbour >= pp.size:  # the last of an odd number has nobody to play with, but keeps step
+    if neighbour >= pp.size:  # the last rank of an odd number has no partner, but takes part in the barrier
         return _timed(lambda: None, mesh)
 
     def there_and_back() -> None:

@@ -1,8 +1,8 @@
-"""Predict every row of a table of measured runs and score it as benchmarks/truth/README.md says.
+"""Predict every row of a table of measured runs, and score the predictions as benchmarks/truth/README.md says.
 
-Tier A is the headline; of a plan that newer software repeats only the latest row counts; a plan group weighs 1, and
-each family of runs as much as any other. Beside it stand a baseline of one constant efficiency, the same constants
-fitted without each family, and whether plans fit that are known to run or not.
+Tier A is the headline. If newer software repeats a plan, only the latest row counts; a plan group weighs 1, and each
+family of runs weighs the same. Three scores stand next to it: a baseline with one constant efficiency, the constants
+fitted without each family, and the predictions that known plans fit or not.
 """
 
 import math
@@ -20,14 +20,14 @@ from shardwright.simulate.closed_form import StepTime
 from shardwright.workload.query import Run
 
 GB = 1e9
-# What the baseline takes for granted: this share of the peak for all that is executed, recomputation counted.
+# The baseline assumes this share of the peak for all executed FLOPs, with recomputation.
 BASELINE_EFFICIENCY = 0.5
-RANKED = ("aleph", "bloom", "zb")  # families that are sweeps of plans of one model
+RANKED = ("aleph", "bloom", "zb")  # families of runs that sweep the plans of one model
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """One row with what was predicted."""
+    """One row with its prediction."""
 
     row: Measured
     time: StepTime | None
@@ -37,35 +37,37 @@ class Predicted:
 
     @property
     def ratio(self) -> float:
-        """Predicted over measured seconds; 0 where one is not there."""
+        """Predicted over measured seconds; 0 if one is missing."""
         return self.time.total / self.row.step_s if self.time and self.row.step_s else 0.0
 
 
 def predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
-    """Time and memory of each row; one that can't be predicted says why.
+    """Time and memory of each row; a row that can't be predicted has a reason.
 
-    What does not say what it recomputes is taken to recompute the least that fits, or all.
+    A row that does not state its recomputation is assumed to recompute the least that fits, or all.
     """
     priced = _priced({n: row.run for n, row in enumerate(rows) if row.run}, constants)
-    fits = {n: _fits(rows[n], of) for n, of in priced.items() if not isinstance(of, str)}
-    runs = {n: rows[n].run for n in fits}
+    is_fitting = {n: _fits(rows[n], price) for n, price in priced.items() if not isinstance(price, str)}
+    runs = {n: rows[n].run for n in is_fitting}
     for policy in ("selective", "full"):
-        unsure = {n: _recomputed(rows[n], policy) for n in fits if not fits[n] and not rows[n].knows_recompute}
-        for n, of in _priced(unsure, constants).items():
-            assert isinstance(of, Price), "a run that is priced with less memory is priced with more"
-            fits[n] = _fits(rows[n], of)
+        unsure = {
+            n: _recomputed(rows[n], policy) for n in is_fitting if not is_fitting[n] and not rows[n].knows_recompute
+        }
+        for n, price in _priced(unsure, constants).items():
+            assert isinstance(price, Price), "a run that is priced with less memory is priced with more"
+            is_fitting[n] = _fits(rows[n], price)
             if not rows[n].says_recompute:
-                priced[n], runs[n] = of, unsure[n]
-    found = []
+                priced[n], runs[n] = price, unsure[n]
+    predictions = []
     for n, row in enumerate(rows):
         price, run = priced.get(n, row.reason), runs.get(n)
         if isinstance(price, str) or run is None:
-            found.append(Predicted(row, None, 0.0, None, reason=str(price)))
+            predictions.append(Predicted(row, None, 0.0, None, reason=str(price)))
             continue
         memory = rank_memory(run, constants)[-1] if row.of_last_rank else price.memory
-        seen = memory.process if row.sees_device else memory.total
-        found.append(Predicted(row, price.time, float(seen) / GB, fits[n], reason=""))
-    return found
+        memory_bytes = memory.process if row.sees_device else memory.total
+        predictions.append(Predicted(row, price.time, float(memory_bytes) / GB, is_fitting[n], reason=""))
+    return predictions
 
 
 def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:
@@ -73,7 +75,7 @@ def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | 
 
 
 def _recomputed(row: Measured, policy: str) -> Run:
-    """The run of a row with every layer computed again as far as a policy says."""
+    """The run of a row with every layer recomputed under a policy."""
     assert row.run is not None, "only what can be priced is recomputed"
     return replace(row.run, grid=replace(row.run.grid, recompute=policy, policies=()))
 
@@ -88,27 +90,27 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     constants = shipped()
     rows = predict(read_runs(runs), constants)
     headline = [p for p in rows if p.ratio and p.row.tier == "A" and p.row.is_latest]
-    beside = [p for p in rows if p.ratio and p.row.tier == "B" and p.row.is_latest]
-    found: dict[str, Any] = {"rows": len(rows), "predicted": sum(p.time is not None for p in rows)}
-    found |= summary(headline, lambda p: p.ratio)
-    found["by_family"] = _by(headline, lambda p: p.row.family)
-    found["by_device"] = _by(headline, lambda p: p.row.device)
-    found["tier_b"] = summary(beside, lambda p: p.ratio) | {"by_family": _by(beside, lambda p: p.row.family)}
-    found["baseline"] = summary(headline, _baseline_ratio)
-    found["memory_mape"], found["memory_by_family"] = _memory(rows)
-    others = predict(read_runs(out_of_memory), constants) if out_of_memory else []
-    found["fit"] = _fit(rows, others)
-    kept = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
-    found["order"] = order([(p.row, p.ratio * p.row.step_s) for p in kept])
-    found["cross_validated"] = _cross_validated(headline)
-    found["fitted_constants"] = int(constants["common.num_fitted"])
-    found["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
-    found["predictions"] = [_line(p) for p in rows]
-    return found
+    tier_b = [p for p in rows if p.ratio and p.row.tier == "B" and p.row.is_latest]
+    scores: dict[str, Any] = {"rows": len(rows), "predicted": sum(p.time is not None for p in rows)}
+    scores |= summary(headline, lambda p: p.ratio)
+    scores["by_family"] = _by(headline, lambda p: p.row.family)
+    scores["by_device"] = _by(headline, lambda p: p.row.device)
+    scores["tier_b"] = summary(tier_b, lambda p: p.ratio) | {"by_family": _by(tier_b, lambda p: p.row.family)}
+    scores["baseline"] = summary(headline, _baseline_ratio)
+    scores["memory_mape"], scores["memory_by_family"] = _memory(rows)
+    out_of_memory_rows = predict(read_runs(out_of_memory), constants) if out_of_memory else []
+    scores["fit"] = _fit(rows, out_of_memory_rows)
+    ranked = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
+    scores["order"] = order([(p.row, p.ratio * p.row.step_s) for p in ranked])
+    scores["cross_validated"] = _cross_validated(headline)
+    scores["fitted_constants"] = int(constants["common.num_fitted"])
+    scores["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
+    scores["predictions"] = [_line(p) for p in rows]
+    return scores
 
 
 def summary(rows: list[Predicted], ratio: Callable[[Predicted], float]) -> dict[str, float]:
-    """Weighted scores of ratios of predicted to measured."""
+    """Weighted scores of the ratios of predicted to measured."""
     if not rows:
         return {}
     weights = weights_of([p.row for p in rows])
@@ -129,30 +131,30 @@ def summary(rows: list[Predicted], ratio: Callable[[Predicted], float]) -> dict[
 
 def _by(rows: list[Predicted], key: Callable[[Predicted], str]) -> dict[str, dict[str, float]]:
     return {
-        name: {"rows": len(some)} | summary(some, lambda p: p.ratio)
+        name: {"rows": len(group)} | summary(group, lambda p: p.ratio)
         for name in sorted({key(p) for p in rows})
-        if (some := [p for p in rows if key(p) == name])
+        if (group := [p for p in rows if key(p) == name])
     }
 
 
 def _baseline_ratio(predicted: Predicted) -> float:
-    """One efficiency for all: executed FLOPs over half the peak of 16 bits, or of fp8."""
+    """The ratio with one efficiency for all: executed FLOPs over half the peak of 16 bits, or of fp8."""
     time = predicted.time
     assert time is not None, "only what was predicted has a baseline"
     return float(time.total * time.hfu / BASELINE_EFFICIENCY / predicted.row.step_s)
 
 
 def _memory(rows: Iterable[Predicted]) -> tuple[float, dict[str, dict[str, float]]]:
-    """Mean error where the allocator's peak was measured, and by family also where the driver's was."""
+    """Mean error if the allocator's peak was measured; by family also if the driver's peak was."""
     with_memory = [p for p in rows if p.row.memory_gb and p.memory_gb and p.row.tier in "AB" and p.row.is_latest]
     by_family = {}
     for family in sorted({p.row.family for p in with_memory}):
-        some = [p for p in with_memory if p.row.family == family]
-        weights = weights_of([p.row for p in some])
+        group = [p for p in with_memory if p.row.family == family]
+        weights = weights_of([p.row for p in group])
         by_family[family] = {
-            "rows": len(some),
-            "mape": weighted_mean([abs(p.memory_gb / p.row.memory_gb - 1) for p in some], weights),
-            "mean_error_gb": weighted_mean([p.memory_gb - p.row.memory_gb for p in some], weights),
+            "rows": len(group),
+            "mape": weighted_mean([abs(p.memory_gb / p.row.memory_gb - 1) for p in group], weights),
+            "mean_error_gb": weighted_mean([p.memory_gb - p.row.memory_gb for p in group], weights),
         }
     allocator = [p for p in with_memory if not p.row.sees_device]
     weights = weights_of([p.row for p in allocator])
@@ -160,15 +162,15 @@ def _memory(rows: Iterable[Predicted]) -> tuple[float, dict[str, dict[str, float
 
 
 def _fit(ran: Iterable[Predicted], did_not: Iterable[Predicted]) -> dict[str, Any]:
-    """Plans said to fit or not, against those that ran and those that ran out of memory."""
+    """Predictions of fit, against plans that ran and plans that ran out of memory."""
     fitting = [p for p in ran if p.fits is not None and p.row.tier in "AB"]
     failing = [p for p in did_not if p.fits is not None]
     false_misfits = [p.row.id for p in fitting if not p.fits]
     false_fits = [p.row.id for p in failing if p.fits]
     count = len(fitting) + len(failing)
-    right = count - len(false_fits) - len(false_misfits)
+    num_right = count - len(false_fits) - len(false_misfits)
     return {
-        "accuracy": right / count if count else 0.0,
+        "accuracy": num_right / count if count else 0.0,
         "false_fits": len(false_fits),
         "false_misfits": len(false_misfits),
         "ran": len(fitting),
@@ -178,11 +180,11 @@ def _fit(ran: Iterable[Predicted], did_not: Iterable[Predicted]) -> dict[str, An
 
 
 def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]:
-    """Kendall's tau, and the regret of the best, of rows with the seconds that are expected of each.
+    """Kendall's tau, and the regret of the best plan, of rows with the seconds that are expected of each.
 
-    Within a sweep (one model on as many devices with the same kernels); means over sweeps of at least 4 plans. Regret
-    is how much slower the plan that is expected to be best is than the best one, and the mean of those that are
-    expected to be equally good.
+    Both are within a sweep (one model on as many devices with the same kernels); means over sweeps of at least 4 plans.
+    The regret is how much slower the plan that is expected to be best is than the best plan; if several are expected to
+    be equally good, their mean.
     """
     sweeps: dict[str, dict[tuple[object, ...], list[tuple[float, float]]]] = {}
     for row, expected_s in rows:
@@ -190,42 +192,48 @@ def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]
         assert run is not None, "only what was predicted is ordered"
         key = (replace(run.shape, heads=1, head_dim=1, kv_heads=1), run.grid.world, run.software, run.grid.global_batch)
         sweeps.setdefault(row.family, {}).setdefault(key, []).append((row.step_s, expected_s))
-    found = {}
+    scores = {}
     for family in RANKED:
         taus, regrets = [], []
-        for some in sweeps.get(family, {}).values():
-            if len(some) < 4:
+        for sweep in sweeps.get(family, {}).values():
+            if len(sweep) < 4:
                 continue
-            measured, expected = [pair[0] for pair in some], [pair[1] for pair in some]
+            measured, expected = [pair[0] for pair in sweep], [pair[1] for pair in sweep]
             taus.append(kendall_tau(measured, expected))
-            picked = [s for s, expected_s in some if math.isclose(expected_s, min(expected))]
-            regrets.append(sum(picked) / len(picked) / min(measured) - 1)
+            best_s = [s for s, expected_s in sweep if math.isclose(expected_s, min(expected))]
+            regrets.append(sum(best_s) / len(best_s) / min(measured) - 1)
         if taus:
-            found[family] = {
+            scores[family] = {
                 "sweeps": len(taus),
                 "kendall_tau": sum(taus) / len(taus),
                 "regret": sum(regrets) / len(regrets),
             }
-    return found
+    return scores
 
 
 def _cross_validated(headline: list[Predicted]) -> dict[str, Any]:
-    """Scores where each family is predicted by constants that were fitted without it."""
-    again: list[Predicted] = []
+    """Scores if each family is predicted by constants that were fitted without it."""
+    predictions: list[Predicted] = []
     for family, constants in left_out().items():
-        again += predict([p.row for p in headline if p.row.family == family], shipped() | dict(constants))
-    if not again:
+        predictions += predict([p.row for p in headline if p.row.family == family], shipped() | dict(constants))
+    if not predictions:
         return {}
-    return summary(again, lambda p: p.ratio) | {"by_family": _by(again, lambda p: p.row.family)}
+    return summary(predictions, lambda p: p.ratio) | {"by_family": _by(predictions, lambda p: p.row.family)}
 
 
 def _line(p: Predicted) -> dict[str, Any]:
     """One row of the output file."""
     line: dict[str, Any] = {
-        "id": p.row.id, "tier": p.row.tier, "device": p.row.device, "software": p.row.run.software if p.row.run else "",
-        "measured_s": p.row.step_s, "measured_gb": p.row.memory_gb, "predicted_gb": p.memory_gb, "fits": p.fits,
+        "id": p.row.id,
+        "tier": p.row.tier,
+        "device": p.row.device,
+        "software": p.row.run.software if p.row.run else "",
+        "measured_s": p.row.step_s,
+        "measured_gb": p.row.memory_gb,
+        "predicted_gb": p.memory_gb,
+        "fits": p.fits,
         "reason": p.reason,
-    }  # fmt: skip
+    }
     if p.time:
         line |= {"predicted_s": p.time.total, "error": p.ratio - 1 if p.ratio else None} | {
             f"{name}_s": value for name, value in asdict(p.time).items() if name not in ("total", "mfu", "hfu")

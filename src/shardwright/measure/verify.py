@@ -1,4 +1,4 @@
-"""Does a plan compute what one rank would have computed? Run both on the same data, and compare everything."""
+"""The check that a plan computes what one rank would compute: run both on the same data, and compare everything."""
 
 import math
 from functools import partial
@@ -26,9 +26,9 @@ from shardwright.train.train_step import StepResult, evaluate, refuse_asynchrono
 
 
 def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec, mesh: Mesh, folder: Path) -> None:
-    """Do the job's first steps on this rank, evaluate the batch that follows, and leave a Record in `folder`.
+    """Do the job's first steps on this rank, evaluate the next batch, and write a Record to `folder`.
 
-    From the number `moved_by` on, 1, the weights are moved by a rounding.
+    If `moved_by` is not 0, the weights are moved by a rounding; it is the number of the move.
     """
     samples = prepare_tokens(job.data, job.model, job.run.seed, data_folder).train_samples()
     released = released_weights_of(job)
@@ -41,11 +41,11 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
 
     steps = list[StepResult]()
     for step in range(num_steps):
-        left_out = sum(done.skipped for done in steps)
+        left_out = sum(result.skipped for result in steps)
         steps.append(train_step(job, replica, mesh, step, tokens_BS=batch(step), left_out=left_out))
     with replica.gathered():
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
-        # Copies, for a view would be saved with the whole buffer that it lies in.
+        # Copies, because a view would be saved with the whole buffer that it lies in.
         boxes = [(p.place, p.detach().clone()) for p in parameters]
     following = my_share(samples, job.batch.samples_before(num_steps), job, mesh)
     record = Record(steps, boxes, evaluate(job.grown(), replica, mesh, following))
@@ -54,24 +54,24 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
 
 
 def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, list[Verdict]]:
-    """Run the job's first steps under its plan and on one rank, one thread a rank, and compare.
+    """Run the job's first steps under its plan and on one rank, with one thread per rank, and compare.
 
-    Every parameter of every rank is compared, copies included. Where something differs by more than the tolerance, one
-    rank runs again from weights that are moved by a rounding: the second result is how far each of these runs is from
-    the one rank's. Raises PlanError and RunError as `launch` does.
+    Every parameter of every rank is compared, copies included. If a difference exceeds the tolerance, one rank runs
+    again from weights that are moved by a rounding: the second result has the difference of each of these runs from the
+    first run on one rank. Raises PlanError and RunError as `launch` does.
     """
     refuse_asynchronous(job, "verify")
-    job = on_this_machine(job, job.plan.world, say_aside)  # the one rank runs where those of the plan do
+    job = on_this_machine(job, job.plan.world, say_aside)  # the one rank runs on the same device as those of the plan
     with scratch_folder() as scratch:
         data_folder = scratch / "data"
-        prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # what is wrong with the data shows here
+        prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # errors in the data show here
 
-        def run(this: JobSpec, name: str, moved_by: int = 0) -> list[Record]:
-            launch(partial(record_steps, num_steps, data_folder, moved_by), this, scratch / name, num_threads=1)
-            return [read_record(scratch / name, rank) for rank in range(this.plan.world)]
+        def run(run_job: JobSpec, name: str, moved_by: int = 0) -> list[Record]:
+            launch(partial(record_steps, num_steps, data_folder, moved_by), run_job, scratch / name, num_threads=1)
+            return [read_record(scratch / name, rank) for rank in range(run_job.plan.world)]
 
-        ranks, (one,) = run(job, "plan"), run(job.as_one_rank(), "one")
-        verdict = compare(ranks, one)
+        ranks, (reference,) = run(job, "plan"), run(job.as_one_rank(), "one")
+        verdict = compare(ranks, reference)
         if verdict.within(tolerance) or math.inf in verdict.differences or loses_gradients(job.plan):
             return verdict, []
-        return verdict, [compare(run(job.as_one_rank(), f"moved{number}", number), one) for number in MOVES]
+        return verdict, [compare(run(job.as_one_rank(), f"moved{number}", number), reference) for number in MOVES]

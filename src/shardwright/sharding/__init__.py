@@ -1,1 +1,1 @@
-"""Who holds what: ranks, parameters, buffers and sequences. No torch here."""
+"""The holders of each part: the ranks of parameters, buffers and sequences. No torch here."""

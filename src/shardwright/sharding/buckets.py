@@ -1,7 +1,7 @@
 """The parameters of each flat buffer and their order: the layout that the runtime has and the account predicts.
 
-The functions take anything that has a place, so that the runtime groups its tensors and a prediction groups places
-alone by the same lines.
+The functions take anything that has a place. So the runtime groups its tensors, and a prediction groups places alone,
+by the same lines.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -29,42 +29,42 @@ def unit_groups(
 ) -> list[list[T]]:
     """The parameters of each unit of a stage, first to last.
 
-    Experts' parameters have units of their own, for their replicas are others; and so have those that are updated by
-    whole matrices, for what is remembered of them is other, and the ranks work on them together; and those that are
-    computed with in float32, whatever the rest is computed in. By region where values
-    are gathered layer by layer (ZeRO-3). Else neighbours together until there are `most_elements`; `late` ones, whose
-    gradients are complete last, by themselves.
+    Experts' parameters have units of their own, because their replicas are other ranks. So have parameters that are
+    updated by whole matrices, because their optimizer state differs and the ranks work on them together; and parameters
+    that are computed with in float32, whatever the dtype of the others. A unit is one region if values are gathered
+    layer by layer (ZeRO-3). Else neighbours are together until there are `most_elements`. `late` parameters, whose
+    gradients are complete last, have a unit each.
     """
-    by_themselves = [[p] for p in late if not is_gathered(place_of(p))]
-    apart = {p for group in by_themselves for p in group}
+    late_groups = [[p] for p in late if not is_gathered(place_of(p))]
+    late_parameters = {p for group in late_groups for p in group}
 
     def kind_of(parameter: T) -> tuple[bool, bool, bool]:
         place = place_of(parameter)
         return place.is_expert, is_by_matrix(place), place.is_exact
 
-    kinds = {p: kind_of(p) for held in regions.values() for p in held if p not in apart}
+    kinds = {p: kind_of(p) for parameters in regions.values() for p in parameters if p not in late_parameters}
     groups: list[list[T]] = []
-    for one in sorted(set(kinds.values())):
-        kind = [[p for p in held if kinds.get(p) == one] for held in regions.values()]
-        held = [p for region in kind for p in region]
-        if held and is_gathered(place_of(held[0])):
-            groups += [region for region in kind if region]
+    for kind in sorted(set(kinds.values())):
+        kind_regions = [[p for p in parameters if kinds.get(p) == kind] for parameters in regions.values()]
+        kind_parameters = [p for region in kind_regions for p in region]
+        if kind_parameters and is_gathered(place_of(kind_parameters[0])):
+            groups += [region for region in kind_regions if region]
         else:
-            groups += _filled(held, most_elements, place_of)
+            groups += _filled(kind_parameters, most_elements, place_of)
     # In the order of the layers: a unit is complete when the gradient of its first parameter is.
-    order = {p: i for i, p in enumerate(p for held in regions.values() for p in held)}
-    return by_themselves + sorted(groups, key=lambda group: min(order[p] for p in group))
+    order = {p: i for i, p in enumerate(p for parameters in regions.values() for p in parameters)}
+    return late_groups + sorted(groups, key=lambda group: min(order[p] for p in group))
 
 
 def _filled(parameters: Sequence[T], most_elements: int, place_of: Callable[[T], ParameterShard]) -> list[list[T]]:
-    """Neighbours together until there are `most_elements` in parts of mean size.
+    """Groups of neighbours, each filled until it has `most_elements`, counted in parts of mean size.
 
-    So ranks of tp group alike, whose parts may be of unequal sizes: a unit's sums over tp are theirs together.
+    So ranks of tp, whose parts may be of unequal sizes, group alike: they sum a unit over tp together.
     """
     groups: list[list[T]] = []
     filling: list[T] = []
     num_elements = 0.0
-    # From the end, for that is about the order in which gradients become complete.
+    # From the end, because that is about the order in which gradients become complete.
     for parameter in reversed(parameters):
         filling.append(parameter)
         num_elements += place_of(parameter).mean_elements
@@ -75,10 +75,10 @@ def _filled(parameters: Sequence[T], most_elements: int, place_of: Callable[[T],
 
 
 def in_unit_order(parameters: Iterable[T], place_of: Callable[[T], ParameterShard]) -> list[T]:
-    """The parameters of one unit as they lie in its buffer."""
+    """The parameters of one unit in the order of its buffer."""
 
     def order(parameter: T) -> tuple[bool, bool, int]:
-        # Decayed weights first: the optimizer sees two flat tensors. Long rows first: less padding.
+        # Decayed weights first, so that the optimizer sees two flat tensors. Long rows first, for less padding.
         place = place_of(parameter)
         return place.init != "normal", bool(place.summed_over), -rows_of(place.shape)[1]
 
@@ -87,10 +87,10 @@ def in_unit_order(parameters: Iterable[T], place_of: Callable[[T], ParameterShar
 
 def num_hosted(host_share: float, shard_size: int) -> int:
     """Elements of a shard, the first ones, whose optimizer state is in host memory."""
-    # Whole vectors of the CPU's update: the last few elements of a tensor are rounded otherwise.
+    # A multiple of the CPU's vector size: its update rounds the last few elements of a tensor differently.
     return shard_size if host_share == 1 else int(host_share * shard_size) // 64 * 64
 
 
 def unit_layout(places: Sequence[ParameterShard], num_shards: int) -> FlatLayout:
-    """Where the parameters of a unit, in its order, lie in a buffer that is cut into shards."""
+    """The places of a unit's parameters, in its order, in a buffer that is cut into shards."""
     return flat_layout([rows_of(place.shape) for place in places], num_shards)

@@ -1,8 +1,8 @@
-"""Memory that many units borrow in turn: gathered parameters, gradients on their way, what reductions need.
+"""Memory that many units borrow in turn: for gathered parameters, whole gradients and reductions.
 
-A buffer that is returned is lent again. Fresh memory of this size would cost the system a page fault for every 4 KiB
-on a CPU; and one set of buffers for all layers is what ZeRO-3 saves memory with. What the memory is says its owner: the
-runtime's pool has tensors, and that of a prediction nothing but sizes.
+A buffer that is returned is lent again. Fresh memory of this size would cost the system a page fault for every 4 KiB on
+a CPU; and ZeRO-3 saves memory because all layers share one set of buffers. The owner decides what the memory is: the
+runtime's pool has tensors, and a prediction's pool has only sizes.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 Memory = TypeVar("Memory")
 
-_MOST_SPARE = 1.25  # a buffer is at most so many times as large as what it is lent for
+_MOST_SPARE = 1.25  # the largest ratio of a buffer's size to the size that was asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,23 +24,23 @@ class Loan(Generic[Memory]):
 
 
 class BufferPool(Generic[Memory]):
-    """Lends buffers. The smallest that is large enough, and not much too large, is taken; where there is none a new one
-    is made. Then free ones go, the largest first, before there is more memory than ever: so the most that is held is
-    little more than the most that is lent.
+    """Lends buffers. `borrow` takes the smallest buffer that is large enough and not much too large, or makes a new
+    one. Before a new buffer would raise the peak, free ones are dropped, the largest first; so the most memory ever
+    held is little more than the most ever lent.
 
     `held_bytes` is the memory of all buffers, lent and free, and `peak_bytes` the most that it ever was.
     """
 
     def __init__(self, make: Callable[[int], Memory], returned: Callable[[Memory], None] | None = None) -> None:
-        """`make` makes memory of so many bytes, and `returned` is told of what was lent and comes back."""
+        """`make` makes memory of a number of bytes; `returned` is called with lent memory that comes back."""
         self._make, self._returned = make, returned
         self._free: list[Loan[Memory]] = []  # smallest first
-        self._lock = threading.Lock()  # two passes side by side have a thread each
+        self._lock = threading.Lock()  # two concurrent passes have a thread each
         self.held_bytes = 0
         self.peak_bytes = 0
 
     def borrow(self, num_bytes: int) -> Loan[Memory]:
-        """A buffer of at least so many bytes, whose values are whatever was there."""
+        """A buffer of at least `num_bytes` bytes, with arbitrary values."""
         with self._lock:
             for index, buffer in enumerate(self._free):
                 if num_bytes <= buffer.num_bytes <= _MOST_SPARE * num_bytes:
@@ -52,35 +52,35 @@ class BufferPool(Generic[Memory]):
             return Loan(num_bytes, self._make(num_bytes))
 
     def count(self, num_bytes: int) -> None:
-        """Count so many more bytes, or fewer, that are held elsewhere, for as long as what is lent here."""
+        """Add `num_bytes` bytes that another pool holds to this pool's memory; a negative number takes them away."""
         with self._lock:
             self.held_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def give_back(self, buffer: Loan[Memory]) -> None:
-        """Return what was lent. Nobody may look at it any more."""
+        """Return a lent buffer. Nobody may read it any more."""
         if self._returned is not None:
             self._returned(buffer.memory)
         with self._lock:
             self._free.append(buffer)
-            self._free.sort(key=lambda free: free.num_bytes)
+            self._free.sort(key=lambda buffer: buffer.num_bytes)
 
 
 class OneBuffer(BufferPool[Memory]):
-    """A pool of a single buffer, which has memory only while it is lent, and is the same one each time. What it holds
-    is counted by another pool."""
+    """A pool of a single buffer, the same each time, which has memory only while it is lent. Another pool counts its
+    bytes."""
 
     def __init__(
         self, make: Callable[[int], Memory], resize: Callable[[Memory, int], None], counting: BufferPool[Memory]
     ) -> None:
-        """`resize` gives a buffer memory of so many bytes, or none."""
+        """`resize` gives a buffer memory of a number of bytes, or none for 0."""
         super().__init__(make)
         self._resize = resize
         self._counting = counting
         self._loan: Loan[Memory] | None = None
 
     def borrow(self, num_bytes: int) -> Loan[Memory]:
-        """The buffer, whose values are whatever was there."""
+        """The buffer, with arbitrary values."""
         self._counting.count(num_bytes)
         if self._loan is None:
             self._loan = Loan(num_bytes, self._make(num_bytes))
@@ -89,6 +89,6 @@ class OneBuffer(BufferPool[Memory]):
         return self._loan
 
     def give_back(self, buffer: Loan[Memory]) -> None:
-        """Let its memory go. Views of it stay, and may be looked at once it is lent again."""
+        """Free its memory. Views of it stay valid, and may be read when the buffer is lent again."""
         self._resize(buffer.memory, 0)
         self._counting.count(-buffer.num_bytes)

@@ -1,8 +1,8 @@
 """The gradients that a method of compression takes, and the collectives of one bucket of them; parallel/compress runs
-them. The facts of each method are in sharding/compressions.
+these collectives. The facts of each method are in sharding/compressions.
 
 Bytes of a collective are counted as in the ledger of a run: the operand of an all-reduce or all-to-all, the result of
-an all-gather. Bytes on the wire are those that all d ranks of the axis send together (`wire_bytes`).
+an all-gather. Bytes on the wire are the bytes that all d ranks of the axis send together (`wire_bytes`).
 """
 
 import math
@@ -34,7 +34,7 @@ def reduced_bucket(
 def scattered_bucket(
     plan: PlanSpec, places: Sequence[ParameterShard], num_ranks: int, num_elements: int, itemsize: int = 4
 ) -> list[BucketCollective]:
-    """Collectives that leave a share of the sum on each rank. `num_elements` is the bucket's with its padding.
+    """Collectives that leave a share of the sum on each rank. `num_elements` is the size of the bucket with padding.
     ValueError if the bucket does not split into equal shares."""
     if num_elements % num_ranks:
         raise ValueError(
@@ -58,10 +58,10 @@ def compressed(plan: PlanSpec, places: Sequence[ParameterShard]) -> list[Paramet
 
 
 def wire_bytes(collectives: Sequence[BucketCollective], num_ranks: Any) -> Any:
-    """Bytes that all ranks send together, by algorithms that waste nothing (a ring, say).
+    """Bytes that all ranks send together, by bandwidth-optimal algorithms (a ring, for example).
 
-    Each of the d ranks sends (d - 1) / d of the bytes of a gathered or exchanged tensor, and of a reduced one twice
-    that (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"). The sum is a whole number.
+    Each of the d ranks sends (d - 1) / d of the bytes of a gathered or exchanged tensor, and twice that of a reduced
+    tensor (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"). The sum is an integer.
     """
     times = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
     return (num_ranks - 1) * sum(times[collective.kind] * collective.num_bytes for collective in collectives)
@@ -78,10 +78,10 @@ def _split(plan: PlanSpec, places: Sequence[ParameterShard]) -> tuple[list[Param
 
 
 def is_compressed(plan: PlanSpec, place: ParameterShard) -> bool:
-    """True if the method takes a tensor: if that is large enough and, for a method of matrices, a matrix that the
+    """True if the method compresses a tensor: it is large enough and, for a method of matrices, a matrix that the
     method makes smaller. A method that looks at whole buckets takes no tensor that ranks with other buckets hold too,
-    because these copies must stay alike."""
-    num_elements = place.mean_elements  # so that all parts of a tensor are compressed, or none is
+    because these copies must stay equal."""
+    num_elements = place.mean_elements  # the mean, so that all parts of a tensor are compressed or none
     if num_elements < plan.compress_least:
         return False
     facts = COMPRESSIONS[plan.compress]
@@ -91,8 +91,8 @@ def is_compressed(plan: PlanSpec, place: ParameterShard) -> bool:
 
 
 def _is_among_others_elsewhere(plan: PlanSpec, place: ParameterShard) -> bool:
-    """True if ranks that do not sum its gradients with this one hold the tensor too, beside other tensors: those of tp,
-    which each have other parts of the matrices around it; and those with the other end of a tied table, where it is
+    """True if ranks that do not sum gradients with this one hold the tensor too, in a bucket with different tensors: tp
+    ranks, which have other parts of the matrices around it; or the ranks with the other end of a tied table, if it is
     gathered with its neighbours."""
     tp = expert_axis_sizes(plan)["etp"] if place.is_expert else plan.tp
     is_whole = tp > 1 and not {"tp", "etp"} & set(place.sharded_over)
@@ -100,5 +100,5 @@ def _is_among_others_elsewhere(plan: PlanSpec, place: ParameterShard) -> bool:
 
 
 def _sides(place: ParameterShard) -> tuple[int, int]:
-    """Rows and columns of a matrix, leading dims being rows."""
+    """Rows and columns of a matrix; all leading dims are rows."""
     return math.prod(place.shape[:-1]), place.shape[-1]

@@ -1,10 +1,11 @@
 """The sums over ranks for Adafactor, whose second moment of a matrix is a product of a mean by row and one by column
 (Shazeer and Stern 2018, arXiv 1804.04235).
 
-Rows of a matrix lie on several ranks of ZeRO's, and tensor parallel cuts its rows or its columns. Sums of squares by
-row, by column, and of the weights are added up over the shards, and over tp what it cuts: columns' sums where ranks
-have other rows, rows' sums where they have other columns. Then so are sums of squares of the steps, which limit them.
-There is a row's number for each row of a unit, on every rank that shares it: as few as columns', and none is elsewhere.
+The rows of a matrix lie on several of ZeRO's ranks, and tensor parallel cuts its rows or its columns. Sums of squares
+by row, by column, and of the weights are added up over the shards, and over tp if it cuts the matrix: columns' sums if
+ranks have different rows, rows' sums if they have different columns. The sums of squares of the steps, which limit the
+steps, are added up the same way afterwards. Every rank that shares a unit has the number of each of its rows, as it has
+those of its columns: both are few, so that no rank has to fetch any.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,8 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class FactoredMatrix:
-    """A matrix of a unit: where its parameter begins in the buffer and among the rows of all parameters, and where the
-    matrix begins among the columns of all matrices."""
+    """A matrix of a unit: the offset of its parameter in the buffer, its parameter's first row among the rows of all
+    parameters, and the matrix's first column among the columns of all matrices."""
 
     matrix: UpdateMatrix
     offset: int
@@ -43,8 +44,8 @@ class FactoredMatrix:
 
 @dataclass(frozen=True)
 class FactorBox:
-    """A parameter's factor, "exp_avg_sq_row" or "exp_avg_sq_col": which box of which full tensor a rank has, and which
-    numbers of the unit's these are. `is_cut` where other ranks of a tp line have others."""
+    """A parameter's factor, "exp_avg_sq_row" or "exp_avg_sq_col": the rank's box of the full tensor, and the range
+    `within` the unit's numbers. `is_cut` if the ranks of a tp line have different numbers."""
 
     state: str
     place: ParameterShard
@@ -56,8 +57,8 @@ class FactorBox:
 
 @dataclass(frozen=True)
 class FactoredSums:
-    """The sums of a unit, of matrices, or of vectors, which have no factors; over `num_shards` of ZeRO and `num_cut` of
-    tensor parallel."""
+    """The sums of a unit of matrices, or of vectors, which have no factors; over `num_shards` ranks of ZeRO and
+    `num_cut` of tensor parallel."""
 
     places: tuple[ParameterShard, ...]
     matrices: tuple[FactoredMatrix, ...]
@@ -70,14 +71,14 @@ class FactoredSums:
     def of(
         cls, shape: ModelShape, places: Sequence[ParameterShard], layout: FlatLayout, num_cut: int, has_factors: bool
     ) -> "FactoredSums":
-        """The sums of a unit of these parameters, which lie in its buffer so."""
-        by_place = [update_matrices(shape, place) for place in places]
+        """The sums of a unit of these parameters, with their layout in its buffer."""
+        matrices_of_places = [update_matrices(shape, place) for place in places]
         first_rows = accumulate((rows_of(place.shape)[0] for place in places), initial=0)
-        first_columns = accumulate((m.columns for matrices in by_place for m in matrices), initial=0)
+        first_columns = accumulate((m.columns for matrices in matrices_of_places for m in matrices), initial=0)
         matrices = tuple(
             FactoredMatrix(matrix, offset, first_row, next(first_columns))
-            for of_place, offset, first_row in zip(by_place, layout.offsets, first_rows, strict=False)
-            for matrix in of_place
+            for place_matrices, offset, first_row in zip(matrices_of_places, layout.offsets, first_rows, strict=False)
+            for matrix in place_matrices
         )
         return cls(tuple(places), matrices, layout.shard_size, layout.num_shards, num_cut, has_factors)
 
@@ -89,17 +90,17 @@ class FactoredSums:
     @cached_property
     def num_columns(self) -> int:
         """Columns of all matrices."""
-        return sum(one.matrix.columns for one in self.matrices) * self.has_factors
+        return sum(placed.matrix.columns for placed in self.matrices) * self.has_factors
 
     @cached_property
     def cut_ones(self) -> list[int]:
         """The numbers of the matrices that tensor parallel cuts."""
-        return [i for i, one in enumerate(self.matrices) if one.matrix.cut != "whole"] if self.num_cut > 1 else []
+        return [i for i, placed in enumerate(self.matrices) if placed.matrix.cut != "whole"] if self.num_cut > 1 else []
 
-    def held(self, shard: int, one: FactoredMatrix) -> list[Range]:
-        """The ranges of a shard's elements that a matrix has there, counted from where the shard begins."""
-        start = shard * self.shard_size - one.offset
-        return elements_within(one.matrix, start, start + self.shard_size)
+    def held(self, shard: int, placed: FactoredMatrix) -> list[Range]:
+        """The ranges of a matrix's elements in a shard, counted from the beginning of the shard."""
+        start = shard * self.shard_size - placed.offset
+        return elements_within(placed.matrix, start, start + self.shard_size)
 
     @property
     def scratch_bytes(self) -> int:
@@ -112,10 +113,11 @@ class FactoredSums:
         return _FLOAT32 * (self.num_rows + self.num_columns)
 
     def sent_bytes(self, shard: int, index: int) -> Iterator[tuple[str, int]]:
-        """The bytes summed along "shards" or "tp", alike on every rank of the line; the first time and the second."""
+        """The bytes summed along "shards" or "tp", the same on every rank of the line: the first round, then the
+        second."""
         number, crossing = len(self.matrices), [self.matrices[i] for i in self.cut_ones]
-        of_rows = sum(one.matrix.rows for one in crossing if one.matrix.cut == "columns")
-        of_columns = sum(one.matrix.columns for one in crossing if one.matrix.cut == "rows")
+        of_rows = sum(placed.matrix.rows for placed in crossing if placed.matrix.cut == "columns")
+        of_columns = sum(placed.matrix.columns for placed in crossing if placed.matrix.cut == "rows")
         rounds = [(self.num_rows + self.num_columns + number, of_rows + of_columns + len(crossing))]
         rounds = [*rounds, (number, len(crossing))] if self.has_factors else [(2 * number, 2 * len(crossing))]
         for over_shards, over_cut in rounds:
@@ -125,25 +127,32 @@ class FactoredSums:
                 yield "tp", _FLOAT32 * over_cut
 
     def factors(self) -> Iterator[FactorBox]:
-        """The factors of each parameter, as checkpoints have them: by its rows, and [experts, matrices, columns], of
-        which what is no expert's has no first dim."""
+        """The factors of each parameter, as checkpoints have them: by row, and [experts, matrices, columns], without
+        the first dim if the parameter is not of experts."""
         start_row = number = 0
         for place in self.places if self.has_factors else ():
             rows, columns = rows_of(place.shape)
-            cuts = "tp" in place.sharded_over
-            by_column = cuts and place.shape[-1] != place.full_shape[-1]
+            is_cut = "tp" in place.sharded_over
+            cuts_columns = is_cut and place.shape[-1] != place.full_shape[-1]
             yield FactorBox(
-                "exp_avg_sq_row", place, place.full_shape[:-1], place.box[:-1], (start_row, start_row + rows),
-                is_cut=cuts and not by_column,
-            )  # fmt: skip
+                "exp_avg_sq_row",
+                place,
+                place.full_shape[:-1],
+                place.box[:-1],
+                (start_row, start_row + rows),
+                is_cut=is_cut and not cuts_columns,
+            )
             start_row += rows
-            first = self.matrices[number].first_column
-            num_matrices = sum(1 for one in self.matrices[number:] if one.offset == self.matrices[number].offset)
+            first_column = self.matrices[number].first_column
+            num_matrices = sum(1 for placed in self.matrices[number:] if placed.offset == self.matrices[number].offset)
             number += num_matrices
             experts = place.box[:1] if place.is_expert else ()
-            each = num_matrices // (place.shape[0] if place.is_expert else 1)
+            num_of_expert = num_matrices // (place.shape[0] if place.is_expert else 1)
             yield FactorBox(
-                "exp_avg_sq_col", place,
-                (*place.full_shape[: len(experts)], each, place.full_shape[-1]), (*experts, (0, each), place.box[-1]),
-                (first, first + num_matrices * columns), is_cut=by_column,
-            )  # fmt: skip
+                "exp_avg_sq_col",
+                place,
+                (*place.full_shape[: len(experts)], num_of_expert, place.full_shape[-1]),
+                (*experts, (0, num_of_expert), place.box[-1]),
+                (first_column, first_column + num_matrices * columns),
+                is_cut=cuts_columns,
+            )

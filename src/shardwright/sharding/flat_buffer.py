@@ -1,9 +1,9 @@
-"""Where tensors lie in a flat buffer that is cut into equal shards, so that no shard ends inside a row.
+"""The places of tensors in a flat buffer that is cut into equal shards, so that no shard ends inside a row.
 
-ZeRO shards a buffer of many tensors, not each tensor: one collective moves it, straight into and out of the buffer,
-for the tensors are views of it. Rows stay whole (a row is the last dim of a tensor; a vector has rows of one
-element), so that what needs a whole row, such as a norm or a scale by row, never needs another rank. The price is
-padding where a cut would fall inside a row.
+ZeRO shards a buffer of many tensors, not each tensor: one collective moves the buffer without a copy, because the
+tensors are views of it. Rows stay whole (a row is the last dim of a tensor; a vector has rows of one element), so that
+an operation on a whole row, such as a norm or a scale by row, never needs another rank. The price is padding if a cut
+would fall inside a row.
 """
 
 import math
@@ -29,7 +29,7 @@ class FlatLayout:
 
 
 def rows_of(shape: Sequence[int]) -> Rows:
-    """Rows of a tensor: those along its last dim, and single elements of a vector."""
+    """Rows of a tensor: its last dim is a row; a vector has rows of a single element."""
     row_size = shape[-1] if len(shape) > 1 else 1
     return math.prod(shape) // row_size, row_size
 
@@ -37,8 +37,8 @@ def rows_of(shape: Sequence[int]) -> Rows:
 def flat_layout(tensors: Sequence[Rows], num_shards: int) -> FlatLayout:
     """The tensors one after the other, in the smallest buffer found that `num_shards` cuts between rows.
 
-    Any shard size that is a multiple of all row sizes will do, if the first row after each cut is moved to it; often
-    a smaller one does too, and the smallest of some candidates is taken.
+    Any large enough shard size that is a multiple of all row sizes will do, if the first row after each cut is moved to
+    it. Often a smaller size does too, and the smallest of some candidates is taken.
     """
     return _layout(tuple(tensors), num_shards)
 
@@ -58,16 +58,16 @@ def _layout(tensors: tuple[Rows, ...], num_shards: int) -> FlatLayout:
 def _candidates(tensors: Sequence[Rows], num_shards: int) -> Iterator[int]:
     """Shard sizes worth trying, ascending; the last one always fits."""
     total = sum(num_rows * row_size for num_rows, row_size in tensors)
-    least = -(-total // num_shards)
+    smallest = -(-total // num_shards)
     row_sizes = {row_size for _, row_size in tensors}
     common = math.lcm(*row_sizes)
     # Each cut costs less than one row of padding.
-    safe = -(-(total + num_shards * max(row_sizes)) // num_shards // common) * common + common
-    tried = {least, safe}
+    largest = -(-(total + num_shards * max(row_sizes)) // num_shards // common) * common + common
+    tried = {smallest, largest}
     for unit in row_sizes | {common}:
-        first = -(-least // unit)
-        tried |= {(first + i) * unit for i in range(2 * num_shards)}
-    return iter(sorted(size for size in tried if least <= size <= safe))
+        first_multiple = -(-smallest // unit)
+        tried |= {(first_multiple + i) * unit for i in range(2 * num_shards)}
+    return iter(sorted(size for size in tried if smallest <= size <= largest))
 
 
 def _place(tensors: Sequence[Rows], shard_size: int) -> tuple[int, ...] | None:

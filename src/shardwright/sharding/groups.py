@@ -1,14 +1,14 @@
-"""Who shares what: the groups of ranks of a plan, for process groups, the account, `explain` and the cost model alike.
+"""The groups of ranks of a plan, for process groups, the account, `explain` and the cost model alike.
 
-A group is a line of the mesh (mesh.py): ranks whose places differ along some axes alone. Its layout says how many ranks
-it has and how far apart they lie, among the ranks of their stage. ZeRO adds two rules, for the lines of replicas alone:
+A group is a line of the mesh (mesh.py): ranks whose places differ only along some axes. Its layout says how many ranks
+it has and how far apart they lie, among the ranks of their stage. ZeRO adds two rules, for the lines of replicas only:
 
-- Hybrid sharding cuts a line: `zero_ranks` neighbours share one set of shards, and those with one place among such
-  neighbours hold the same shard. It applies to experts where it divides the number of their replicas.
+- Hybrid sharding cuts a line: `zero_ranks` neighbours share one set of shards, and ranks with the same place among such
+  neighbours hold the same shard. It applies to experts if `zero_ranks` divides the number of their replicas.
 - A pipeline that holds each stage twice (DualPipe) has the same stages at its positions i and pp - 1 - i, and their two
   lines share one set of shards.
 
-Layouts are plain arithmetic, so that the numbers of a plan may also be arrays, with one entry a plan.
+Layouts are plain arithmetic, so that the numbers of a plan may also be arrays, with one entry per plan.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,10 @@ from shardwright.sharding.stage_placement import StagePlacement
 
 @dataclass(frozen=True)
 class GroupKind:
-    """Ranks along some axes; or of the replicas among them those that share shards, or hold the same.
+    """Ranks along some axes; or, if they are replicas, the part of them that shares shards, or holds the same shard.
 
-    `carries` says what travels between them. `unfolded` are the axes that the same ranks lie along where experts are
-    laid out as all else is.
+    `carries` says what travels between them. `unfolded` are the axes that the same ranks lie along if experts are laid
+    out like all other parameters.
     """
 
     axes: tuple[str, ...]
@@ -36,7 +36,7 @@ class GroupKind:
 
     @property
     def is_folded(self) -> bool:
-        """True if it is of experts, which fold the ranks of a stage otherwise."""
+        """True for groups of experts, which lay out the ranks of a stage along axes of their own."""
         return self.axes[0] not in AXES
 
 
@@ -47,7 +47,7 @@ PP = GroupKind(("pp",), "activations to the next stage, their gradients back")
 EP = GroupKind(("ep",), "tokens to their experts and back")
 ETP = GroupKind(("etp",), "sums and gathers of activations, in every expert", unfolded=("tp",))
 WORLD = GroupKind(AXES, "norms of gradients, and what is logged")
-# Ranks that hold the same part of a stage, or of its experts, and see other tokens; by whether it is of experts.
+# Ranks that hold the same part of a stage, or of its experts, and see different tokens. Keys: True for experts.
 REPLICAS = {
     False: GroupKind(("dp", "cp"), "the loss"),
     True: GroupKind(("edp",), "gradients of experts, by shards and copies", unfolded=("dp", "cp")),
@@ -66,9 +66,9 @@ COPIES = {
 class Layout:
     """Where the ranks of a group lie: `num` of them, `stride` apart among the places of their stage.
 
-    A block of that many places are neighbouring ranks, and the next ones begin `pitch` ranks on (config/rank_order.py);
-    places are the ranks themselves where the two are equal. `mirrors` is 2 where those at the mirrored position of the
-    pipeline belong to the group, too.
+    A `block` of places is as many neighbouring ranks, and the next block begins `pitch` ranks later
+    (config/rank_order.py); places are the ranks themselves if the two are equal. `mirrors` is 2 if the ranks at the
+    mirrored position of the pipeline belong to the group, too.
     """
 
     num: Count
@@ -83,17 +83,17 @@ class Layout:
         return self.num * self.mirrors
 
     def split(self, num_ranks: Count) -> "tuple[Layout, Layout]":
-        """(groups of so many neighbours, groups of the ranks with one place among such neighbours)."""
-        apart = self.stride * num_ranks
-        return replace(self, num=num_ranks), replace(self, num=self.num // num_ranks, stride=apart)
+        """(groups of `num_ranks` neighbours, groups of the ranks with the same place among such neighbours)."""
+        copy_stride = self.stride * num_ranks
+        return replace(self, num=num_ranks), replace(self, num=self.num // num_ranks, stride=copy_stride)
 
     def place(self, rank: int) -> int:
         """The place of a rank."""
         return int(rank // self.pitch * self.block + rank % self.block)
 
     def line(self, first: int) -> list[int]:
-        """The ranks of the line that begins with rank `first`, without those mirrored."""
-        stage = first - first % self.block - first // self.pitch * self.pitch  # where the blocks of its stage begin
+        """The ranks of the line that begins with rank `first`, without the mirrored ones."""
+        stage = first - first % self.block - first // self.pitch * self.pitch  # the first rank of its stage's blocks
         places = [self.place(first) + n * self.stride for n in range(self.num)]
         return [int(place // self.block * self.pitch + stage + place % self.block) for place in places]
 
@@ -110,48 +110,49 @@ def layout(plan: Degrees, kind: GroupKind) -> Layout:
         lambda order: order.experts if kind.is_folded else order.stage,
         lambda axes: _stride(axes, kind.axes, sizes),
     )
-    whole = Layout(num, stride, plan.block, plan.block * plan.pp)
+    full_line = Layout(num, stride, plan.block, plan.block * plan.pp)
     if kind.part == "all":
-        return whole
-    shards, copies = whole.split(_num_sharing(plan, num))
+        return full_line
+    shards, copies = full_line.split(_num_sharing(plan, num))
     return replace(shards, mirrors=plan.num_copies) if kind.part == "shards" else copies
 
 
-def _stride(axes: tuple[str, ...], along: tuple[str, ...], sizes: dict[str, Count]) -> Count:
-    """How far apart neighbours along some axes lie: as many places as the axes inside have."""
-    first = min(axes.index(axis) for axis in along)
+def _stride(axes: tuple[str, ...], group_axes: tuple[str, ...], sizes: dict[str, Count]) -> Count:
+    """Places between neighbours along some axes: the number of places that the inner axes have."""
+    first = min(axes.index(axis) for axis in group_axes)
     return prod(sizes[axis] for axis in axes[:first])
 
 
 def of_stage(plan: Degrees, num_ranks: int, mirrors: Count = 1) -> Count:
-    """How many among so many neighbouring ranks are of one stage; all, where a stage's ranks are neighbours.
+    """How many of `num_ranks` neighbouring ranks are of one stage; all, if a stage's ranks are neighbours.
 
-    With `mirrors` 2 those at the mirrored position of the pipeline count too, where whole pipelines are among them.
+    With `mirrors` 2 the ranks at the mirrored position of the pipeline count too, if the neighbours include whole
+    pipelines.
     """
     pitch = plan.block * plan.pp
-    rest = num_ranks % pitch
-    num_of_stage = num_ranks // pitch * plan.block + rest - (rest > plan.block) * (rest - plan.block)
+    remainder = num_ranks % pitch
+    num_of_stage = num_ranks // pitch * plan.block + remainder - (remainder > plan.block) * (remainder - plan.block)
     num_of_stage = num_of_stage * (1 + (mirrors - 1) * (num_ranks >= pitch))
     return num_of_stage + (plan.block == plan.stage_ranks) * (num_ranks - num_of_stage)
 
 
 def _num_sharing(plan: Degrees, num_replicas: Count) -> Count:
-    """How many of a line of replicas share one set of ZeRO's shards."""
+    """How many replicas of a line share one set of ZeRO's shards."""
     is_cut = (plan.zero > 0) & is_hybrid(plan.zero_ranks, num_replicas)
     return num_replicas + is_cut * (plan.zero_ranks - num_replicas)
 
 
 def is_hybrid(zero_ranks: Count, num_replicas: Count) -> Count:
-    """True if ZeRO's shards over so many ranks, 0 for all, are there several times among so many replicas."""
+    """True if sharding over `zero_ranks` ranks (0: all) makes several sets of shards of `num_replicas` replicas."""
     is_part = (zero_ranks > 0) & (zero_ranks < num_replicas)
     return is_part & (num_replicas % (zero_ranks + (zero_ranks < 1)) == 0)
 
 
 @dataclass(frozen=True)
 class AxisGroups:
-    """All groups of one kind in a plan of `world` ranks, under the name of their axis in the ledger.
+    """All groups of one kind in a plan of `world` ranks, with the name of their axis in the ledger.
 
-    `pipeline` is the layout of a pipeline. `picked` are the places on each line that take part, where not all do.
+    `pipeline` is the layout of a pipeline. `picked` are the places on each line that take part, if not all do.
     """
 
     axis: str
@@ -168,7 +169,7 @@ class AxisGroups:
 
     @property
     def lies(self) -> Layout:
-        """The layout of those that take part."""
+        """The layout of the ranks that take part."""
         if not self.picked:
             return self.layout
         return replace(self.layout, num=self.size, stride=self.layout.stride * (self.picked[-1] - self.picked[0]))
@@ -184,7 +185,7 @@ class AxisGroups:
         return bool(self.layout.mirrors > 1)
 
     def lines(self) -> list[list[int]]:
-        """The ranks of each group, in the order of their first ranks. No rank is in two."""
+        """The ranks of each group, in the order of their first ranks. No rank is in two groups."""
         lies = self.layout
         firsts = [rank for rank in range(self.world) if lies.place(rank) // lies.stride % lies.num == 0]
         if self.is_mirrored:
@@ -192,7 +193,7 @@ class AxisGroups:
         return [self.line(first) for first in firsts]
 
     def line(self, first: int) -> list[int]:
-        """The ranks of the group that begins with rank `first`, ascending: so a process group numbers them."""
+        """The ranks of the group that begins with rank `first`, ascending, as a process group numbers them."""
         ranks = self.layout.line(first)
         if self.is_mirrored:
             mirrored = self.pipeline.num - 1 - 2 * self._position(first)
@@ -204,27 +205,29 @@ class AxisGroups:
         return int(rank // self.pipeline.stride % self.pipeline.num)
 
     def nodes(self, first: int, ranks_per_node: int) -> list[int]:
-        """The node of each rank of the group that begins with rank `first`; all on one where nodes are not known, 0."""
+        """The node of each rank of the group that begins with rank `first`; 0 for all if `ranks_per_node` is 0."""
         return [rank // ranks_per_node if ranks_per_node else 0 for rank in self.line(first)]
 
     def split(self, num_ranks: int) -> "tuple[AxisGroups, AxisGroups]":
-        """(groups of so many neighbours on a line, groups of the ranks with one place among such neighbours)."""
+        """(groups of `num_ranks` neighbours on a line, groups of the ranks with the same place among neighbours)."""
         inner, outer = self.layout.split(num_ranks)
         return replace(self, layout=inner), replace(self, layout=outer)
 
 
 def axis_groups(plan: PlanSpec, kind: GroupKind) -> AxisGroups:
-    """The groups of a kind in one plan. What is of one name and one layout is equal, whatever its kind."""
-    mine, carries = layout(plan, kind), kind.carries
+    """The groups of a kind in one plan. Groups of the same name and layout are equal, whatever their kind."""
+    groups_layout, carries = layout(plan, kind), kind.carries
     if kind.part == "shards" and plan.zero:
         carries += " and " + carries.replace("gradients", "parameters")
-    is_cut = kind.part == "copies" or (kind.part == "shards" and mine.size < num_replicas(plan, kind.is_folded))
+    is_cut = kind.part == "copies" or (
+        kind.part == "shards" and groups_layout.size < num_replicas(plan, kind.is_folded)
+    )
     name = _name(plan, kind) + f" {kind.part}" * is_cut
-    return AxisGroups(name, mine, plan.world, layout(plan, PP), carries=carries)
+    return AxisGroups(name, groups_layout, plan.world, layout(plan, PP), carries=carries)
 
 
 def _name(plan: PlanSpec, kind: GroupKind) -> str:
-    """The axis of a kind: "dp cp" is of both together, and "dp" where cp is 1."""
+    """The axis of a kind: "dp cp" for both together, and "dp" if cp is 1."""
     if kind == WORLD:
         return "world"
     is_alike = plan.expert_tp_size == plan.tp and (plan.ep == 1 or kind == ETP)
@@ -233,9 +236,10 @@ def _name(plan: PlanSpec, kind: GroupKind) -> str:
 
 
 def ends(plan: PlanSpec, placement: StagePlacement) -> AxisGroups:
-    """The ranks of each pipeline with its first and its last stage, which share a tied table; one where both are on it.
+    """The ranks of each pipeline that hold its first and its last stage, and share a tied table; one rank if it holds
+    both.
 
-    Of a pipeline that holds each stage twice, each end has both, and the replicas sum their gradients.
+    In a pipeline that holds each stage twice, each end has both stages, and the replicas sum their gradients.
     """
     first, last = placement.holders[0][0], placement.holders[0][-1]
     picked = (first, last) if placement.num_copies == 1 and first != last else (first,)
@@ -244,19 +248,19 @@ def ends(plan: PlanSpec, placement: StagePlacement) -> AxisGroups:
 
 
 def num_replicas(plan: Degrees, is_expert: bool = False) -> Count:
-    """Ranks that hold the same part of a stage, or of its experts, and sum its gradients."""
+    """Number of ranks that hold the same part of a stage, or of its experts, and sum its gradients."""
     return layout(plan, REPLICAS[is_expert]).size * plan.num_copies
 
 
 def zero_stage(plan: PlanSpec, is_expert: bool = False) -> int:
     """The stage of ZeRO that takes effect on a stage's parameters, or on its experts'.
 
-    0 where no rank shares their state with another and there is nothing to shard; parameters in host memory are
-    gathered from there even so.
+    0 if no rank shares their state with another, and there is nothing to shard. Parameters in host memory are gathered
+    from there in any case.
     """
     return plan.zero if layout(plan, SHARDS[is_expert]).size > 1 or plan.offload_parameters else 0
 
 
 def loses_gradients(plan: PlanSpec) -> bool:
-    """True if a step leaves out a part of the gradients: they are compressed, and summed over several ranks."""
+    """True if a step loses a part of the gradients: they are compressed, and summed over several ranks."""
     return plan.compress != "none" and any(num_replicas(plan, is_expert) > 1 for is_expert in (False, True))

@@ -1,4 +1,4 @@
-"""The memory account of one rank, by kind: predicted by the left wing, measured by the right."""
+"""The memory account of one rank, by kind: the planner's side predicts it, and the runtime measures it."""
 
 from dataclasses import asdict, dataclass, fields
 
@@ -9,11 +9,11 @@ from shardwright.config.units import memory_text
 class RankMemory:
     """Bytes on one rank. Optimizer state is Adam's two moments and, unless the weights are float32, master weights.
 
-    Activations are what is kept for the backward. Buffers are at their peak: gathered parameters, whole gradients on
-    their way to shards, what a reduction needs, pipeline messages; and what stays beside the state, weights cast to fp8
-    and the errors of compression. Working memory is what operators need at the peak while they run; a run does not
-    measure it. Adam's step counters, a few bytes a unit, are not counted. What is offloaded is `host_bytes` and in no
-    other kind; the others are on the device.
+    Activations are the tensors kept for the backward. Buffers are counted at their peak: gathered parameters, whole
+    gradients before they are sharded, reduction buffers, pipeline messages; and the permanent buffers outside the
+    state: weights cast to fp8, and the errors of compression. Working memory is the peak of the operators' temporary
+    memory; a run does not measure it. Adam's step counters, a few bytes per unit, are not counted. Offloaded bytes are
+    `host_bytes` and in no other kind; all the others are on the device.
     """
 
     parameters_bytes: int
@@ -31,7 +31,7 @@ class RankMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All kinds on the device. Their peaks need not coincide, so the true peak of them is at most this."""
+        """The sum of all kinds on the device. Their peaks need not coincide, so the true peak is at most this sum."""
         return self.state_bytes + self.activations_bytes + self.buffers_bytes + self.working_bytes
 
     def as_dict(self) -> dict[str, int]:
@@ -39,7 +39,7 @@ class RankMemory:
         return asdict(self) | {"total_bytes": self.total_bytes}
 
     def __str__(self) -> str:
-        """One line, of the kinds that there are."""
+        """One line, with the kinds that are not 0."""
         kinds = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(RankMemory)}
         words = ", ".join(f"{kind} {memory_text(num_bytes)}" for kind, num_bytes in kinds.items() if num_bytes)
         return f"{memory_text(self.total_bytes)} ({words})"

@@ -1,13 +1,13 @@
-"""The mesh: which rank stands where, and along which axes ranks are laid out.
+"""The mesh: the coordinates of each rank, and the axes along which ranks are laid out.
 
 With the default order of the axes (config/rank_order.py has the others) the whole layout is one line,
 arange(world).view(pp, dp, cp, tp). The last axis varies fastest, so the ranks of one tensor-parallel group are
-neighbours and stay inside a node, where links are fast; pipeline stages are farthest apart, for they mostly exchange
-the least. Stages that are nearer than replicas are view(dp, pp, cp, tp).
+neighbours and stay inside a node, where links are fast. Pipeline stages are farthest apart, because they usually
+exchange the least. If stages are nearer than replicas, the layout is view(dp, pp, cp, tp).
 
-Experts fold the same ranks of a stage otherwise (Liu et al. 2025, arXiv 2504.14960, section 3): arange(world).view(pp,
-edp, ep, etp). The ranks of an ep line hold different experts and exchange tokens, so they are neighbours too; those of
-an edp line hold the same ones and sum their gradients.
+Experts fold the same ranks of a stage differently (Liu et al. 2025, arXiv 2504.14960, section 3):
+arange(world).view(pp, edp, ep, etp). The ranks of an ep line hold different experts and exchange tokens, so they are
+neighbours too; the ranks of an edp line hold the same experts and sum their gradients.
 """
 
 import math
@@ -25,7 +25,7 @@ def axis_sizes(plan: Degrees) -> dict[str, Count]:
 
 
 def expert_axis_sizes(plan: Degrees) -> dict[str, Count]:
-    """Number of ranks along each axis as experts fold them; at least one holds each expert."""
+    """Number of ranks along each axis of the experts' mesh; edp is at least 1."""
     etp = plan.expert_tp_size
     edp = plan.dp * plan.cp * plan.tp // (plan.ep * etp)
     return {"pp": plan.pp, "edp": edp + (edp < 1), "ep": plan.ep, "etp": etp}
@@ -35,7 +35,7 @@ def expert_axis_sizes(plan: Degrees) -> dict[str, Count]:
 class MeshShape:
     """Sizes of the axes, slowest first, and the place of a rank on each. groups.py has the ranks along them.
 
-    `block` neighbouring ranks are of one stage, before those of the next.
+    `block` neighbouring ranks are of one stage, and the ranks of the next stage follow.
     """
 
     sizes: dict[str, int]
@@ -56,10 +56,10 @@ class MeshShape:
         return math.prod(self.sizes.values())
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each axis."""
+        """The place of a rank on each axis."""
         blocks, place = divmod(rank, self.block)
-        before, stage = divmod(blocks, self.sizes["pp"])
-        place += before * self.block
+        outer_index, stage = divmod(blocks, self.sizes["pp"])
+        place += outer_index * self.block
         places = {"pp": stage}
         for axis in reversed(self.sizes):
             if axis != "pp":
@@ -72,7 +72,7 @@ class MeshShape:
         return f"rank {rank} ({', '.join(f'{axis} {place[axis]}' for axis in self._shown())})"
 
     def __str__(self) -> str:
-        """The mapping of ranks to coordinates, a line for the ranks along the fastest axis."""
+        """The mapping of ranks to coordinates: one line for the ranks along the fastest axis."""
         lines = ["mesh " + " x ".join(f"{axis} {self.sizes[axis]}" for axis in self._shown())]
         outer = self._shown()[:-1]
         ranks_of: dict[str, list[int]] = {}
@@ -80,15 +80,15 @@ class MeshShape:
             place = self.coordinates(rank)
             ranks_of.setdefault(", ".join(f"{axis} {place[axis]}" for axis in outer), []).append(rank)
         return "\n".join(
-            [*lines, *(f"  {where}: ranks {' '.join(map(str, ranks))}" for where, ranks in ranks_of.items())]
+            [*lines, *(f"  {places}: ranks {' '.join(map(str, ranks))}" for places, ranks in ranks_of.items())]
         )
 
     def ranges(self, ranks: range) -> dict[str, tuple[int, int]]:
-        """The first and the last place that some ranks have on each axis with more than one."""
+        """The first and the last place of some ranks, on each axis with more than one."""
         places = [self.coordinates(rank) for rank in ranks]
         on_axes = {axis: [place[axis] for place in places] for axis, size in self.sizes.items() if size > 1}
         return {axis: (min(numbers), max(numbers)) for axis, numbers in on_axes.items()}
 
     def _shown(self) -> list[str]:
-        """The axes that are named to the user: few plans share sequences."""
+        """The axes that are shown to the user: cp only if it is used."""
         return [axis for axis, size in self.sizes.items() if axis != "cp" or size > 1]

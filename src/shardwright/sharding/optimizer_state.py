@@ -1,4 +1,4 @@
-"""The state that an optimizer keeps of a parameter, by the names that torch's optimizers and checkpoints give it.
+"""The state that an optimizer keeps for a parameter, with the names that torch's optimizers and checkpoints use.
 
     adamw, adam   exp_avg, exp_avg_sq                  means of gradients and of their squares, by element
     lion          exp_avg                              by element
@@ -6,9 +6,9 @@
     adafactor     exp_avg_sq_row, exp_avg_sq_col       of matrices: by row, and by column of each matrix
                   exp_avg_sq                           of norms and biases: by element
     muon          momentum_buffer                      of the layers' matrices: by element
-                  exp_avg, exp_avg_sq                  of all else: AdamW's
+                  exp_avg, exp_avg_sq                  of all other parameters: AdamW's
 
-A state of one name means the same with each optimizer that has it.
+A state's name means the same for every optimizer that has it.
 """
 
 import math
@@ -16,15 +16,15 @@ import math
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.precision import PrecisionSpec
 
-FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")  # float32 always: there are few
+FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")  # always float32, because they are small
 STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer", *FACTORS)
 
 Shape = tuple[int, ...]
 
 
 def is_matrix(name: str, full_shape: Shape) -> bool:
-    """True if a parameter is one matrix or several: biases, norms of all heads and sinks are vectors, of which ranks
-    share the heads, whatever their shape."""
+    """True if a parameter is one matrix or several. Biases, norms of all heads and sinks are vectors whatever their
+    shape: their leading dims only say how ranks share the heads."""
     *_, module, kind = ["", *name.split(".")]
     return len(full_shape) > 1 and not (kind.endswith("bias") or module.endswith("norm") or kind == "sinks")
 
@@ -32,7 +32,7 @@ def is_matrix(name: str, full_shape: Shape) -> bool:
 def is_by_matrix(optimizer: OptimizerSpec, name: str, full_shape: Shape) -> bool:
     """True if the update of a parameter looks at whole matrices, and not at each element alone.
 
-    Muon leaves embeddings and the head to AdamW, where a step changes few rows, and what is no matrix: a single row.
+    Muon leaves to AdamW embeddings and the head, whose rows change rarely, and single rows, which are no matrices.
     """
     facts = optimizer.facts
     if facts.matrix_update == "none" or not is_matrix(name, full_shape):
@@ -46,12 +46,12 @@ def moments_of(optimizer: OptimizerSpec, by_matrix: bool) -> tuple[str, ...]:
 
 
 def states_of(optimizer: OptimizerSpec, name: str, full_shape: Shape) -> tuple[str, ...]:
-    """All that is remembered of a parameter."""
+    """All states of a parameter."""
     by_matrix = is_by_matrix(optimizer, name, full_shape)
     is_factored = by_matrix and optimizer.facts.matrix_update == "factored"
     return moments_of(optimizer, by_matrix) + (FACTORS if is_factored else ())
 
 
 def moment_bytes(optimizer: OptimizerSpec, precision: PrecisionSpec, by_matrix: bool) -> int:
-    """Bytes of what is remembered of one element."""
+    """Bytes of the moments of one element."""
     return len(moments_of(optimizer, by_matrix)) * precision.moment_bytes

@@ -1,4 +1,4 @@
-"""The place of a parameter: which part of which tensor of the model a rank holds."""
+"""The place of a parameter: the part that a rank holds of a tensor of the model."""
 
 import math
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ Box = tuple[tuple[int, int], ...]
 class ParameterShard:
     """A rank's part of a tensor.
 
-    `box` has a half-open range for each dim of `full_shape`. `sharded_over` names the axes that cut the tensor;
-    over all others it is replicated. `summed_over` names axes whose ranks each compute only a part of the gradient
-    of a replicated parameter (a norm under sequence parallel), so that the parts must be summed. The replicas of an
-    expert's parameter are other ranks than those of the rest of the layer (sharding/mesh.py).
+    `box` has a half-open range for each dim of `full_shape`. `sharded_over` names the axes that cut the tensor; over
+    all other axes it is replicated. `summed_over` names axes whose ranks each compute only a part of the gradient of a
+    replicated parameter (a norm under sequence parallel), so that the parts must be summed. An expert's parameter has
+    other ranks as replicas than the rest of the layer (sharding/mesh.py).
     """
 
     full_shape: tuple[int, ...]
@@ -24,9 +24,9 @@ class ParameterShard:
     sharded_over: tuple[str, ...] = ()
     summed_over: tuple[str, ...] = ()
     is_expert: bool = False
-    num_parts: int = 1  # that the axes cut the tensor into, of unequal sizes where it has to be
+    num_parts: int = 1  # parts that the axes cut the tensor into; their sizes may be unequal
     is_tied: bool = False  # the same tensor has another use, on the first or the last stage
-    is_exact: bool = False  # computed with in float32, whatever the rest is computed in
+    is_exact: bool = False  # computed with in float32, whatever the dtype of the computation
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,11 +45,11 @@ class ParameterShard:
 
     @property
     def is_put_off(self) -> bool:
-        """True if a backward that is split leaves its gradient for W: those of layers, and of what stands before the
-        head for further tokens. The embedding's is no product, and the head's is made with the loss."""
+        """True if a split backward computes its gradient in W: parameters of layers, and of modules for further tokens.
+        The embedding's gradient is no matrix product, and the head's is computed with the loss."""
         return self.name.startswith(("layers.", "mtp."))
 
     @property
     def mean_elements(self) -> float:
-        """Elements of a part, were all equal: the same number on every rank, whichever part it holds."""
+        """Mean elements of a part: the same number on every rank, whichever part it holds."""
         return math.prod(self.full_shape) / self.num_parts

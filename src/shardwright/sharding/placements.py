@@ -1,21 +1,22 @@
-"""How a tensor lies on the mesh: over each axis cut along a dim, the same everywhere, or a part of a sum.
+"""The placement of a tensor on the mesh: over each axis it is cut along a dim, replicated, or a partial sum.
 
-Three notations for one thing. DTensor (PyTorch): Shard(dim), Replicate(), Partial(), one for each mesh axis. SBP (Yuan
-et al. 2021, arXiv 2110.15032, section 3.1): S(dim), B, P. GSPMD (Xu et al. 2021, arXiv 2105.04663, section 3): for each
-dim of the tensor the mesh axes that cut it, "-" if none; of partial sums it has no notation, and they are named after.
+There are three notations. DTensor (PyTorch): Shard(dim), Replicate(), Partial(), one for each mesh axis. SBP (Yuan et
+al. 2021, arXiv 2110.15032, section 3.1): S(dim), B, P. GSPMD (Xu et al. 2021, arXiv 2105.04663, section 3): for each
+dim of the tensor the mesh axes that cut it, "-" if none; it has no notation for partial sums, which are named behind
+it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-# In place of a dim: what is cut is the flat buffer in which the tensor lies with others (sharding/flat_buffer.py).
+# The dim of a tensor that is cut only with the flat buffer that holds it and others (sharding/flat_buffer.py).
 BUFFER = -1
 
 
 @dataclass(frozen=True)
 class TensorPlacement:
-    """On one axis of `size` ranks. `dim` is that of the tensor that is cut, or BUFFER."""
+    """A tensor's placement over one axis of `size` ranks. `dim` is the tensor's dim that is cut, or BUFFER."""
 
     axis: str
     size: int
@@ -44,8 +45,8 @@ Placements = tuple[TensorPlacement, ...]
 class TensorLayout:
     """A tensor of the model or of a step: its dims by name, its whole shape, and its placements in each state.
 
-    Of an activation the states are "value" and "gradient"; of a parameter "in use", "between uses", "gradient",
-    "summed gradient" and "optimizer". `rows_vary` says that a gate decides how long dim 0 is: the shape is expected.
+    The states of an activation are "value" and "gradient"; those of a parameter "in use", "between uses", "gradient",
+    "summed gradient" and "optimizer". `rows_vary` is True if a gate decides the length of dim 0: the shape is expected.
     """
 
     name: str
@@ -55,7 +56,7 @@ class TensorLayout:
     rows_vary: bool = False
 
     def gspmd(self, state: str) -> str:
-        """ "[cp+tp, dp, -]", with " unreduced tp" behind it where there are partial sums over tp."""
+        """ "[cp+tp, dp, -]", followed by " unreduced tp" if it is a partial sum over tp."""
         placements = [p for p in self.states[state] if p.size > 1]
         axes_of_dim = [
             [p.axis for p in placements if p.kind == "shard" and p.dim == dim] for dim in range(len(self.shape))
@@ -71,8 +72,8 @@ class TensorLayout:
 def placements(
     axes: Mapping[str, int], dim_of: Mapping[str, int] | None = None, sums: tuple[str, ...] = ()
 ) -> Placements:
-    """Placements on all of `axes`, by size: cut along the dims in `dim_of`, partial over `sums`, else replicated. An
-    axis of one rank replicates: there every placement is the same."""
+    """Placements on all of `axes`, which are given with their sizes: cut along the dims in `dim_of`, partial over
+    `sums`, else replicated. An axis of one rank replicates: there every placement is the same."""
     by_axis = []
     for axis, size in axes.items():
         if size > 1 and dim_of is not None and axis in dim_of:

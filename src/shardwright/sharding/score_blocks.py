@@ -1,5 +1,5 @@
-"""Blocks of scores for attention if a query sees the keys of a window or of its chunk alone, or if scores are computed
-piece by piece: blocks of some queries with some keys, of which those out of reach are left out.
+"""Blocks of attention scores for queries that see only the keys of a window or of their chunk, or for scores that are
+computed piece by piece: blocks of some queries with some keys, without the keys out of reach.
 
 Each block has one range of positions of queries and one of keys, whatever ranges a rank holds (sequence.py).
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from shardwright.config.units import MIB
 from shardwright.sharding.sequence import Ranges, ScoreBlock
 
-LEAST_QUERIES = 128  # of a block of a window: shorter ones are slower than what they leave out
-SCORE_BYTES = 64 * MIB  # of all heads and samples at once, in float32, where a block's scores or their biases are made
+LEAST_QUERIES = 128  # of a block of a window: shorter blocks cost more time than the scores that they leave out
+SCORE_BYTES = 64 * MIB  # of float32 scores or biases of a block, of all heads and samples, if they are stored
 
 
 @dataclass(frozen=True)
 class KeyReach:
-    """How far back a query sees: the last `window` keys, its own among them, or where it `is_chunked` those of its
-    chunk of so many positions. 0 is all keys before it."""
+    """The keys that a query sees: the last `window` keys with its own, or, if it `is_chunked`, the keys of its chunk of
+    `window` positions. A window of 0 is all keys before it."""
 
     window: int = 0
     is_chunked: bool = False
@@ -29,7 +29,7 @@ class KeyReach:
         return position - position % self.window if self.is_chunked else max(0, position - self.window + 1)
 
     def limits(self, sequence: int) -> bool:
-        """True if any query of a sequence sees less than all keys before it."""
+        """True if any query of a sequence sees fewer than all keys before it."""
         return 0 < self.window < sequence
 
 
@@ -37,12 +37,12 @@ ALL = KeyReach()
 
 
 def most_queries(num_keys: int, rows: int) -> int:
-    """Queries of a block with so many keys whose scores are made, where `rows` are the heads of all samples."""
+    """Queries of a block with `num_keys` keys if its scores are stored; `rows` are the heads of all samples."""
     return max(8, SCORE_BYTES // (4 * rows * num_keys))
 
 
 def blocks_in_reach(queries: Ranges, keys: Ranges, reach: KeyReach, most_queries: int = 0) -> list[ScoreBlock]:
-    """The blocks of what is held by a rank of queries and one of keys, of at most so many queries if that is not 0."""
+    """The blocks of a rank's queries with a rank's keys, each of at most `most_queries` queries if that is not 0."""
     return [
         ScoreBlock(
             queries=slice(q_place + first - q.start, q_place + end - q.start),
@@ -60,16 +60,16 @@ def blocks_in_reach(queries: Ranges, keys: Ranges, reach: KeyReach, most_queries
 
 
 def _with_places(ranges: Ranges) -> Iterator[tuple[int, range]]:
-    """Ranges with the place of their first position in the rank."""
+    """The ranges, each with the place of its first position in the rank."""
     place = 0
     for positions in ranges:
         yield place, positions
         place += len(positions)
 
 
-def _pieces(positions: range, reach: KeyReach, most: int) -> Iterator[tuple[int, int]]:
-    """A range of queries as pieces (first, end): a chunk's, or such that a window reaches little beyond what each sees
-    of itself."""
+def _pieces(positions: range, reach: KeyReach, most_queries: int) -> Iterator[tuple[int, int]]:
+    """The pieces (first, end) of a range of queries: chunks, or pieces so short that a window reaches little beyond the
+    part that each query sees."""
     first = positions.start
     while first < positions.stop:
         end = positions.stop
@@ -77,7 +77,7 @@ def _pieces(positions: range, reach: KeyReach, most: int) -> Iterator[tuple[int,
             end = min(end, reach.first_key(first) + reach.window)
         elif reach.window:
             end = min(end, first + max(LEAST_QUERIES, reach.window // 4))
-        if most:
-            end = min(end, first + most)
+        if most_queries:
+            end = min(end, first + most_queries)
         yield first, end
         first = end

@@ -1,10 +1,10 @@
-"""How context parallel cuts a sequence: which positions a rank holds, and which scores of attention it computes.
+"""The cut of a sequence by context parallel: the positions that a rank holds, and the attention scores it computes.
 
-Under a causal mask a late token attends to more than an early one. Ring and all-gather attention leave queries where
-they are, so contiguous parts would leave the last rank with the most work. There the sequence is cut into 2 x cp
-chunks, and rank r holds chunks r and 2 cp - 1 - r: one early and one late, "zig-zag". Then each rank computes as many
-scores as every other. Ulysses trades tokens for heads before it attends, and each rank sees the whole sequence of its
-heads; there a rank holds one contiguous part, whose parts in the order of the ranks are the sequence.
+Under a causal mask a late token attends to more keys than an early one. Ring and all-gather attention do not move
+queries, so contiguous parts would leave the last rank with the most work. Therefore the sequence is cut into 2 x cp
+chunks, and rank r holds chunks r and 2 cp - 1 - r: one early and one late, "zig-zag". Then every rank computes the same
+number of scores. Ulysses trades tokens for heads before attention, and each rank sees the whole sequence of its heads;
+there a rank holds one contiguous part, and the parts in the order of the ranks are the sequence.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ def held_ranges(sequence: int, size: int, index: int, method: str) -> Ranges:
 
 
 def share_of(ranges: Ranges, parts: int, index: int) -> Ranges:
-    """Part `index` of `parts` equal ones of the positions in `ranges`, as they follow each other."""
-    each, rest = divmod(sum(map(len, ranges)), parts)
-    assert rest == 0, f"{sum(map(len, ranges))} positions do not split into {parts} parts"
-    first, end = each * index, each * (index + 1)
+    """Part `index` of `parts` equal parts of the positions in `ranges`, in their order."""
+    part_size, remainder = divmod(sum(map(len, ranges)), parts)
+    assert remainder == 0, f"{sum(map(len, ranges))} positions do not split into {parts} parts"
+    first, end = part_size * index, part_size * (index + 1)
     starts = list(accumulate(map(len, ranges[:-1]), initial=0))
     pieces = (r[max(first - start, 0) : max(end - start, 0)] for r, start in zip(ranges, starts, strict=True))
     return tuple(r for r in pieces if r)
 
 
 def positions_of(ranges: Sequence[range]) -> list[int]:
-    """The positions themselves."""
+    """All positions of the ranges, in order."""
     return [position for r in ranges for position in r]
 
 
@@ -46,8 +46,8 @@ def positions_of(ranges: Sequence[range]) -> list[int]:
 class ScoreBlock:
     """A rectangle of scores: some of a rank's queries with some of a rank's keys, both by their place in the rank.
 
-    `is_causal` is for queries and keys of the same tokens: a query sees the keys that are not after it. Where it
-    `has_edge` positions say which keys a query sees, from `first_query` and `first_key` on; else it sees all.
+    `is_causal` is for queries and keys of the same tokens: a query sees the keys that are not after it. If the block
+    `has_edge`, positions counted from `first_query` and `first_key` say which keys a query sees; else it sees all.
     """
 
     queries: slice
@@ -59,11 +59,11 @@ class ScoreBlock:
 
 
 def block_of(index: int, source: int, num_held: int, is_causal: bool) -> ScoreBlock:
-    """The block of scores of the queries of rank `index` with the keys of rank `source`, if each holds `num_held` in
-    zig-zag.
+    """The block of scores of the queries of rank `index` with the keys of rank `source`, if each holds `num_held`
+    positions in zig-zag.
 
-    Under a causal mask, of an earlier rank's keys all queries see the first half and none the second; of a later
-    rank's, the second half of the queries sees all and the first none.
+    Under a causal mask all queries see the first half of an earlier rank's keys, and none see the second half. Of a
+    later rank's keys, the second half of the queries sees all, and the first half none.
     """
     half, everything = num_held // 2, slice(0, num_held)
     if not is_causal or source == index:

@@ -1,7 +1,7 @@
-"""The parameters of a stage of the model, without making any: names, shapes and places, as the runtime has them.
+"""The parameters of a stage of the model, without tensors: names, shapes and places, as the runtime has them.
 
 Full shapes of matrices are those of config/model_shape.py. model/ builds the same list with torch, and a test holds the
-two equal: name, full shape, box, init, and over which axes a tensor is cut or its gradient summed.
+two equal: name, full shape, box, init, and the axes over which a tensor is cut or its gradient summed.
 """
 
 import math
@@ -13,25 +13,25 @@ from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.sharding.parameter_shard import ParameterShard
 
-Regions = dict[str, list[ParameterShard]]  # what is computed one after the other, with its parameters in order
+Regions = dict[str, list[ParameterShard]]  # the parameters of each region, both in the order of the computation
 
 
 def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int = 0, ep_index: int = 0) -> Regions:
     """The parameters of one stage on one tensor-parallel rank, by region: "embedding", "0", "1", ..., "head". A norm of
-    the embeddings is a region of its own, for its backward needs its weight.
+    the embeddings is a region of its own, because its backward needs its weight.
 
-    What predicts further tokens stands before the head, under the numbers of its blocks. A table that the last stage
-    uses too is listed at both of its uses. Of experts a rank has those of its place on the ep axis.
+    The modules that predict further tokens stand before the head, under the numbers of their blocks. A table that the
+    last stage uses too is listed at both of its uses. A rank has the experts of its place on the ep axis.
     """
     counts = plan.stage_layers(model.layers)
-    first = sum(counts[:stage])
+    first_layer = sum(counts[:stage])
     shards = _Cut(model, shape_of(model), plan, tp_index, ep_index)
     regions: Regions = {}
     if stage == 0:
         regions["embedding"] = shards.embedding()
         if norm := shards.embedding_norm():
             regions["embedding_norm"] = norm
-    for layer in range(first, first + counts[stage]):
+    for layer in range(first_layer, first_layer + counts[stage]):
         regions[str(layer)] = shards.layer(layer)
     if stage == len(counts) - 1:
         for number in range(model.layers, model.num_blocks):
@@ -41,13 +41,13 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
 
 
 def last_uses(model: ModelSpec) -> list[str]:
-    """The regions of the last stage that use the table of embeddings. The parameters of the first one list it."""
+    """The regions of the last stage that use the table of embeddings. The parameters of the first region list it."""
     further = [str(number) for number in range(model.layers, model.num_blocks)]
     return ["head", *further] if model.tied_embeddings else further
 
 
 def model_parameters(model: ModelSpec) -> list[ParameterShard]:
-    """All parameters of the model, each once: a tied table is one."""
+    """All parameters of the model, each once: a tied table is one parameter."""
     regions = stage_parameters(model, PlanSpec(), 0)
     return list({place.name: place for places in regions.values() for place in places}.values())
 
@@ -58,7 +58,7 @@ def num_parameters(model: ModelSpec) -> int:
 
 
 def num_active_parameters(model: ModelSpec) -> int:
-    """Parameters that compute one token: of the experts, the chosen ones alone (all others are the same for any)."""
+    """Number of parameters that compute one token: of the experts, only the chosen ones; all the others in full."""
     total = num_parameters(model)
     idle = model.moe.experts - model.moe.num_chosen
     experts = [place for place in model_parameters(model) if place.is_expert]
@@ -66,8 +66,8 @@ def num_active_parameters(model: ModelSpec) -> int:
 
 
 def block_name(model: ModelSpec, number: int) -> str:
-    """The name of a block in names of parameters and random numbers: layers, and behind them those that predict further
-    tokens."""
+    """The name of a block in the names of parameters and random numbers: the layers first, and then the modules that
+    predict further tokens."""
     return f"layers.{number}" if number < model.layers else f"mtp.{number - model.layers}.block"
 
 
@@ -95,11 +95,11 @@ class _Cut:
         return parameters
 
     def embedding_norm(self) -> list[ParameterShard]:
-        """The norm of what enters the first layer."""
+        """The norm of the input of the first layer."""
         return self._norm("embedding_norm") if self.model.embedding_norm else []
 
     def further(self, number: int) -> list[ParameterShard]:
-        """A module that predicts a further token, but for its norm before the head. The first lists the table."""
+        """A module that predicts a further token, without its norm before the head. The first one lists the table."""
         model, name = self.model, f"mtp.{number - self.model.layers}"
         lists_table = number == model.layers and not model.tied_embeddings
         matrix = self.shape.further_matrix
@@ -117,10 +117,10 @@ class _Cut:
         is_dense, mlp = self.shape.is_dense(number), self.shape.mlp_matrices
         inner = self._pair(f"{name}.mlp", *mlp) if is_dense else self._experts(f"{name}.moe")
         norms = {which: self._norm(f"{name}.{which}") for which in self.shape.block_norms}
-        first, second = (
+        attention_norms, mlp_norms = (
             [norms.get(f"{half}_{which}", []) for which in ("norm", "out_norm")] for half in ("attention", "mlp")
         )
-        return [*first[0], *attention, *first[1], *second[0], *inner, *second[1]]
+        return [*attention_norms[0], *attention, *attention_norms[1], *mlp_norms[0], *inner, *mlp_norms[1]]
 
     def _experts(self, name: str) -> list[ParameterShard]:
         """Router, experts and shared experts of a layer."""
@@ -137,20 +137,20 @@ class _Cut:
         return parameters + (self._pair(f"{name}.shared", *shared) if self.shape.mixture.shared_ffn else [])
 
     def _of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
-        """Matrices of experts, cut over ep by expert, and each over the ranks that share it."""
+        """The matrices of experts, cut over ep by expert, and each over the ranks that share an expert."""
         dim, std = 1 + (matrix.cut or 0), self._std(matrix)
         return self._experts_parts(f"{name}.{matrix.name}", matrix.full_shape, dim, "normal", std)
 
     def _bias_of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
-        """Biases of what experts' matrices give. Where ranks share the inputs of a matrix each has all of its bias."""
+        """The biases of experts' matrices. If ranks share the inputs of a matrix, each rank has all of its bias."""
         dim = 0 if matrix.is_row_parallel else 1 + (matrix.cut or 0)
         return self._experts_parts(f"{name}.{matrix.name}_bias", matrix.full_shape[:-1], dim, "zeros")
 
     def _experts_parts(
         self, name: str, shape: tuple[int, ...], dim: int, init: str, std: float = 0.0
     ) -> ParameterShard:
-        """The parts of weights that experts have one behind the other, cut over ep, and in `dim`, if that is not 0,
-        over the ranks that share an expert."""
+        """A rank's part of a tensor that stacks the experts' weights: cut over ep, and in `dim`, if that is not 0, over
+        the ranks that share an expert."""
         plan, box = self.plan, [(0, size) for size in shape]
         expert_tp = plan.expert_tp_size if dim else 1
         box[dim] = split_evenly(shape[dim], expert_tp, self.index % expert_tp)
@@ -168,8 +168,8 @@ class _Cut:
         if model.sinks:
             # A layer's own parameters are listed before those of its parts.
             shape = (model.num_kv_heads, model.heads // model.num_kv_heads)
-            own = int(model.bias or model.qkv_bias)
-            places.insert(own, self._sharded(f"{name}.sinks", shape, 0, init="zeros"))
+            position = int(model.bias or model.qkv_bias)
+            places.insert(position, self._sharded(f"{name}.sinks", shape, 0, init="zeros"))
         if model.qk_norm == "full":
             groups, queries = model.num_kv_heads, model.heads // model.num_kv_heads
             for which, heads in (("q_norm", queries), ("k_norm", 1)):
@@ -181,14 +181,14 @@ class _Cut:
 
     def _latent_attention(self, name: str) -> list[ParameterShard]:
         latent = self.model.latent
-        # Without low-rank queries the latent is made from the whole sequence on each rank, for its own heads alone.
+        # Without low-rank queries each rank computes the latent from the whole sequence, only for its own heads.
         is_partial = latent.q_rank == 0
-        down, *others = self.shape.attention_matrices
+        down_matrix, *other_matrices = self.shape.attention_matrices
         return [
-            self._weight(f"{name}.down.weight", down, is_partial),
+            self._weight(f"{name}.down.weight", down_matrix, is_partial),
             *(self._norm(f"{name}.q_norm", latent.q_rank) if latent.q_rank else []),
             *self._norm(f"{name}.kv_norm", latent.kv_rank, is_partial),
-            *(self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in others),
+            *(self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in other_matrices),
         ]
 
     def head(self) -> list[ParameterShard]:
@@ -203,7 +203,7 @@ class _Cut:
         return replace(place, is_tied=model.shares_table and name == "embedding.weight")
 
     def _pair(self, name: str, enter: Matrix, leave: Matrix) -> list[ParameterShard]:
-        """A column-parallel matrix and the row-parallel one after it, with their biases."""
+        """A column-parallel matrix and the row-parallel matrix after it, with their biases."""
         matrices = [self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in (enter, leave)]
         if not self.model.bias:
             return matrices
@@ -230,7 +230,8 @@ class _Cut:
     def _whole(
         self, name: str, shape: tuple[int, ...], init: str, std: float = 0.0, is_partial: bool = False
     ) -> ParameterShard:
-        """`is_partial`: each tp rank computes a part of the gradient, whether the sequence is sharded or not."""
+        """A parameter that every rank has whole. `is_partial` if each tp rank computes a part of the gradient, with a
+        sharded sequence or without."""
         box = tuple((0, size) for size in shape)
         summed_over = ("tp",) if (self.plan.sequence_parallel or is_partial) and self.plan.tp > 1 else ()
         return ParameterShard(shape, box, init, std, name, summed_over=summed_over)

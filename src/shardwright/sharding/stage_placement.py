@@ -10,8 +10,8 @@ from shardwright.config.schedule_facts import SCHEDULES
 class StagePlacement:
     """Stage to rank, for each copy of the parameters.
 
-    Most schedules have one copy. A bidirectional one (DualPipe) has two, laid out in opposite directions; each
-    microbatch passes through one of them: `copy_of[i]`, or copy 0 where that is empty.
+    Most schedules have one copy. A bidirectional one (DualPipe) has two, laid out in opposite directions; microbatch i
+    passes through copy `copy_of[i]`, or copy 0 if that is empty.
     """
 
     holders: tuple[tuple[int, ...], ...]
@@ -29,7 +29,7 @@ class StagePlacement:
 
     @property
     def num_copies(self) -> int:
-        """How often the parameters exist in one pipeline."""
+        """Copies of the parameters in one pipeline."""
         return len(self.holders)
 
     def copy(self, microbatch: int) -> int:
@@ -41,16 +41,16 @@ class StagePlacement:
         return self.holders[self.copy(microbatch)][stage]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank holds, first to last, whichever the copy."""
+        """The stages that a rank holds, first to last, of all copies."""
         return self._stages_by_rank.get(rank, ())
 
     @cached_property
     def _stages_by_rank(self) -> dict[int, tuple[int, ...]]:
-        held: dict[int, set[int]] = {}
+        stages_of_rank: dict[int, set[int]] = {}
         for row in self.holders:
             for stage, holder in enumerate(row):
-                held.setdefault(holder, set()).add(stage)
-        return {rank: tuple(sorted(stages)) for rank, stages in held.items()}
+                stages_of_rank.setdefault(holder, set()).add(stage)
+        return {rank: tuple(sorted(stages)) for rank, stages in stages_of_rank.items()}
 
     def replicas(self, stage: int) -> tuple[int, ...]:
         """The ranks that hold a copy of a stage."""
@@ -58,7 +58,7 @@ class StagePlacement:
 
 
 def placement_of(schedule: str, num_ranks: int, stages_per_rank: int) -> StagePlacement:
-    """Where a schedule of plan.schedule lays its stages; of a bidirectional one, for two microbatches."""
+    """The stage placement of a schedule of plan.schedule; of a bidirectional one, for two microbatches."""
     placement: StagePlacement = SCHEDULES[schedule].placement(num_ranks, stages_per_rank)
     return placement
 
@@ -75,12 +75,12 @@ def looped(num_ranks: int, num_chunks: int) -> StagePlacement:
 
 
 def vee(num_ranks: int) -> StagePlacement:
-    """Two stages a rank, down and back up: stage s and stage 2p - 1 - s on rank s. First and last share rank 0."""
+    """Two stages per rank, down and back up: stages s and 2p - 1 - s on rank s. The first and the last share rank 0."""
     return StagePlacement(((*range(num_ranks), *reversed(range(num_ranks))),))
 
 
 def bidirectional(num_ranks: int, num_microbatches: int) -> StagePlacement:
     """Two copies in opposite directions; the first half of the microbatches goes down, the second half up."""
-    down = tuple(range(num_ranks))
+    forward = tuple(range(num_ranks))
     half = num_microbatches // 2
-    return StagePlacement((down, down[::-1]), (0,) * half + (1,) * (num_microbatches - half))
+    return StagePlacement((forward, forward[::-1]), (0,) * half + (1,) * (num_microbatches - half))

@@ -1,10 +1,11 @@
-"""Marks that a token carries besides its id: data write them, the model reads them (parallel/context/document_mask.py).
+"""Marks that a token carries in addition to its id: data write them, the model reads them
+(parallel/context/document_mask.py).
 
-A token that begins a document is given as -1 - id, which is negative. One of which no loss is taken, such as what a
-user says in a chat, is given as id + UNCOUNTED: ids of vocabularies are far smaller.
+A token that begins a document is stored as -1 - id, which is negative. A token without a loss, such as a user's turn in
+a chat, is stored as id + UNCOUNTED: ids of vocabularies are far smaller.
 
-A token that belongs to no document and only fills a sample up is an id of 0 with both UNCOUNTED and FILLING added; the
-first of them, which keeps the others apart from the document before, begins a document: -1 - FILLING.
+A token that belongs to no document and only fills a sample up is an id of 0 plus UNCOUNTED plus FILLING. The first of
+them begins a document, which separates the filling from the document before: -1 - FILLING.
 """
 
 UNCOUNTED = 1 << 40

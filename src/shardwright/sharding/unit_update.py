@@ -1,4 +1,4 @@
-"""How units are updated where the update looks at whole matrices: which together, what that moves and takes."""
+"""The update of units whose update looks at whole matrices: the units updated together, their traffic and memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,41 +18,41 @@ COLLECTIVES = {"orthogonal": "all_to_all_v", "factored": "all_reduce"}
 
 
 class UnitUpdate(Protocol):
-    """The common work of ranks that share units, in their update."""
+    """The common work of ranks that share units, in the update of these."""
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that it needs while it goes on."""
+        """Bytes of memory that it needs while it runs."""
         ...
 
     def sent_bytes(self, shard: int, index: int) -> Iterator[tuple[str, int]]:
-        """Its collectives along "shards" or "tp", and their bytes as the ledger counts them, on the rank at these
-        places."""
+        """Its collectives along "shards" or "tp", with their bytes as the ledger counts them, on the rank with this
+        shard and this index on the tp line."""
         ...
 
 
 @dataclass(frozen=True)
 class UpdateGroup:
-    """Units that are updated together, by their numbers in the stage; with what their ranks do together in that, if
-    each element is not updated by itself."""
+    """Units that are updated together, by their numbers in the stage; with the ranks' common work, or None if each
+    element is updated by itself."""
 
     units: tuple[int, ...]
     update: UnitUpdate | None = None
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that it needs while it goes on."""
+        """Bytes of memory that the update needs while it runs."""
         return self.update.scratch_bytes if self.update is not None else 0
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of its state besides the state of each element."""
+        """The bytes of its state, without the state of each element."""
         return self.update.state_bytes if isinstance(self.update, FactoredSums) else 0
 
 
 @dataclass(frozen=True)
 class Updates:
-    """How a job updates parameters, by the unit."""
+    """The way a job updates parameters, unit by unit."""
 
     job: JobSpec
 
@@ -61,26 +61,32 @@ class Updates:
         return is_by_matrix(self.job.optimizer, place.name, place.full_shape)
 
     def groups(self, units: Sequence[PlacedUnit]) -> list[UpdateGroup]:
-        """Groups of a stage's units that are updated together; units are given by their parameters and how these lie in
+        """Groups of a stage's units that are updated together; each unit is given as its parameters and their layout in
         a buffer."""
         if self.job.optimizer.facts.matrix_update == "factored":
             return [UpdateGroup((number,), self._factored(unit)) for number, unit in enumerate(units)]
         update_groups = [group for is_expert in (False, True) for group in self._exchanged(units, is_expert)]
-        together = {number for group in update_groups for number in group.units}
-        update_groups += [UpdateGroup((number,)) for number in range(len(units)) if number not in together]
+        in_groups = {number for group in update_groups for number in group.units}
+        update_groups += [UpdateGroup((number,)) for number in range(len(units)) if number not in in_groups]
         return sorted(update_groups, key=lambda group: group.units)
 
     def _exchanged(self, units: Sequence[PlacedUnit], is_expert: bool) -> Iterator[UpdateGroup]:
-        """The groups of units of matrices, of experts or of all else."""
+        """The groups of units of matrices: of experts if `is_expert`, else of all other parameters."""
         shape, num_cut = shape_of(self.job.model), self._num_cut(is_expert)
-        firsts = [places[0] for places, _ in units]
-        mine = [n for n, place in enumerate(firsts) if self.is_by_matrix(place) and place.is_expert == is_expert]
-        num_matrices = [sum(len(update_matrices(shape, place)) for place in units[number][0]) for number in mine]
-        num_shards = units[mine[0]][1].num_shards if mine else 1
+        first_places = [places[0] for places, _ in units]
+        kind_numbers = [
+            n for n, place in enumerate(first_places) if self.is_by_matrix(place) and place.is_expert == is_expert
+        ]
+        num_matrices = [
+            sum(len(update_matrices(shape, place)) for place in units[number][0]) for number in kind_numbers
+        ]
+        num_shards = units[kind_numbers[0]][1].num_shards if kind_numbers else 1
         for group in exchanged_together(num_matrices, num_shards * num_cut):
-            numbers = tuple(mine[i] for i in group)
-            together = [units[number] for number in numbers]
-            yield UpdateGroup(numbers, MatrixExchange.of(shape, together, num_cut, exchanged_bytes(self.job.precision)))
+            numbers = tuple(kind_numbers[i] for i in group)
+            group_units = [units[number] for number in numbers]
+            yield UpdateGroup(
+                numbers, MatrixExchange.of(shape, group_units, num_cut, exchanged_bytes(self.job.precision))
+            )
 
     def _factored(self, unit: PlacedUnit) -> FactoredSums:
         places, layout = unit
@@ -92,9 +98,9 @@ class Updates:
 
 
 def exchanged_bytes(precision: PrecisionSpec) -> int:
-    """Bytes of an element of a matrix that Muon makes orthogonal: as in products, but bf16 where these are in fp16,
+    """Bytes per element of a matrix that Muon makes orthogonal: the computation's dtype, but bf16 instead of fp16,
     which has no small enough numbers."""
     return 4 if precision.compute == "float32" else 2
 
 
-OF_ADAMW = Updates(JobSpec())  # of each element by itself
+OF_ADAMW = Updates(JobSpec())  # updates each element by itself

@@ -1,8 +1,8 @@
-"""When ZeRO gathers, releases, reduces and updates: a machine of events, without tensors.
+"""When ZeRO gathers, releases, reduces and updates: a state machine of events, without tensors.
 
 Replicas share their state (Rajbhandari et al. 2020, arXiv 1910.02054, section 5). A unit is the parameters that are
-gathered, reduced and updated together. What of a unit a rank holds whole, and of what only its shard, is what the
-stages of ZeRO differ in:
+gathered, reduced and updated together. The stages of ZeRO differ in the state that a rank holds whole, and the state of
+which it holds only its shard:
 
     stage   values           gradients                         optimizer state
     0       whole            whole                             whole
@@ -10,18 +10,18 @@ stages of ZeRO differ in:
     2       whole            shard; whole while they arrive    shard
     3       shard; whole while they are used, by layer         shard
 
-`UnitEvents` knows what of one unit is there, and `StageEvents` when the units of a stage move. What an event does is in
-their subclasses: the engine plays it on tensors (parallel/zero/), the account on sizes (account/zero_replay.py). So the
-collectives of a step and the peak of borrowed memory are told by the same lines before a run and in it.
+`UnitEvents` knows which buffers of one unit exist, and `StageEvents` when the units of a stage move. Subclasses define
+the effect of an event: the engine plays it on tensors (parallel/zero/), the account on sizes (account/zero_replay.py).
+So the same lines give the collectives of a step and the peak of borrowed memory before a run and during it.
 
 Gradients are reduced while the backward still runs (Li et al. 2020, arXiv 2006.15704, section 3.2), unit after unit in
 the order in which they become complete. Nothing is reduced while microbatches accumulate.
 
-In stage 3 the values of a unit are gathered before they are used and released after. Without a pipeline that goes layer
-by layer, forward and backward, the next one's on its way while one computes (Zhao et al. 2023, arXiv 2304.11277,
-section 3.3). In a pipeline the program gathers and releases whole stages, and the layers find theirs there. Less than 3
-times all parameters is moved (section 7.2 of the paper): the embedding's backward needs no table, and the last region
-of a stage stays between a forward and the backward after it.
+In stage 3 the values of a unit are gathered before they are used and released afterwards. Without a pipeline this
+happens layer by layer, forward and backward, and the next layer's values travel while a layer computes (Zhao et al.
+2023, arXiv 2304.11277, section 3.3). In a pipeline the program gathers and releases whole stages. Less than 3 times all
+parameters travel (section 7.2 of the paper): the embedding's backward needs no table, and the last region of a stage
+stays gathered between a forward and the backward after it.
 """
 
 from abc import ABC, abstractmethod
@@ -32,8 +32,7 @@ from typing import Any, Generic, TypeVar
 
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 
-# Reductions that a rank has under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being
-# saved.
+# Reductions that a rank has under way at once. Each holds a buffer, and stages 2 and 3 are meant to save that memory.
 MOST_REDUCING = 2
 
 _MASTER_BYTES = 4  # of an element that the optimizer updates
@@ -43,9 +42,9 @@ Memory = TypeVar("Memory")
 
 @dataclass(frozen=True)
 class UnitSizes:
-    """How much a unit is: its stage of ZeRO, elements of its whole buffer and of one shard, padding included, bytes of
-    an element of its values, of a gradient that is added up and of one on its way, how many parameters it has, and how
-    many of these get their gradient in W where a backward is split."""
+    """The sizes of a unit: its stage of ZeRO; elements of its whole buffer and of one shard, with padding; bytes per
+    element of its values, of an accumulated gradient and of a gradient in a reduction; its number of parameters, and
+    how many of them get their gradient in W if a backward is split."""
 
     zero: int
     size: int
@@ -58,83 +57,82 @@ class UnitSizes:
 
 
 class UnitEvents(ABC, Generic[Memory]):
-    """The buffers of a unit: there, borrowed or on their way. An event happens only if this state asks for it."""
+    """The state of a unit's buffers: present, borrowed or in transit. An event happens only if this state needs it."""
 
     def __init__(self, sizes: UnitSizes, pool: BufferPool[Memory]) -> None:
         self.sizes = sizes
         self.pool = pool
-        self._value_pool = pool  # what gathered values are borrowed from
-        self.holds = 0  # how many stages want the values kept
+        self._value_pool = pool  # lends the memory of gathered values
+        self.holds = 0  # number of stages that keep the values gathered
         self.num_missing = 0  # parameters whose gradient of the running backward has not arrived
-        self._values: Loan[Memory] | None = None  # gathered, or on their way
+        self._values: Loan[Memory] | None = None  # gathered, or in transit
         self._is_gathering = False
-        self._gradients: Loan[Memory] | None = None  # whole ones, where shards are kept
-        self._reducing: list[Loan[Memory]] | None = None  # what the reduction under way has borrowed
-        self._has_sum = False  # whether the shard has a sum of this step already
-        self._exact: Loan[Memory] | None = None  # float32 gradients of the update under way, if they are in others
+        self._gradients: Loan[Memory] | None = None  # whole gradients, if the rank keeps only a shard of them
+        self._reducing: list[Loan[Memory]] | None = None  # memory that the reduction under way has borrowed
+        self._has_sum = False  # True if the shard already has a sum of this step
+        self._exact: Loan[Memory] | None = None  # float32 gradients of the update under way, if stored in another dtype
 
     def borrow_values_from(self, pool: BufferPool[Memory]) -> None:
-        """Have gathered values lie in buffers of another pool."""
+        """Place gathered values in buffers of another pool."""
         self._value_pool = pool
 
-    # What the events do.
+    # The effects of the events.
 
     @abstractmethod
     def _start_gather(self, values: Loan[Memory] | None) -> None:
-        """Begin to gather the values, into what was borrowed or into the whole buffer. Moves an all-gather over the
-        shards."""
+        """Begin an all-gather of the values over the shards, into the borrowed memory or into the whole buffer."""
 
     @abstractmethod
     def _finish_gather(self) -> None:
-        """Wait until the values are here."""
+        """Wait until the values have arrived."""
 
     @abstractmethod
     def _drop_values(self) -> None:
-        """The gathered values go: nothing may look at them any more."""
+        """Free the gathered values: nothing may read them any more."""
 
     @abstractmethod
     def _open_gradients(self, gradients: Loan[Memory]) -> None:
-        """Whole gradients are added up in this memory, which holds none yet."""
+        """Accumulate whole gradients in this memory, which holds none yet."""
 
     @abstractmethod
     def _start_reduce(self, cast: Loan[Memory] | None, aside: Loan[Memory] | None) -> None:
-        """Begin to sum the gradients over the replicas: from `cast` where they travel in other numbers, and into
-        `aside` where the sum is to be rounded, or added to what is there."""
+        """Begin to sum the gradients over the replicas: from `cast` if they travel in another dtype, and into `aside`
+        if the sum is to be rounded, or added to an earlier sum."""
 
     @abstractmethod
     def _finish_reduce(self, has_sum: bool) -> None:
-        """Wait for the sum, and put it, or add it if there is one, where it stays."""
+        """Wait for the sum, and store it in its place, or add it to the sum there if `has_sum`."""
 
     @abstractmethod
     def _drop_gradients(self) -> None:
-        """The whole gradients go."""
+        """Free the whole gradients."""
 
     @abstractmethod
     def _begin_update(self, gradients: Loan[Memory] | None, factor: float, rate: float) -> None:
-        """Do with each element what its update begins with, with the summed gradients times `factor`; in float32 in
-        `gradients` where they are in other numbers."""
+        """Do the first part of the update of each element, with the summed gradients times `factor`; in float32 in
+        `gradients` if they are stored in another dtype."""
 
     @abstractmethod
     def _end_update(self) -> None:
-        """End the update, where ranks have made steps of whole matrices meanwhile (sharding/unit_update.py)."""
+        """End the update, after ranks have made steps of whole matrices if any (sharding/unit_update.py)."""
 
-    # When they happen.
+    # The times of the events.
 
     def start_gather(self) -> None:
-        """Begin to gather the values, if they are sharded and neither here nor on their way."""
+        """Begin to gather the values, if they are sharded and neither present nor in transit."""
         if self.sizes.zero == 3 and self._values is None:
             self._values = self._value_pool.borrow(self.sizes.size * self.sizes.compute_bytes)
             self._is_gathering = True
             self._start_gather(self._values)
 
     def finish_gather(self) -> None:
-        """Wait until the values are here."""
+        """Wait until the values have arrived."""
         if self._is_gathering:
             self._is_gathering = False
             self._finish_gather()
 
     def release(self) -> None:
-        """Let gathered values go, unless a stage holds them."""
+        """Free gathered values, unless a stage holds them."""
         if self._values is not None and not self.holds:
             self.finish_gather()
             self._drop_values()
@@ -142,7 +140,7 @@ class UnitEvents(ABC, Generic[Memory]):
             self._values = None
 
     def open(self) -> None:
-        """Have memory for gradients that is not just being summed."""
+        """Provide memory for gradients that no reduction is using."""
         if self.sizes.zero >= 2:
             self.finish_reduce()
             if self._gradients is None:
@@ -163,7 +161,7 @@ class UnitEvents(ABC, Generic[Memory]):
         self._start_reduce(cast, aside)
 
     def finish_reduce(self) -> None:
-        """Wait until the sum that is on its way is there."""
+        """Wait until the reduction under way is complete."""
         if self._reducing is None:
             return
         borrowed, self._reducing = self._reducing, None
@@ -187,7 +185,7 @@ class UnitEvents(ABC, Generic[Memory]):
         self._begin_update(self._exact, factor, rate)
 
     def end_update(self) -> None:
-        """End the step, and begin to gather what the other replicas updated."""
+        """End the step, and begin to gather the values that the other replicas updated."""
         self._end_update()
         if self._exact is not None:
             self.pool.give_back(self._exact)
@@ -198,20 +196,20 @@ class UnitEvents(ABC, Generic[Memory]):
 
 
 class Reductions:
-    """The reductions that a rank has under way, oldest first, of all its stages: each holds memory until it is over."""
+    """The reductions that a rank has under way, of all its stages, oldest first: each holds memory until its end."""
 
     def __init__(self) -> None:
         self._under_way: deque[UnitEvents[Any]] = deque()
 
     def start(self, unit: UnitEvents[Any]) -> None:
-        """Begin to sum a unit's gradients, once there are few enough others under way."""
+        """Begin to sum a unit's gradients, once few enough other reductions are under way."""
         while len(self._under_way) >= MOST_REDUCING:
             self._under_way.popleft().finish_reduce()
         unit.start_reduce()
         self._under_way.append(unit)
 
     def finish(self, units: Collection[UnitEvents[Any]]) -> None:
-        """Wait until no reduction of these units is under way, nor any that began before."""
+        """Wait until no reduction of these units is under way, nor any that began before one of them."""
         while any(unit in units for unit in self._under_way):
             self._under_way.popleft().finish_reduce()
 
@@ -220,10 +218,10 @@ Unit = TypeVar("Unit", bound=UnitEvents)  # type: ignore[type-arg]
 
 
 class StageEvents(ABC, Generic[Unit]):
-    """When the units of one stage move.
+    """The times at which the units of one stage move.
 
-    In a step: `zero`, backwards, each with `arm` before it if its gradients are then to be reduced and `reduce` after
-    it, `wait`, `reduce_late`, and `update`.
+    The order of calls in a step: `zero`; the backwards, with `arm` before and `reduce` after each backward whose
+    gradients are then to be reduced; `wait`; `reduce_late`; `update`.
     """
 
     def __init__(
@@ -235,27 +233,27 @@ class StageEvents(ABC, Generic[Unit]):
         reductions: Reductions,
         groups: Sequence[tuple[Sequence[int], int]] | None = None,
     ) -> None:
-        """`units_in` are the units whose values each region needs, in the order in which regions are computed.
+        """`units_in` maps each region to the units whose values it needs, in the order in which regions are computed.
 
-        `late` units have gradients that are complete only when another stage's are. `is_shared` says whether any other
-        rank sums gradients with this one, and `reductions` are those that this rank has under way. Units that are
-        updated together are `groups` of their numbers, with the memory that this takes; each by itself, if left out.
+        The gradients of `late` units are complete only when another stage's are. `is_shared` is True if any other rank
+        sums gradients with this one; `reductions` are this rank's reductions under way. `groups` are the numbers of
+        units that are updated together, with the bytes of memory that the update needs; None updates each unit alone.
         """
         self.units = list(units)
-        each = [([number], 0) for number in range(len(self.units))]
-        self._groups = [([self.units[number] for number in numbers], size) for numbers, size in groups or each]
+        single_units = [([number], 0) for number in range(len(self.units))]
+        self._groups = [([self.units[number] for number in numbers], size) for numbers, size in groups or single_units]
         self._late = [unit for unit in units if unit in late]
         self._prompt = [unit for unit in reversed(units) if unit not in late]
-        self._due = self._prompt  # those of the next reduction
-        self._next = 0  # the first of them that has not been started
+        self._due = self._prompt  # units of the next reduction
+        self._next = 0  # index of the first due unit that has not been started
         self._reductions = reductions
-        self._units_in = {region: list(needed) for region, needed in units_in.items()}
+        self._units_in = {region: list(region_units) for region, region_units in units_in.items()}
         self._regions = list(units_in)
         self._is_shared = is_shared
         self.is_armed = False
 
     def also_uses(self, region: str, unit: Unit) -> None:
-        """A region needs the values of one more unit, which may be another stage's."""
+        """Add a unit whose values a region needs, which may be another stage's."""
         self._units_in[region].append(unit)
 
     # Gradients.
@@ -266,8 +264,8 @@ class StageEvents(ABC, Generic[Unit]):
             unit.zero()
 
     def arm(self, is_last: bool, is_split: bool) -> None:
-        """The next backward, or of one that `is_split` its W, is the last before a reduction: reduce each unit as soon
-        as it is complete.
+        """Reduce each unit as soon as its gradients are complete: the next backward is the last before a reduction. If
+        the backward `is_split`, its W is.
 
         Units that hold their gradients whole wait for the last reduction of the step.
         """
@@ -278,19 +276,19 @@ class StageEvents(ABC, Generic[Unit]):
             unit.num_missing = unit.sizes.num_put_off if is_split else unit.sizes.num_parameters
 
     def gradient_arrived(self, unit: Unit, number: int = 1) -> None:
-        """A gradient was added to, or a `number` of them. If it was the last of its unit, the unit is reduced."""
+        """Count a `number` of gradients that have arrived. Reduce the unit if they were its last."""
         if self.is_armed:
             unit.num_missing -= number
             self._start_complete()
 
     def unit_completed(self, unit: Unit) -> None:
-        """A unit gets no more gradients in this backward, whether all of its parameters have one or not."""
+        """Mark a unit as complete: it gets no more gradients in this backward, even if some parameters have none."""
         if self.is_armed:
             unit.num_missing = 0
             self._start_complete()
 
     def _start_complete(self) -> None:
-        # Always in the order of the list: replicas must issue the same reductions in the same order.
+        # Units start in the order of the list: replicas must issue the same reductions in the same order.
         while self._next < len(self._due) and self._due[self._next].num_missing <= 0:
             self._start_next()
 
@@ -300,16 +298,16 @@ class StageEvents(ABC, Generic[Unit]):
         self._reductions.start(unit)
 
     def reduce(self) -> None:
-        """Start what has not been started: units with a parameter that got no gradient.
+        """Start the reductions that have not been started: of units with a parameter that got no gradient.
 
-        In a program with gathers this comes several times a step, each time for the gradients since the last.
+        A program with gathers calls this several times a step, each time for the gradients since the last call.
         """
         self.is_armed = False
         while self._next < len(self._due):
             self._start_next()
 
     def wait(self) -> None:
-        """Block until all sums are there, but those of late units."""
+        """Block until all sums are complete, except those of late units."""
         self._reductions.finish(self.units)
         self._next = 0
 
@@ -321,7 +319,7 @@ class StageEvents(ABC, Generic[Unit]):
             unit.finish_reduce()
 
     def update(self, factor: float, rate: float) -> None:
-        """Step with the summed gradients times `factor`; the update of one unit hides the gather of the one before."""
+        """Step with the summed gradients times `factor`; a unit's update hides the gather of the previous unit."""
         for number, (units, scratch_bytes) in enumerate(self._groups):
             for unit in units:
                 unit.begin_update(factor, rate)
@@ -347,12 +345,12 @@ class StageEvents(ABC, Generic[Unit]):
             unit.start_gather()
 
     def finish_gather(self) -> None:
-        """Wait for what `gather` began."""
+        """Wait for the gathers that `gather` began."""
         for unit in self._all_units():
             unit.finish_gather()
 
     def release(self) -> None:
-        """Let the values go that `gather` asked for."""
+        """Free the values that `gather` gathered."""
         for unit in self._all_units():
             unit.holds -= 1
             unit.release()
@@ -365,25 +363,25 @@ class StageEvents(ABC, Generic[Unit]):
         return any(unit.sizes.zero == 3 for unit in self._units_in[region])
 
     def begin_forward(self, region: str) -> None:
-        """A region is computed next: have its values, and begin to gather those of the one behind it."""
+        """Gather the values of the region that is computed next, and begin to gather those of the following region."""
         index = self._regions.index(region) + 1
         self._enter(region, self._regions[index] if index < len(self._regions) else None)
 
     def end_forward(self, region: str, has_backward: bool) -> None:
-        """A region was computed; `has_backward` if its backward will need the values."""
-        # The last region's backward comes next; that of an embedding needs no values, nor would it let them go.
+        """Release the values of a region that was computed; `has_backward` if its backward will need them."""
+        # The last region's backward comes next. An embedding's backward needs no values, and would not release them.
         if not (has_backward and region == self._regions[-1]):
             self._leave(region)
 
     def begin_backward(self, region: str) -> None:
-        """The backward of a region begins: have its values, and begin to gather those of the one before."""
+        """Gather the values of a region before its backward, and begin to gather those of the previous region."""
         index = self._regions.index(region)
-        # The first region of the model looks tokens up, and its backward needs the tokens and not the table.
-        before = self._regions[index - 1] if index > 0 and self._regions[index - 1] != "embedding" else None
-        self._enter(region, before)
+        # The first region of the model looks up tokens, and its backward needs the tokens but not the table.
+        previous = self._regions[index - 1] if index > 0 and self._regions[index - 1] != "embedding" else None
+        self._enter(region, previous)
 
     def end_backward(self, region: str) -> None:
-        """The backward of a region is done."""
+        """Release the values of a region after its backward."""
         self._leave(region)
 
     def _enter(self, region: str, following: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The list of a rank as arrays, so that what is asked of millions of actions is asked of all at once."""
+"""The actions of a rank as arrays, so that a question about millions of actions is one operation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ _NUMBER = {kind: number for number, kind in enumerate(Kind)}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Actions in order, of an overlapped pair both parts: the index in the list, the kind by number, the stage, and
-    stage x microbatches + microbatch."""
+    """Actions in order, with both parts of an overlapped pair: the index in the rank's list, the number of the kind,
+    the stage, and stage x microbatches + microbatch."""
 
     at: Array
     kind: Array
@@ -40,16 +40,16 @@ class Columns:
         )
 
     def are_of(self, *kinds: Kind) -> Array:
-        """A mask that is true where the action is of one of some kinds."""
-        wanted = np.zeros(len(_NUMBER), bool)
-        wanted[[_NUMBER[kind] for kind in kinds]] = True
-        mask: Array = wanted[self.kind]
+        """A mask that is True for actions of the given kinds."""
+        is_wanted = np.zeros(len(_NUMBER), bool)
+        is_wanted[[_NUMBER[kind] for kind in kinds]] = True
+        mask: Array = is_wanted[self.kind]
         return mask
 
     def of_kinds(self, *kinds: Kind) -> "Columns":
-        """The columns of the actions of some kinds alone."""
+        """The columns of only the actions of the given kinds."""
         return self.where(self.are_of(*kinds))
 
     def where(self, mask: Array) -> "Columns":
-        """The columns of some actions alone, chosen by a mask or by indices."""
+        """The columns of only some actions, chosen by a mask or by indices."""
         return Columns(self.at[mask], self.kind[mask], self.stage[mask], self.pair[mask])

@@ -1,4 +1,4 @@
-"""Prices of many runs: those that differ in the numbers of their plans alone are priced at once."""
+"""Prices of many runs: runs that differ only in the numbers of their plans are priced at once."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +19,16 @@ class Price:
 
 
 def batches(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
-    """Runs with arrays, and which of `runs` are in each."""
-    alike: dict[Hashable, list[int]] = {}
+    """Runs with arrays, each with the indices of the `runs` in it."""
+    places_of_batches: dict[Hashable, list[int]] = {}
     for place, run in enumerate(runs):
-        alike.setdefault((run.setting, run.grid.words), []).append(place)
-    for places in alike.values():
+        places_of_batches.setdefault((run.setting, run.grid.words), []).append(place)
+    for places in places_of_batches.values():
         yield replace(runs[places[0]], grid=stacked([runs[place].grid for place in places])), places
 
 
 def prices(runs: Sequence[Run], constants: Constants) -> list[Price | str]:
-    """The price of each run, or why it has none."""
+    """The price of each run, or the error that left it without one."""
     answers: dict[int, Price | str] = {}
     for run, places in batches(runs):
         try:

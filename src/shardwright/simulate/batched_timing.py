@@ -1,10 +1,10 @@
-"""When the steps of a schedule end, under many costs at once.
+"""The times at which the steps of a schedule end, under many costs at once.
 
-`schedule/timing.py` gives each action of a program its times, one after the other. Here only the ends of steps are
-wanted, of many plans that run in one order, and the same recurrence is laid out once for all of them: in rounds, in
-each of which every rank that has its inputs does its next piece of work. A round is a few operations on arrays of shape
-(its pieces, costs). Messages are no work of their own: what a rank makes leaves by a link, in the order in which it is
-made, and its receiver waits for it. What neither waits nor sends is done with the work before it.
+`schedule/timing.py` times each action of a program, one after the other. This file computes only the ends of steps, for
+many plans that run in one order. It lays out the same recurrence once for all of them, in rounds: in each round every
+rank whose inputs are there does its next piece of work. A round is a few operations on arrays of shape (its pieces,
+costs). Messages are not pieces of work: the result of a piece leaves by a link, in the order of the pieces, and its
+receiver waits for it. An action that neither waits nor sends belongs to the piece before it.
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,30 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-# Rows of a table of costs come in blocks of stages, in this order; C takes what F does.
+# Rows of a table of costs come in blocks of stages, in this order; C takes as long as F.
 _F, _I, _W, _B, _C, _STEP, _REDUCE, _GATHER, _PAIR = range(9)
 _NUMBER = {
-    Kind.FORWARD: _F, Kind.INPUT_GRAD: _I, Kind.WEIGHT_GRAD: _W, Kind.BACKWARD: _B, Kind.RECOMPUTE: _C,
-    Kind.STEP: _STEP, Kind.REDUCE: _REDUCE, Kind.GATHER: _GATHER, Kind.OVERLAP: _PAIR,
-}  # fmt: skip
-# Events: one that is there from the start, one that never is, one that nobody waits for; then marks, then messages.
+    Kind.FORWARD: _F,
+    Kind.INPUT_GRAD: _I,
+    Kind.WEIGHT_GRAD: _W,
+    Kind.BACKWARD: _B,
+    Kind.RECOMPUTE: _C,
+    Kind.STEP: _STEP,
+    Kind.REDUCE: _REDUCE,
+    Kind.GATHER: _GATHER,
+    Kind.OVERLAP: _PAIR,
+}
+# Events: one present from the start, one that never occurs, one that nobody waits for; then marks, then messages.
 _THERE, _NEVER, _UNSEEN, _MARKS = range(4)
 _QUEUED = ("reduce", "gather")  # costs of collectives, in the order of their rows
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """Reductions and gathers that ranks issue when a piece of work is done, at most one each; a rank's run in a queue.
+    """Reductions and gathers that ranks issue after a piece of work, at most one each; a rank runs its own in a queue.
 
-    `behind` is the piece and `row` that of the cost, gathers behind reductions; the end of each is its mark.
+    `behind` is the number of the piece, and `row` the row of the cost, gathers after reductions; `mark` is the mark of
+    the collective's end.
     """
 
     rank: Ints
@@ -46,16 +54,18 @@ class Collectives:
     row: Ints
     mark: Ints
 
-    def after(self, before: Ints, some: Ints) -> "Collectives":
-        """Some of them, where `behind` says which piece comes next; `before` is which one comes before each."""
-        return Collectives(self.rank[some], before[self.behind[some]], self.row[some], self.mark[some])
+    def after(self, predecessors: Ints, indices: Ints) -> "Collectives":
+        """Some of the collectives, if `behind` is the next piece; `predecessors` has the piece before each piece."""
+        return Collectives(
+            self.rank[indices], predecessors[self.behind[indices]], self.row[indices], self.mark[indices]
+        )
 
 
 @dataclass(frozen=True)
 class Round:
-    """Pieces `first` to `last`, one of each of some ranks, and the collectives that stand before them.
+    """Pieces `first` to `last`, one each of some ranks, and the collectives issued before them.
 
-    `waits` says whether some of them wait for marks.
+    `waits` is True if some of the pieces wait for marks.
     """
 
     first: int
@@ -68,11 +78,11 @@ class Round:
 class Rounds:
     """An order of work. A piece of work is one action or several; pieces are numbered in the order of rounds.
 
-    By piece: the one before it on its rank, which of the first is the last; by product the message that it waits
-    for, 2 n + product for what piece n has sent, and the border between stages that its own passes; and the marks
-    that it waits for, which are ends of collectives.
-    By action, one rank after the other: its row of costs. `begins` are the actions that begin a piece, `order` which
-    of these the pieces are, `ranks` the first actions of ranks; `pairs` are the rows of the parts of pairs.
+    By piece: `before` is the previous piece on its rank (the last one for the first). `messages` has, by product, the
+    message that it waits for: 2 n + product for the one that piece n sent. `borders` has, by product, the border
+    between stages that its own message passes. `waits` has the marks that it waits for, which are ends of collectives.
+    By action, one rank after the other: `rows` has the row of its costs. `begins` are the actions that begin a piece,
+    `order` maps pieces to these, `ranks` are the first actions of ranks. `pairs` are the rows of the parts of pairs.
     """
 
     num_stages: int
@@ -89,40 +99,42 @@ class Rounds:
     pairs: Ints
 
     def ends(self, costs: Sequence[Costs], num_steps: int = 1) -> Floats:
-        """When each of some steps that run back to back ends, (steps, costs); the first begins at 0.
-
-        As in `play`, no rank waits for all others between two steps.
-        """
+        """The ends of steps that run back to back, (steps, costs); the first step begins at 0. As in `play`, no rank
+        waits for all others between two steps."""
         num_costs, num_pieces = len(costs), len(self.order)
         action_s = self._table(costs)[self.rows]
         piece_s = np.add.reduceat(action_s, self.begins, axis=0)[self.order]
-        made_s = action_s[self.begins][self.order]  # until what a piece makes leaves
-        sent_s = _by_stage([one.transfer for one in costs], self.num_stages)[self.borders]
+        made_s = action_s[self.begins][self.order]  # until the result of a piece leaves
+        sent_s = _by_stage([cost.transfer for cost in costs], self.num_stages)[self.borders]
         queued_s = np.concatenate(
-            [_by_stage([getattr(one, name) for one in costs], self.num_stages) for name in _QUEUED]
+            [_by_stage([getattr(cost, name) for cost in costs], self.num_stages) for name in _QUEUED]
         )
-        latency_s = np.array([one.latency for one in costs])
+        latency_s = np.array([cost.latency for cost in costs])
         ended = np.zeros((num_pieces, num_costs))
-        left = np.zeros((num_pieces + 1, 2, num_costs))  # from when a rank's links are free again
-        left[-1] = -np.inf  # no message
-        sent, (ahead, back) = left.reshape(-1, num_costs), self.messages.T
+        link_free_s = np.zeros((num_pieces + 1, 2, num_costs))  # the time at which a rank's links are free again
+        link_free_s[-1] = -np.inf  # no message
+        departed_s, (forward_ids, backward_ids) = link_free_s.reshape(-1, num_costs), self.messages.T
         queue, marks = np.zeros((len(self.ranks), num_costs)), np.zeros((self.num_marks, num_costs))
         end_s = np.empty((num_steps, num_costs))
         for step in range(num_steps):
-            for at in self.rounds:
-                for one in at.issued:
-                    begun = np.maximum(queue[one.rank], ended[one.behind])
-                    queue[one.rank] = marks[one.mark] = begun + queued_s[one.row]
-                here = slice(at.first, at.last)
-                before = self.before[here]
-                begun = np.maximum(sent.take(ahead[here], 0), sent.take(back[here], 0)) + latency_s
-                np.maximum(begun, ended.take(before, 0), out=begun)
-                if at.waits:
-                    np.maximum(begun, marks.take(self.waits[here], 0).max(axis=1), out=begun)
-                np.add(begun, piece_s[here], out=ended[here])
-                begun += made_s[here]
-                np.maximum(left.take(before, 0), begun[:, None], out=left[here])
-                left[here] += sent_s[here]
+            for round_ in self.rounds:
+                for issued in round_.issued:
+                    begun = np.maximum(queue[issued.rank], ended[issued.behind])
+                    queue[issued.rank] = marks[issued.mark] = begun + queued_s[issued.row]
+                pieces = slice(round_.first, round_.last)
+                predecessors = self.before[pieces]
+                forward_s, backward_s = (
+                    departed_s.take(forward_ids[pieces], 0),
+                    departed_s.take(backward_ids[pieces], 0),
+                )
+                begun = np.maximum(forward_s, backward_s) + latency_s
+                np.maximum(begun, ended.take(predecessors, 0), out=begun)
+                if round_.waits:
+                    np.maximum(begun, marks.take(self.waits[pieces], 0).max(axis=1), out=begun)
+                np.add(begun, piece_s[pieces], out=ended[pieces])
+                begun += made_s[pieces]
+                np.maximum(link_free_s.take(predecessors, 0), begun[:, None], out=link_free_s[pieces])
+                link_free_s[pieces] += sent_s[pieces]
             end_s[step] = ended.max(axis=0)
         return end_s
 
@@ -132,14 +144,14 @@ class Rounds:
         return np.asarray(by_rank.max(axis=0))
 
     def queued(self, costs: Sequence[Costs]) -> Floats:
-        """How long the collectives of the rank that has most of them take in a step, by costs."""
+        """Seconds that the collectives of the rank with the most of them take in a step, by costs."""
         queue_s = np.zeros((len(self.ranks), len(costs)))
         seconds = np.concatenate(
-            [_by_stage([getattr(one, name) for one in costs], self.num_stages) for name in _QUEUED]
+            [_by_stage([getattr(cost, name) for cost in costs], self.num_stages) for name in _QUEUED]
         )
-        for at in self.rounds:
-            for one in at.issued:
-                queue_s[one.rank] += seconds[one.row]
+        for round_ in self.rounds:
+            for cost in round_.issued:
+                queue_s[cost.rank] += seconds[cost.row]
         return np.asarray(queue_s.max(axis=0))
 
     def _table(self, costs: Sequence[Costs]) -> Floats:
@@ -154,7 +166,7 @@ class Rounds:
 
 
 def _by_stage(values: Sequence[tuple[float, ...]], num_stages: int) -> Floats:
-    """(stages, costs); 0 where nothing is given."""
+    """A table (stages, costs), with 0 for stages without a value."""
     table = np.zeros((num_stages, len(values)))
     for column, seconds in enumerate(values):
         table[: len(seconds), column] = seconds
@@ -164,15 +176,15 @@ def _by_stage(values: Sequence[tuple[float, ...]], num_stages: int) -> Floats:
 def rounds_of(schedule: Schedule, has_collectives: bool) -> Rounds:
     """Lay out a schedule that drains, with its updates and without messages (`training_order`).
 
-    Without collectives these are left out: they take no time. That the two copies of a stage are reduced together is
-    left out too: it delays no end of a step, for their ranks reduce in one order. Each rank's own list is taken to be
-    in order; ValueError if what it waits for of others can never come.
+    Without `has_collectives` these are left out: they take no time. The layout does not join the reductions of the two
+    copies of a stage: that delays no end of a step, because their ranks reduce in the same order. It assumes that each
+    rank's own list is in order; ValueError if a rank waits for something that can never come.
     """
     return _Layout(schedule, has_collectives).rounds()
 
 
 class _Layout:
-    """The actions of all ranks as columns, one rank after the other, and of pairs both parts. Events are numbers."""
+    """The actions of all ranks as columns, one rank after the other, with both parts of pairs. Events are numbers."""
 
     def __init__(self, schedule: Schedule, has_collectives: bool) -> None:
         assert schedule.weights == "current", f"{schedule.name} has no end of a step"
@@ -183,71 +195,75 @@ class _Layout:
         self.rank = np.repeat(np.arange(len(rows)), list(map(len, rows)))
         self.kind = np.array([_NUMBER[action.kind] for action in actions])
         is_paired = self.kind == _PAIR
-        self.at = np.repeat(np.arange(len(actions)), 1 + is_paired)  # of parts, their action
+        self.at = np.repeat(np.arange(len(actions)), 1 + is_paired)  # the action of each part
         parts = [part for action in actions for part in action.parts or (action,)] if is_paired.any() else actions
         self.part = np.array([_NUMBER[part.kind] for part in parts])
         self.stage = np.array([part.stage for part in parts])
         self.microbatch = np.array([part.microbatch for part in parts])
         self.is_collective = (self.kind == _REDUCE) | (self.kind == _GATHER)
-        # Marks: by (rank, stage) when parameters are gathered, by rank when its reductions are over. Messages: by
-        # product and (stage, microbatch) of what makes them.
+        # Marks: by (rank, stage) for gathered parameters, by rank for the end of its reductions. Messages: by product
+        # and by (stage, microbatch) of the action that makes them.
         self.gathered, self.reduced = _MARKS, _MARKS + len(rows) * schedule.num_stages
         self.messages = self.reduced + len(rows)
         self.num_events = self.messages + 2 * schedule.num_stages * schedule.num_microbatches
 
     def rounds(self) -> Rounds:
         """The work in rounds."""
-        messages, made, borders = self._messages()
+        messages, made_messages, borders = self._messages()
         waits = self._waits()
         begins = np.ones(len(self.kind), bool)
         begins[1:] = (self.rank[1:] != self.rank[:-1]) | self.is_collective[:-1]
-        begins |= (messages != _THERE).any(axis=1) | (waits != _THERE).any(axis=1) | (made != _UNSEEN).any(axis=1)
+        begins |= (
+            (messages != _THERE).any(axis=1) | (waits != _THERE).any(axis=1) | (made_messages != _UNSEEN).any(axis=1)
+        )
         begins &= ~self.is_collective
         heads = np.flatnonzero(begins)
-        num_begun = np.cumsum(begins)  # up to an action: of a collective, the number of the piece behind it
+        num_begun = np.cumsum(begins)  # up to an action; for a collective, the number of the piece after it
         collectives, standing = self._collectives(num_begun, len(heads))
         is_missing = np.zeros(self.num_events, bool)
         is_missing[self.messages :] = is_missing[_NEVER] = True
-        order, ranges = _in_rounds(self.rank[heads], messages[heads], made[heads], is_missing)
+        order, ranges = _in_rounds(self.rank[heads], messages[heads], made_messages[heads], is_missing)
         if len(order) < len(heads):
             raise ValueError(f"schedule {self.schedule.name} stops for ever, {len(order)} of {len(heads)} pieces done")
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
-        before = number[_before(self.rank[heads])]
-        sender = np.full(self.num_events, 2 * len(order))  # of no message
-        sender[made[heads]] = 2 * number[:, None] + np.arange(2)
+        predecessors = number[_before(self.rank[heads])]
+        sender = np.full(self.num_events, 2 * len(order))  # the default is no message
+        sender[made_messages[heads]] = 2 * number[:, None] + np.arange(2)
         sender[[_THERE, _UNSEEN]] = 2 * len(order)
         is_work = ~self.is_collective
         rows, pairs = self._rows()
         rounds = []
         for first, last in ranges:
-            here = order[first:last]
-            turns = [some[some >= 0] for some in standing[here].T]
-            issued = tuple(collectives.after(before, some) for some in turns if len(some))
-            rounds.append(Round(first, last, bool((waits[heads[here]] != _THERE).any()), issued))
+            pieces = order[first:last]
+            turns = [indices[indices >= 0] for indices in standing[pieces].T]
+            issued = tuple(collectives.after(predecessors, indices) for indices in turns if len(indices))
+            rounds.append(Round(first, last, bool((waits[heads[pieces]] != _THERE).any()), issued))
         return Rounds(
             num_stages=self.schedule.num_stages, num_marks=self.messages, rounds=tuple(rounds),
-            before=before[order], messages=sender[messages[heads]][order], borders=borders[heads][order],
+            before=predecessors[order], messages=sender[messages[heads]][order], borders=borders[heads][order],
             waits=waits[heads][order], rows=rows[is_work], begins=np.flatnonzero(begins[is_work]),
             order=order, ranks=np.flatnonzero(np.diff(self.rank[is_work], prepend=-1)), pairs=pairs,
         )  # fmt: skip
 
     def _messages(self) -> tuple[Ints, Ints, Ints]:
-        """The message that each action waits for, the one that it makes, and the border that this passes; each by
+        """The message that each action waits for, the one that it makes, and the border that this one passes; each by
         product.
 
-        Behind the last border there is none, which is said of no message.
+        There is no border after the last stage; an action without a message has the last border all the same.
         """
         stage, num_stages, placement = self.stage, self.schedule.num_stages, self.schedule.placement
         one_stage = self.schedule.num_microbatches
         copy = np.array([*(placement.copy_of or (0,) * one_stage), 0])[self.microbatch]
         holders, rank = np.array(placement.holders), self.rank[self.at]
-        waits, makes, borders = (np.full((len(self.kind), 2), nothing) for nothing in (_THERE, _UNSEEN, num_stages - 1))
+        awaited, makes, borders = (
+            np.full((len(self.kind), 2), nothing) for nothing in (_THERE, _UNSEEN, num_stages - 1)
+        )
 
-        def is_elsewhere(other: Ints) -> Bools:
-            """True if another stage is there, and on another rank."""
-            inside = (other >= 0) & (other < num_stages)
-            mask: Bools = inside & (holders[copy, np.clip(other, 0, num_stages - 1)] != rank)
+        def is_elsewhere(other_stage: Ints) -> Bools:
+            """True if the other stage exists, and is on another rank."""
+            inside = (other_stage >= 0) & (other_stage < num_stages)
+            mask: Bools = inside & (holders[copy, np.clip(other_stage, 0, num_stages - 1)] != rank)
             return mask
 
         for product in Product:
@@ -255,20 +271,20 @@ class _Layout:
             takers = [kind for kind, needs in NEEDS.items() if Need(product, -travels) in needs]
             takes = self._is_of(takers) & is_elsewhere(stage - travels)
             gives = self._is_of([kind for kind in MAKES if MAKES[kind] is product]) & is_elsewhere(stage + travels)
-            made = self.messages + (product * num_stages + stage) * one_stage + self.microbatch
-            waits[self.at[takes], product] = (made - travels * one_stage)[takes]
-            makes[self.at[gives], product] = made[gives]
+            messages = self.messages + (product * num_stages + stage) * one_stage + self.microbatch
+            awaited[self.at[takes], product] = (messages - travels * one_stage)[takes]
+            makes[self.at[gives], product] = messages[gives]
             borders[self.at[gives], product] = (stage + min(travels, 0))[gives]
-        return waits, makes, borders
+        return awaited, makes, borders
 
     def _is_of(self, kinds: Sequence[Kind]) -> Bools:
-        """Mask of the parts of some kinds."""
+        """A mask of the parts that are of some kinds."""
         mask: Bools = np.isin(self.part, [_NUMBER[kind] for kind in kinds])
         return mask
 
     def _waits(self) -> Ints:
-        """The marks that each action waits for: its parameters', or at a step its rank's reductions. Of no columns
-        where there are no collectives."""
+        """The marks that each action waits for: the gathers of its parameters, or for a step its rank's reductions. No
+        columns if there are no collectives."""
         marks = np.full((len(self.kind), 2 * self.is_collective.any()), _THERE)
         if not marks.size:
             return marks
@@ -281,61 +297,65 @@ class _Layout:
         return marks
 
     def _collectives(self, piece: Ints, num_pieces: int) -> tuple[Collectives, Ints]:
-        """All collectives, and by piece those that stand before it, in columns; -1 where there is none.
+        """All collectives, and for each piece the numbers of those that are issued before it, in columns; -1 for none.
 
-        `behind` is the piece that comes next, since of that is known which one comes before.
+        `behind` is the next piece here, because the caller knows the piece before each piece.
         """
-        where = np.flatnonzero(self.is_collective[self.at])
-        at, stage, is_reduction = self.at[where], self.stage[where], self.part[where] == _REDUCE
-        rank, num_stages = self.rank[at], self.schedule.num_stages
+        indices = np.flatnonzero(self.is_collective[self.at])
+        actions, stage, is_reduction = self.at[indices], self.stage[indices], self.part[indices] == _REDUCE
+        rank, num_stages = self.rank[actions], self.schedule.num_stages
         place = rank * num_stages + stage
         mark = np.where(is_reduction, self.reduced + rank, self.gathered + place)
-        turn = np.arange(len(at)) - np.searchsorted(piece[at], piece[at])
+        turn = np.arange(len(actions)) - np.searchsorted(piece[actions], piece[actions])
         columns = np.full((num_pieces, 1 + turn.max(initial=-1)), -1)
-        columns[piece[at], turn] = np.arange(len(at))
-        return Collectives(rank, piece[at], np.where(is_reduction, stage, num_stages + stage), mark), columns
+        columns[piece[actions], turn] = np.arange(len(actions))
+        return Collectives(rank, piece[actions], np.where(is_reduction, stage, num_stages + stage), mark), columns
 
     def _rows(self) -> tuple[Ints, Ints]:
-        """(the row of costs of each action, those of the parts of each pair that differs)."""
+        """(the row of costs of each action, the rows of the two parts of each distinct pair)."""
         num_stages = self.schedule.num_stages
-        of_part = self.part * num_stages + np.maximum(self.stage, 0)
+        part_rows = self.part * num_stages + np.maximum(self.stage, 0)
         rows = np.empty_like(self.kind)
-        rows[self.at] = of_part
+        rows[self.at] = part_rows
         paired = np.flatnonzero(self.kind == _PAIR)
-        first = np.searchsorted(self.at, paired)
-        pairs, which = np.unique(np.column_stack([of_part[first], of_part[first + 1]]), axis=0, return_inverse=True)
+        first_parts = np.searchsorted(self.at, paired)
+        pairs, which = np.unique(
+            np.column_stack([part_rows[first_parts], part_rows[first_parts + 1]]), axis=0, return_inverse=True
+        )
         rows[paired] = (_STEP + 1) * num_stages + which.reshape(-1)
         return rows, pairs
 
 
 def _before(rank: Ints) -> Ints:
-    """The piece before each on the same rank, of pieces in the order of ranks; before the first stands the last."""
-    before = np.arange(len(rank)) - 1
+    """The previous piece on the same rank; for the first piece the last. Pieces are in the order of ranks."""
+    predecessors = np.arange(len(rank)) - 1
     firsts = np.flatnonzero(np.diff(rank, prepend=-1))
-    before[firsts] = np.append(firsts[1:], len(rank)) - 1
-    return before
+    predecessors[firsts] = np.append(firsts[1:], len(rank)) - 1
+    return predecessors
 
 
-def _in_rounds(rank: Ints, needs: Ints, makes: Ints, is_missing: Bools) -> tuple[Ints, list[tuple[int, int]]]:
-    """Pieces by round, as long as some can be done, and the ranges of them that are rounds.
+def _in_rounds(
+    rank: Ints, needed_events: Ints, made_events: Ints, is_missing: Bools
+) -> tuple[Ints, list[tuple[int, int]]]:
+    """The pieces by round, as long as some can be done, and the range of the pieces of each round.
 
-    A rank does its own in order, each when no event is missing that it needs; those that it makes then are not.
+    A rank does its own pieces in order, each when no needed event is missing; then the events that it makes are not.
     """
     num_pieces = len(rank)
-    needs = np.vstack([needs, np.full((1, needs.shape[1]), _NEVER)])
+    needed_events = np.vstack([needed_events, np.full((1, needed_events.shape[1]), _NEVER)])
     ends = np.searchsorted(rank, np.arange(1, rank[-1] + 2))
-    at = np.append(0, ends[:-1])
-    done: list[Ints] = [np.empty(0, np.int64)]
+    next_pieces = np.append(0, ends[:-1])
+    done_pieces: list[Ints] = [np.empty(0, np.int64)]
     ranges: list[tuple[int, int]] = []
-    first = 0
+    num_done = 0
     while True:
-        next_one = np.where(at < ends, at, num_pieces)
-        can = np.flatnonzero(~is_missing[needs[next_one]].any(axis=1))
-        if not len(can):
-            return np.concatenate(done), ranges
-        now = next_one[can]
-        done.append(now)
-        ranges.append((first, first + len(now)))
-        first += len(now)
-        is_missing[makes[now]] = False
-        at[can] += 1
+        candidates = np.where(next_pieces < ends, next_pieces, num_pieces)
+        ready_ranks = np.flatnonzero(~is_missing[needed_events[candidates]].any(axis=1))
+        if not len(ready_ranks):
+            return np.concatenate(done_pieces), ranges
+        round_pieces = candidates[ready_ranks]
+        done_pieces.append(round_pieces)
+        ranges.append((num_done, num_done + len(round_pieces)))
+        num_done += len(round_pieces)
+        is_missing[made_events[round_pieces]] = False
+        next_pieces[ready_ranks] += 1

@@ -1,4 +1,4 @@
-"""How much a rank keeps in memory over time, by kind of buffer: the lifetimes of buffers, and when actions run."""
+"""The memory of a rank over time, by kind of buffer: from the lifetimes of buffers and the times of actions."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from shardwright.schedule.buffer_lifetimes import RULES, Buffer, LifetimeRule, n
 from shardwright.schedule.message_sizes import Sizes
 from shardwright.simulate.action_columns import Array, Columns
 
-Curve = tuple[tuple[float, int], ...]  # (from when, how many), in order of time; 0 before the first
+Curve = tuple[tuple[float, int], ...]  # (time, number from then on), in order of time; 0 before the first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """Buffers of one kind on a rank: their number and bytes over time, in arrays; bytes are None where not known."""
+    """Buffers of one kind on a rank: their number and bytes over time, in arrays; bytes are None if unknown."""
 
     times: Array
     counts: Array
@@ -32,12 +32,12 @@ class Kept:
 
     @property
     def most(self) -> int:
-        """Most at once."""
+        """Peak number of buffers."""
         return int(self.counts.max(initial=0))
 
     @property
     def most_bytes(self) -> int | None:
-        """Most bytes at once."""
+        """Peak bytes."""
         return None if self.sizes is None else int(self.sizes.max(initial=0))
 
 
@@ -49,62 +49,62 @@ def kept_on_rank(
     curves = {}
     for buffer in Buffer:
         lives = [_lives(rule, columns, trains) for rule in RULES if rule.buffer is buffer]
-        stage, born, dies, taken = (np.concatenate(parts) for parts in zip(*lives, strict=True))
+        stage, born, dies, is_taken = (np.concatenate(parts) for parts in zip(*lives, strict=True))
         if not len(born):
             curves[buffer] = Kept(np.zeros(0), born, born)
             continue
-        # By life and step, in arrays of (lives, steps).
+        # By lifetime and step, in arrays of (lifetimes, steps).
         born, dies = born[:, None] + firsts, dies[:, None] + firsts
-        end = np.where(taken[:, None], starts[dies], ends[dies])
-        if buffer is Buffer.MESSAGE:  # it is there when it has arrived; its receive begins when it has left
+        end = np.where(is_taken[:, None], starts[dies], ends[dies])
+        if buffer is Buffer.MESSAGE:  # it exists from its arrival; its receive action begins when it departs
             begin, began, ended = ends[born], np.ones_like(born), np.zeros_like(born)
-        else:  # changes at one time are in the order of the program
-            begin, began, ended = starts[born], 2 * born, 2 * dies + ~taken[:, None]
+        else:  # changes at the same time are in the order of the program
+            begin, began, ended = starts[born], 2 * born, 2 * dies + ~is_taken[:, None]
         is_there = begin < end if buffer is Buffer.MESSAGE else np.ones_like(born, bool)
         order = np.lexsort([np.stack(pair, -1)[is_there].ravel() for pair in ((began, ended), (begin, end))])
         times = np.stack([begin, end], -1)[is_there].ravel()[order]
-        more = np.tile([1, -1], len(order) // 2)[order]
+        changes = np.tile([1, -1], len(order) // 2)[order]
         stages = np.stack([np.broadcast_to(stage[:, None], born.shape)] * 2, -1)[is_there].ravel()[order]
-        curves[buffer] = Kept(times, np.cumsum(more), _bytes_over_time(buffer, stages, more, sizes))
+        curves[buffer] = Kept(times, np.cumsum(changes), _bytes_over_time(buffer, stages, changes, sizes))
     return curves
 
 
-def _bytes_over_time(buffer: Buffer, stages: Array, more: Array, sizes: Sizes | None) -> Array | None:
-    """Bytes after each change, of a buffer of some stage; None where they are not known."""
-    of_stage = {stage: num_bytes(buffer, stage, sizes) for stage in np.unique(stages).tolist()}
-    if None in of_stage.values():
+def _bytes_over_time(buffer: Buffer, stages: Array, changes: Array, sizes: Sizes | None) -> Array | None:
+    """Bytes after each change of a buffer of some stage; None if unknown."""
+    stage_bytes = {stage: num_bytes(buffer, stage, sizes) for stage in np.unique(stages).tolist()}
+    if None in stage_bytes.values():
         return None
-    # Python's whole numbers, where all together may be more than 64 bits.
-    largest = max((size for size in of_stage.values() if size), default=0) * len(more)
-    table = np.zeros(1 + max(of_stage, default=0), object if largest >= 2**63 else np.int64)
-    for stage, size in of_stage.items():
+    # Python's integers, if the sum may exceed 64 bits.
+    largest = max((size for size in stage_bytes.values() if size), default=0) * len(changes)
+    table = np.zeros(1 + max(stage_bytes, default=0), object if largest >= 2**63 else np.int64)
+    for stage, size in stage_bytes.items():
         table[stage] = size
-    held_bytes: Array = np.cumsum(table[stages] * more)
+    held_bytes: Array = np.cumsum(table[stages] * changes)
     return held_bytes
 
 
 def _lives(rule: LifetimeRule, columns: Columns, trains: bool) -> tuple[Array, Array, Array, Array]:
-    """The buffers that a rule makes: the stage of each, the actions of its birth and death, and whether that takes it
-    over.
+    """The buffers that a rule makes: the stage of each, the actions of its birth and its death, and a mask of the
+    buffers that the latter takes over.
 
-    Of one stage and microbatch the n-th birth goes with the n-th death; what is never let go lives to the end.
+    For one stage and microbatch the n-th birth goes with the n-th death; a buffer that is never freed lives to the end.
     """
     begins, ends = columns.of_kinds(*rule.begins), columns.of_kinds(*rule.ends)
     if not len(begins.at):
         return begins.stage, begins.at, begins.at, np.zeros(0, bool)
     is_again = np.isin(begins.pair, columns.of_kinds(Kind.RECOMPUTE).pair)
     begins = begins.where((is_again == rule.of_recomputed) & trains | ~begins.are_of(Kind.FORWARD))
-    dies, taken = np.full(len(begins.at), columns.at.max(initial=0)), np.zeros(len(begins.at), bool)
+    dies, is_taken = np.full(len(begins.at), columns.at.max(initial=0)), np.zeros(len(begins.at), bool)
     as_born, as_died = (_numbered(events, len(columns.at)) for events in (begins, ends))
-    _, matched, by = np.intersect1d(as_born, as_died, assume_unique=True, return_indices=True)
-    dies[matched], taken[matched] = ends.at[by], rule.taken
-    return begins.stage, begins.at, dies, taken
+    _, matched_births, matching_ends = np.intersect1d(as_born, as_died, assume_unique=True, return_indices=True)
+    dies[matched_births], is_taken[matched_births] = ends.at[matching_ends], rule.taken
+    return begins.stage, begins.at, dies, is_taken
 
 
-def _numbered(columns: Columns, most: int) -> Array:
-    """A number for each (stage and microbatch, how many with the same come before), of `most` at most."""
+def _numbered(columns: Columns, num_actions: int) -> Array:
+    """A number for each (stage and microbatch, count of earlier actions with the same) of at most `num_actions`."""
     order = np.argsort(columns.pair, kind="stable")
     pair = columns.pair[order]
     numbers = np.empty_like(pair)
-    numbers[order] = pair * most + np.arange(len(pair)) - np.searchsorted(pair, pair)
+    numbers[order] = pair * num_actions + np.arange(len(pair)) - np.searchsorted(pair, pair)
     return numbers

@@ -1,8 +1,8 @@
-"""Step time of any plan: stage costs into the pipeline, with what communication nothing hides, and where time goes.
+"""Step time of any plan: stage costs into the pipeline, with the exposed communication, and its parts.
 
-Bubbles are closed forms (cost/pipeline_bubble.py); schedules that have none, and only those, are played
-(schedule/timing.py). Stages are not equal: the slowest rank sets the pace and the others are passed once. All of it is
-elementwise: one plan, or as many as an array has entries.
+Bubbles are closed forms (cost/pipeline_bubble.py); only schedules that have none are simulated (schedule/timing.py).
+Stages are not equal: the slowest rank sets the pace, and a step passes the others once. All of it is elementwise, for
+one plan or for arrays of plans.
 """
 
 from dataclasses import dataclass, replace
@@ -32,13 +32,13 @@ from shardwright.workload.stage_contents import PipelineRanks, layers_by_kind
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, and where they go on the rank that sets the pace. The parts add up to `total`;
-    `slower` is the part of `other` that many nodes make everything slower by.
+    """Seconds of one step, and its parts on the rank that sets the pace. The parts add up to `total`; `slower` is the
+    part of `other` by which a large number of nodes makes everything slower.
 
-    `tensor`, `context`, `expert`, `data` and `messages` are communication that nothing hides, `host` is copies to host
-    memory and back and updates there that nothing hides. `mfu` and `hfu` are by model FLOPs over the full sequence and
-    by those executed, over the peak of the products' number type. Between `low` and `high` lay four of five measured
-    steps of families of runs to which no constant was fitted.
+    `tensor`, `context`, `expert`, `data` and `messages` are exposed communication; `host` is exposed copies to host
+    memory and back, and exposed updates there. `mfu` counts model FLOPs over the full sequence and `hfu` executed
+    FLOPs, over the peak of the products' number type. Four of five measured steps, of families of runs to which no
+    constant was fitted, were between `low` and `high`.
     """
 
     total: Numbers
@@ -62,7 +62,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Plans in arrays, and what a microbatch costs on the rank that sets the pace and on all ranks together."""
+    """Plans in arrays, and the cost of a microbatch on the rank that sets the pace and on all ranks together."""
 
     run: Run
     software: SoftwareSpec
@@ -70,8 +70,8 @@ class _Steps:
     ranks: PipelineRanks
     groups: Groups
     pace: PieceTime
-    whole: PieceTime
-    spare_s: Numbers  # of a microbatch: what no layout of the layers makes the slowest rank faster by
+    all_ranks: PieceTime
+    spare_s: Numbers  # of a microbatch: no layout of the layers makes the slowest rank faster by more
 
     @property
     def grid(self) -> PlanGrid:
@@ -80,15 +80,15 @@ class _Steps:
 
 
 def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepTime:
-    """Predict a step; arrays where the plan's numbers are. `memo` has what was computed before with these constants.
+    """Predict a step; arrays if the plan's numbers are arrays. `memo` has earlier results with the same constants.
 
-    KeyError says what is not known, ValueError what contradicts itself.
+    KeyError names an unknown input, ValueError a contradiction.
     """
     return step_time_and_spare(run, constants, memo)[0]
 
 
 def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None) -> tuple[StepTime, Numbers]:
-    """(what `step_time` says, seconds by which no layout of the layers over the stages makes the step shorter)."""
+    """(the result of `step_time`, seconds by which no layout of the layers over the stages makes the step shorter)."""
     for name, _ in run.grid.schedules:
         if name not in SCHEDULES:
             raise ValueError(f"schedule {name!r} is not known; there are {', '.join(SCHEDULES)}")
@@ -96,23 +96,23 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     steps = _steps(replace(run, grid=run.grid.as_arrays()), constants, memo)
     grid, rates, pace, m = steps.grid, steps.rates, steps.pace, steps.grid.num_microbatches
     ranks = steps.ranks
-    if not run.shape.experts:  # what replicas do takes longest where there is most
+    if not run.shape.experts:  # the rank with the most parameters takes longest in the replicas' collectives
         ranks = ranks.fullest(memo.held(run.shape, grid)[0])
     ends = DataParallel.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
-    other = rates.step_s + rates.flush * pace.total * (grid.pp > 1)
-    total = m * pace.total + waits + messages + data + optimizer + host + other
+    other_s = rates.step_s + rates.flush * pace.total * (grid.pp > 1)
+    total = m * pace.total + waits + messages + data + optimizer + host + other_s
     nodes = np.maximum(1.0, grid.world / rates.domain)
     slower = rates.jitter * np.log2(nodes) * total
     total = total + slower
     available = peak_flops(run) * grid.world * total
     mfu = run.shape.flops_per_token() * grid.global_batch * run.shape.sequence / available
-    hfu = mfu * (1.0 + steps.whole.flops_again / (3 * steps.whole.flops))
+    hfu = mfu * (1.0 + steps.all_ranks.flops_again / (3 * steps.all_ranks.flops))
     step = StepTime(
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
         tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
-        messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=other + slower,
+        messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=other_s + slower,
         slower=slower, mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
     )  # fmt: skip
     spare_s = m * steps.spare_s * (1 + rates.jitter * np.log2(nodes))
@@ -120,7 +120,8 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
 
 
 def pipeline_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
-    """Seconds of a step but for what replicas do at its ends and what is beside, and less what a layout might spare.
+    """Seconds of a step without the replicas' collectives at its ends and its constant parts, and without the time that
+    a better layout might spare.
 
     Numbers of the run are arrays.
     """
@@ -139,23 +140,28 @@ def _rates(run: Run, constants: Constants, memo: Memo) -> Rates:
 
 
 def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
-    """The costs of a microbatch: layers once for each that differs, ranks by the layers that they hold. Numbers are
-    arrays."""
+    """The costs of a microbatch: each distinct layer is priced once, and ranks by their layers. Numbers are arrays."""
     shape, grid = run.shape, run.grid
     ranks, rates = memo.ranks(shape, grid), _rates(run, constants, memo)
     times = _piece_times(run, rates, constants, memo)
-    # Of a bidirectional pipeline's two copies a microbatch meets one.
+    # A microbatch meets one of a bidirectional pipeline's two copies.
     ends = ranks.embedding, ranks.head, *([ranks.head * shape.mtp] if shape.mtp else ())
     counts = [count / grid.num_copies for count in (*ranks.layers, *ends)]
-    by_rank = sum(count * PieceTime(*fields).total for count, fields in zip(counts, times, strict=True))
-    slowest = np.argmax(by_rank, axis=0), np.arange(len(grid.pp))
+    rank_totals = sum(count * PieceTime(*fields).total for count, fields in zip(counts, times, strict=True))
+    slowest = np.argmax(rank_totals, axis=0), np.arange(len(grid.pp))
     pace: Numbers = sum(count[slowest] * fields for count, fields in zip(counts, times, strict=True))
-    whole = PieceTime(*_of_microbatch(run, times))
-    spare_s = np.max(by_rank, axis=0) - _least_pace_s(run, times, whole.total)
+    all_ranks = PieceTime(*_of_microbatch(run, times))
+    spare_s = np.max(rank_totals, axis=0) - _least_pace_s(run, times, all_ranks.total)
     return _Steps(
-        run, software_under(run), rates, ranks, groups=Groups(run), pace=PieceTime(*pace), whole=whole,
+        run,
+        software_under(run),
+        rates,
+        ranks,
+        groups=Groups(run),
+        pace=PieceTime(*pace),
+        all_ranks=all_ranks,
         spare_s=np.where(grid.pp > 1, np.maximum(0.0, spare_s), 0.0),
-    )  # fmt: skip
+    )
 
 
 def _least_pace_s(run: Run, times: list[Array], whole_s: Numbers) -> Array:
@@ -164,14 +170,13 @@ def _least_pace_s(run: Run, times: list[Array], whole_s: Numbers) -> Array:
     *layers_s, embedding_s, head_s = (PieceTime(*piece).total for piece in times[: num_kinds + 2])
     pieces = MicrobatchPieces(
         np.min(np.broadcast_arrays(*layers_s), axis=0), embedding_s, head_s, whole_s, run.shape.layers
-    )  # fmt: skip
-
+    )
     is_apart = np.asarray(grid.of_schedules(lambda facts: facts.has_ends_apart))
     return least_pace_s(grid.pp, grid.num_copies, pieces, is_apart & (not grid.is_vee))
 
 
 def _of_microbatch(run: Run, times: list[Array]) -> Numbers:
-    """The times of all layers, the embedding, the head and what predicts further tokens together."""
+    """The sum of the times of all layers, the embedding, the head and the modules that predict further tokens."""
     mtp = run.shape.mtp
     counts = *layers_by_kind(run.shape, run.grid).values(), 1, 1, *([mtp] if mtp else ())
     total: Numbers = sum(count * piece_s for count, piece_s in zip(counts, times, strict=True))
@@ -185,20 +190,20 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
     """The fields of each piece's PieceTime, in shape (fields, plans): kinds of layers, the embedding, the head."""
     grid = run.grid
     pieces = *layers_by_kind(run.shape, grid), *_ENDS, *([("mtp", "none")] if run.shape.mtp else ())
-    # Of the schedule it matters whether another microbatch computes meanwhile.
+    # It matters only if the schedule computes another microbatch meanwhile.
     is_paired = run.shape.experts is not None and grid.is_paired
     words = is_paired, *layer_words(grid)
     kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
 
-    def whole(run: Run) -> Array:
-        costing, of_kinds, first = Costing.of(run, constants), {}, 0
-        before = memo.rows("before experts", run, words, plain_columns, before_experts)
+    def pieces_s(run: Run) -> Array:
+        costing, costs_of_kinds, start = Costing.of(run, constants), {}, 0
+        values = memo.rows("before experts", run, words, plain_columns, before_experts)
         for kind in kinds:
-            end = first + Repeatable.num_values(len(costing.chain_before_experts(kind)))
-            of_kinds[kind], first = Repeatable.of_values(before[first:end]), end
+            end = start + Repeatable.num_values(len(costing.chain_before_experts(kind)))
+            costs_of_kinds[kind], start = Repeatable.of_values(values[start:end]), end
         for kind in filter(has_experts, kinds):
-            of_kinds[kind] += Repeatable.of_values(memo.rows("experts", run, words, layer_columns, experts))
-        times = [costing.repeating(kind, policy, of_kinds[kind]).values() for kind, policy in pieces]
+            costs_of_kinds[kind] += Repeatable.of_values(memo.rows("experts", run, words, layer_columns, experts))
+        times = [costing.repeating(kind, policy, costs_of_kinds[kind]).values() for kind, policy in pieces]
         return _rows(run, times)
 
     def before_experts(run: Run) -> Array:
@@ -212,7 +217,7 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
         costing = Costing.of(run, constants)
         return _rows(run, [costing.shard_s(kind) for kind in kinds])
 
-    rows = memo.rows("piece", run, (pieces, *words), layer_columns, whole).reshape(len(pieces), -1, len(grid.tp))
+    rows = memo.rows("piece", run, (pieces, *words), layer_columns, pieces_s).reshape(len(pieces), -1, len(grid.tp))
     times = list(rows)
     if software_under(run).sum_overlap:
         put_off = are_put_off(grid)
@@ -228,72 +233,76 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
 
 
 def _rows(run: Run, values: list[tuple[Numbers, ...]]) -> Array:
-    """All of some values, one below the other: (values, plans)."""
+    """All values, one below the other: (values, plans)."""
     return stacked_rows([value for row in values for value in row], len(run.grid.tp))
 
 
 def _bubble(steps: _Steps) -> Numbers:
-    """How long the pace-setting rank waits for others at the ends of a step."""
-    whole, pace = ((one.forward + one.exposed_forward, one.weight_grad, one.total) for one in (steps.whole, steps.pace))
+    """Seconds that the pace-setting rank waits for others at the ends of a step."""
+    all_seconds, pace_seconds = (
+        (time.forward + time.exposed_forward, time.weight_grad, time.total) for time in (steps.all_ranks, steps.pace)
+    )
     numbers = steps.grid.pp, steps.grid.num_microbatches, steps.grid.virtual
 
-    def waits(name: str, at: Any) -> Numbers:
-        p, m, v = (number[at] for number in numbers)
-        forward, weight, total = (seconds[at] for seconds in whole)
+    def waits(name: str, index: Any) -> Numbers:
+        p, m, v = (number[index] for number in numbers)
+        forward, weight, total = (seconds[index] for seconds in all_seconds)
         count, step = p, m * total / p
         if SCHEDULES[name].fills_and_drains:
-            forward, weight, total = (of_all[at] - mine[at] for of_all, mine in zip(whole, pace, strict=True))
+            forward, weight, total = (
+                all_rank_s[index] - pace_s[index] for all_rank_s, pace_s in zip(all_seconds, pace_seconds, strict=True)
+            )
             count = np.maximum(1, p - 1)
         forward, weight = forward / count, weight / count
-        back = total / count - forward - weight
+        input_grad = total / count - forward - weight
         if SCHEDULES[name].idle_s is not None:
-            return np.where(p > 1, bubble(name, p, m, v, f=forward, i=back, w=weight), 0.0)
+            return np.where(p > 1, bubble(name, p, m, v, f=forward, i=input_grad, w=weight), 0.0)
         played = np.vectorize(_played, otypes=[float])
-        times = (np.round(seconds, 9) for seconds in (forward, back, weight))
+        times = (np.round(seconds, 9) for seconds in (forward, input_grad, weight))
         return np.where(p > 1, played(name, p, m, v, *times) - step, 0.0)
 
     return steps.grid.by_schedule(waits)
 
 
 @lru_cache(maxsize=1024)
-def _played(name: str, p: int, m: int, v: int, forward: float, back: float, weight: float) -> float:
+def _played(name: str, p: int, m: int, v: int, forward: float, input_grad: float, weight: float) -> float:
     """Makespan of a schedule with equal stages: of a few microbatches, and more at the pace of a rank."""
     few = min(m, 4 * p)
     program = shape_program(name, PipelineShape(p, few, v))
     share = p / program.num_stages
-    costs = Costs.uniform(program.num_stages, forward * share, back * share, weight * share)
-    return play(program, costs).makespan + (m - few) * (forward + back + weight)
+    costs = Costs.uniform(program.num_stages, forward * share, input_grad * share, weight * share)
+    return play(program, costs).makespan + (m - few) * (forward + input_grad + weight)
 
 
 def border_bytes(run: Run, software: SoftwareSpec) -> Numbers:
-    """The bytes that one rank sends a neighbour in the pipeline for a microbatch."""
+    """The bytes that one rank sends to a neighbour in the pipeline for a microbatch."""
     grid = run.grid
     size = grid.element_bytes * run.shape.sequence / grid.cp * grid.microbatch * run.shape.hidden
     return size / np.where(grid.sequence_parallel | software.message_split, grid.tp, 1)
 
 
 def message_and_turn_s(run: Run, rates: Rates) -> tuple[Numbers, Numbers]:
-    """(one message between neighbours in the pipeline, what messages add to a step for each stage that a rank has,
-    where it has several)."""
+    """(seconds of one message between neighbours in the pipeline, seconds that messages add to a step for each stage of
+    a rank, if it has several)."""
     software = software_under(run)
-    one = message_s(rates, Groups(run).pp, border_bytes(run, software))
-    return one, 2 * one * run.grid.num_microbatches * (rates.leak if software.message_overlap else 1.0)
+    message = message_s(rates, Groups(run).pp, border_bytes(run, software))
+    return message, 2 * message * run.grid.num_microbatches * (rates.leak if software.message_overlap else 1.0)
 
 
 def _messages(steps: _Steps) -> Numbers:
-    """The exposed time of the pipeline's messages, by how the schedule waits for them.
+    """The exposed time of the pipeline's messages, by the way in which the schedule waits for them.
 
-    A latency c that only the receiver waits for costs 1F1B 2c ((p - 1) m / p + p - 2), for it leaves no slack unless it
-    has forwards to spare; an interleaved rank exchanges before each of its 2 v m chunks unless messages pass while it
-    computes.
+    In 1F1B a latency c that only the receiver waits for costs 2c ((p - 1) m / p + p - 2), because there is no slack
+    without extra warm-up forwards. An interleaved rank exchanges before each of its 2 v m chunks, unless messages
+    travel while it computes.
     """
     grid, rates = steps.grid, steps.rates
     p, m = grid.pp, grid.num_microbatches
-    one, turn = message_and_turn_s(steps.run, rates)
-    ends, turns = 2 * one * (p - 1), grid.virtual * turn
-    exposed = np.where(grid.extra_warmup > 0, ends, 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2)))
+    message, turn = message_and_turn_s(steps.run, rates)
+    ends, turns = 2 * message * (p - 1), grid.virtual * turn
+    exposed = np.where(grid.extra_warmup > 0, ends, 2 * message * ((p - 1) * m / p + np.maximum(0, p - 2)))
 
-    def seconds(name: str, at: Any) -> Numbers:
-        return (exposed[at], ends[at] + turns[at], 2 * ends[at])[SCHEDULES[name].message_waits]
+    def seconds(name: str, index: Any) -> Numbers:
+        return (exposed[index], ends[index] + turns[index], 2 * ends[index])[SCHEDULES[name].message_waits]
 
     return np.where(p > 1, grid.by_schedule(seconds), 0.0)

@@ -1,9 +1,9 @@
-"""The step of a job simulated in full: its own order of work, with what each stage, message and collective costs.
+"""The step of a job simulated in full: its own order of work, with the costs of each stage, message and collective.
 
-The closed forms of simulate/closed_form.py take stages for equal in the bubble of some schedules, and messages for
+The closed forms of simulate/closed_form.py assume equal stages in the bubble of some schedules, and messages that are
 never late. Here every stage has its own seconds, messages occupy links, and gradients are reduced and parameters
-gathered beside the computation where the software or the plan does so. All microbatches are simulated; where there are
-very many, the last are taken to cost what those before them do.
+gathered in parallel with the computation if the software or the plan does so. All microbatches are simulated; if there
+are very many, the last ones are assumed to cost as much as those before them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,43 +28,48 @@ from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, border_bytes, step_time
 from shardwright.workload.stage_contents import PipelineRanks, held_by_rank, layer_kinds
 
-_MOST = 2**14  # microbatches that are simulated, each once for each stage
+_MOST = 2**14  # simulated microbatches times stages
 
 
 def simulated_step(job: JobSpec, constants: Constants) -> StepTime:
-    """Seconds of a step of the job's plan. KeyError says what is not known, ValueError what contradicts itself.
+    """Seconds of a step of the job's plan. KeyError names an unknown input, ValueError a contradiction.
 
-    Without a pipeline, and for schedules that don't drain, it is what `step_time` says.
+    Without a pipeline, and for schedules that don't drain, the result is that of `step_time`.
     """
     return simulated_steps([job], [step_time(run_of(job), constants)], constants)[0]
 
 
 def simulated_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants) -> list[StepTime]:
-    """Full steps of several jobs; `closed` are their steps by `step_time`. Jobs in one order are simulated at once."""
+    """Full steps of several jobs; `closed` are their steps by `step_time`. Jobs with one order are simulated at
+    once."""
     stages = [_Stages.of(job, constants) if is_simulated(job) else None for job in jobs]
     cases = [
         case
-        for job, of_job in zip(jobs, stages, strict=True)
-        if of_job is not None
+        for job, job_stages in zip(jobs, stages, strict=True)
+        if job_stages is not None
         for order in simulated_orders(job)
-        for case in _cases(order, of_job)
+        for case in _cases(order, job_stages)
     ]
     seconds = _seconds(cases)
     return [
-        whole if of_job is None else _replaced(whole, *_parts_s(job, of_job, seconds), sets_pace=bool(of_job.gather))
-        for job, whole, of_job in zip(jobs, closed, stages, strict=True)
+        closed_step
+        if job_stages is None
+        else _replaced(closed_step, *_parts_s(job, job_stages, seconds), sets_pace=bool(job_stages.gather))
+        for job, closed_step, job_stages in zip(jobs, closed, stages, strict=True)
     ]
 
 
-def step_on_parts_s(alone: Sequence[JobSpec], part_of_rank: Sequence[int], constants: Constants) -> float:
-    """Seconds of a step, simulated, on a cluster of several kinds of devices: `alone` is the job on each of its parts,
-    were that the cluster, and pipeline rank r lies on part `part_of_rank[r]`. The pipeline drains (`is_simulated`).
+def step_on_parts_s(part_jobs: Sequence[JobSpec], part_of_rank: Sequence[int], constants: Constants) -> float:
+    """Seconds of a step, simulated, on a cluster of several kinds of devices. `part_jobs` has the job for each part of
+    the cluster, as if that were the cluster, and pipeline rank r lies on part `part_of_rank[r]`. The pipeline drains
+    (`is_simulated`).
 
-    What comes besides is that of the part where it takes longest. A stage that two ranks hold, in opposite directions,
-    takes as long as on the slower one, for costs are by stage.
+    The times outside the pipeline are those of the part on which they are longest. A stage that two ranks hold, in
+    opposite directions, takes as long as on the slower rank, because costs are by stage.
     """
-    closed = [step_time(run_of(job), constants) for job in alone]
-    job, stages = alone[0], _Stages.on_parts([_Stages.of(job, constants) for job in alone], alone[0], part_of_rank)
+    closed = [step_time(run_of(job), constants) for job in part_jobs]
+    job, part_stages = part_jobs[0], [_Stages.of(job, constants) for job in part_jobs]
+    stages = _Stages.on_parts(part_stages, job, part_of_rank)
     seconds = _seconds(case for order in simulated_orders(job) for case in _cases(order, stages))
     busy_s, bubble_s, messages_s, data_s = _parts_s(job, stages, seconds)
     plain = [time.total - time.slower for time in closed]
@@ -75,78 +80,88 @@ def step_on_parts_s(alone: Sequence[JobSpec], part_of_rank: Sequence[int], const
 
 
 def action_costs(job: JobSpec, constants: Constants) -> Costs:
-    """Seconds of the actions that are simulated: of stages, messages, and collectives beside them.
+    """Seconds of the simulated actions: of stages, messages, and collectives in parallel with them.
 
-    KeyError says what is not known, ValueError what contradicts itself.
+    KeyError names an unknown input, ValueError a contradiction.
     """
     return _Stages.of(job, constants).costs(has_messages=True, has_collectives=True)
 
 
 def simulated_bubble(job: JobSpec, costs: Costs) -> float:
-    """Time in which the rank that computes longest waits for others, in a step in which messages and collectives take
-    none: the bubble of `simulated_step`, under any costs of the stages. None is lost without a pipeline that drains."""
+    """Time for which the rank that computes longest waits for others, in a step whose messages and collectives take no
+    time: the bubble of `simulated_step`, under any costs of the stages. 0 without a pipeline that drains."""
     if not is_simulated(job):
         return 0.0
     orders = simulated_orders(job)
-    alone = replace(costs, transfer=(), latency=0.0, reduce=(), gather=())
-    cases = [_Case(order, False, alone) for order in orders]
+    compute_costs = replace(costs, transfer=(), latency=0.0, reduce=(), gather=())
+    cases = [_Case(order, False, compute_costs) for order in orders]
     seconds = _seconds(cases)
     (bubble,) = _of_all(job, orders, [[seconds[case].step_s - seconds[case].busy_s] for case in cases])
     return max(0.0, bubble)
 
 
 def is_simulated(job: JobSpec) -> bool:
-    """True if a job has a pipeline that drains, of which closed forms may not say all."""
+    """True if a job has a pipeline that drains, so that closed forms may miss something."""
     return job.plan.pp > 1 and SCHEDULES[job.plan.schedule].drains
 
 
 def simulated_orders(job: JobSpec) -> tuple[Order, ...]:
-    """The orders of work to simulate: the job's own, or two of fewer microbatches, as many apart as it has ranks.
+    """The orders of work to simulate: the job's own, or two with fewer microbatches that differ by as many as it has
+    ranks.
 
-    The last microbatches then cost what these do. That is not always so: an interleaved schedule whose messages are
-    slow may become up to 1 % slower with many microbatches.
+    The microbatches left out then cost as much as that difference. This is not always exact: an interleaved schedule
+    with slow messages may become up to 1 % slower with many microbatches.
     """
     order, p = job_order(job), job.plan.pp
-    more = order.shape.num_microbatches - max(4 * p, _MOST // job.plan.num_stages)
-    if more <= 0:
+    num_left_out = order.shape.num_microbatches - max(4 * p, _MOST // job.plan.num_stages)
+    if num_left_out <= 0:
         return (order,)
-    few = order.shape.num_microbatches - p * -(-more // p)
+    few = order.shape.num_microbatches - p * -(-num_left_out // p)
     return tuple(replace(order, shape=replace(order.shape, num_microbatches=m)) for m in (few, few - p))
 
 
 def _replaced(
-    whole: StepTime, busy_s: float, bubble_s: float, messages_s: float, data_s: float | None, sets_pace: bool
+    closed_step: StepTime, busy_s: float, bubble_s: float, messages_s: float, data_s: float | None, sets_pace: bool
 ) -> StepTime:
-    """A step with the parts that were simulated, and what follows from them.
+    """A step with the simulated parts, and the other fields adapted to them.
 
-    Closed forms tell the parts of the rank that takes longest, which under ZeRO 3 may be one that gathers much and
-    computes little. Simulated gathers are beside the work, and there the rank that computes longest `sets_pace`.
+    Closed forms give the parts of the rank that takes longest, which under ZeRO 3 may be one that gathers much and
+    computes little. Simulated gathers overlap with the work, and then the rank that computes longest `sets_pace`.
     """
-    told = {name: getattr(whole, name) for name in ("compute", "again", "tensor", "context", "expert")}
-    told_s = sum(told.values())
-    computed_s = busy_s if sets_pace else told_s
-    computed = {name: seconds * (computed_s / told_s) for name, seconds in told.items()}
-    data = whole.data if data_s is None else max(0.0, data_s)
+    closed_parts = {name: getattr(closed_step, name) for name in ("compute", "again", "tensor", "context", "expert")}
+    closed_parts_s = sum(closed_parts.values())
+    computed_s = busy_s if sets_pace else closed_parts_s
+    computed = {name: seconds * (computed_s / closed_parts_s) for name, seconds in closed_parts.items()}
+    data = closed_step.data if data_s is None else max(0.0, data_s)
     bubble, messages = max(0.0, bubble_s), max(0.0, messages_s)
-    longer = bubble - whole.bubble + messages - whole.messages + data - whole.data
-    longer += computed_s - told_s
-    plain = whole.total - whole.slower
-    total = (plain + longer) * whole.total / plain
-    share = whole.total / total
+    longer = bubble - closed_step.bubble + messages - closed_step.messages + data - closed_step.data
+    longer += computed_s - closed_parts_s
+    plain = closed_step.total - closed_step.slower
+    total = (plain + longer) * closed_step.total / plain
+    share = closed_step.total / total
     slower = total - plain - longer
     return replace(
-        whole, **computed, total=total, bubble=bubble, messages=messages, data=data,
-        other=whole.other - whole.slower + slower, slower=slower, mfu=whole.mfu * share, hfu=whole.hfu * share,
-        low=whole.low / share, high=whole.high / share,
-    )  # fmt: skip
+        closed_step,
+        **computed,
+        total=total,
+        bubble=bubble,
+        messages=messages,
+        data=data,
+        other=closed_step.other - closed_step.slower + slower,
+        slower=slower,
+        mfu=closed_step.mfu * share,
+        hfu=closed_step.hfu * share,
+        low=closed_step.low / share,
+        high=closed_step.high / share,
+    )
 
 
 @dataclass(frozen=True)
 class _Stages:
-    """Seconds of one microbatch in each stage, of messages between them, and of collectives about a stage.
+    """Seconds of one microbatch in each stage, of messages between stages, and of each stage's collectives.
 
-    `reduce` and `gather` are empty where they run after the step, and not beside it; `updated_s` is what gathering
-    the updated parameters then adds.
+    `reduce` and `gather` are empty if they run after the step, and not in parallel with it; `updated_s` is the time
+    that the gather of the updated parameters then adds.
     """
 
     forward: tuple[float, ...]
@@ -165,9 +180,9 @@ class _Stages:
         run, num_stages = run_of(job), job.plan.num_stages
         grid = run.grid.as_arrays()
         kinds = layer_kinds(run.shape, grid)
-        held = held_by_rank(kinds, "1f1b", num_stages, 1, layout=grid.layout, mtp=run.shape.mtp)
-        stages = PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))
-        # What a stage gathers and scatters is simulated, and so not part of its seconds.
+        contents = held_by_rank(kinds, "1f1b", num_stages, 1, layout=grid.layout, mtp=run.shape.mtp)
+        stages = PipelineRanks.of(kinds, [contents], np.zeros(1, np.int64))
+        # A stage's gathers and reductions are simulated, and so not part of its seconds.
         costing = Costing.of(replace(run, grid=replace(grid, zero=0 * grid.zero)), constants)
         pieces = {kind: costing.piece(*kind) for kind in stages.kinds}
         embedding, head = costing.piece("embedding"), costing.piece("head")
@@ -176,7 +191,7 @@ class _Stages:
             seconds += costing.piece("mtp").times(stages.head * run.shape.mtp)
         for kind, count in zip(stages.kinds, stages.layers, strict=True):
             seconds += pieces[kind].times(count)
-        if run.grid.recompute == "stage":  # an action of its own
+        if run.grid.recompute == "stage":  # the recomputation is an action of its own
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
         rates, size = costing.rates, border_bytes(replace(run, grid=grid), costing.software)
@@ -200,26 +215,30 @@ class _Stages:
         )
 
     @classmethod
-    def on_parts(cls, of_parts: "Sequence[_Stages]", job: JobSpec, part_of_rank: Sequence[int]) -> "_Stages":
-        """The seconds of a plan whose pipeline ranks lie on different parts of a cluster."""
+    def on_parts(cls, parts: "Sequence[_Stages]", job: JobSpec, part_of_rank: Sequence[int]) -> "_Stages":
+        """The seconds of a plan whose pipeline ranks lie on different parts of a cluster, from the `parts`' seconds."""
         placement = job_placement(job)
-        holders = [
-            [of_parts[part_of_rank[rank]] for rank in placement.replicas(n)] for n in range(placement.num_stages)
-        ]
+        holders = [[parts[part_of_rank[rank]] for rank in placement.replicas(n)] for n in range(placement.num_stages)]
 
         def by_stage(name: str) -> tuple[float, ...]:
-            there = all(getattr(one, name) for one in of_parts)
-            return tuple(max(getattr(one, name)[n] for one in mine) for n, mine in enumerate(holders)) if there else ()
+            if not all(getattr(stages, name) for stages in parts):
+                return ()
+            return tuple(max(getattr(stages, name)[n] for stages in row) for n, row in enumerate(holders))
 
         return cls(
-            forward=by_stage("forward"), input_grad=by_stage("input_grad"), weight_grad=by_stage("weight_grad"),
-            transfer_s=max(one.transfer_s for one in of_parts), latency_s=max(one.latency_s for one in of_parts),
-            reduce=by_stage("reduce"), gather=by_stage("gather"),
-            updated_s=max(one.updated_s for one in of_parts), leak=max(one.leak for one in of_parts),
-        )  # fmt: skip
+            forward=by_stage("forward"),
+            input_grad=by_stage("input_grad"),
+            weight_grad=by_stage("weight_grad"),
+            transfer_s=max(stages.transfer_s for stages in parts),
+            latency_s=max(stages.latency_s for stages in parts),
+            reduce=by_stage("reduce"),
+            gather=by_stage("gather"),
+            updated_s=max(stages.updated_s for stages in parts),
+            leak=max(stages.leak for stages in parts),
+        )
 
     def costs(self, has_messages: bool, has_collectives: bool) -> Costs:
-        """The costs of actions, with or without those that are not computing."""
+        """The costs of actions, with or without messages and collectives."""
         num_borders = len(self.forward) - 1
         return Costs(
             self.forward,
@@ -233,7 +252,7 @@ class _Stages:
 
 
 def _updated_s(software: SoftwareSpec, ends: DataParallel, gather_s: np.ndarray, placement: StagePlacement) -> float:
-    """The time that gathering the updated parameters adds to a step, on the rank that takes longest."""
+    """The time that the gather of the updated parameters adds to a step, on the rank that takes longest."""
     gather, update = _by_stage(gather_s), _by_stage(ends.updates_s())
     ranks = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
     gathers_s = [sum(gather[stage] for stage in stages) for stages in ranks]
@@ -258,7 +277,7 @@ class _Case:
 
 @dataclass(frozen=True)
 class _Seconds:
-    """Seconds of a step; what the rank that computes longest computes in it; and the longest queue of collectives."""
+    """Seconds of a step; of the computation on the rank that computes longest; of the longest queue of collectives."""
 
     step_s: float
     busy_s: float
@@ -266,24 +285,24 @@ class _Seconds:
 
 
 def _cases(order: Order, stages: _Stages) -> list[_Case]:
-    """Computing alone, with messages, and with collectives too where these run beside it."""
+    """Cases with computation alone, with messages, and with collectives too if these run in parallel."""
     has_collectives = bool(stages.reduce or stages.gather)
     simulated = [(False, False), (True, False), (True, True)][: 2 + has_collectives]
-    return [_Case(order, has_collectives, stages.costs(*which)) for which in simulated]
+    return [_Case(order, has_collectives, stages.costs(*exchanges)) for exchanges in simulated]
 
 
 def _seconds(cases: Iterable[_Case]) -> dict[_Case, _Seconds]:
-    """All that are in one order at once."""
-    alike: dict[tuple[Order, bool], dict[_Case, None]] = {}
+    """The seconds of all cases; those with one order are simulated at once."""
+    groups: dict[tuple[Order, bool], dict[_Case, None]] = {}
     for case in cases:
-        alike.setdefault((case.order, case.has_collectives), {})[case] = None
+        groups.setdefault((case.order, case.has_collectives), {})[case] = None
     seconds: dict[_Case, _Seconds] = {}
-    for (order, has_collectives), group in alike.items():
+    for (order, has_collectives), group in groups.items():
         rounds = _rounds(order, has_collectives)
         costs = [case.costs for case in group]
         if SCHEDULES[order.schedule].overlaps_steps:
-            _, before, last = rounds.ends(costs, 3)
-            step_s = last - before
+            _, previous_end, last_end = rounds.ends(costs, 3)
+            step_s = last_end - previous_end
         else:
             (step_s,) = rounds.ends(costs)
         times = zip(step_s.tolist(), rounds.busy(costs).tolist(), rounds.queued(costs).tolist(), strict=True)
@@ -297,24 +316,25 @@ def _rounds(order: Order, has_collectives: bool) -> Rounds:
 
 
 def _parts_s(job: JobSpec, stages: _Stages, seconds: dict[_Case, _Seconds]) -> tuple[float, float, float, float | None]:
-    """Seconds that the rank that computes longest does so, and does not: (busy, bubble, messages, what replicas do).
+    """Seconds of the rank that computes longest: (busy, bubble, messages, the replicas' collectives).
 
-    The last is None where nothing runs beside the step.
+    The last is None if no collectives run in parallel with the step.
     """
     orders = simulated_orders(job)
     by_order = []
     for order in orders:
-        alone, sent, *seen = (seconds[case] for case in _cases(order, stages))
+        compute, messages, *with_collectives = (seconds[case] for case in _cases(order, stages))
         exposed = [
-            one.step_s - sent.step_s + stages.leak * max(0.0, one.queued_s - one.step_s + sent.step_s) for one in seen
+            played.step_s - messages.step_s + stages.leak * max(0.0, played.queued_s - played.step_s + messages.step_s)
+            for played in with_collectives
         ]
-        by_order.append([alone.busy_s, alone.step_s - alone.busy_s, sent.step_s - alone.step_s, *exposed])
+        by_order.append([compute.busy_s, compute.step_s - compute.busy_s, messages.step_s - compute.step_s, *exposed])
     busy_s, bubble_s, messages_s, *exposed_s = _of_all(job, orders, by_order)
     return busy_s, bubble_s, messages_s, exposed_s[0] + stages.updated_s if exposed_s else None
 
 
 def _of_all(job: JobSpec, orders: Sequence[Order], by_order: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of all microbatches, from those of the orders that were simulated."""
+    """Seconds of all microbatches, extrapolated from those of the simulated orders."""
     all_of = np.array(by_order[0])
     if len(orders) > 1:
         periods = (job.num_microbatches - orders[0].shape.num_microbatches) / job.plan.pp

@@ -3,8 +3,8 @@
 A rank's time is cut without a gap into computing and waiting, and each wait has one cause:
 
     warm-up        before its first computation of a step
-    dependency     another rank has not yet computed what this one needs
-    communication  it has, and the message is on its way
+    dependency     another rank has not yet computed the input
+    communication  the input is computed, and its message is in transit
     drain          after its last computation, until the last rank has ended the step
 
 The times may be simulated or recorded: only the program and the times are read, not the costs.
@@ -28,8 +28,8 @@ from shardwright.simulate.buffer_curves import Kept, kept_on_rank
 
 
 class Resource(StrEnum):
-    """The resource that an action occupies: resources of one rank work side by side. Arrivals and releases occupy
-    nothing."""
+    """The resource that an action occupies: the resources of one rank work in parallel. Arrivals and releases occupy
+    none."""
 
     COMPUTE = "compute"
     FORWARD_LINK = "forward link"
@@ -40,7 +40,7 @@ class Resource(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a rank does not compute."""
+    """The reason why a rank does not compute."""
 
     WARM_UP = "warm-up"
     COMMUNICATION = "communication"
@@ -48,7 +48,7 @@ class Cause(StrEnum):
     DRAIN = "drain"
 
 
-# What computes, and the update, occupies the rank's compute.
+# Computations and the update occupy the rank's compute.
 _RESOURCES = dict.fromkeys(RECV, Resource.ARRIVAL) | {
     Kind.SEND_FORWARD: Resource.FORWARD_LINK,
     Kind.SEND_BACKWARD: Resource.BACKWARD_LINK,
@@ -60,7 +60,7 @@ _RESOURCES = dict.fromkeys(RECV, Resource.ARRIVAL) | {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An action and when it ran. A receive runs from when the message has left until it is there."""
+    """An action and its time. A receive runs from the departure of the message until its arrival."""
 
     action: Action
     start: float
@@ -82,8 +82,8 @@ class Idle:
 class RankTimeline:
     """One rank's part. `kept` is what it holds in memory, by kind of buffer.
 
-    Actions of all steps are in three columns, because there may be millions; `computations` and `updates` are those
-    that occupy its compute, by index; `spans` says more of each.
+    Actions of all steps are in three columns, because there may be millions; `computations` and `updates` are the
+    indices of those that occupy its compute; `spans` has all facts of each action.
     """
 
     actions: tuple[Action, ...]
@@ -97,32 +97,32 @@ class RankTimeline:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """Every action with all that is known of it."""
+        """Every action with its times, resource and step."""
         length = len(self.actions) // self.num_steps
         resources = (_RESOURCES.get(action.kind, Resource.COMPUTE) for action in self.actions)
         timed = zip(self.actions, self.starts.tolist(), self.ends.tolist(), resources, strict=True)
         return tuple(Span(*fields, step=n // length) for n, fields in enumerate(timed))
 
     def work(self, scale: float) -> Iterator[tuple[Action, float, float]]:
-        """Computations and updates that are seen with so many columns by unit of time, with their start and end."""
-        worked = self._worked
-        seen = worked[np.rint(self.starts[worked] * scale) != np.rint(self.ends[worked] * scale)]
-        actions = map(self.actions.__getitem__, seen.tolist())
-        yield from zip(actions, self.starts[seen].tolist(), self.ends[seen].tolist(), strict=True)
+        """Computations and updates that are visible at `scale` columns per unit of time, with their start and end."""
+        indices = self._worked
+        visible = indices[np.rint(self.starts[indices] * scale) != np.rint(self.ends[indices] * scale)]
+        actions = map(self.actions.__getitem__, visible.tolist())
+        yield from zip(actions, self.starts[visible].tolist(), self.ends[visible].tolist(), strict=True)
 
     def lengths(self, which: Array) -> Array:
-        """How long some actions take, given by index."""
+        """The durations of some actions, given by index."""
         seconds: Array = self.ends[which] - self.starts[which]
         return seconds
 
     @cached_property
     def _worked(self) -> Array:
-        """Computations and updates, in order."""
+        """Indices of computations and updates, in order."""
         return np.union1d(self.computations, self.updates)
 
     @property
     def busy(self) -> float:
-        """Time in computation, the optimizer's included."""
+        """Time in computation, with the optimizer's."""
         return float(sum(self.lengths(self._worked).tolist()))
 
     def idle_by_cause(self) -> dict[Cause, float]:
@@ -160,10 +160,10 @@ def make_timeline(program: Program, times: Times) -> Timeline:
 
 
 class _Context:
-    """All times, and what is looked up in them to explain a wait.
+    """All times, in tables that explain a wait.
 
-    Of each step, by product and stage x microbatches + microbatch: when it was made there, and when it arrived there.
-    What never was is at 0.
+    For each step, by product and stage x microbatches + microbatch: the time at which the product was made, and at
+    which it arrived. 0 if it never was.
     """
 
     def __init__(self, program: Program, times: Times, num_steps: int) -> None:
@@ -171,7 +171,7 @@ class _Context:
         self.columns = [Columns.of(row, self._m) for row in program.ranks]
         self.starts, self.ends = ([np.array(moments) for moments in rows] for rows in (times.start, times.end))
         self._made, self._arrived = np.zeros((2, len(Product), num_steps, program.num_stages * self._m))
-        self._complete = np.zeros((num_steps, program.num_stages))  # when the gradients of all copies of a stage are
+        self._complete = np.zeros((num_steps, program.num_stages))  # when a stage's gradients are, in all its copies
         self._end_of_step = [0.0] * num_steps
         makers = [[kind for kind in MAKES if MAKES[kind] is product] for product in Product]
         receives = [[MESSAGES[product][1]] for product in Product]
@@ -186,7 +186,7 @@ class _Context:
                 np.maximum.at(self._complete[step], additions.stage, ends[additions.at])
 
     def waits(self, rank: int) -> list[Idle]:
-        """A rank's waits, in order; what borders on each other with one cause is one."""
+        """A rank's waits, in order; adjacent waits with one cause are merged."""
         merged: list[Idle] = []
         for wait in self._pieces(rank):
             if wait.start >= wait.end:
@@ -200,29 +200,29 @@ class _Context:
         """Every stretch between computations, cut where its cause changes."""
         row, columns = self._program.ranks[rank], self.columns[rank]
         computations, gathers = columns.of_kinds(*COMPUTE).at, columns.of_kinds(Kind.GATHER)
-        first, last = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
+        first_n, last_n = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
         work = np.unique(columns.of_kinds(*COMPUTE, Kind.STEP).at)
         reductions, num_steps = _reductions_by_update(columns), len(self._end_of_step)
         began, ended = (rows.reshape(num_steps, -1)[:, work].ravel() for rows in (self.starts[rank], self.ends[rank]))
         for place in np.flatnonzero(began > np.append(0.0, ended[:-1])).tolist():
             step, n = place // len(work), int(work[place % len(work)])
-            free, start, action = float(ended[place - 1]) if place else 0.0, float(began[place]), row[n]
+            free_from, start, action = float(ended[place - 1]) if place else 0.0, float(began[place]), row[n]
             if action.kind is Kind.STEP:
-                otherwise = Cause.DRAIN if n > last else Cause.DEPENDENCY
-                yield from _cut(free, start, *self._reduced(rank, step, reductions[n], free), otherwise)
-            elif n == first:
-                before = self._end_of_step[step - 1] if step else 0.0
-                border = min(max(before, free), start)
-                yield Idle(Cause.DRAIN, free, border)
+                otherwise = Cause.DRAIN if n > last_n else Cause.DEPENDENCY
+                yield from _cut(free_from, start, *self._reduced(rank, step, reductions[n], free_from), otherwise)
+            elif n == first_n:
+                previous_end = self._end_of_step[step - 1] if step else 0.0
+                border = min(max(previous_end, free_from), start)
+                yield Idle(Cause.DRAIN, free_from, border)
                 yield Idle(Cause.WARM_UP, border, start)
             else:
                 gathered = self._gathered(gathers, self.ends[rank][step * len(row) :], n, action)
-                yield from _cut(free, start, *self._inputs(action, step, free, gathered), Cause.DEPENDENCY)
+                yield from _cut(free_from, start, *self._inputs(action, step, free_from, gathered), Cause.DEPENDENCY)
         yield Idle(Cause.DRAIN, float(ended[-1]) if len(ended) else 0.0, max(self._end_of_step))
 
-    def _inputs(self, action: Action, step: int, free: float, gathered: float) -> tuple[float, float]:
-        """When the last input of a computation had been computed, and when all had arrived, parameters included."""
-        computed, arrived = free, max(free, gathered)
+    def _inputs(self, action: Action, step: int, free_from: float, gathered: float) -> tuple[float, float]:
+        """When the last input of a computation was computed, and when all had arrived, parameters included."""
+        computed, arrived = free_from, max(free_from, gathered)
         for part in action.computes():
             n = part.stage * self._m + part.microbatch
             for need in NEEDS[part.kind]:
@@ -233,32 +233,33 @@ class _Context:
         return computed, arrived
 
     def _gathered(self, gathers: Columns, ends: Array, n: int, action: Action) -> float:
-        """When the last gather before action n of what it needs was over. `ends` are of the actions of its step."""
+        """The end of the last gather before action n that it needs. `ends` are those of the actions of its step."""
         latest = 0.0
         for stage in stages_needed(action) if len(gathers.at) else ():
-            of_stage = gathers.at[gathers.stage == stage]
-            before = int(np.searchsorted(of_stage, n))
-            if before:
-                latest = max(latest, float(ends[of_stage[before - 1]]))
+            stage_gathers = gathers.at[gathers.stage == stage]
+            num_before = int(np.searchsorted(stage_gathers, n))
+            if num_before:
+                latest = max(latest, float(ends[stage_gathers[num_before - 1]]))
         return latest
 
-    def _reduced(self, rank: int, step: int, reductions: list[int], free: float) -> tuple[float, float]:
+    def _reduced(self, rank: int, step: int, reductions: list[int], free_from: float) -> tuple[float, float]:
         """When the gradients that an optimizer step waits for were complete, and when they were reduced."""
         row, ends = self._program.ranks[rank], self._times.end[rank]
-        whole = [float(self._complete[step, row[at].stage]) for at in reductions if row[at].microbatch < 0]
-        return max([free, *whole]), max([free, *(ends[step * len(row) + at] for at in reductions)])
+        complete = [float(self._complete[step, row[index].stage]) for index in reductions if row[index].microbatch < 0]
+        return max([free_from, *complete]), max([free_from, *(ends[step * len(row) + index] for index in reductions)])
 
 
 def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:
-    """The reductions of gradients that each optimizer step waits for, by its index: those since the step before."""
+    """The reductions of gradients that each optimizer step waits for: those since the previous step. Keys and values
+    are indices of actions."""
     reductions: dict[int, list[int]] = {}
-    since: list[int] = []
+    pending: list[int] = []
     marks = columns.of_kinds(Kind.REDUCE, Kind.STEP)
-    for at, is_update in zip(marks.at.tolist(), marks.are_of(Kind.STEP).tolist(), strict=True):
+    for index, is_update in zip(marks.at.tolist(), marks.are_of(Kind.STEP).tolist(), strict=True):
         if is_update:
-            reductions[at], since = since, []
+            reductions[index], pending = pending, []
         else:
-            since.append(at)
+            pending.append(index)
     return reductions
 
 

@@ -1,7 +1,7 @@
-"""Many plans at once: a number of a plan may be an array with one entry a plan, and formulas are elementwise.
+"""Many plans at once: a number of a plan may be an array with one entry per plan, and formulas are elementwise.
 
-What follows from few of a plan's numbers is computed once for each distinct combination of them (`distinct`) and looked
-up by plan, so that pricing a plan takes about as long as a few hundred additions.
+A result that depends on few of a plan's numbers is computed once for each distinct combination of them (`distinct`) and
+looked up by plan, so that pricing a plan takes about as long as a few hundred additions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Array = npt.NDArray[Any]
-Numbers = Any  # a float or an Array: the union can't be spelled, for what is computed from it has no type in numpy
+Numbers = Any  # a float or an Array: a union has no use, because numpy has no type for results computed from it
 
-_CODES = 2**62  # as many combinations as an integer can tell apart
+_CODES = 2**62  # most combinations that an int64 can tell apart
 
 
 def distinct(columns: Iterable[Array]) -> tuple[Array, Array]:
-    """(a row of each distinct combination of whole numbers, for each row which combination is its own).
+    """(the first row of each distinct combination of integers, the number of its combination for each row).
 
-    `columns` are of one length. With found, which = distinct(columns): each column equals column[found][which].
+    `columns` have one length. With firsts, which = distinct(columns): each column equals column[firsts][which].
     """
     code, num_codes = np.zeros(1, np.int64), 1
     for column in columns:
@@ -39,7 +39,7 @@ def distinct(columns: Iterable[Array]) -> tuple[Array, Array]:
 
 
 def stacked_rows(values: Sequence[Numbers], num_plans: int) -> Array:
-    """Values, of one number each or one a plan, one below the other: (values, plans)."""
+    """A table (values, plans): each value is one number, or one number per plan."""
     table = np.empty((len(values), num_plans))
     for row, value in zip(table, values, strict=True):
         row[...] = value
@@ -55,5 +55,5 @@ def picked(record: Record, index: Any) -> Record:
 
 
 def only(record: Record) -> Record:
-    """A dataclass of arrays of one entry as one of floats."""
+    """A dataclass of arrays with one entry, as a dataclass of floats."""
     return replace(record, **{f.name: float(getattr(record, f.name)[0]) for f in fields(record)})

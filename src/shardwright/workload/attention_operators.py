@@ -25,18 +25,18 @@ from shardwright.workload.operators import (
 
 
 def project(c: Context, o: LayerOperator) -> Operator:
-    """The product before the heads: it gives query, key and value themselves, or latents by each tp rank for its own
+    """The product before the heads: it gives query, key and value themselves, or the latents of each tp rank's own
     rows.
 
-    Without low-rank queries the same gather brings the rows for the queries, and each rank makes the latents of all.
+    Without low-rank queries the gather that brings the queries' rows also lets each rank make the latents of all rows.
     """
     if c.shape.latent is None:
         return rise(c, o)
     m, (down, q_up, *_), rows = c.shape.latent, c.shape.attention_matrices, c.sizes.latent_tokens
-    of_queries = MatrixProduct.of(rows, q_up, c.grid.tp)
+    query_product = MatrixProduct.of(rows, q_up, c.grid.tp)
     if m.query_rank:
-        of_queries = MatrixProduct(rows, down.inner, m.query_rank)
-    products = of_queries, MatrixProduct(rows, down.inner, down.columns - m.query_rank)
+        query_product = MatrixProduct(rows, down.inner, m.query_rank)
+    products = query_product, MatrixProduct(rows, down.inner, down.columns - m.query_rank)
     kept, inside = c.bytes_of("latents"), 0.0 if m.query_rank else c.gathered
     return Operator(o, products, kept=kept, given=c.bytes_of(o.gives), inside=inside)
 
@@ -44,39 +44,38 @@ def project(c: Context, o: LayerOperator) -> Operator:
 def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
     """Norms of the latents, and the products that make query, key and value of a rank's heads.
 
-    With low-rank queries the latents are what tp ranks gather, and whose gradients they sum (model/latent_attention.py;
-    so does Megatron-core, whose down projections are duplicated).
+    With low-rank queries tp ranks gather the latents and sum their gradients (model/latent_attention.py; so does
+    Megatron-core, whose down projections are duplicated).
     """
     s, m, rows = c.shape, c.shape.low_ranks, c.sizes.latent_tokens
     products = tuple(MatrixProduct.of(c.tokens, product.matrix, c.grid.tp) for product in o.products)
-    low = m.query_rank + m.key_rank
-    traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
-    moved = traffic, 2 * traffic
+    ranks = m.query_rank + m.key_rank
+    moved = rows * ((2 * ranks + m.rotary) * (c.software.norm[0] + HALF))
+    traffic = moved, 2 * moved
     if c.software.latent:
-        moved = tuple(rows * (low + m.rotary) * of_element for of_element in c.software.latent)
+        traffic = tuple(rows * (ranks + m.rotary) * element_bytes for element_bytes in c.software.latent)
     given = c.bytes_of(o.gives)
-    kept = HALF * rows * low + given
-    narrow = (low + m.rotary) / s.hidden if m.query_rank else 0.0
-    forward, backward = entering(c, narrow)
-    return Operator(o, products, None, *moved, forward, backward, kept, given=given, inside=narrow * c.gathered)
+    kept = HALF * rows * ranks + given
+    share = (ranks + m.rotary) / s.hidden if m.query_rank else 0.0
+    forward, backward = entering(c, share)
+    return Operator(o, products, None, *traffic, forward, backward, kept, given=given, inside=share * c.gathered)
 
 
 def rotate(c: Context, o: LayerOperator) -> Operator:
-    """Rotary positions, and the copies that bring heads into their order."""
+    """Rotary positions, and the copies that put heads into their order."""
     n, w = c.sizes[o.gives], c.software
     forward, backward = _turned(c, n)
-    if c.shape.clips:  # read and written; backward the gradient with what was clipped
+    if c.shape.clips:  # the forward reads and writes; the backward moves the gradient and the clipped values
         forward, backward = forward + 2 * HALF * n, backward + 3 * HALF * n
-    return Operator(
-        o, (), None, forward, backward, kept=n * w.rotary_kept, given=HALF * n, kernel="rotary", elements=n
-    )  # fmt: skip
+    return Operator(o, (), None, forward, backward, kept=n * w.rotary_kept, given=HALF * n, kernel="rotary", elements=n)
 
 
 def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
-    """Bytes that making `n` elements of query, key and value ready moves, forward and backward.
+    """Bytes moved to make `n` elements of query, key and value ready, forward and backward.
 
-    Where values and what is not turned are priced apart: queries and keys are turned, of latent attention the rotary
-    part of queries, whose values are padded to the width of keys, and what attention makes of them is cut again.
+    Some software prices values and unrotated elements apart. It rotates queries and keys; of latent attention the
+    rotary part of queries. Latent attention also pads values to the width of keys, and cuts the results of attention
+    again.
     """
     s, w = c.shape, c.software
     if not s.is_turned(c.kind) and w.learned:
@@ -84,26 +83,26 @@ def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
     if not w.copied:
         return n * w.rotary[0], n * w.rotary[1]
     if s.latent:
-        turned, heads = s.latent.rotary / (2 * s.query_width + s.value_width), c.tokens * c.sizes.heads
+        turned_share, heads = s.latent.rotary / (2 * s.query_width + s.value_width), c.tokens * c.sizes.heads
         padded = heads * (s.query_width + s.value_width) * (s.value_width < s.query_width)
     else:
-        turned, padded = (s.heads + s.kv_heads) / (s.heads + 2 * s.kv_heads), 0.0
+        turned_share, padded = (s.heads + s.kv_heads) / (s.heads + 2 * s.kv_heads), 0.0
     norms = w.head_norm if s.head_norms else (0.0, 0.0)
     forward, backward = (
-        n * turned * (of_turned + of_norm) + (n * (1 - turned) + padded) * of_copied
+        n * turned_share * (of_turned + of_norm) + (n * (1 - turned_share) + padded) * of_copied
         for of_turned, of_norm, of_copied in zip(w.rotary, norms, w.copied, strict=True)
     )
     return forward, backward
 
 
 def attention(c: Context, o: LayerOperator) -> Operator:
-    """The attention core: one kernel, or two products with a softmax between that keeps the scores.
+    """The attention core: one kernel, or two products with a softmax between them that keeps the scores.
 
-    Under cp with "ulysses" a rank has a share of the heads for all tokens, else all of them for a share of the queries.
+    Under cp with "ulysses" a rank has a share of the heads for all tokens, else all heads for a share of the queries.
     """
     s, grid, w, heads = c.shape, c.grid, c.software, c.sizes.heads
     queries, given, method = s.sequence // grid.cp, c.bytes_of(o.gives), CONTEXT_METHODS[grid.cp_method]
-    ahead, back = _keys_to_queries(c, heads, s.query_width)
+    exchanges = _keys_to_queries(c, heads, s.query_width)
     if w.attention in ("torch", "softmax"):
         batch, n = heads * grid.microbatch, 1.0 * heads * grid.microbatch * queries * s.sequence
         if method.trades_heads:
@@ -112,47 +111,45 @@ def attention(c: Context, o: LayerOperator) -> Operator:
             MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
             MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
         )
-        # What the softmax gives, and with torch's, which computes in float32, its copy in 16 bits; with dropout the
-        # mask and what it leaves. Backward: the gradients on both sides of the softmax.
+        # Kept: the softmax's result, and with torch's float32 softmax a copy in 16 bits; with dropout the mask and the
+        # remaining scores. Backward: the gradients on both sides of the softmax.
         per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
         inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
-        return Operator(
-            o, products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, n * per_score + given, given, given,
-            inside,
-        )  # fmt: skip
-    seen = 0.5 if w.causal else 1.0
+        traffic = n * w.softmax[0], n * w.softmax[1]
+        return Operator(o, products, None, *traffic, *exchanges, n * per_score + given, given, given, inside)
+    causal_share = 0.5 if w.causal else 1.0
     keys = s.keys_seen(c.kind)
-    pairs = seen * heads * c.tokens * keys
+    pairs = causal_share * heads * c.tokens * keys
     length = np.minimum(queries if method.exchange == "ring" else s.sequence, math.ceil(keys))
     scores = Scores(pairs, length, s.query_width + s.value_width)
     sums = FLOAT32 * c.sizes["log-sum-exp"]
-    inside = sums * s.query_width  # the gradient of queries is added up in float32
+    inside = sums * s.query_width  # the gradient of queries is accumulated in float32
     visits = grid.cp * (grid.cp > 1) * (not method.trades_heads)
     if s.is_blockwise(c.kind):
         visits = np.maximum(1, visits)
-    forward, backward = (c.sizes["attended"] * visits * of_element for of_element in w.ring)
+    forward, backward = (c.sizes["attended"] * visits * element_bytes for element_bytes in w.ring)
     if s.caps:
         forward, backward = forward + pairs * w.capped[0], backward + pairs * w.capped[1]
+    kept, merged, traffic = given + sums, c.sizes["attended"] * visits, (forward, backward)
     return Operator(
-        o, (), scores, forward, backward, ahead, back, given + sums, given + sums, given, inside, needs_kept=True,
-        kernel="merge", elements=c.sizes["attended"] * visits,
-    )  # fmt: skip
+        o, (), scores, *traffic, *exchanges, kept, kept, given, inside, needs_kept=True, kernel="merge", elements=merged
+    )
 
 
 def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
     """The exchange of cp ranks around attention, forward and backward.
 
-    ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
-    all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
-    gradients scattered. Either way gradients may travel in other numbers. ulysses (Jacobs et al. 2023, arXiv
-    2309.14509): tokens are traded for heads and back; fewer key/value heads than cp ranks are repeated. A latent's
-    values travel as wide as its keys, `width` elements, for kernels have them padded.
+    ring (Liu et al. 2023, arXiv 2310.01889): keys and values travel round the ring, in the backward with their
+    gradients. all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward
+    again, and their gradients are scattered. In both, gradients may have another dtype. ulysses (Jacobs et al. 2023,
+    arXiv 2309.14509): tokens are traded for heads and back; fewer key/value heads than cp ranks are repeated. A
+    latent's values travel as wide as its keys, `width` elements, because kernels need them padded.
     """
     s, grid = c.shape, c.grid
     kv_heads, is_cut = np.maximum(1, s.kv_heads // grid.tp), grid.cp > 1
     kv = HALF * c.tokens * kv_heads * 2 * width * grid.cp * is_cut
-    of_gradient = c.software.key_gradient_bytes
-    gradients = kv * of_gradient / grid.element_bytes if of_gradient else kv
+    gradient_bytes = c.software.key_gradient_bytes
+    gradients = kv * gradient_bytes / grid.element_bytes if gradient_bytes else kv
     exchange = CONTEXT_METHODS[grid.cp_method].exchange
     if exchange == "ring":
         return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", kv + gradients, rounds=2),)
@@ -160,6 +157,6 @@ def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
         gather = Exchange("all_gather", "cp", kv)
         return (gather,), (gather, Exchange("reduce_scatter", "cp", gradients))
     per_token = (heads + 2 * np.maximum(kv_heads, grid.cp)) * width
-    there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
-    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
-    return (there, back), (back, there)
+    to_heads = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
+    to_tokens = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
+    return (to_heads, to_tokens), (to_tokens, to_heads)

@@ -12,33 +12,37 @@ from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, Mat
 
 
 def embed(c: Context, o: LayerOperator) -> Operator:
-    """The lookup, and the sum over tp of a table cut by its vocabulary."""
-    return Operator(
-        o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving, kernel="embedding", elements=c.whole / HALF
-    )  # fmt: skip
+    """The lookup, and the sum over tp if the table is cut by its vocabulary."""
+    return Operator(o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving, kernel="embedding", elements=c.whole / HALF)
 
 
 def project(c: Context, o: LayerOperator) -> Operator:
-    """An embedding and hidden states are put side by side, which is kept, and each rank of tp makes the product for the
+    """The join of an embedding and hidden states, which is kept, and the product that each tp rank computes for the
     tokens that it has between the layers."""
     (product,) = o.products
     joined = c.bytes_of(o.takes)
     return Operator(
-        o, (MatrixProduct.of(c.sizes.tokens_here, product.matrix, c.grid.tp),), None, 2 * joined, joined, kept=joined,
-        given=c.bytes_of(o.gives), keeps_input=True,
-    )  # fmt: skip
+        o,
+        (MatrixProduct.of(c.sizes.tokens_here, product.matrix, c.grid.tp),),
+        None,
+        2 * joined,
+        joined,
+        kept=joined,
+        given=c.bytes_of(o.gives),
+        keeps_input=True,
+    )
 
 
 def loss_bytes(c: Context) -> Numbers:
-    """The bytes that the loss and the backward of the head need at once: the logits in some forms, the product's input,
-    whole again under sequence parallel, and its gradient, and a placeholder of the weight's gradient."""
+    """The peak bytes of the loss and the backward of the head: the logits in some forms, the product's input, gathered
+    again under sequence parallel, and its gradient, and a placeholder of the weight's gradient."""
     weight = padded_vocab(c.shape, c.grid.tp) // c.grid.tp * c.shape.hidden
     products = (c.whole + c.gathered) * c.grid.element_bytes / HALF
     return logits(c) * c.software.logit_peak + products + c.software.placeholder_bytes * weight
 
 
 def padded_vocab(shape: ModelShape, tp: Numbers) -> Numbers:
-    """Rows of the table with those that make each tp rank's part a multiple of 128, as all frameworks pad it."""
+    """Rows of the table, padded so that each tp rank's part is a multiple of 128, as all frameworks do."""
     return -(-shape.vocab // (128 * tp)) * 128 * tp
 
 
@@ -48,8 +52,8 @@ def logits(c: Context) -> Numbers:
 
 
 def enter_head(c: Context, o: LayerOperator) -> Operator:
-    """The sharded rows come together before the head; where the loss is computed in the backward, there alone, and
-    under sequence parallel nothing hides that they do."""
+    """The gather of sharded rows before the head. If the loss is computed in the backward, so is the gather, and under
+    sequence parallel nothing hides it."""
     entered = enter(c, o)
     if not c.software.loss_in_backward:
         return entered
@@ -59,13 +63,20 @@ def enter_head(c: Context, o: LayerOperator) -> Operator:
 
 
 def head(c: Context, o: LayerOperator) -> Operator:
-    """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Where logits are scaled or
-    capped, one pass more reads and writes them."""
+    """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Scaled or capped logits take
+    one more pass that reads and writes them."""
     s, w = c.shape, c.software
     columns = padded_vocab(s, c.grid.tp) // c.grid.tp
     n, changed = logits(c), 2 * FLOAT32 * s.changes_logits
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.grid.tp > 1)),)
     return Operator(
-        o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * (w.loss[0] + changed), n * w.loss[1], gathered,
-        in_backward=w.loss_in_backward, kernel="loss", elements=n,
-    )  # fmt: skip
+        o,
+        (MatrixProduct(c.tokens, s.hidden, columns),),
+        None,
+        n * (w.loss[0] + changed),
+        n * w.loss[1],
+        gathered,
+        in_backward=w.loss_in_backward,
+        kernel="loss",
+        elements=n,
+    )

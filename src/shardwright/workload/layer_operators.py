@@ -1,8 +1,8 @@
-"""The operators of a layer, in their order: the one list, which predictions cost and the account of memory follows.
+"""The operators of a layer, in order: the one list that the predictions and the account of memory follow.
 
-Each takes one tensor and gives one, whose sizes are in tensor_sizes.py. What an operator moves, exchanges and keeps
-with some generation of software is laid over it: for predictions in operators.py, from a description of the software;
-for our own runtime, exactly, in account/kept_tensors.py and what uses it.
+Each operator takes one tensor and gives one, whose sizes are in tensor_sizes.py. Other files add what an operator
+moves, exchanges and keeps with a software generation: operators.py for predictions, from a description of the software;
+account/kept_tensors.py and its users for our own runtime, exactly.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +26,10 @@ class WeightProduct:
 
 @dataclass(frozen=True)
 class LayerOperator:
-    """One operator: the tensor that it takes and the one that it gives, and its products with weights.
+    """One operator: the tensor that it takes and the tensor that it gives, and its products with weights.
 
-    `part` is what a policy of recomputation calls it with its neighbours (config/recompute_policy.py), or what they are
-    together where none does. One that gives what it takes makes nothing new.
+    `part` is the name that a recomputation policy gives the operator with its neighbours (config/recompute_policy.py),
+    or our name for them if no policy has one. An operator that gives what it takes makes no new tensor.
     """
 
     name: str
@@ -40,75 +40,75 @@ class LayerOperator:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """All that it and its products take and give."""
+        """All tensors that it and its products take and give."""
         return (self.takes, self.gives, *(name for p in self.products for name in (p.takes, p.gives)))
 
 
 Operators = tuple[LayerOperator, ...]
-# Parts that our runtime always computes again, whatever a policy says: they are cheap beside what they give.
+# Parts that our runtime always recomputes, with any policy: they are cheap compared with their results.
 ALWAYS_AGAIN = frozenset({"weigh"})
 
 
 @lru_cache(maxsize=64)
 def attention_operators(shape: ModelShape) -> Operators:
-    """The first half of any layer, up to what joins the residual stream. In a parallel block it gives a part of what
-    the second one gives, before the sum over tp, and with one norm the product into the MLP is here too."""
+    """The first half of any layer, up to the input of the residual sum. In a parallel block it gives a part of the same
+    tensor as the second half, before the sum over tp; with one norm the product into the MLP is here too."""
     takes = "attention normal" if shape.norms_before else "input"
     part = "norm" if shape.parallel != "one-norm" else "norm of both"
     norm = LayerOperator("attention norm", part, "input", "attention normal")
     gives = "whole attention output" if shape.parallel == "none" else "whole output"
-    made = (
+    operators = (
         *((norm,) if shape.norms_before else ()),
         *(_latent(shape, takes) if shape.latent else _grouped(shape, takes)),
         LayerOperator("attention", "attention", "query, key and value", "attended"),
         _product("out", "output", shape.attention_matrices[-1], "attended", gives),
     )
     if shape.parallel != "none":
-        return made
+        return operators
     leave = LayerOperator("attention leave", "output", gives, "attention output")
-    return (*made, leave, *_out_norm(shape, "attention", "attention output"))
+    return (*operators, leave, *_out_norm(shape, "attention", "attention output"))
 
 
 def _out_norm(shape: ModelShape, half: str, takes: str) -> Operators:
-    """The norm of what a half of a layer gives, which no policy names: it is added, and an addition keeps nothing."""
+    """The norm of the output of a half of a layer. No policy names it: its result is added, and a sum keeps nothing."""
     norm = LayerOperator(f"{half} out norm", "out norm", takes, f"normal {half} output")
     return (norm,) if shape.norms_after else ()
 
 
 def _grouped(shape: ModelShape, takes: str) -> Operators:
-    """Query, key and value in one product, and their rotation. Beside it, with one norm for both halves of a layer, the
-    product into the MLP."""
-    whole = f"whole {takes}"
+    """Query, key and value in one product, and their rotation. If both halves of a layer have one norm, the product
+    into the MLP is here too."""
+    gathered = f"whole {takes}"
     part = "qkv" if shape.parallel != "one-norm" else "both"
-    up = _product("up", part, shape.mlp_matrices[0], whole, "up")
+    up = _product("up", part, shape.mlp_matrices[0], gathered, "up")
     return (
-        LayerOperator("attention enter", part, takes, whole),
+        LayerOperator("attention enter", part, takes, gathered),
         *((up,) if part == "both" else ()),
-        _product("qkv", part, shape.attention_matrices[0], whole, "qkv"),
+        _product("qkv", part, shape.attention_matrices[0], gathered, "qkv"),
         LayerOperator("rotary", "attention", "qkv", "query, key and value"),
     )
 
 
 def _latent(shape: ModelShape, takes: str) -> Operators:
-    """Through low ranks: latents, and the heads made of them. Without low-rank queries, these are made with the
-    latents, by each tensor-parallel rank from the whole sequence."""
-    down, q_up, kv_up, _ = shape.attention_matrices
-    made, heads = "made keys and values", "query, key and value"
+    """Latent attention: low-rank latents, and the heads made from them. Without low-rank queries, the queries are made
+    with the latents, by each tensor-parallel rank from the whole sequence."""
+    down_matrix, q_up, kv_up, _ = shape.attention_matrices
+    keys_and_values, heads = "made keys and values", "query, key and value"
     rotary = LayerOperator("rotary", "attention", heads, heads)
     if not shape.low_ranks.query_rank:
-        whole = f"whole {takes}"
-        products = WeightProduct(q_up, whole, "query"), WeightProduct(down, whole, "whole latents")
-        of_keys = WeightProduct(kv_up, "normal keys' latent", made)
+        gathered = f"whole {takes}"
+        products = WeightProduct(q_up, gathered, "query"), WeightProduct(down_matrix, gathered, "whole latents")
+        key_product = WeightProduct(kv_up, "normal keys' latent", keys_and_values)
         return (
-            LayerOperator("attention enter", "qkv", takes, whole),
-            LayerOperator("qkv", "qkv", whole, "projected", products),
-            LayerOperator("heads", "attention", "projected", heads, (of_keys,)),
+            LayerOperator("attention enter", "qkv", takes, gathered),
+            LayerOperator("qkv", "qkv", gathered, "projected", products),
+            LayerOperator("heads", "attention", "projected", heads, (key_product,)),
             rotary,
         )
-    products = WeightProduct(q_up, "whole latents", "query"), WeightProduct(kv_up, "whole latents", made)
+    products = WeightProduct(q_up, "whole latents", "query"), WeightProduct(kv_up, "whole latents", keys_and_values)
     return (
         LayerOperator("attention enter", "qkv", takes, takes),
-        _product("qkv", "qkv", down, takes, "latents"),
+        _product("qkv", "qkv", down_matrix, takes, "latents"),
         LayerOperator("heads", "attention", "latents", heads, products),
         rotary,
     )
@@ -116,16 +116,16 @@ def _latent(shape: ModelShape, takes: str) -> Operators:
 
 @lru_cache(maxsize=64)
 def mlp_operators(shape: ModelShape) -> Operators:
-    """The second half of a dense layer. In a parallel block it takes what the first one takes, and the sums of both
-    leave together."""
+    """The second half of a dense layer. In a parallel block it has the same input as the first half, and the sums of
+    both leave together."""
     leave = LayerOperator("mlp leave", "down", "whole output", "mlp output")
     if shape.parallel == "one-norm":
-        _, *rest = _mlp("", shape.mlp_matrices, "", "whole output")
-        return (*rest, leave)
-    before = "middle" if shape.parallel == "none" else "input"
-    takes = "mlp normal" if shape.norms_before else before
+        _, *operators = _mlp("", shape.mlp_matrices, "", "whole output")
+        return (*operators, leave)
+    stream = "middle" if shape.parallel == "none" else "input"
+    takes = "mlp normal" if shape.norms_before else stream
     return (
-        *((LayerOperator("mlp norm", "norm", before, takes),) if shape.norms_before else ()),
+        *((LayerOperator("mlp norm", "norm", stream, takes),) if shape.norms_before else ()),
         LayerOperator("mlp enter", "up", takes, f"whole {takes}"),
         *_mlp("", shape.mlp_matrices, f"whole {takes}", "whole output"),
         leave,
@@ -135,8 +135,8 @@ def mlp_operators(shape: ModelShape) -> Operators:
 
 @lru_cache(maxsize=64)
 def routed_operators(shape: ModelShape) -> Operators:
-    """The second half of a layer with experts, but for those that all tokens meet. No policy names its norm, whose
-    result several operators need. Where weights meet what experts take, that is always computed again."""
+    """The second half of a layer with experts, without the shared ones. No policy names its norm, whose result several
+    operators need. If weights multiply the input of experts, that product is always recomputed."""
     takes = "mlp normal" if shape.norms_before else "middle"
     choice = WeightProduct(shape.gate_matrices[0], takes, "logits")
     weighs = shape.mixture.weighs_input
@@ -157,7 +157,7 @@ def routed_operators(shape: ModelShape) -> Operators:
 
 @lru_cache(maxsize=64)
 def shared_operators(shape: ModelShape) -> Operators:
-    """The experts that all tokens meet, if there are any: one MLP, whose input is the router's too, and its gate."""
+    """The shared experts, which all tokens meet, if there are any: one MLP with the router's input, and its gate."""
     mixture = shape.experts
     if mixture is None or not mixture.shared_ffn:
         return ()
@@ -191,8 +191,8 @@ def _product(name: str, part: str, matrix: Matrix, takes: str, gives: str) -> La
 
 @lru_cache(maxsize=64)
 def piece_operators(shape: ModelShape, kind: str) -> Operators:
-    """The operators of a piece of the model: of a layer of a kind (config/model_shape.py), of the "embedding" or the
-    "head", or of "mtp": what predicts a further token, but for its block."""
+    """The operators of a piece of the model: a layer of a kind (config/model_shape.py), the "embedding", the "head", or
+    "mtp", which is a module that predicts a further token, without its block."""
     match kind:
         case "embedding":
             look_up = LayerOperator("embedding", "embedding", "tokens", "input")
@@ -209,10 +209,10 @@ def piece_operators(shape: ModelShape, kind: str) -> Operators:
                 *_head(),
             )
     half = routed_operators(shape) + shared_operators(shape) if has_experts(kind) else mlp_operators(shape)
-    first, end = attention_operators(shape), LayerOperator("mlp join", "join", half[-1].gives, "output")
+    attention, end = attention_operators(shape), LayerOperator("mlp join", "join", half[-1].gives, "output")
     if shape.parallel != "none":
-        return (*first, *half, end)
-    return (*first, LayerOperator("attention join", "join", first[-1].gives, "middle"), *half, end)
+        return (*attention, *half, end)
+    return (*attention, LayerOperator("attention join", "join", attention[-1].gives, "middle"), *half, end)
 
 
 def _head() -> Operators:
@@ -225,6 +225,6 @@ def _head() -> Operators:
 
 
 def by_part(operators: Iterable[LayerOperator]) -> Iterator[tuple[str, Operators]]:
-    """Operators that stand side by side and are one part."""
-    for part, some in groupby(operators, key=lambda operator: operator.part):
-        yield part, tuple(some)
+    """Groups of neighbouring operators that are one part, each with the part's name."""
+    for part, operators_of_part in groupby(operators, key=lambda operator: operator.part):
+        yield part, tuple(operators_of_part)

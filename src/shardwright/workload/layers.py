@@ -1,4 +1,4 @@
-"""Layers, embedding and head as what their operators cost; what they keep under a policy; what they move in total.
+"""Layers, embedding and head as the costs of their operators; the bytes that they keep under a recomputation policy.
 
 An operator is a line in layer_operators.py, and a function here that costs it.
 """
@@ -49,7 +49,7 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
 
 
 def chains(shape: ModelShape, grid: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
-    """The operators of each kind of piece: layers, embedding, head, and what predicts a further token."""
+    """The operators of each kind of piece: layers, embedding, head, and the modules that predict a further token."""
     kinds = (*shape.kinds, "embedding", "head", *(("mtp",) if shape.mtp else ()))
     chain_of = {kind: _chain(Context(shape, grid, software, kind)) for kind in kinds}
     if grid.element_bytes == HALF:
@@ -64,10 +64,10 @@ def _chain(c: Context) -> Chain:
 def kept_bytes(chain: Chain, policy: str) -> Numbers:
     """The bytes that a chain keeps of one microbatch from forward to backward under a policy of recomputation.
 
-    Cut.recompute has the policies. full: the layer's input alone, which is what its first norm keeps in 16 bits. stage:
-    nothing, for the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022,
-    section 5). matmul: what attention and every second product give, and the input (torchtitan's "selective op").
-    Names of operators: all but the tensors that these make. What a norm gives is kept as the input of products.
+    Cut.recompute has the policies. full: only the layer's input, which its first norm keeps in 16 bits. stage: nothing,
+    because the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022, section
+    5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective op"). Names
+    of operators: all but the results of these operators. A norm's result is kept as the input of products.
     """
     if policy == "stage":
         return 0.0
@@ -78,31 +78,31 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         return sum(o.kept_result if o.name == "attention" else o.kept for o in chain)
     if policy == "matmul":
         enter = next((o for o in chain if o.name == "attention enter"), None)
-        made = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
-        given = sum(o.kept_result for o in chain if o.name == "attention")
-        return HALF * made / 2 + given + (enter.kept if enter else 0.0)
-    again = {o.of.gives for o in chain if o.of.part in policy.split("+") and o.of.gives != o.of.takes}
-    return sum(o.kept for o in chain if o.kept_tensor not in again)
+        product_elements = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
+        attention_bytes = sum(o.kept_result for o in chain if o.name == "attention")
+        return HALF * product_elements / 2 + attention_bytes + (enter.kept if enter else 0.0)
+    recomputed = {o.of.gives for o in chain if o.of.part in policy.split("+") and o.of.gives != o.of.takes}
+    return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
 
 
 def turn_bytes(chain: Chain, policy: str) -> Numbers:
-    """Most bytes at once that the backward of a layer needs beside what all of its operators kept, under a policy that
-    runs operators again one by one.
+    """Peak bytes that the backward of a layer needs in addition to the bytes that all of its operators kept, under a
+    policy that recomputes operators one by one.
 
-    From the last operator to the first: the gradients of the residual stream, of an operator's result and of what it
-    takes, what it needs inside and what is made again for it, less what is free by then.
+    From the last operator to the first, the bytes are: the gradients of the residual stream, of the operator's result
+    and of its input, its inside bytes and the bytes recomputed for it, less the bytes that are free by then.
     """
-    stream, most, free = chain[0].given, 0.0, 0.0
-    for operator, before in zip(reversed(chain), (*reversed(chain[:-1]), chain[0]), strict=True):
+    stream, peak, freed = chain[0].given, 0.0, 0.0
+    for operator, producer in zip(reversed(chain), (*reversed(chain[:-1]), chain[0]), strict=True):
         kept = kept_bytes((operator,), policy) if policy in ("none", "selective") else operator.kept
-        needed = stream + operator.given + before.given + operator.inside + operator.kept - kept
-        most = np.maximum(most, needed - free - np.minimum(kept, operator.freed))
-        free = free + kept
-    return most
+        needed_bytes = stream + operator.given + producer.given + operator.inside + operator.kept - kept
+        peak = np.maximum(peak, needed_bytes - freed - np.minimum(kept, operator.freed))
+        freed = freed + kept
+    return peak
 
 
 def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
-    """Elements of one weight of each shape that products of these layers have."""
+    """Elements of one weight of each distinct shape in the products of these layers."""
     shapes: list[tuple[Numbers, Numbers]] = []
     total: Numbers = 0.0
     for p in (p for chain in layers for operator in chain for p in operator.products if p.weight):

@@ -1,8 +1,8 @@
-"""The plan as the cost model sees it, with a model's shape: degrees, nothing of how they are run.
+"""The plan as the cost model sees it, with a model's shape: the degrees, and nothing of the execution.
 
-A job becomes a `Run` (cost/from_job.py), and so does a row of published measurements: everything behind it reads only
-this. It can say more than our runtime executes (fp4, experts that compute in fp8), because plans of others are
-predicted too.
+A job becomes a `Run` (cost/from_job.py), and so does a row of published measurements: the whole cost model reads only
+this. It can express more than our runtime executes (fp4, experts that compute in fp8), because plans of other systems
+are predicted too.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,22 +29,22 @@ from shardwright.workload.arrays import Array, Numbers
 
 @dataclass(frozen=True)
 class PlanGrid:
-    """The plan: degrees, what is sharded, the order of work and what is computed again.
+    """The plan: degrees, sharding, the order of work and recomputation.
 
-    Each number may be an array of one length, with one entry a plan; what is not of type Numbers is one for all plans.
-    `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the products: bf16,
-    fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of a gradient that is added up and of
-    one on its way, `moment_bytes` of each of the `optimizer`'s moments, 0 as the software has it; weight gradients and
-    rows to experts are in fp8 where software does so, or it is asked for here; `bucket_bytes` of the parameters whose
-    gradients travel together, 0 all.
+    Each number may be an array of one length, with one entry per plan; fields that are not of type Numbers are the same
+    for all plans. `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the
+    products: bf16, fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of an element of an
+    accumulated gradient and of one in a reduction, `moment_bytes` of each of the `optimizer`'s moments; 0 is the
+    software's default. Weight gradients and rows to experts are in fp8 if the software does so, or if requested here.
+    `bucket_bytes` are the bytes of the parameters whose gradients are reduced together; 0 is all.
 
-    Where plans have several schedules, `schedule_number` has of each its place in SCHEDULES; -1 is `schedule`.
-    `is_vee` where stages lie in a V though the schedule's name does not say so, as `auto` may lay them.
-    `order_number` is the place of its order of axes in ORDERS (config/rank_order.py).
+    If plans have several schedules, `schedule_number` is the place of each plan's schedule in SCHEDULES; -1 is
+    `schedule`. `is_vee` if stages lie in a V and the schedule's name does not say so, as `auto` may place them.
+    `order_number` is the place of the order of axes in ORDERS (config/rank_order.py).
 
     `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
-    in order of the alphabet with "+" between; and, of other frameworks, selective (the attention core where its scores
-    are kept) and matmul (all but what attention and every second product give). `policies` has it by layer where it is
+    in alphabetical order with "+" between; and, of other frameworks, selective (the attention core, if its scores are
+    kept) and matmul (all but the results of attention and of every second product). `policies` has it by layer if it is
     not the same for all.
     """
 
@@ -93,7 +93,7 @@ class PlanGrid:
 
     @cached_property
     def orders(self) -> tuple[tuple[int, Numbers], ...]:
-        """The orders of the plans, each with which of the plans have it."""
+        """The orders of the plans, each with a mask of the plans that have it; 1 for all plans."""
         numbers = np.atleast_1d(self.order_number)
         present = np.flatnonzero(np.bincount(numbers)).tolist()
         if len(present) < 2:
@@ -107,7 +107,7 @@ class PlanGrid:
 
     @cached_property
     def block(self) -> Numbers:
-        """Neighbouring ranks of one stage, before those of the next."""
+        """Neighbouring ranks of one stage, before the ranks of the next stage."""
         return stage_block(self)
 
     @cached_property
@@ -122,7 +122,7 @@ class PlanGrid:
 
     @property
     def expert_tp_size(self) -> Numbers:
-        """Ranks that share each expert's matrices: here `expert_tp` says it itself."""
+        """Ranks that share each expert's matrices: here `expert_tp` itself."""
         return self.expert_tp
 
     @cached_property
@@ -137,52 +137,52 @@ class PlanGrid:
         return tuple((SCHEDULES.names[number], np.flatnonzero(numbers == number)) for number in present)
 
     def by_schedule(self, formula: Callable[[str, Any], Numbers]) -> Numbers:
-        """The results of a function of each plan's schedule: it gets a name, and the index of its plans."""
+        """The results of a function of each plan's schedule: it receives the name, and the index of its plans."""
         parts = [(index, formula(name, index)) for name, index in self.schedules]
         if len(parts) == 1:
             return parts[0][1]
-        others = np.broadcast_shapes(*(part.shape[:-1] for _, part in parts))  # such as ranks
-        table = np.empty((*others, len(self.schedule_number)))
+        leading_shape = np.broadcast_shapes(*(part.shape[:-1] for _, part in parts))  # such as ranks
+        table = np.empty((*leading_shape, len(self.schedule_number)))
         for index, part in parts:
             table[..., index] = part
         return table
 
     def of_schedules(self, fact: Callable[[ScheduleFacts], Any]) -> Numbers:
-        """A fact of each plan's schedule, a number: one where all have the same schedule."""
+        """A fact of each plan's schedule, a number; a single one if all have the same schedule."""
         if len(self.schedules) == 1:
             return fact(SCHEDULES[self.schedules[0][0]])
         return schedule_column(self.schedule_number, fact)
 
     @cached_property
     def num_copies(self) -> Numbers:
-        """How often a pipeline holds each stage."""
+        """Copies of each stage in a pipeline."""
         return self.of_schedules(lambda facts: facts.num_copies)
 
     @property
     def trades_heads(self) -> bool:
-        """True where the ranks of cp, if there are several, trade tokens for heads."""
+        """True if the ranks of cp, if there are several, trade tokens for heads."""
         return CONTEXT_METHODS[self.cp_method].trades_heads
 
     @property
     def is_paired(self) -> bool:
-        """True if another microbatch computes while tokens travel to experts and back. Plans of which some do so and
-        some do not are no grid of a model with experts."""
+        """True if another microbatch computes while tokens travel to experts and back. All plans of a grid must agree
+        on this."""
         are_paired = {SCHEDULES[name].pairs for name, _ in self.schedules}
         assert len(are_paired) == 1, f"schedules with and without pairs are in one grid: {self.schedules}"
         return are_paired.pop()
 
     @cached_property
     def num_microbatches(self) -> Numbers:
-        """Forward passes of one rank in a step. The last ones of a batch that does not divide are full here."""
+        """Forward passes of one rank in a step. The last microbatch of a batch that does not divide counts as full."""
         return np.maximum(1, -(-self.global_batch // (self.dp * self.microbatch)))
 
     @property
     def is_single(self) -> bool:
-        """True if it is one plan, whose numbers are plain."""
+        """True for one plan, whose numbers are scalars."""
         return all(np.ndim(getattr(self, name)) == 0 for name in _NUMBERS)
 
     def as_arrays(self) -> "PlanGrid":
-        """The plan with every number an array, of one entry where it is one plan; itself where it is so."""
+        """The plan with every number as an array, of one entry for one plan; itself if all are arrays."""
         if self._is_of_arrays:
             return self
         values = {name: np.asarray(getattr(self, name)) for name in _NUMBERS}
@@ -196,7 +196,7 @@ class PlanGrid:
         return shapes[0] != () and shapes.count(shapes[0]) == len(shapes)
 
     def at(self, index: Array) -> "PlanGrid":
-        """Some of the plans of one whose numbers are arrays."""
+        """Some of the plans of a grid whose numbers are arrays."""
         return self.having({name: getattr(self, name)[index] for name in _NUMBERS})
 
     @property
@@ -215,7 +215,7 @@ _words = attrgetter(*(f.name for f in fields(PlanGrid) if f.type is not Numbers)
 
 
 def stacked(grids: Sequence[PlanGrid]) -> PlanGrid:
-    """Single plans that differ in numbers alone, as one of arrays."""
+    """Single plans that differ only in numbers, as one grid of arrays."""
     numbers: dict[str, Any] = {name: np.array([getattr(grid, name) for grid in grids]) for name in _NUMBERS}
     return replace(grids[0], **numbers)
 
@@ -232,9 +232,9 @@ class Topology:
 class Run:
     """The question to the cost model: a model under a plan on devices, with a generation of software.
 
-    Bandwidths are in bytes a second, of one device in one direction, as the maker states them; 0 is unknown. So are
-    latencies, in seconds. `devices_per_node` devices share the links of a node, rack or torus. `job` is the job that it
-    came from, if one, whose plan's numbers may be others than those of `grid`.
+    Bandwidths are in bytes per second, of one device in one direction, as the maker states them; latencies are in
+    seconds; 0 is unknown. `devices_per_node` devices share the links of a node, rack or torus. `job` is the job that
+    the run came from, if any; the numbers of its plan may differ from those of `grid`.
     """
 
     shape: ModelShape
@@ -251,7 +251,7 @@ class Run:
 
     @property
     def setting(self) -> tuple[Any, ...]:
-        """All but the plan."""
+        """Everything except the plan and the job."""
         return _setting(self)
 
 
@@ -279,7 +279,7 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
 
 
 def grid_of(job: JobSpec) -> PlanGrid:
-    """The plan of a job. A budget for activations has been met before (account/budget.py)."""
+    """The plan of a job. A budget for activations must be resolved before (account/budget.py)."""
     p, precision, policies = job.plan, job.precision, _policies(job)
     is_uniform = len(set(policies)) == 1
     return PlanGrid(

@@ -1,8 +1,7 @@
 """The recomputation of our runtime under a policy, and its cost: a layer's operators at a roofline's ratios.
 
-Which operators run again is what predictions count too (layers.py), but for a whole layer: its last product gives what
-is added to the residual stream, and an addition keeps nothing, so our runtime never computes it twice
-(parallel/recompute/region.py).
+The predictions count the same operators (layers.py), except for a whole layer: its last product gives the input of the
+residual sum, and a sum keeps nothing, so our runtime never recomputes that product (parallel/recompute/region.py).
 """
 
 from dataclasses import dataclass
@@ -15,16 +14,16 @@ from shardwright.workload.layers import Chain, chains, share_run_again
 from shardwright.workload.operators import Operator
 from shardwright.workload.query import grid_of, policy_name
 
-# What a byte costs in FLOPs, read or written on the device and in a collective, of an H100: 989e12 FLOP/s over 3.35e12
-# bytes/s of memory, and over 4.5e11 of NVLink.
+# The cost of a byte in FLOPs, if it is read or written on the device, and if it is sent in a collective. From an H100:
+# 989e12 FLOP/s over 3.35e12 bytes/s of memory, and over 4.5e11 of NVLink.
 _FLOPS_OF_MOVED_BYTE, _FLOPS_OF_SENT_BYTE = 300.0, 2000.0
 
 
 def operators_again(chain: Chain, policy: str) -> list[tuple[Operator, float]]:
-    """The operators of a layer that our runtime computes again under a policy, by its name in a PlanGrid, and the share
-    of each."""
+    """The operators of a layer that our runtime recomputes under a policy, by the policy's name in a PlanGrid, and the
+    share of each that is recomputed."""
     names = [operator.name for operator in chain]
-    # A layer that ends with a norm of what its MLP gives runs again to its end.
+    # A layer that ends with a norm of its MLP's result is recomputed to its end.
     ends_with_product = "down" in names and "mlp out norm" not in names
     end = names.index("down") if policy == "full" and ends_with_product else len(names)
     shares = [(operator, share_run_again(operator, policy)) for operator in chain[:end]]
@@ -41,25 +40,25 @@ class Again:
     @classmethod
     def of(cls, job: JobSpec, layer: int = 0) -> "Again":
         """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
-        kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
-        shape, grid = shape_of(kept.model), grid_of(kept)
+        without_recompute = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
+        shape, grid = shape_of(without_recompute.model), grid_of(without_recompute)
         chain = chains(shape, grid, software_of(job.cluster.software))[shape.kind(layer)]
         return cls(chain, grid.element_bytes)
 
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
-        """The recomputed operators, and the share of each."""
+        """The recomputed operators, and the share of each that is recomputed."""
         return operators_again(self.chain, policy_name(policy))
 
     def flops(self, policy: Policy) -> float:
-        """FLOPs that are computed again."""
+        """FLOPs that are recomputed."""
         return float(sum(share * operator.flops for operator, share in self.operators(policy)))
 
     def cost(self, policy: Policy) -> float:
-        """The time of it, in FLOPs of the device."""
+        """The time of the recomputation, in FLOPs of the device."""
         return sum(share * self._price(operator) for operator, share in self.operators(policy))
 
     def _price(self, operator: Operator) -> float:
-        """The time of an operator's forward: computing hides reading and writing, or the other way round."""
-        moved = operator.forward_bytes + self.element_bytes * sum(p.elements for p in operator.products)
-        sent = sum(exchange.size for exchange in operator.forward)
-        return float(max(operator.flops, _FLOPS_OF_MOVED_BYTE * moved) + _FLOPS_OF_SENT_BYTE * sent)
+        """The time of an operator's forward in FLOPs: compute and memory traffic overlap, and collectives add up."""
+        moved_bytes = operator.forward_bytes + self.element_bytes * sum(p.elements for p in operator.products)
+        sent_bytes = sum(exchange.size for exchange in operator.forward)
+        return float(max(operator.flops, _FLOPS_OF_MOVED_BYTE * moved_bytes) + _FLOPS_OF_SENT_BYTE * sent_bytes)

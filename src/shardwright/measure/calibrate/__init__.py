@@ -1,1 +1,1 @@
-"""Measure the machine that this runs on: operators, collectives, memory, and the file that says so."""
+"""Measure this machine: operators, collectives, memory; and write the device's file."""

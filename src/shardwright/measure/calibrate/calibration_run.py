@@ -1,4 +1,4 @@
-"""Calibrate this machine: launch ranks, one alone and then all, and have each measure what it computes and sends."""
+"""Calibrate this machine: launch ranks, first one and then all; each measures its computing and its collectives."""
 
 import os
 import time
@@ -17,24 +17,24 @@ from shardwright.measure.calibrate.sweep import Sweep, measure_machine
 from shardwright.train.launch.launch import launch, machine_faults
 from shardwright.train.launch.scratch_folder import scratch_folder
 
-_MOST_ALONE = 64  # ranks that are busy at once, where nobody says how many
+_MOST_ALONE = 64  # ranks that are busy at once, if the user gives no number
 
 
 def ranks_here() -> int:
-    """Ranks that this machine keeps busy: one for each GPU, or for each core."""
-    here = torch.cuda.device_count() if torch.cuda.is_available() else os.cpu_count() or 1
-    return max(1, min(_MOST_ALONE, here))
+    """Ranks that keep this machine busy: one for each GPU, or for each core."""
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else os.cpu_count() or 1
+    return max(1, min(_MOST_ALONE, num_devices))
 
 
-def numbers_of_ranks(most: int) -> list[int]:
-    """How many ranks are busy, launch by launch: one, all, and two where that is something else."""
-    return sorted({1, min(2, most), most})
+def numbers_of_ranks(num_ranks: int) -> list[int]:
+    """Numbers of busy ranks, launch by launch: one, two, and all."""
+    return sorted({1, min(2, num_ranks), num_ranks})
 
 
 def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any], Sequence[RanksMeasured]]:
-    """Measure, with up to so many ranks; of run.device cpu, cuda or auto. Returns the fields of a device's file.
+    """Measure with up to `ranks` ranks, on run.device cpu, cuda or auto. Returns the fields of a device's file.
 
-    Raises PlanError where this machine can't start so many ranks, and RunError if one fails.
+    Raises PlanError if this machine can't start the ranks, and RunError if one fails.
     """
     if faults := machine_faults(_job(ranks, device)):
         raise PlanError("calibrate", [*faults, f"ask for fewer than {counted(ranks, 'rank')} with --ranks"])
@@ -48,7 +48,7 @@ def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any
 
 
 def _job(ranks: int, device: str) -> JobSpec:
-    """A small job for so many ranks, each of which is a replica."""
+    """A small job for `ranks` ranks, each of which is a replica."""
     return make_job(
         {
             "name": "calibrate",

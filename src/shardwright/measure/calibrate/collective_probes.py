@@ -1,4 +1,4 @@
-"""Timing of collectives as parallel/comm issues them, alone and beside computing."""
+"""Timing of collectives as parallel/comm issues them, alone and in parallel with computing."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,16 +22,16 @@ from shardwright.parallel.comm.collectives import (
     start_send,
 )
 
-_TOGETHER_S = 10e-3  # of collectives, each behind a product, whose mean is one sample
+_TOGETHER_S = 10e-3  # seconds of collectives, each after a product, whose mean is one sample
 _MOST_CALLS = 4
 
 
 def collective_call(place: Place, axis: Axis, kind: Carried, num_bytes: int) -> Call:
-    """A collective over an axis, of `num_bytes` in full, as a step makes it: behind a product, and waited for.
+    """A collective over an axis, of `num_bytes` in full, as a step runs it: after a product, and waited for.
 
-    It takes from when the last rank begins it until the last has it. By itself, over and over, it takes less on a CPU:
-    there the threads that carry it share the cores with those that compute, and have to be given one first. Ranks
-    compare their clocks, and so are of one machine. On a device a round of them is timed by its events.
+    Its time is from its begin on the last rank to its end on the last. Alone, in a loop, it takes less on a CPU: in a
+    step its threads share the cores with computing threads, and have to get a core first. Ranks compare their clocks,
+    and so must be on one machine. On a device a round of collectives is timed by its events.
     """
     messages = (
         _there_and_back(place, axis, num_bytes) if kind == "message" else [_started(place, axis, kind, num_bytes)]
@@ -61,36 +61,36 @@ def collective_call(place: Place, axis: Axis, kind: Carried, num_bytes: int) -> 
     def call() -> tuple[float, ...]:
         barrier(axis)
         spans = [span for _ in range(count) for span in once()]
-        last = all_reduce_max(torch.tensor(spans, dtype=torch.float64, device=axis.ledger.device), axis)
-        return (float((last[:, 1] - last[:, 0]).mean()),)
+        spans_of_all = all_reduce_max(torch.tensor(spans, dtype=torch.float64, device=axis.ledger.device), axis)
+        return (float((spans_of_all[:, 1] - spans_of_all[:, 0]).mean()),)
 
     return call
 
 
 def _calls_together(once: Callable[[], list[tuple[float, float]]], axis: Axis) -> int:
-    """How many calls are one sample, as many on all ranks."""
+    """Number of calls in one sample, the same on all ranks."""
     once()
     longest = torch.tensor([sum(end_s - start_s for start_s, end_s in once())], device=axis.ledger.device)
     return int(min(_MOST_CALLS, max(1, _TOGETHER_S // max(1e-6, float(all_reduce_max(longest, axis))))))
 
 
 def _started(place: Place, axis: Axis, kind: Carried, num_bytes: int) -> Callable[[], None]:
-    """Such a collective, whose result is in memory of its own."""
+    """A collective of this kind, whose result is in memory of its own."""
     elements = max(1, num_bytes // place.dtype.itemsize // axis.size) * axis.size
-    whole, share = place.random(elements), place.random(elements // axis.size)
+    full, share = place.random(elements), place.random(elements // axis.size)
 
     def carry() -> None:
         match kind:
             case "all_reduce":
-                start_all_reduce(whole, axis).wait()
+                start_all_reduce(full, axis).wait()
             case "all_gather":
                 all_gather(share, axis)
             case "reduce_scatter":
-                reduce_scatter(whole, axis)
+                reduce_scatter(full, axis)
             case "all_to_all":
-                all_to_all(whole, axis)
+                all_to_all(full, axis)
             case _:
-                start_exchange(torch.empty_like(whole), whole, axis).wait()
+                start_exchange(torch.empty_like(full), full, axis).wait()
 
     return carry
 
@@ -113,13 +113,13 @@ _SIDE, _BESIDE_BYTES = 1024, 8 * 2**20
 
 
 def leak_call(place: Place, axis: Axis) -> Call:
-    """A call that measures the exposed share of an all-reduce's seconds if longer products run beside it."""
-    a, b, out = (place.random(_SIDE, _SIDE) for _ in range(3))
+    """A call that measures the exposed share of an all-reduce's seconds if longer products run in parallel."""
+    a, b, result = (place.random(_SIDE, _SIDE) for _ in range(3))
     travelling = place.random(_BESIDE_BYTES // place.dtype.itemsize)
 
     def compute(count: int) -> None:
         for _ in range(count):
-            torch.mm(a, b, out=out)
+            torch.mm(a, b, out=result)
 
     def timed(count: int, communicates: bool) -> float:
         barrier(axis)
@@ -148,14 +148,14 @@ def copy_call(place: Place, num_bytes: int, to_host: bool) -> Call:
     elements = num_bytes // 4
     source = torch.ones(elements, device=place.device)
     is_pinned = to_host and place.device.type == "cuda"
-    out = torch.empty(elements, pin_memory=is_pinned, device=None if to_host else place.device)
+    copy = torch.empty(elements, pin_memory=is_pinned, device=None if to_host else place.device)
 
     if place.clock is not None:
-        return rounds_call(place.clock, [lambda _: out.copy_(source, non_blocking=True)])
+        return rounds_call(place.clock, [lambda _: copy.copy_(source, non_blocking=True)])
 
     def call() -> tuple[float, ...]:
         start_s = place.now_s()
-        out.copy_(source)
+        copy.copy_(source)
         return (place.now_s() - start_s,)
 
     return call

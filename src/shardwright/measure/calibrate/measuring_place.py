@@ -1,4 +1,4 @@
-"""Where a rank measures, and what it measures with: tensors, modules, and the clock of its device."""
+"""The place of a rank's measurements: its device, dtype and clock, with tensors and modules to measure."""
 
 import time
 from collections.abc import Callable
@@ -15,37 +15,37 @@ from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
 from shardwright.train.build import NUMBERS
 
-# One call: seconds of its forward, its backward and its weight gradient, those that it has.
+# One call returns seconds of its forward, its backward and its weight gradient, as far as it has them.
 Call = Callable[[], tuple[float, ...]]
 
-_COLD_BYTES = 48 * MIB  # what caches of a CPU do not hold
+_COLD_BYTES = 48 * MIB  # more than a CPU's caches hold
 _MOST_COPIES = 32
 _DRAWN = 2**16
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank measures: its device, a number type, and the cut of a layer that it has for itself. With a clock,
-    calls are timed by rounds (device_rounds.py)."""
+    """The place of a rank's measurements: its device, a dtype, and the sharding of a layer that it shares with nobody.
+    With a clock, calls are timed by rounds (device_rounds.py)."""
 
     device: torch.device
     dtype: torch.dtype
-    cut: LayerSharding
+    sharding: LayerSharding
     clock: DeviceClock | None = None
 
     @classmethod
     def of(cls, axis: Axis, device: torch.device, number: str) -> "Place":
-        """A rank that shares no layer with others."""
+        """A place of a rank that shares no layer with others."""
         return cls(device, NUMBERS[number], LayerSharding.of_tp(axis.alone("tp")), clock_of(device))
 
     def random(self, *shape: int) -> Tensor:
-        """Numbers as activations are; few of them over and over, for drawing all takes long."""
+        """Random numbers like activations; a few of them are repeated, because drawing all takes long."""
         count = prod(shape)
         drawn = torch.randn(min(count, _DRAWN), device=self.device).to(self.dtype)
         return drawn.repeat(-(-count // _DRAWN))[:count].view(shape) if count > _DRAWN else drawn.view(shape)
 
     def filled(self, module: nn.Module) -> nn.Module:
-        """The module with weights, and gradients of other microbatches, in memory."""
+        """The module with weights, and with gradients to accumulate, in memory."""
         name_parameters(module, self.device, self.dtype)
         for parameter in placed_parameters(module).values():
             parameter.data = self.random(*parameter.shape) * 0.02
@@ -53,7 +53,7 @@ class Place:
         return module
 
     def product_between(self) -> Callable[[], None]:
-        """The work between operators in a step: a product, which fills the caches with other things."""
+        """The work between operators in a step: a product, which fills the caches with other data."""
         x, weight = self.random(256, 1024), self.random(1024, 1024)
         out = torch.empty_like(x)
 
@@ -63,18 +63,18 @@ class Place:
         return compute
 
     def copies_of(self, num_bytes: float) -> int:
-        """How many calls stand one behind another, each with tensors of its own, so that caches don't hold them all."""
+        """Number of consecutive calls with tensors of their own, so that caches don't hold them all."""
         cold_bytes = _COLD_BYTES if self.clock is None else COLD_BYTES
         return int(min(_MOST_COPIES, max(1, cold_bytes // max(1.0, num_bytes))))
 
     def now_s(self) -> float:
-        """The clock, when all that was launched is over."""
+        """The time at which all launched work is over."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
 
 def with_gradient(parameter: PlacedParameter) -> None:
-    """Give a parameter a gradient to add to."""
+    """Give a parameter a gradient to accumulate."""
     parameter.gradient = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
     parameter.has_gradient = True

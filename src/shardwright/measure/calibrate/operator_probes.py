@@ -1,9 +1,9 @@
 """Timing of one rank's computing: this runtime's own operators, forward and backward, at some sizes.
 
-An operator runs as it does in a step: a product has just been computed, which leaves little in the caches; then the
-input was written; and what the operator writes, its weights and what it kept for the backward are not near. By itself,
-over and over, it takes a fraction of that. On a device with a clock of its own many calls are one round, each with
-other tensors than those before (device_rounds.py): what is between them would be measured, too.
+An operator runs as in a step: a product was computed just before, which leaves little of other data in the caches; then
+the input was written; and the operator's output, its weights and its saved tensors are not in caches. Alone, in a loop,
+it would take a fraction of that time. On a device with a clock of its own many calls are one round, each with other
+tensors than the previous calls (device_rounds.py): work between calls would be measured, too.
 """
 
 from collections import deque
@@ -33,33 +33,33 @@ from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.linear import ColumnLinear
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 
-_WIDTH, _HEADS, _HEAD = 512, 4, 64  # of a residual stream, and of attention
+_WIDTH, _HEADS, _HEAD = 512, 4, 64  # width of a residual stream; heads of attention, and their width
 _IN_A_ROW = 3  # calls of an operator, before their backwards
 
 
 def operator_call(
-    place: Place, function: Callable[[Tensor], Tensor], *shape: int, beside: Sequence[Tensor] = ()
+    place: Place, function: Callable[[Tensor], Tensor], *shape: int, other_inputs: Sequence[Tensor] = ()
 ) -> Call:
-    """An operator of one tensor: forwards one behind another, then their backwards, the last first. Others get a
-    gradient `beside` it."""
+    """An operator of one tensor: several forwards, then their backwards in reverse order. `other_inputs` get a gradient
+    too."""
     if place.clock is not None:
-        return rounds_call(place.clock, _operator_passes(place, function, shape, beside))
+        return rounds_call(place.clock, _operator_passes(place, function, shape, other_inputs))
     inputs = [place.random(*shape).requires_grad_() for _ in range(_IN_A_ROW)]
-    between = place.product_between()
+    compute_product = place.product_between()
     with torch.no_grad():
         gradient = place.random(*function(inputs[0]).shape)
 
     def call() -> tuple[float, ...]:
         forward_s, backward_s, results = 0.0, 0.0, []
         for x in inputs:
-            between()
+            compute_product()
             x.detach().mul_(1.0)
             start_s = place.now_s()
             results.append(function(x))
             forward_s += place.now_s() - start_s
         while results:
             result = results.pop()
-            between()
+            compute_product()
             gradient.mul_(1.0)
             start_s = place.now_s()
             torch.autograd.backward(result, gradient)
@@ -73,29 +73,29 @@ def operator_call(
 
 
 def _operator_passes(
-    place: Place, function: Callable[[Tensor], Tensor], shape: Sequence[int], beside: Sequence[Tensor]
+    place: Place, function: Callable[[Tensor], Tensor], shape: Sequence[int], other_inputs: Sequence[Tensor]
 ) -> list[Callable[[int], object]]:
-    """Forward and backward, the next call with the next of some inputs and their results."""
-    first = place.random(*shape)
-    inputs = [first.clone().requires_grad_() for _ in range(place.copies_of(first.nbytes))]
+    """Forward and backward; each call takes the next of some inputs and their results."""
+    values = place.random(*shape)
+    inputs = [values.clone().requires_grad_() for _ in range(place.copies_of(values.nbytes))]
     results = [function(x) for x in inputs]
     gradient = place.random(*results[0].shape)
 
     def backward(number: int) -> None:
-        for leaf in (*inputs, *beside):
-            leaf.grad = None  # else it would be added to
+        for leaf in (*inputs, *other_inputs):
+            leaf.grad = None  # else the gradient would be added to the previous one
         torch.autograd.backward(results[number % len(results)], gradient, retain_graph=True)
 
     return [lambda number: function(inputs[number % len(inputs)]), backward]
 
 
 def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
-    """Y = X W', dX = dY W, and dW = dY' X added to what is there; with the next of some weights each time."""
+    """Y = X W', dX = dY W, and dW = dY' X, which is accumulated; each call takes the next of some weights."""
     weights_bytes = inner * columns * (place.dtype.itemsize + 4)
-    beside_bytes = rows * columns * place.dtype.itemsize if place.clock is not None else 0  # which it writes each time
+    written_bytes = rows * columns * place.dtype.itemsize if place.clock is not None else 0  # of Y
     linears = [
-        place.filled(ColumnLinear(inner, (columns,), 0, place.cut, std=0.02))
-        for _ in range(place.copies_of(weights_bytes + beside_bytes))
+        place.filled(ColumnLinear(inner, (columns,), 0, place.sharding, std=0.02))
+        for _ in range(place.copies_of(weights_bytes + written_bytes))
     ]
     x = place.random(rows, 1, inner).requires_grad_()
     dy = place.random(rows, 1, columns)
@@ -111,13 +111,13 @@ def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
         times = [place.now_s()]
         y = linear(x)
         times.append(place.now_s())
-        with place.cut.deferred.keeping(0):
+        with place.sharding.deferred.keeping(0):
             torch.autograd.backward(y, dy)
         times.append(place.now_s())
-        place.cut.deferred.compute(0)
+        place.sharding.deferred.compute(0)
         times.append(place.now_s())
         x.grad = None
-        results.append(y.detach())  # as a step does, so that the next result is elsewhere
+        results.append(y.detach())  # kept, as in a step, so that the next result is in other memory
         return tuple(end - start for start, end in pairwise(times))
 
     return call
@@ -126,8 +126,9 @@ def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
 def _product_rounds(
     place: Place, clock: DeviceClock, linears: Sequence[Callable[[Tensor], Tensor]], x: Tensor, dy: Tensor
 ) -> Call:
-    """Products with some weights: of a round first all results, then all input gradients, then what was put off."""
-    results, deferred = [linear(x) for linear in linears], place.cut.deferred
+    """Products with some weights: a round has all results first, then all input gradients, then all weight
+    gradients."""
+    results, deferred = [linear(x) for linear in linears], place.sharding.deferred
 
     def input_gradient(number: int) -> None:
         x.grad = None
@@ -140,23 +141,23 @@ def _product_rounds(
 def norm_call(place: Place, elements: int, norm: str) -> Call:
     """A norm of the residual stream."""
     spec = ModelSpec(hidden=_WIDTH, heads=_WIDTH // _HEAD, norm=norm)  # type: ignore[arg-type]
-    return operator_call(place, place.filled(Norm(spec, place.cut)), max(1, elements // _WIDTH), 1, _WIDTH)
+    return operator_call(place, place.filled(Norm(spec, place.sharding)), max(1, elements // _WIDTH), 1, _WIDTH)
 
 
 def rotary_call(place: Place, elements: int) -> Call:
-    """Queries and keys turned, values copied."""
+    """The rotation of queries and keys, and a copy of the values."""
     tokens = max(1, elements // (3 * _HEADS * _HEAD))
     angles = rotary_angles(torch.arange(tokens, device=place.device), _HEAD, 10_000.0)
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         q, k, v = split_and_rotate(x.view(tokens, 1, _HEADS, 3, _HEAD), *angles)
         return _OneOfThree.apply(x, q, k, v)
 
-    return operator_call(place, turned, tokens, 1, _HEADS, 3, _HEAD)
+    return operator_call(place, rotate, tokens, 1, _HEADS, 3, _HEAD)
 
 
 class _OneOfThree(torch.autograd.Function):
-    """One tensor of the size of three, which stands for them: it moves nothing but their gradients' views."""
+    """One tensor of the size of three, which represents them: it moves only views of their gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parts: Tensor) -> Tensor:
@@ -169,18 +170,18 @@ class _OneOfThree(torch.autograd.Function):
 
 
 def attention_call(place: Place, length: int, heads: int) -> Call:
-    """Causal attention of so many heads over sequences of one length."""
-    together = min(heads, _HEADS)
-    shape = (length, max(1, heads // together), together, _HEAD)
+    """Causal attention of `heads` heads over sequences of one length."""
+    heads_at_once = min(heads, _HEADS)
+    shape = (length, max(1, heads // heads_at_once), heads_at_once, _HEAD)
     keys, values = (place.random(*shape).requires_grad_() for _ in range(2))
 
     run = ForwardPass(PositionTables(), None)
 
-    def attended(queries: Tensor) -> Tensor:
-        out = dot_product_attention(queries, keys, values, AttentionRule(), sharding=place.cut, run=run)
+    def attend(queries: Tensor) -> Tensor:
+        out = dot_product_attention(queries, keys, values, AttentionRule(), sharding=place.sharding, run=run)
         return out.reshape(length, shape[1], -1)
 
-    return operator_call(place, attended, *shape, beside=(keys, values) if place.clock is not None else ())
+    return operator_call(place, attend, *shape, other_inputs=(keys, values) if place.clock is not None else ())
 
 
 def gated_call(place: Place, elements: int) -> Call:
@@ -194,18 +195,18 @@ def activation_call(place: Place, elements: int) -> Call:
 
 
 def join_call(place: Place, elements: int) -> Call:
-    """A sum with the residual stream; backward, the sum of two gradients of it."""
-    other = place.random(max(1, elements // _WIDTH), 1, _WIDTH)
+    """A sum with the residual stream; in the backward the sum of its two gradients."""
+    branch = place.random(max(1, elements // _WIDTH), 1, _WIDTH)
 
-    def joined(x: Tensor) -> Tensor:
+    def join(x: Tensor) -> Tensor:
         stream = x.view_as(x)
-        return _Branches.apply(stream, _Branch.apply(stream), other)
+        return _Branches.apply(stream, _Branch.apply(stream), branch)
 
-    return operator_call(place, joined, *other.shape)
+    return operator_call(place, join, *branch.shape)
 
 
 class _Branch(torch.autograd.Function):
-    """A reader of the stream: its backward gives a gradient in memory of its own, and moves nothing."""
+    """A reader of the stream: its backward returns a gradient in memory of its own, and moves nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -217,7 +218,7 @@ class _Branch(torch.autograd.Function):
 
 
 class _Branches(torch.autograd.Function):
-    """stream + branch, in place of which `other` is read."""
+    """The sum stream + branch, in which `other` is read instead of the branch."""
 
     @staticmethod
     def forward(ctx: Any, stream: Tensor, branch: Tensor, other: Tensor) -> Tensor:
@@ -229,7 +230,7 @@ class _Branches(torch.autograd.Function):
 
 
 def merge_call(place: Place, elements: int) -> Call:
-    """A call that merges the results of two ranks' keys for the same queries, and in the backward adds up gradients of
+    """A call that merges the results of two ranks' keys for the same queries, and in the backward sums the gradients of
     queries."""
     shape = (1, max(1, elements // (2 * _WIDTH)), _WIDTH // _HEAD, _HEAD)  # [B, S, N, D] in memory
     blocks = [place.random(*shape).transpose(1, 2) for _ in range(2)]
@@ -248,10 +249,10 @@ def merge_call(place: Place, elements: int) -> Call:
 
     if place.clock is not None:
         return rounds_call(place.clock, [merge, add_up])
-    between = place.product_between()
+    compute_product = place.product_between()
 
     def call() -> tuple[float, ...]:
-        between()
+        compute_product()
         start_s = place.now_s()
         merge()
         middle_s = place.now_s()
@@ -261,20 +262,20 @@ def merge_call(place: Place, elements: int) -> Call:
     return call
 
 
-_ROWS, _NARROW = 2048, 64  # of a vocabulary, and of a hidden state that makes its product short
+_ROWS, _NARROW = 2048, 64  # rows of a vocabulary; width of a hidden state that makes its product short
 
 
 def _piece(place: Place, tokens: int, is_first: bool) -> DecoderStage:
-    """A stage that is the embedding alone, or the head."""
+    """A stage that is only the embedding, or only the head."""
     hidden = _WIDTH if is_first else _NARROW
     spec = ModelSpec(hidden=hidden, heads=hidden // _HEAD, vocab=_ROWS, layers=1, sequence=tokens)
-    stage = DecoderStage(spec, StageSpan(0, 0, 0, is_first=is_first, is_last=not is_first), place.cut)
+    stage = DecoderStage(spec, StageSpan(0, 0, 0, is_first=is_first, is_last=not is_first), place.sharding)
     assert isinstance(place.filled(stage.prepare(place.device, place.dtype)), DecoderStage)
     return stage
 
 
 def embedding_call(place: Place, elements: int) -> Call:
-    """A lookup, and its gradients added to a table."""
+    """A lookup, and the sum of its gradients in a table."""
     tokens = max(1, elements // _WIDTH)
     stage = _piece(place, tokens, is_first=True)
     rows = torch.randint(_ROWS, (tokens, 1), device=place.device)
@@ -284,7 +285,7 @@ def embedding_call(place: Place, elements: int) -> Call:
 
 
 def loss_call(place: Place, elements: int) -> Call:
-    """The head and the loss of so many logits, but for the head's product and the norm before it, timed beside."""
+    """The head and the loss of `elements` logits, minus the head's product and the norm before it, timed separately."""
     tokens = max(1, elements // _ROWS)
     stage = _piece(place, tokens, is_first=False)
     targets = torch.randint(_ROWS, (1, tokens), device=place.device)
@@ -304,36 +305,36 @@ def loss_call(place: Place, elements: int) -> Call:
         torch.autograd.backward(loss)
         end_s = place.now_s()
         x.grad = None
-        beside = norm()
-        product_s, of_input_s, of_weight_s = linear()
-        forward_s = max(0.0, middle_s - start_s - beside[0] - product_s)
-        whole_s = end_s - start_s - sum(beside) - product_s - of_input_s - of_weight_s
+        norm_s = norm()
+        product_s, input_grad_s, weight_grad_s = linear()
+        forward_s = max(0.0, middle_s - start_s - norm_s[0] - product_s)
+        whole_s = end_s - start_s - sum(norm_s) - product_s - input_grad_s - weight_grad_s
         return forward_s, max(0.0, whole_s - forward_s)
 
     return call
 
 
 def _loss_rounds(
-    clock: DeviceClock, stage: DecoderStage, x: Tensor, targets: Tensor, beside: tuple[Call, Call]
+    clock: DeviceClock, stage: DecoderStage, x: Tensor, targets: Tensor, separate_calls: tuple[Call, Call]
 ) -> Call:
-    """The head and the loss by rounds, less the norm and the product."""
-    last = [stage(x, targets).mean()]
+    """The head and the loss by rounds, minus the norm and the product."""
+    loss = [stage(x, targets).mean()]
 
     def forward(_: int) -> None:
-        last[0] = stage(x, targets).mean()
+        loss[0] = stage(x, targets).mean()
 
     def backward(_: int) -> None:
         x.grad = None
-        torch.autograd.backward(last[0], retain_graph=True)
+        torch.autograd.backward(loss[0], retain_graph=True)
 
-    whole = rounds_call(clock, [forward, backward])
+    timed_round = rounds_call(clock, [forward, backward])
 
     def call() -> tuple[float, ...]:
-        forward_s, backward_s = whole()
-        of_norm, of_product = (each() for each in beside)
-        seen_s = max(0.0, forward_s - of_norm[0] - of_product[0])
-        whole_s = forward_s + backward_s - sum(of_norm) - sum(of_product)
-        return seen_s, max(0.0, whole_s - seen_s)
+        forward_s, backward_s = timed_round()
+        norm_s, product_s = (call_once() for call_once in separate_calls)
+        net_forward_s = max(0.0, forward_s - norm_s[0] - product_s[0])
+        whole_s = forward_s + backward_s - sum(norm_s) - sum(product_s)
+        return net_forward_s, max(0.0, whole_s - net_forward_s)
 
     return call
 

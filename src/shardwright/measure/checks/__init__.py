@@ -1,1 +1,1 @@
-"""Proofs without a device: what ranks would do on one is recorded, and checked against the rules of its libraries."""
+"""Proofs without a device: the actions of ranks on a device are recorded, and checked against its libraries' rules."""

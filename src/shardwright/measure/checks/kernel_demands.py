@@ -1,9 +1,9 @@
-"""Arguments of private and fused operators, as a rank calls them on CUDA, against what their kernels demand.
+"""Arguments of private and fused operators, as a rank calls them on CUDA, against the demands of their kernels.
 
-The demands are not in an operator's schema: strides that a kernel takes for granted, alignments, number types. Each
-stands here with its source, of torch 2.11 to 2.14. A step is run dry (train/dry_steps.py), every call of such an
-operator is bound to its schema, and what breaks a demand is told with the tensor, its layout and the source. Operators
-that a dry step does not reach, as products in fp8, are held by torch's own checks of shapes (precision/scaled_mm.py).
+The demands are not in an operator's schema: strides that a kernel assumes, alignments, dtypes. Each is listed here with
+its source, for torch 2.11 to 2.14. A step is run dry (train/dry_steps.py), every call of such an operator is bound to
+its schema, and a broken demand is reported with the tensor, its layout and the source. Operators that a dry step does
+not reach, such as products in fp8, are checked by torch's own checks of shapes (precision/scaled_mm.py).
 """
 
 import math
@@ -20,7 +20,7 @@ from shardwright.train.dry_steps import DrySteps
 
 _NARROW = (torch.float16, torch.bfloat16)
 _FLOATS = (torch.float32, *_NARROW)
-_WIDE_BYTES = 16  # of one load of a kernel
+_WIDE_BYTES = 16  # bytes of one load of a kernel
 _LSE_ROWS = 32
 
 Arguments = Mapping[str, Any]  # by name in the schema
@@ -28,7 +28,8 @@ Arguments = Mapping[str, Any]  # by name in the schema
 
 @dataclass(frozen=True)
 class Demand:
-    """The demands of a kernel on its arguments: faults of arguments that break them. `source` is where that stands."""
+    """The demands of a kernel on its arguments: `faults` gives the broken ones. `source` is the demands' source
+    code."""
 
     operators: tuple[str, ...]
     source: str
@@ -39,49 +40,49 @@ def _layout(name: str, x: Tensor) -> str:
     return f"{name} has shape {tuple(x.shape)}, strides {x.stride()} and numbers {str(x.dtype).removeprefix('torch.')}"
 
 
-def _ends_in_rows(given: Arguments, names: tuple[str, ...]) -> Iterator[str]:
-    """The numbers of the last dim lie next to each other."""
+def _ends_in_rows(arguments: Arguments, names: tuple[str, ...]) -> Iterator[str]:
+    """Faults of tensors whose last dim is not contiguous."""
     for name in names:
-        x = given[name]
+        x = arguments[name]
         if x is not None and x.shape[-1] > 1 and x.stride(-1) != 1:
             yield f"the last dim of {name} is not contiguous: {_layout(name, x)}"
 
 
-def _alike(given: Arguments, names: tuple[str, ...], dtypes: tuple[torch.dtype, ...]) -> Iterator[str]:
-    """One number type for all, one of these."""
-    present = [name for name in names if given.get(name) is not None]
-    first = given[present[0]].dtype
-    if first not in dtypes:
-        yield f"no kernel has these numbers: {_layout(present[0], given[present[0]])}"
+def _alike(arguments: Arguments, names: tuple[str, ...], dtypes: tuple[torch.dtype, ...]) -> Iterator[str]:
+    """Faults unless all have the same dtype, which is one of these."""
+    present = [name for name in names if arguments.get(name) is not None]
+    dtype = arguments[present[0]].dtype
+    if dtype not in dtypes:
+        yield f"no kernel has these numbers: {_layout(present[0], arguments[present[0]])}"
     for name in present[1:]:
-        if given[name].dtype != first:
-            yield f"{name} has other numbers than {present[0]}, which has {first}: {_layout(name, given[name])}"
+        if arguments[name].dtype != dtype:
+            yield f"{name} has other numbers than {present[0]}, which has {dtype}: {_layout(name, arguments[name])}"
 
 
-def _bias(given: Arguments) -> Iterator[str]:
-    bias = given["attn_bias"]
+def _bias(arguments: Arguments) -> Iterator[str]:
+    bias = arguments["attn_bias"]
     if bias is None:
         return
-    if bias.dtype != given["query"].dtype:
+    if bias.dtype != arguments["query"].dtype:
         yield f"attn_bias has other numbers than query: {_layout('attn_bias', bias)}"
     if bias.stride(-1) != 1 or bias.stride(-2) * bias.element_size() % _WIDE_BYTES:
         yield f"rows of attn_bias do not begin at multiples of {_WIDE_BYTES} bytes: {_layout('attn_bias', bias)}"
 
 
-def _attention(given: Arguments) -> Iterator[str]:
+def _attention(arguments: Arguments) -> Iterator[str]:
     names = ("query", "key", "value")
-    yield from _ends_in_rows(given, names)
-    yield from _alike(given, names, _FLOATS)
-    yield from _bias(given)
-    if given["key"].shape[1] != given["query"].shape[1]:
-        yield f"key has another number of heads than query: {_layout('key', given['key'])}"
+    yield from _ends_in_rows(arguments, names)
+    yield from _alike(arguments, names, _FLOATS)
+    yield from _bias(arguments)
+    if arguments["key"].shape[1] != arguments["query"].shape[1]:
+        yield f"key has another number of heads than query: {_layout('key', arguments['key'])}"
 
 
-def _attention_backward(given: Arguments) -> Iterator[str]:
-    yield from _attention(given)
-    yield from _ends_in_rows(given, ("grad_out_", "out"))
-    yield from _alike(given, ("query", "grad_out_", "out"), _FLOATS)
-    out, sums = given["out"], given["logsumexp"]
+def _attention_backward(arguments: Arguments) -> Iterator[str]:
+    yield from _attention(arguments)
+    yield from _ends_in_rows(arguments, ("grad_out_", "out"))
+    yield from _alike(arguments, ("query", "grad_out_", "out"), _FLOATS)
+    out, sums = arguments["out"], arguments["logsumexp"]
     _, heads, rows, width = out.shape
     if rows > 1 and out.stride(2) != heads * width:
         yield f"rows of out are not {heads} heads x {width} apart: {_layout('out', out)}"
@@ -90,15 +91,15 @@ def _attention_backward(given: Arguments) -> Iterator[str]:
 
 
 def _is_aligned(x: Tensor) -> bool:
-    """True if one of the last two dims is contiguous, and the other a multiple of a load apart."""
+    """True if one of the last two dims is contiguous, and the other's stride is a multiple of a load."""
     (rows, columns), size = x.stride()[-2:], x.element_size()
-    far = rows if columns == 1 else columns
-    return 1 in (rows, columns) and far * size % _WIDE_BYTES == 0
+    distance = rows if columns == 1 else columns
+    return 1 in (rows, columns) and distance * size % _WIDE_BYTES == 0
 
 
-def _grouped(given: Arguments) -> Iterator[str]:
-    a, b, ends = given["self"], given["mat2"], given["offs"]
-    yield from _alike(given, ("self", "mat2"), (torch.bfloat16,))
+def _grouped(arguments: Arguments) -> Iterator[str]:
+    a, b, ends = arguments["self"], arguments["mat2"], arguments["offs"]
+    yield from _alike(arguments, ("self", "mat2"), (torch.bfloat16,))
     for name, x in (("self", a), ("mat2", b)):
         if not _is_aligned(x):
             yield f"rows of {name} do not begin at multiples of {_WIDE_BYTES} bytes: {_layout(name, x)}"
@@ -108,46 +109,50 @@ def _grouped(given: Arguments) -> Iterator[str]:
         yield f"nobody says that the kernel takes no rows at all: {_layout('self', a)}"
 
 
-def _widened(given: Arguments) -> Iterator[str]:
-    """Products of 16-bit numbers in float32."""
-    names = ("mat1", "mat2") if "mat1" in given else ("self", "mat2")
-    yield from _alike(given, names, _NARROW)
-    if given["out_dtype"] != torch.float32:
-        yield f"out_dtype is {given['out_dtype']}, and the kernel has float32"
-    for name in ("out", *(["self"] if "mat1" in given else [])):
-        x = given.get(name)
+def _widened(arguments: Arguments) -> Iterator[str]:
+    """Faults of products of 16-bit numbers with float32 results."""
+    names = ("mat1", "mat2") if "mat1" in arguments else ("self", "mat2")
+    yield from _alike(arguments, names, _NARROW)
+    if arguments["out_dtype"] != torch.float32:
+        yield f"out_dtype is {arguments['out_dtype']}, and the kernel has float32"
+    for name in ("out", *(["self"] if "mat1" in arguments else [])):
+        x = arguments.get(name)
         if x is not None and x.dtype != torch.float32:
             yield f"{name} is not float32: {_layout(name, x)}"
     for name in names:
-        if 1 not in given[name].stride()[-2:]:
-            yield f"{name} has no contiguous dim, and is copied: {_layout(name, given[name])}"
+        if 1 not in arguments[name].stride()[-2:]:
+            yield f"{name} has no contiguous dim, and is copied: {_layout(name, arguments[name])}"
 
 
-def _fused_update(given: Arguments) -> Iterator[str]:
-    """All lists beside each other: as long, alike in numbers, dense, with the strides of the weights."""
+def _fused_update(arguments: Arguments) -> Iterator[str]:
+    """Faults unless all lists are of the same length, dtypes and strides as the weights, and dense."""
     lists = {
-        name: given[name] for name in ("grads", "exp_avgs", "exp_avg_sqs", "momentum_buffer_list") if name in given
+        name: arguments[name]
+        for name in ("grads", "exp_avgs", "exp_avg_sqs", "momentum_buffer_list")
+        if name in arguments
     }
-    for place, weight in enumerate(given["self"]):
+    for place, weight in enumerate(arguments["self"]):
         for name, tensors in lists.items():
-            if len(tensors) != len(given["self"]):
-                yield f"{name} has {len(tensors)} tensors, for {len(given['self'])} weights"
+            if len(tensors) != len(arguments["self"]):
+                yield f"{name} has {len(tensors)} tensors, for {len(arguments['self'])} weights"
                 continue
             x = tensors[place]
             if x.dtype != weight.dtype or x.stride() != weight.stride() or x.shape != weight.shape:
                 yield f"{_layout(name, x)}, and the weight is another: {_layout('self', weight)}"
         if not weight.is_contiguous():
             yield f"the weight is not dense: {_layout('self', weight)}"
-    for step in given.get("state_steps", ()):
+    for step in arguments.get("state_steps", ()):
         if step.dtype != torch.float32 or step.numel() != 1:
             yield f"a count of steps is no single float32: {_layout('state_steps', step)}"
 
 
-def _rms_norm(given: Arguments) -> Iterator[str]:
-    names = ("dy", "x", "weight") if "dy" in given else ("x", "weight")
-    yield from _alike(given, names, _FLOATS)
-    inverse = given.get("inverse")
-    if inverse is not None and (inverse.dtype != torch.float32 or inverse.numel() != math.prod(given["x"].shape[:-1])):
+def _rms_norm(arguments: Arguments) -> Iterator[str]:
+    names = ("dy", "x", "weight") if "dy" in arguments else ("x", "weight")
+    yield from _alike(arguments, names, _FLOATS)
+    inverse = arguments.get("inverse")
+    if inverse is not None and (
+        inverse.dtype != torch.float32 or inverse.numel() != math.prod(arguments["x"].shape[:-1])
+    ):
         yield f"inverse is not one float32 of each vector: {_layout('inverse', inverse)}"
 
 
@@ -186,21 +191,21 @@ _BY_OPERATOR = {operator: demand for demand in DEMANDS for operator in demand.op
 def bound(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names in the operator's schema, with its defaults."""
     schema = operator._schema.arguments
-    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return given | {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+    arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return arguments | {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
 
 
-def call_faults(name: str, given: Arguments) -> list[str]:
+def call_faults(name: str, arguments: Arguments) -> list[str]:
     """The demands that a call of an operator breaks."""
     demand = _BY_OPERATOR[name]
-    return [f"{name}: {fault} ({demand.source})" for fault in demand.faults(given)]
+    return [f"{name}: {fault} ({demand.source})" for fault in demand.faults(arguments)]
 
 
 class CheckedCalls(TorchDispatchMode):
-    """Holds each call of an operator with demands against them. `calls` counts them, `faults` has each fault once;
-    `keep` is told each call."""
+    """Checks each call of an operator that has demands. `calls` counts the calls, `faults` has each fault once; `keep`
+    is called with each call."""
 
-    def __init__(self, keep: Callable[[str, Arguments], None] = lambda name, given: None) -> None:
+    def __init__(self, keep: Callable[[str, Arguments], None] = lambda name, arguments: None) -> None:
         super().__init__()
         self.calls: dict[str, int] = {}
         self.faults: dict[str, None] = {}
@@ -209,15 +214,15 @@ class CheckedCalls(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operator._schema.name + (f".{operator._overloadname}" if operator._overloadname != "default" else "")
         if name in _BY_OPERATOR:
-            given = bound(operator, args, kwargs or {})
+            arguments = bound(operator, args, kwargs or {})
             self.calls[name] = self.calls.get(name, 0) + 1
-            self.faults |= dict.fromkeys(call_faults(name, given))
-            self._keep(name, given)
+            self.faults |= dict.fromkeys(call_faults(name, arguments))
+            self._keep(name, arguments)
         return operator(*args, **(kwargs or {}))
 
 
 def checked_step(job: JobSpec, rank: int) -> CheckedCalls:
-    """The calls of a rank in a step on CUDA, held against the demands of their kernels."""
+    """Check the calls of a rank in a step on CUDA against the demands of their kernels."""
     steps = DrySteps(job, rank, "cuda")
     with CheckedCalls() as checked:
         steps.run()

@@ -1,17 +1,17 @@
-"""Messages of all ranks under NCCL's rules: does every one come to its end?
+"""The check that every message of all ranks ends, under NCCL's rules.
 
-NCCL's operations of one communicator run one behind the other, in the order in which a rank issues them, and one ends
-when all its ranks have begun it: a collective of the group, a send with its receive. So ranks that issue in different
-orders wait for each other for ever. Here the records of all ranks (message_record.py) are played, step by step, under
-several readings of these rules:
+NCCL's operations of one communicator run one after the other, in the order in which a rank issues them. An operation
+ends when all its ranks have begun it: a collective of the group, a send with its receive. So ranks that issue in
+different orders wait for each other forever. Here the records of all ranks (message_record.py) are played, step by
+step, under several readings of these rules:
 
 - lazy: the two ranks of a message have a communicator of their own. It is made at its first use, as that of a group is,
-  and the host stands still until all its ranks are there. That is how torch begins, without `device_id`.
-- eager: all is made before, and messages share their group's communicator with its collectives.
-- one queue: besides, the device runs all of a rank's operations in one order (CUDA_DEVICE_MAX_CONNECTIONS=1).
+  and the host blocks until all its ranks have arrived. This is torch's default, without `device_id`.
+- eager: all communicators are made before, and messages share their group's communicator with its collectives.
+- one queue: eager, and the device runs all of a rank's operations in one order (CUDA_DEVICE_MAX_CONNECTIONS=1).
 
-A rank goes on behind a wait when the operation is over. On a device it is the stream that waits and the host that goes
-on, so here more is in the way than there.
+A rank passes a wait when the operation is over. On a device only the stream waits, and the host goes on, so this play
+blocks more often than a device.
 """
 
 from collections import defaultdict, deque
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from shardwright.measure.checks.message_record import Communicator, MessageRecord, Operation
 
-_NAMED = 8  # ranks whose standstill is told
+_NAMED = 8  # ranks whose standstill is reported
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Rules:
 
 ALL_RULES = (Rules("lazy", lazy=True), Rules("eager", lazy=False), Rules("one queue", lazy=False, one_queue=True))
 
-_Place = tuple[int, int]  # a rank and the place of an operation in its record
-_Carrier = tuple[Communicator, int, int]  # a communicator; of the two ranks of a message, -1 for its group's
+_Place = tuple[int, int]  # a rank, and the index of an operation in its record
+_Carrier = tuple[Communicator, int, int]  # a communicator; and the two ranks of a message, or -1 for its group's
 
 
 def message_faults(records: Sequence[MessageRecord]) -> list[str]:
@@ -50,37 +50,40 @@ def message_faults(records: Sequence[MessageRecord]) -> list[str]:
 
 
 def _partners(records: Sequence[MessageRecord]) -> tuple[dict[_Place, tuple[_Place, ...]], list[str]]:
-    """The places in all records, its own among them, that make one operation with a place; and what does not fit.
+    """For each place, all places that make one operation with it, itself included; and the faults of places that do not
+    match.
 
-    The n-th collective of a rank on a communicator is the n-th of all its ranks, and the n-th send to a rank its n-th
-    receive.
+    The n-th collective of a rank on a communicator is the n-th of all its ranks, and its n-th send to a rank is that
+    rank's n-th receive from it.
     """
     by_name: dict[tuple[object, ...], list[_Place]] = defaultdict(list)
     counts: dict[tuple[object, ...], int] = defaultdict(int)
     for record in records:
-        for place, operation in enumerate(record.operations):
+        for number, operation in enumerate(record.operations):
             for name in _names(record.rank, operation):
-                by_name[(*name, counts[record.rank, *name])].append((record.rank, place))
+                by_name[(*name, counts[record.rank, *name])].append((record.rank, number))
                 counts[record.rank, *name] += 1
-    at = {(record.rank, place): one for record in records for place, one in enumerate(record.operations)}
+    operation_at = {
+        (record.rank, number): operation for record in records for number, operation in enumerate(record.operations)
+    }
     partners: dict[_Place, dict[_Place, None]] = defaultdict(dict)
     faults = []
     for name, places in by_name.items():
-        operations = [at[place] for place in places]
+        operations = [operation_at[place] for place in places]
         expected = 2 if name[1] != "collective" else len(operations[0].communicator.ranks)
         if len(places) != expected:
-            told = "; ".join(f"rank {rank}: {at[rank, place]}" for rank, place in places[:_NAMED])
-            faults.append(f"{expected} ranks take part, and {len(places)} ask for it: {told}")
+            requests = "; ".join(f"rank {rank}: {operation_at[rank, number]}" for rank, number in places[:_NAMED])
+            faults.append(f"{expected} ranks take part, and {len(places)} ask for it: {requests}")
         elif not _fit(operations):
-            told = "; ".join(f"rank {rank}: {at[rank, place]}" for rank, place in places[:_NAMED])
-            faults.append(f"ranks ask for different things at once: {told}")
-        for one in places:
-            partners[one] |= dict.fromkeys(places)
-    return {one: tuple(those) for one, those in partners.items()}, faults
+            requests = "; ".join(f"rank {rank}: {operation_at[rank, number]}" for rank, number in places[:_NAMED])
+            faults.append(f"ranks ask for different things at once: {requests}")
+        for place in places:
+            partners[place] |= dict.fromkeys(places)
+    return {place: tuple(partner_places) for place, partner_places in partners.items()}, faults
 
 
 def _names(rank: int, operation: Operation) -> Iterator[tuple[object, ...]]:
-    """The names under which an operation meets its partners: one for each way, of an exchange two."""
+    """The names under which an operation meets its partners: one per direction, so two for an exchange."""
     if operation.to < 0 and operation.source < 0:
         yield operation.communicator, "collective"
     kind = "exchange" if operation.kind == "exchange" else "message"
@@ -91,16 +94,19 @@ def _names(rank: int, operation: Operation) -> Iterator[tuple[object, ...]]:
 
 
 def _fit(operations: Sequence[Operation]) -> bool:
-    first = operations[0]
-    if first.to >= 0 or first.source >= 0:
+    reference = operations[0]
+    if reference.to >= 0 or reference.source >= 0:
         return len({operation.num_bytes for operation in operations}) == 1
-    is_even = first.kind != "all_to_all_v"
-    return all(one.kind == first.kind and (not is_even or one.num_bytes == first.num_bytes) for one in operations)
+    is_even = reference.kind != "all_to_all_v"
+    return all(
+        operation.kind == reference.kind and (not is_even or operation.num_bytes == reference.num_bytes)
+        for operation in operations
+    )
 
 
 @dataclass
 class _RankState:
-    """Where a rank is: at the next moment of its record, with operations under way in each queue, and some over."""
+    """The state of a rank: the next moment of its record, the operations under way in each queue, and those over."""
 
     record: MessageRecord
     next_moment: int = 0
@@ -113,7 +119,7 @@ class _RankState:
 
 
 class _NcclPlay:
-    """All ranks at once."""
+    """The play of all ranks at once."""
 
     def __init__(
         self, records: Sequence[MessageRecord], partners: dict[_Place, tuple[_Place, ...]], rules: Rules
@@ -124,7 +130,7 @@ class _NcclPlay:
         self._at_first_use: dict[_Carrier, list[int]] = defaultdict(list)
 
     def stuck(self) -> list[str]:
-        """Play to the end. What ranks then still wait for, if any do."""
+        """Play to the end. Returns what ranks still wait for then, if any."""
         due = deque(self._ranks)
         while due:
             due.extend(self._go_on(due.popleft()))
@@ -132,8 +138,8 @@ class _NcclPlay:
         return [f"rank {rank} {self._standstill(rank)}" for rank in standing[:_NAMED]]
 
     def _go_on(self, rank: int) -> set[int]:
-        """Go on with a rank as far as it comes. Returns the ranks that may go on since."""
-        state, free = self._ranks[rank], set[int]()
+        """Play a rank until it blocks. Returns the other ranks that may go on since."""
+        state, resumed = self._ranks[rank], set[int]()
         while state.next_moment < len(state.record.moments):
             moment = state.record.moments[state.next_moment]
             if moment.is_wait:
@@ -141,21 +147,21 @@ class _NcclPlay:
                     break
             else:
                 operation = state.record.operations[moment.operation]
-                if self._rules.lazy and not self._may_use(rank, _carrier(rank, operation), free):
+                if self._rules.lazy and not self._may_use(rank, _carrier(rank, operation), resumed):
                     break
                 state.queues[self._queue(rank, operation)].append(moment.operation)
-                free |= self._end_what_can(rank, moment.operation)
+                resumed |= self._end_what_can(rank, moment.operation)
             state.next_moment += 1
-        return free - {rank}
+        return resumed - {rank}
 
-    def _may_use(self, rank: int, carrier: _Carrier, free: set[int]) -> bool:
-        """True if a communicator is there, or is made now that this rank has come."""
+    def _may_use(self, rank: int, carrier: _Carrier, resumed: set[int]) -> bool:
+        """True if a communicator exists, or is made now because this rank is the last to arrive."""
         ranks = carrier[0].ranks if carrier[1] < 0 else carrier[1:]
         arrived = self._arrived[carrier]
         if rank not in arrived:
             arrived.add(rank)
             if len(arrived) == len(ranks):
-                free |= set(ranks)
+                resumed |= set(ranks)
         return len(arrived) == len(ranks)
 
     def _queue(self, rank: int, operation: Operation) -> object:
@@ -164,31 +170,32 @@ class _NcclPlay:
         return _carrier(rank, operation) if self._rules.lazy else operation.communicator
 
     def _end_what_can(self, rank: int, place: int) -> set[int]:
-        """End an operation if all its ranks are at it, and what is then first in their queues. Returns those ranks."""
+        """End an operation if all its ranks are at it, and then those that become first. Returns the ranks
+        concerned."""
         due, ended = deque([(rank, place)]), set[int]()
         while due:
             places = self._all_with(due.popleft())
-            if not all(self._is_first(one) for one in places):
+            if not all(self._is_first(place) for place in places):
                 continue
-            for mine, which in places:
-                state = self._ranks[mine]
-                queue = state.queues[self._queue(mine, state.record.operations[which])]
+            for partner_rank, number in places:
+                state = self._ranks[partner_rank]
+                queue = state.queues[self._queue(partner_rank, state.record.operations[number])]
                 queue.popleft()
-                state.over.add(which)
-                ended.add(mine)
+                state.over.add(number)
+                ended.add(partner_rank)
                 if queue:
-                    due.append((mine, queue[0]))
+                    due.append((partner_rank, queue[0]))
         return ended
 
     def _all_with(self, place: _Place) -> tuple[_Place, ...]:
-        """All that end with an operation: its partners, and of a ring of exchanges the partners of these."""
-        seen, due = dict.fromkeys(self._partners[place]), deque(self._partners[place])
+        """All places that end with an operation: its partners, and in a ring of exchanges the partners of these."""
+        places, due = dict.fromkeys(self._partners[place]), deque(self._partners[place])
         while due:
-            for other in self._partners[due.popleft()]:
-                if other not in seen:
-                    seen[other] = None
-                    due.append(other)
-        return tuple(seen)
+            for partner in self._partners[due.popleft()]:
+                if partner not in places:
+                    places[partner] = None
+                    due.append(partner)
+        return tuple(places)
 
     def _is_first(self, place: _Place) -> bool:
         state = self._ranks[place[0]]
@@ -206,7 +213,7 @@ class _NcclPlay:
 
 
 def _carrier(rank: int, operation: Operation) -> _Carrier:
-    """The communicator that carries an operation where those of two ranks are made for their messages."""
+    """The communicator that carries an operation if pairs of ranks have their own for messages."""
     if operation.kind not in ("send", "recv"):
         return operation.communicator, -1, -1
     low, high = sorted((rank, max(operation.to, operation.source)))

@@ -1,4 +1,4 @@
-"""A record of all that ranks ask their communicators for, and of each moment at which they wait for it."""
+"""A record of all requests of ranks to their communicators, and of each wait for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective or a message as one rank asks for it. Ranks are those of the world; -1 is nobody."""
+    """A collective or a message as one rank requests it. Ranks are those of the world; -1 is none."""
 
     kind: str
     communicator: Communicator
@@ -41,7 +41,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class IssueOrWait:
-    """An operation is issued, or waited for: by its place in the record."""
+    """The moment at which an operation is issued, or waited for; `operation` is its index in the record."""
 
     operation: int
     is_wait: bool
@@ -57,32 +57,32 @@ class MessageRecord:
     num_communicators: int = 0
 
     def issue(self, operation: Operation) -> int:
-        """Note an operation; its place in the record."""
+        """Record an operation. Returns its index in the record."""
         self.operations.append(operation)
         self.moments.append(IssueOrWait(len(self.operations) - 1, is_wait=False))
         return len(self.operations) - 1
 
     def wait(self, operation: int) -> None:
-        """Note that the rank goes on only when this is over."""
+        """Record that the rank goes on only when this operation is over."""
         self.moments.append(IssueOrWait(operation, is_wait=True))
 
     def connecting(self, connect: Connect) -> Connect:
-        """A maker of the communicators that `connect` makes, which notes the requests to them."""
+        """A maker of the communicators that `connect` makes, which records the requests to them."""
 
         def recorded(lines: list[list[int]]) -> Transport | None:
             self.num_communicators += 1
-            made = connect(lines)
-            mine = next((line for line in lines if self.rank in line), [self.rank])
-            if made is None or len(mine) == 1:
-                return made
-            return RecordedTransport(made, self, Communicator(self.num_communicators, tuple(mine)))
+            transport = connect(lines)
+            own_line = next((line for line in lines if self.rank in line), [self.rank])
+            if transport is None or len(own_line) == 1:
+                return transport
+            return RecordedTransport(transport, self, Communicator(self.num_communicators, tuple(own_line)))
 
         return recorded
 
 
 @dataclass(frozen=True)
 class _RecordedWork:
-    """A requested collective, whose wait is noted. Of several works of one operation the first notes it."""
+    """A requested collective, whose wait is recorded. If an operation has several works, the first one records it."""
 
     work: Underway
     record: MessageRecord
@@ -98,7 +98,7 @@ class _RecordedWork:
 
 @dataclass(frozen=True)
 class RecordedTransport:
-    """A transport of which all is noted. Its collectives are those of NCCL, whatever carries them."""
+    """A transport that records all requests. Its collectives are those of NCCL, whatever carries them."""
 
     inner: Transport
     record: MessageRecord
@@ -142,8 +142,8 @@ class RecordedTransport:
 
 
 def recorded_steps(job: JobSpec, num_runs: int = 2) -> list[MessageRecord]:
-    """The requests of each rank of a job on CUDA in some steps, one behind the other: so many times as many as fill its
-    pipeline. Nothing is sent."""
+    """The requests of each rank of a job on CUDA in consecutive steps: `num_runs` times as many as fill its pipeline.
+    Nothing is sent."""
     records = []
     for rank in range(job.plan.world):
         record = MessageRecord(rank)

@@ -15,13 +15,13 @@ from shardwright.measure.checks.message_order import ALL_RULES, message_faults
 from shardwright.measure.checks.message_record import recorded_steps
 from shardwright.measure.checks.recorded_runs import RankAccesses, recorded_accesses
 
-MOST_RANKS = 64  # each is run dry, in a second or so
+MOST_RANKS = 64  # each is run dry, in about a second
 _MOST_FAULTS = 8
 
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """A check: its name, what was held against what, the faults, and how long it took."""
+    """A check: its name, its subject in words, the faults, and its duration."""
 
     name: str
     subject: str
@@ -34,7 +34,7 @@ class PlanCheck:
 
 
 def check_plan(job: JobSpec) -> list[PlanCheck]:
-    """Check what the ranks of a job would do on CUDA. PlanError for more ranks than can be run dry here."""
+    """Check the behaviour of a job's ranks on CUDA. PlanError for more ranks than can be run dry here."""
     world = job.plan.world
     if world > MOST_RANKS:
         raise PlanError(
@@ -61,12 +61,12 @@ def _messages(job: JobSpec) -> tuple[str, list[str]]:
     records = recorded_steps(job)
     number = sum(len(record.operations) for record in records)
     rules = ", ".join(rules.name for rules in ALL_RULES)
-    asked = f"{counted(number, 'operation')} of {counted(len(records), 'rank')} in two steps"
-    return f"{asked}, under NCCL's rules ({rules})", message_faults(records)
+    subject = f"{counted(number, 'operation')} of {counted(len(records), 'rank')} in two steps"
+    return f"{subject}, under NCCL's rules ({rules})", message_faults(records)
 
 
 def _first_ranks(job: JobSpec) -> range:
-    """A rank of each place in the pipeline: others there do the same."""
+    """One rank of each place in the pipeline: the others of the place do the same."""
     return range(0, job.plan.world, job.plan.world // job.plan.pp)
 
 
@@ -84,21 +84,21 @@ def _kernels(job: JobSpec) -> tuple[str, list[str]]:
 def _accesses(ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
     number = sum(rank.num_accesses for rank in ranks)
     faults = dict.fromkeys(fault for rank in ranks for fault in rank.faults)
-    asked = f"{number:,} accesses to memory of {counted(len(ranks), 'rank')} in two steps, two saves and an evaluation"
-    return f"{asked}, against the order of streams and host", tuple(faults)
+    steps = f"{counted(len(ranks), 'rank')} in two steps, two saves and an evaluation"
+    return f"{number:,} accesses to memory of {steps}, against the order of streams and host", tuple(faults)
 
 
 def _waits(job: JobSpec, ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
     faults = dict.fromkeys(
         fault for rank in ranks for fault in wait_faults(job, rank.waits, rank.num_steps, rank.passes)
     )
-    most = max(ranks, key=lambda rank: len(rank.waits))
-    steps = counted(most.num_steps, "step")
-    return f"the host waits for the device {counted(len(most.waits), 'time')} in {steps}, at most", tuple(faults)
+    longest = max(ranks, key=lambda rank: len(rank.waits))
+    steps = counted(longest.num_steps, "step")
+    return f"the host waits for the device {counted(len(longest.waits), 'time')} in {steps}, at most", tuple(faults)
 
 
 def checks_text(job_name: str, checks: list[PlanCheck]) -> str:
-    """The checks as the user reads them."""
+    """The checks as text for the user."""
     lines = [f"checks of {job_name}, as on CUDA, without a device"]
     for check in checks:
         verdict = "right" if not check.faults else counted(len(check.faults), "fault")

@@ -34,14 +34,15 @@ class RankAccesses:
 
 
 def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
-    """Record the accesses of a rank to its memory on CUDA, in steps of twice what fills its pipeline; behind the first
-    a checkpoint is written, beside the second another, and an evaluation follows. `waits` are those of the second."""
+    """Record the accesses of a rank to its memory on CUDA, in two runs of as many steps as fill its pipeline. A
+    checkpoint is written after the first run, another during the second; an evaluation follows. `waits` are those of
+    the second run."""
     streams = RecordedStreams()
     with OperatorAccesses(streams):
         connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
         steps = DrySteps(job, rank, "cuda", connect, streams)
         job = job.grown()
-        num_batches = 2 * steps.num_steps + 1  # one more is read ahead, where that of the first step lay
+        num_batches = 2 * steps.num_steps + 1  # one more batch is read ahead, into the first one's memory
         reader = ReaderInTurn(_ZeroSamples(job.model.sequence), job, steps.mesh, num_batches)
         steps.batch_of = lambda number: reader.batch(number, number * job.batch.global_batch_size)
         steps.run()
@@ -59,8 +60,8 @@ def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
 def module_accesses(
     job: JobSpec, module: nn.Module, inputs: Callable[[], Tensor], accumulate: int = 1, rank: int = 0
 ) -> RankAccesses:
-    """The accesses of a rank to its memory on CUDA with a module of the user's own, which lies on the device meta and
-    gives one tensor: two steps, behind each of which a checkpoint is written. `waits` are those of the second."""
+    """Record the accesses of a rank to its memory on CUDA with a user's own module, which lies on the device meta and
+    returns one tensor: two steps, with a checkpoint after each. `waits` are those of the second step."""
     streams = RecordedStreams()
     with OperatorAccesses(streams):
         connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
@@ -77,7 +78,7 @@ def module_accesses(
 
 
 class ReaderInTurn(BatchReader):
-    """Reads a batch at once where it is asked for: the earliest moment at which the thread of others may."""
+    """Reads a batch at once when it is requested: the earliest moment at which another reader's thread may read it."""
 
     def _ask(self, place: BatchPlace) -> None:
         self._ahead = place
@@ -86,7 +87,7 @@ class ReaderInTurn(BatchReader):
 
 @dataclass
 class _ZeroSamples:
-    """Samples of `sequence` + 1 tokens, of which only the shape is looked at."""
+    """Samples of `sequence` + 1 tokens, of which only the shape is used."""
 
     sequence: int
 
@@ -100,12 +101,12 @@ class _ZeroSamples:
 def _expert_passes(job: JobSpec, steps: DrySteps) -> ExpertPasses:
     policies = layer_policies(job.plan, job.model.layers, job.model.mtp_layers)
     routers = {stage: list(module.routers()) for stage, module in steps.replica.stages.items()}
-    again = {stage: sum(policies[layer] != KEEP_ALL for layer in layers) for stage, layers in routers.items()}
-    # Layers of a stage see the same tokens, and each module of further tokens others.
+    num_recomputed = {stage: sum(policies[layer] != KEEP_ALL for layer in layers) for stage, layers in routers.items()}
+    # Layers of a stage see the same tokens; each module of further tokens sees others.
     first_further = job.model.layers
     sights = {stage: {max(layer, first_further - 1) for layer in layers} for stage, layers in routers.items()}
     row = steps.replica.executor.row
     return ExpertPasses(
-        expert_passes(row, {stage: len(layers) for stage, layers in routers.items()}, again),
-        expert_passes(row, {stage: len(seen) for stage, seen in sights.items()}, dict.fromkeys(routers, 0)),
+        expert_passes(row, {stage: len(layers) for stage, layers in routers.items()}, num_recomputed),
+        expert_passes(row, {stage: len(sets) for stage, sets in sights.items()}, dict.fromkeys(routers, 0)),
     )

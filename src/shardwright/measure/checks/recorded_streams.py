@@ -1,9 +1,10 @@
-"""A rank on CUDA without a device: its streams, events and copies to the host are noted, and each operator's accesses.
+"""A rank on CUDA without a device: its streams, events and copies to the host are recorded, with all accesses of
+operators.
 
-Tensors have no memory (torch's device meta), and what lies in host memory is known by who made it. Every operator of
-torch passes by a dispatch mode, which says what it reads and writes; collectives read and write on streams of their
-communicators, as NCCL's do (torch's ProcessGroupNCCL: they begin after the current stream, which waits for them where
-their work is waited for; the work holds the tensors until then).
+Tensors have no memory (torch's device meta); their maker decides if they count as host memory. Every operator of torch
+passes through a dispatch mode, which records its reads and writes. Collectives read and write on streams of their
+communicators, as NCCL's do (torch's ProcessGroupNCCL: they begin after the current stream, and the stream that waits
+for their work waits for them; the work holds the tensors until then).
 """
 
 import weakref
@@ -24,15 +25,15 @@ from shardwright.parallel.comm.process_groups import Connect
 from shardwright.parallel.comm.transport import Transport, Underway
 from shardwright.train.checkpoint.boxes import HeldBox
 
-# They make tensors like others, of which they read the shape alone.
+# Operators that make tensors like others, of which they read only the shape.
 _SHAPES_ALONE = ("empty", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
-_NOT_WRITTEN = ("empty", "new_empty")  # and give them no values
-_OVERWRITE = ("copy_", "zero_", "fill_", "normal_", "uniform_")  # all that they write
+_NOT_WRITTEN = ("empty", "new_empty")  # operators that give their results no values
+_OVERWRITE = ("copy_", "zero_", "fill_", "normal_", "uniform_")  # operators that do not read what they write
 
 
 @dataclass(frozen=True)
 class RecordedEvent:
-    """A moment in a stream's work."""
+    """A point in a stream's work."""
 
     clock: Clock
     streams: "RecordedStreams"
@@ -44,7 +45,7 @@ class RecordedEvent:
 
 @dataclass(frozen=True)
 class RecordedStream:
-    """A stream whose waits are noted."""
+    """A stream whose waits are recorded."""
 
     worker: Worker
     streams: "RecordedStreams"
@@ -60,8 +61,8 @@ class RecordedStream:
 
 
 class RecordedStreams:
-    """The streams of a device that is not there (parallel/device_streams.py). `faults` has each fault once, `waits` the
-    lines at which the host waited for the device since they were cleared."""
+    """The streams of an absent device (parallel/device_streams.py). `faults` has each fault once, `waits` the lines at
+    which the host waited for the device since they were cleared."""
 
     def __init__(self) -> None:
         self.host = Worker(0, "the host")
@@ -74,7 +75,7 @@ class RecordedStreams:
         self._blocks: dict[int, MemoryBlock] = {}
         self._current = self.made("the stream that computes")
 
-    # What a rank asks for.
+    # The interface for the rank.
 
     def current(self) -> RecordedStream:
         return self._current
@@ -86,11 +87,11 @@ class RecordedStreams:
 
     @contextmanager
     def using(self, stream: RecordedStream) -> Iterator[None]:
-        before, self._current = self._current, stream
+        previous, self._current = self._current, stream
         try:
             yield
         finally:
-            self._current = before
+            self._current = previous
 
     def lend(self, x: Tensor, stream: RecordedStream) -> None:
         self._block(x).lent[stream.worker.number] = stream.worker
@@ -104,7 +105,7 @@ class RecordedStreams:
         return copy, self._current.record_event()
 
     def brought(self, values: Tensor) -> Tensor:
-        """Torch pins what it is given; the device's tensor is the current stream's, which writes it."""
+        """A copy on the device. torch pins the host's values; the current stream owns and writes the copy."""
         x = torch.empty(values.shape, dtype=values.dtype, device="meta")
         self.access(self._launched(), "brought from the host", writes=[x])
         return x
@@ -118,24 +119,24 @@ class RecordedStreams:
         self.access(self.host, "the host reads numbers", reads=[x])
 
     def host_writes_files(self, boxes: Sequence[HeldBox]) -> None:
-        """The host reads what is in a checkpoint."""
+        """Record that the host reads the contents of a checkpoint."""
         self.access(self.host, "written to a file", reads=[box.values for box in boxes if box.values.is_meta])
 
     def host_waits(self, clock: Clock) -> None:
-        """The host goes on only after all of this."""
+        """Order all work of `clock` before the host's next work."""
         self.waits.append(line_of_ours())
         self.host.wait_for(clock)
 
-    # What is noted.
+    # The records.
 
     def _launched(self) -> Worker:
-        """The current stream, which is told something by the host: after all that the host has done."""
+        """The current stream, after a launch by the host: ordered after all that the host has done."""
         worker = self._current.worker
         worker.wait_for(self.host.clock)
         return worker
 
     def _made_on_host(self, shape: Sequence[int], dtype: torch.dtype, is_safe: bool) -> Tensor:
-        """A tensor that stands for one in host memory."""
+        """A tensor that represents one in host memory."""
         self._makes_host_memory = True
         x = torch.empty(shape, dtype=dtype, device="meta")
         self._makes_host_memory = False
@@ -146,7 +147,7 @@ class RecordedStreams:
         return x
 
     def _block(self, x: Tensor) -> MemoryBlock:
-        """The memory in which a tensor lies; new memory is the current stream's."""
+        """The memory of a tensor; new memory belongs to the current stream."""
         storage = x.untyped_storage()
         number = id(storage)
         if number not in self._blocks:
@@ -155,8 +156,8 @@ class RecordedStreams:
         return self._blocks[number]
 
     def _make(self, block: MemoryBlock) -> None:
-        """The current stream gets memory: others may use it after what that stream was told before, for it may have
-        used the same memory until then."""
+        """Give memory to the current stream. Others must use it after this point of the stream, because the stream may
+        have used the same memory before."""
         worker = self._launched()
         self._note(self._memory.handed_out(block, worker))
         count = worker.works()
@@ -170,7 +171,7 @@ class RecordedStreams:
             self.faults[fault] = None
 
     def access(self, worker: Worker, what: str, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
-        """A worker reads and writes tensors, as one piece of work."""
+        """Record that a worker reads and writes tensors, as one piece of work."""
         count, line = worker.works(), line_of_ours()
         for tensors, is_write in ((reads, False), (writes, True)):
             for x in tensors:
@@ -181,21 +182,21 @@ class RecordedStreams:
                     self._note(self._block(x).access(access))
 
     def ran(self, call: "OperatorCall") -> None:
-        """An operator ran, on the current stream; or on the host, where all that it had lies there. Of a copy between
-        the two the host waits for the end, unless it was told not to."""
+        """Record an operator on the current stream; or on the host, if all of its tensors lie there. The host waits for
+        the end of a copy between the two, unless it is non-blocking."""
         if self._makes_host_memory:
             return
-        on_host = [self.is_on_host(x) for x in call.given if x.numel()]
+        on_host = [self.is_on_host(x) for x in call.inputs if x.numel()]
         is_of_host = bool(on_host) and all(on_host)
-        for x in call.made:
+        for x in call.results:
             block = self._block(x)
             if is_of_host:
                 block.stream, block.is_safe = None, True
             else:
                 self._make(block)
         worker = self.host if is_of_host else self._launched()
-        made = [] if call.name.startswith(_NOT_WRITTEN) else call.made
-        self.access(worker, call.name, call.reads, [*call.writes, *made])
+        filled = [] if call.name.startswith(_NOT_WRITTEN) else call.results
+        self.access(worker, call.name, call.reads, [*call.writes, *filled])
         if any(on_host) and not is_of_host and call.blocks:
             self.host_waits(worker.clock)
 
@@ -212,7 +213,7 @@ class RecordedStreams:
 
 @dataclass(frozen=True)
 class _StreamedWork:
-    """A collective on its way, which holds its tensors."""
+    """A collective under way, which holds its tensors."""
 
     end: RecordedEvent
     tensors: list[Tensor]
@@ -271,45 +272,45 @@ class StreamedTransport:
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One call of an operator: the storages that it reads, writes and makes; `blocks` is true if the host waits for its
-    copies."""
+    """One call of an operator: the tensors that it receives, reads, writes and makes; `blocks` is True if the host
+    waits for its copies."""
 
     name: str
-    given: list[Tensor]
+    inputs: list[Tensor]
     reads: list[Tensor]
     writes: list[Tensor]
-    made: list[Tensor]
+    results: list[Tensor]
     blocks: bool
 
     @classmethod
     def of(cls, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> "OperatorCall":
-        """The call of an operator, by its schema, which marks what is written."""
+        """The call of an operator, from its schema, which marks the arguments that are written."""
         name = schema.name.removeprefix("aten::")
-        named = dict(zip((one.name for one in schema.arguments), args, strict=False)) | kwargs
-        given: list[Tensor] = []
+        values = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        inputs: list[Tensor] = []
         reads: list[Tensor] = []
         writes: list[Tensor] = []
-        for one in schema.arguments:
-            # Constants of the host, which nobody changes, are real tensors.
-            tensors = [x for x in tree_leaves(named.get(one.name)) if isinstance(x, Tensor) and x.is_meta]
-            given += tensors
-            is_written = one.alias_info is not None and one.alias_info.is_write
+        for argument in schema.arguments:
+            # Constants of the host, which nothing changes, are real tensors, and left out.
+            tensors = [x for x in tree_leaves(values.get(argument.name)) if isinstance(x, Tensor) and x.is_meta]
+            inputs += tensors
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
             writes += tensors if is_written else []
             if is_written:
-                reads += [] if one.name == "out" or name in _OVERWRITE else tensors
+                reads += [] if argument.name == "out" or name in _OVERWRITE else tensors
             else:
                 reads += [] if name.startswith(_SHAPES_ALONE) else tensors
-        mine = {id(x.untyped_storage()) for x in given}
-        made = [
+        input_storages = {id(x.untyped_storage()) for x in inputs}
+        results = [
             x
             for x in tree_leaves(result)
-            if isinstance(x, Tensor) and x.is_meta and id(x.untyped_storage()) not in mine
+            if isinstance(x, Tensor) and x.is_meta and id(x.untyped_storage()) not in input_storages
         ]
-        return cls(name, given, reads, writes, made, blocks=not named.get("non_blocking", False))
+        return cls(name, inputs, reads, writes, results, blocks=not values.get("non_blocking", False))
 
 
 class OperatorAccesses(TorchDispatchMode):
-    """Tells of each operator what it reads, writes and makes."""
+    """Records the reads, writes and results of each operator."""
 
     def __init__(self, streams: RecordedStreams) -> None:
         super().__init__()
@@ -319,16 +320,16 @@ class OperatorAccesses(TorchDispatchMode):
         kwargs = kwargs or {}
         result = operator(*args, **kwargs)
         schema = operator._schema
-        if not schema.is_mutable and any(one.alias_info is not None for one in schema.returns):
+        if not schema.is_mutable and any(returned.alias_info is not None for returned in schema.returns):
             return result  # a view: nothing is read
         self._streams.ran(OperatorCall.of(schema, args, kwargs, result))
         return result
 
 
 def _bytes_of(x: Tensor) -> tuple[int, int]:
-    """The bytes of its memory between which a tensor lies; none of an empty one."""
+    """The range of bytes of its memory in which a tensor lies; empty for an empty tensor."""
     if not x.numel():
         return 0, 0
-    last: int = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    first, size = int(x.storage_offset()), x.element_size()
-    return first * size, (first + last + 1) * size
+    last_offset: int = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    first_element, size = int(x.storage_offset()), x.element_size()
+    return first_element * size, (first_element + last_offset + 1) * size

@@ -1,12 +1,12 @@
-"""Could the plan of a measured run have run? The checks of a job, as far as a row's own columns say.
+"""The check that the plan of a measured run could have run: the checks of a job, as far as a row's columns allow.
 
-A row becomes the job that it says, and what it leaves open is filled so that nothing follows from it. The checks are
-those of config/checks/check.py and of the schedules. Other software can what our runtime can't, and rows may say so:
+A row becomes the job that it describes, and missing values are filled so that nothing follows from them. The checks are
+those of config/checks/check.py and of the schedules. Other software can do more than our runtime, and rows may say so:
 
-- it holds a key/value head on several tp ranks where tp is more than there are (Megatron-core's
+- it holds a key/value head on several tp ranks if tp is more than the number of heads (Megatron-core's
   num_query_groups < tensor_model_parallel_size; GSPMD), as long as one divides the other;
 - its first and its last stage may be without a layer, or have one less (Llama 3, arXiv 2407.21783, section 3.3.2; Zero
-  Bubble, arXiv 2401.10241, table 3), which in a job plan.layout says;
+  Bubble, arXiv 2401.10241, table 3), which plan.layout says in a job;
 - experts may be cut over any degree, not only 1 or tp (Megatron-core's expert_tensor_parallel_size).
 """
 
@@ -20,26 +20,40 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.measure.measured_runs.row_facts import Row, schedule_of, value_faults
 from shardwright.schedule.job_program import plan_faults
 
-# Columns by the field of a job that a message speaks of.
+# The column for each field of a job in messages.
 _COLUMNS = {
-    "model.layers": "layers", "model.hidden": "hidden", "model.heads": "heads", "model.kv_heads": "kv_heads",
-    "model.head_dim": "head_dim", "model.ffn": "ffn", "model.vocab": "vocab", "model.sequence": "seq",
-    "model.moe.experts": "experts", "model.moe.top_k": "topk", "model.moe.ffn": "expert_ffn",
-    "model.moe.shared_experts": "shared_experts", "model.moe.first_dense": "dense_layers",
-    "model.latent.q_rank": "q_rank", "model.latent.kv_rank": "kv_rank", "plan.microbatch_size": "mbs",
-    "plan.virtual_stages": "vp", "plan.zero_ranks": "shard_group", "plan.zero": "zero_stage",
-    "plan.sequence_parallel": "sp", "batch.global_batch_size": "gbs",
-}  # fmt: skip
+    "model.layers": "layers",
+    "model.hidden": "hidden",
+    "model.heads": "heads",
+    "model.kv_heads": "kv_heads",
+    "model.head_dim": "head_dim",
+    "model.ffn": "ffn",
+    "model.vocab": "vocab",
+    "model.sequence": "seq",
+    "model.moe.experts": "experts",
+    "model.moe.top_k": "topk",
+    "model.moe.ffn": "expert_ffn",
+    "model.moe.shared_experts": "shared_experts",
+    "model.moe.first_dense": "dense_layers",
+    "model.latent.q_rank": "q_rank",
+    "model.latent.kv_rank": "kv_rank",
+    "plan.microbatch_size": "mbs",
+    "plan.virtual_stages": "vp",
+    "plan.zero_ranks": "shard_group",
+    "plan.zero": "zero_stage",
+    "plan.sequence_parallel": "sp",
+    "batch.global_batch_size": "gbs",
+}
 
 
 def row_faults(row: Row) -> list[str]:
-    """All that is wrong with a row whose facts are filled in (row_facts.py). Empty if it could have run."""
+    """All faults of a row whose facts are filled in (row_facts.py). Empty if it could have run."""
     if faults := value_faults(row):
         return faults
     faults = _rank_faults(row)
     missing = [name for name in ("layers", "hidden", "seq") if not row.get(name)]
     if faults or missing or not (row.get("dp") or row.get("gpus")):
-        return faults  # a row that leaves out what is needed is told so where it is predicted
+        return faults  # the prediction reports missing columns
     job, faults = validate_fields(_job_fields(row))
     if not faults:
         faults = [*_expert_rank_faults(row), *(job_faults(job) or plan_faults(job))]
@@ -47,14 +61,14 @@ def row_faults(row: Row) -> list[str]:
 
 
 def whole(row: Row, name: str, default: int = 0) -> int:
-    """A whole number of a row that was checked."""
+    """An integer of a row that was checked."""
     return int(float(row[name])) if row.get(name) else default
 
 
 def dp_of(row: Row) -> int:
-    """The data-parallel degree: its column, or the devices that the other degrees leave."""
-    rest = whole(row, "tp", 1) * whole(row, "pp", 1) * whole(row, "cp", 1)
-    return whole(row, "dp") or max(1, whole(row, "gpus", rest) // rest)
+    """The data-parallel degree: its column, or the devices that the other degrees leave over."""
+    other_degrees = whole(row, "tp", 1) * whole(row, "pp", 1) * whole(row, "cp", 1)
+    return whole(row, "dp") or max(1, whole(row, "gpus", other_degrees) // other_degrees)
 
 
 def _rank_faults(row: Row) -> list[str]:
@@ -69,21 +83,21 @@ def _rank_faults(row: Row) -> list[str]:
 
 
 def _expert_rank_faults(row: Row) -> list[str]:
-    """Experts cut over ranks that are not there. Degrees that a job may have are checked with it."""
-    ep, cut = whole(row, "ep", 1), whole(row, "expert_tp", 1)
+    """Faults of experts cut over more ranks than there are. The check of the job covers degrees that it may have."""
+    ep, etp = whole(row, "ep", 1), whole(row, "expert_tp", 1)
     ranks = dp_of(row) * whole(row, "cp", 1) * whole(row, "tp", 1)
-    if cut in (1, whole(row, "tp", 1)) or ranks % (ep * cut) == 0:
+    if etp in (1, whole(row, "tp", 1)) or ranks % (ep * etp) == 0:
         return []
     return [
-        f"ep {ep} x expert_tp {cut} = {ep * cut} does not divide dp x cp x tp = {ranks}, the ranks of a stage; use "
+        f"ep {ep} x expert_tp {etp} = {ep * etp} does not divide dp x cp x tp = {ranks}, the ranks of a stage; use "
         "degrees whose product does"
     ]
 
 
 def _job_fields(row: Row) -> dict[str, Any]:
-    """The job that a row says, as nested fields."""
+    """The job that a row describes, as nested fields."""
     batch = whole(row, "gbs") or dp_of(row) * whole(row, "mbs", 1)
-    optimizer = {"clip_grad_norm": 0.0}  # asynchronous schedules of ours have no norm to clip
+    optimizer = {"clip_grad_norm": 0.0}  # our asynchronous schedules have no norm to clip
     fields = {"model": _model_fields(row), "plan": _plan_fields(row)}
     return fields | {"batch": {"global_batch_size": batch}, "optimizer": optimizer}
 
@@ -127,16 +141,22 @@ def _plan_fields(row: Row) -> dict[str, Any]:
     elif not row.get("vp"):
         virtual = max(1, layers // pp)
     with_experts = whole(row, "experts") > 1
-    cut = whole(row, "expert_tp", 1)
+    etp = whole(row, "expert_tp", 1)
     fields: dict[str, Any] = {
-        "dp": dp_of(row), "tp": tp, "pp": pp, "cp": whole(row, "cp", 1), "ep": whole(row, "ep", 1),
-        "expert_tp": (cut if cut in (1, tp) else tp) if with_experts else 0, "microbatch_size": whole(row, "mbs", 1),
-        "schedule": schedule, "virtual_stages": virtual,
+        "dp": dp_of(row),
+        "tp": tp,
+        "pp": pp,
+        "cp": whole(row, "cp", 1),
+        "ep": whole(row, "ep", 1),
+        "expert_tp": (etp if etp in (1, tp) else tp) if with_experts else 0,
+        "microbatch_size": whole(row, "mbs", 1),
+        "schedule": schedule,
+        "virtual_stages": virtual,
         "zero": whole(row, "zero_stage", int(bool(row.get("shard_group")))),
         "zero_ranks": whole(row, "shard_group"),
-        # Where a row leaves it open it may be either.
+        # Either value is possible if the row does not say.
         "sequence_parallel": tp > 1 and (row.get("sp") == "1" or (not row.get("sp") and with_experts)),
-    }  # fmt: skip
+    }
     stages = pp * (SCHEDULES[schedule].stages_per_rank or virtual)
     if layers < stages <= layers + 2:
         fields["layout"] = [0] * (stages - layers - 1) + [1] * layers + [0]
@@ -144,7 +164,7 @@ def _plan_fields(row: Row) -> dict[str, Any]:
 
 
 def _in_columns(fault: str) -> str:
-    """A fault of a job in words of the table."""
+    """A fault of a job, with the names of the table's columns."""
     for field, column in _COLUMNS.items():
         fault = re.sub(rf"\b{re.escape(field)}\b(?!\.)", column, fault)
     return re.sub(r"\b(?:plan|model|batch)\.", "", fault)

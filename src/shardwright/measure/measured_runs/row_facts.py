@@ -1,7 +1,7 @@
-"""The facts of a row of measured runs, column by column; and what only its notes say, read into columns.
+"""The facts of a row of measured runs, column by column; and facts that only its notes state, moved into columns.
 
-A prediction takes facts from columns. Tables of before these columns say some in prose: that is read here, once, and a
-column that is filled always holds.
+A prediction takes facts from columns. Tables older than these columns state some in prose: it is read here, once, and a
+filled column always takes precedence.
 """
 
 import re
@@ -13,7 +13,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 
 Row = Mapping[str, str]
 
-# Whole numbers: the least that a column may hold. How large one may be the job's own limits say (row_checks.py).
+# Integers: the smallest that a column may hold. The job's own limits say how large one may be (row_checks.py).
 WHOLE = {
     **dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "topk", "expert_ffn"), 1),
     **dict.fromkeys(("gpus", "gpus_per_node", "tp", "pp", "vp", "cp", "ep", "dp", "mbs", "gbs"), 1),
@@ -22,80 +22,101 @@ WHOLE = {
     "layers_again": 0,
 }
 _MOST = {"zero_stage": 3, "sp": 1, "gated_mlp": 1, "latest": 1, "topk": 10**6}
-# Measured and stated amounts, more than 0 where they are filled.
+# Measured and stated amounts, more than 0 if they are filled.
 AMOUNTS = (
     "params_b", "intra_bw", "inter_bw", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "peak_mem_gb",
 )  # fmt: skip
 _LARGEST_WHOLE, _LEAST_AMOUNT, _LARGEST_AMOUNT = 10**12, 1e-12, 1e15
 
-# What tables call a schedule, where it is not plan.schedule's name.
+# Tables' names of a schedule, if they differ from plan.schedule's.
 _SCHEDULES = {
-    "none": "sequential", "interleaved": "interleaved-1f1b", "1f1b-interleaved": "interleaved-1f1b", "zb-1p": "zb-h1",
-    "zb-2p": "zb-h2", "zb1p": "zb-h1", "zb2p": "zb-h2", "pipedream-flush": "1f1b",
-}  # fmt: skip
-# Number types as tables write them; the first that is there counts.
+    "none": "sequential",
+    "interleaved": "interleaved-1f1b",
+    "1f1b-interleaved": "interleaved-1f1b",
+    "zb-1p": "zb-h1",
+    "zb-2p": "zb-h2",
+    "zb1p": "zb-h1",
+    "zb2p": "zb-h2",
+    "pipedream-flush": "1f1b",
+}
+# Tables' names of dtypes; the first key that occurs in the text counts.
 PRECISIONS = {
-    "nvfp4": "nvfp4", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "fp32": "float32", "float32": "float32",
-    "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
-}  # fmt: skip
+    "nvfp4": "nvfp4",
+    "mxfp8": "mxfp8",
+    "fp8": "fp8",
+    "float8": "fp8",
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+}
 RECOMPUTE = ("none", "full", "selective", "stage", "matmul")
-# Kernels of attention as the column has them, and what software.attention calls each.
+# The column's names of attention kernels, and software.attention's name of each.
 ATTENTION = {
-    "torch": "torch", "fused-softmax": "softmax", "softmax": "softmax", "flash1": "flash1", "flash2": "flash2",
-    "flash3": "cudnn", "cudnn": "cudnn", "xla": "cudnn",
-}  # fmt: skip
+    "torch": "torch",
+    "fused-softmax": "softmax",
+    "softmax": "softmax",
+    "flash1": "flash1",
+    "flash2": "flash2",
+    "flash3": "cudnn",
+    "cudnn": "cudnn",
+    "xla": "cudnn",
+}
 GRADS = {"fp32": 4, "float32": 4, "bf16": 2, "fp16": 2}
 
 
 def with_facts(row: Row) -> Row:
-    """The row, with columns filled from its notes where they are empty."""
-    found = {name: value for name, value in _facts_of_notes(row.get("notes") or "").items() if not row.get(name)}
-    return {**row, **found}
+    """The row, with empty columns filled from its notes."""
+    noted = {name: value for name, value in _facts_of_notes(row.get("notes") or "").items() if not row.get(name)}
+    return {**row, **noted}
 
 
 _ETP = r"(?i)\b(?:etp|expert[ _-]?tp|expert[ _-]tensor[ _-]parallel(?:ism)?(?:[ _-](?:size|degree))?)\s*[=:]?\s*(\d+)"
 
 
 def _facts_of_notes(notes: str) -> dict[str, str]:
-    found = {}
+    facts = {}
     for name, pattern in (
         ("head_dim", r"head_dim (\d+)"),
         ("expert_tp", _ETP),
         ("shard_group", r"zero1=(\d+)|FSDP group (\d+), replicated across (?!1 )"),
         ("layers_again", r"only (\d+) of \d+ layers"),
     ):
-        if said := re.search(pattern, notes):
-            found[name] = next(filter(None, said.groups()))
-    if low := re.search(r"q_lora (\d+), kv_lora (\d+)", notes):
-        found |= {"q_rank": low[1], "kv_rank": low[2]}
-    return found
+        if match := re.search(pattern, notes):
+            facts[name] = next(filter(None, match.groups()))
+    if ranks := re.search(r"q_lora (\d+), kv_lora (\d+)", notes):
+        facts |= {"q_rank": ranks[1], "kv_rank": ranks[2]}
+    return facts
 
 
-def schedule_of(said: str) -> str:
-    """A schedule in plan.schedule's words; what is not known stays what it is."""
-    plain = re.sub(r"[\s_]+", "-", said.strip().lower())
-    return _SCHEDULES.get(plain, plain)
+def schedule_of(name: str) -> str:
+    """A schedule by plan.schedule's name; an unknown name is only normalised."""
+    key = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return _SCHEDULES.get(key, key)
 
 
-def precision_of(said: str) -> str:
-    """The number type of the products in words of workload/query.py, or nothing."""
-    return next((name for word, name in PRECISIONS.items() if word in said.lower()), "")
+def precision_of(text: str) -> str:
+    """The dtype of the products by workload/query.py's name, or nothing."""
+    return next((name for key, name in PRECISIONS.items() if key in text.lower()), "")
 
 
 def value_faults(row: Row) -> list[str]:
-    """Faults of single columns of a row whose facts are filled in."""
+    """Faults of single columns, of a row whose facts are filled in."""
     faults = [fault for name in WHOLE if row.get(name) and (fault := _whole_fault(name, row[name]))]
     faults += [fault for name in AMOUNTS if row.get(name) and (fault := _amount_fault(name, row[name]))]
     return faults + [fault for name in _WORDS if row.get(name) and (fault := _word_fault(name, row[name]))]
 
 
 def _whole_fault(name: str, text: str) -> str:
-    least, most = WHOLE[name], _MOST.get(name, _LARGEST_WHOLE)
+    smallest, largest = WHOLE[name], _MOST.get(name, _LARGEST_WHOLE)
     number = _number(text)
-    if number is not None and number == int(number) and least <= number <= most:
+    if number is not None and number == int(number) and smallest <= number <= largest:
         return ""
-    out = f"give a whole number from {least} to {most:,}, or leave it empty where it is not known"
-    return f"{name} is {_shown(text)}; {out}"
+    way_out = f"give a whole number from {smallest} to {largest:,}, or leave it empty where it is not known"
+    return f"{name} is {_shown(text)}; {way_out}"
 
 
 def _amount_fault(name: str, text: str) -> str:
@@ -119,17 +140,17 @@ _WORDS = {
 
 
 def _word_fault(name: str, text: str) -> str:
-    known, said = _WORDS[name], [text]
+    known_words, words = _WORDS[name], [text]
     if name == "recompute":
-        said = text.split("+") if "+" in text else said
-        known = tuple(OPERATORS) if "+" in text else known
+        words = text.split("+") if "+" in text else words
+        known_words = tuple(OPERATORS) if "+" in text else known_words
     if name == "schedule":
-        said = [schedule_of(text)]
+        words = [schedule_of(text)]
     if name == "precision":
-        said = [precision_of(text) or text]
-        known = (*known, *PRECISIONS.values())
-    wrong = [word for word in said if word not in known]
-    return f"{name} is {_shown(text)}; {did_you_mean(wrong[0], list(dict.fromkeys(known)))}" if wrong else ""
+        words = [precision_of(text) or text]
+        known_words = (*known_words, *PRECISIONS.values())
+    wrong = [word for word in words if word not in known_words]
+    return f"{name} is {_shown(text)}; {did_you_mean(wrong[0], list(dict.fromkeys(known_words)))}" if wrong else ""
 
 
 def _number(text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""A CSV file of measured runs, read strictly: its rows with their lines, or every fault of its form with its line."""
+"""A CSV file of measured runs, read strictly: its rows with their line numbers, or every fault of its form."""
 
 import csv
 import io
@@ -12,14 +12,14 @@ from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 
 Row = dict[str, str]
-NEEDED = ("id", "layers", "hidden", "gpu")  # columns without which nothing can be said of any row
+NEEDED = ("id", "layers", "hidden", "gpu")  # without these columns no row can be used
 _MOST_BYTES, _MOST_ROWS = 16 * MIB, 20_000
 _WAY_OUT = "columns are those of benchmarks/truth/README.md"
 
 
 @dataclass(frozen=True)
 class TableLine:
-    """A row and the line of the file that it begins on."""
+    """A row, and the number of the line that it begins on."""
 
     number: int
     row: Row
@@ -31,7 +31,7 @@ class TableLine:
 
 
 def read_lines(path: Path, faults: list[str]) -> list[TableLine]:
-    """The rows of a table; what is wrong with single lines goes to `faults`. PlanError if the file is none."""
+    """The rows of a table; faults of single lines go to `faults`. PlanError if the file is not a table."""
     try:
         text = read_text(path, _MOST_BYTES, "CSV file")
     except FileFault as fault:
@@ -44,22 +44,22 @@ def read_lines(path: Path, faults: list[str]) -> list[TableLine]:
 
 
 def _id_faults(lines: Sequence[TableLine]) -> list[str]:
-    """Rows without a name of their own: results are told by it."""
-    faults, first = [], dict[str, int]()
+    """Faults of rows without an id of their own, by which results are reported."""
+    faults, first_line = [], dict[str, int]()
     for line in lines:
         name = line.row["id"]
         if not name.strip():
             faults.append(f"line {line.number}: the row has no id; give it one that no other row has")
         elif not name.isprintable():
             faults.append(f"line {line.number}: id {name[:60]!r} has characters that can't be printed; leave them out")
-        elif name in first:
-            faults.append(f"{line.where()}: line {first[name]} has the same id; give one of them another")
-        first.setdefault(name, line.number)
+        elif name in first_line:
+            faults.append(f"{line.where()}: line {first_line[name]} has the same id; give one of them another")
+        first_line.setdefault(name, line.number)
     return faults
 
 
 def _lines(text: str, path: Path, faults: list[str]) -> Iterator[TableLine]:
-    # strict: a quote that is never closed would make the rest of the file one field
+    # strict: without it, a quote that is never closed would make the rest of the file one field
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     begin, header = 1, None
     try:
@@ -103,14 +103,14 @@ def _header_faults(header: list[str], path: Path) -> list[str]:
 def _length_fault(number: int, fields: list[str], header: list[str]) -> str:
     name = dict(zip(header, fields, strict=False)).get("id") or "a row"
     if len(fields) < len(header):
-        what = f"{header[len(fields)]!r} and what follows are missing; write commas for what is not known"
+        problem = f"{header[len(fields)]!r} and what follows are missing; write commas for what is not known"
     else:
-        what = "there are more than columns; put a field with commas in quotes"
-    return f"line {number}, {name[:60]}: it has {len(fields)} fields, and the header {len(header)}: {what}"
+        problem = "there are more than columns; put a field with commas in quotes"
+    return f"line {number}, {name[:60]}: it has {len(fields)} fields, and the header {len(header)}: {problem}"
 
 
 def _in_our_words(error: str) -> str:
-    """The message of the csv module, with a way out."""
+    """A message of the csv module, with a way out."""
     if "field larger" in error:
         return (
             f"a field has more than {csv.field_size_limit():,} characters; shorten it, or close a quote that was left "

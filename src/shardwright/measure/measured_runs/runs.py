@@ -1,7 +1,8 @@
-"""Published runs, row by row: from a line of a table to what is predicted, and to what was measured.
+"""Published runs, row by row: from a line of a table to the run to predict, and to its measurements.
 
-The format is that of benchmarks/truth/README.md. Facts come from columns; what only the notes say is read into columns
-first (row_facts.py). The software is that of its column, or the generation whose patterns match source and notes.
+The format is that of benchmarks/truth/README.md. Facts come from columns; facts that only the notes state are moved
+into columns first (row_facts.py). The software is that of its column, or the generation whose patterns match source and
+notes.
 """
 
 import re
@@ -22,8 +23,8 @@ from shardwright.workload.query import PlanGrid, Run
 
 @dataclass(frozen=True)
 class Measured:
-    """One row: what is predicted (None, and why), and what was measured (0 is not known). `family` is the collection
-    that it is from, `publication` the document of it; rows of one `group` have the same plan."""
+    """One row: the run to predict (or None, and the `reason`), and its measurements (0 is unknown). `family` is the
+    collection of the row, `publication` its document; rows of one `group` have the same plan."""
 
     id: str
     family: str
@@ -36,14 +37,14 @@ class Measured:
     reason: str
     step_s: float
     memory_gb: float
-    sees_device: bool  # memory as the driver reports it, above the allocator's
-    says_recompute: bool  # whether the row says what is recomputed
-    knows_recompute: bool  # whether its source does, too: it may be inferred
-    of_last_rank: bool  # memory of the last pipeline rank, not of the one that has most
+    sees_device: bool  # memory as the driver reports it, which is more than the allocator's
+    says_recompute: bool  # True if the row states its recomputation
+    knows_recompute: bool  # True if its source states it, too: the row's may be inferred
+    of_last_rank: bool  # memory of the last pipeline rank, not of the rank with the most
 
 
 def read_runs(path: Path) -> list[Measured]:
-    """All rows of a file. PlanError with every row that is wrong, by its line, if it is not a table of runs."""
+    """All rows of a file. PlanError with every faulty row and its line, or if the file is not a table of runs."""
     faults: list[str] = []
     lines = read_lines(path, faults)
     faults += [f"{line.where()}: {fault}" for line in lines for fault in row_faults(with_facts(line.row))]
@@ -53,7 +54,7 @@ def read_runs(path: Path) -> list[Measured]:
 
 
 def measured(row: Row) -> Measured:
-    """One row that was checked. What can't be predicted says why."""
+    """One row that was checked. A row that can't be predicted has a reason."""
     row = with_facts(row)
     run, reason = None, ""
     try:
@@ -62,18 +63,26 @@ def measured(row: Row) -> Measured:
         reason = str(error.args[0])
     step_s = _step_s(row, run)
     return Measured(
-        id=row["id"], family=row["id"].split("-")[0], publication=_publication(row.get("source") or ""),
-        tier=row.get("tier") or "A", group=row.get("plan_group") or row["id"], is_latest=row.get("latest", "1") != "0",
-        device=row["gpu"], run=run, reason=reason, step_s=step_s, memory_gb=_float(row, "peak_mem_gb"),
+        id=row["id"],
+        family=row["id"].split("-")[0],
+        publication=_publication(row.get("source") or ""),
+        tier=row.get("tier") or "A",
+        group=row.get("plan_group") or row["id"],
+        is_latest=row.get("latest", "1") != "0",
+        device=row["gpu"],
+        run=run,
+        reason=reason,
+        step_s=step_s,
+        memory_gb=_float(row, "peak_mem_gb"),
         says_recompute=bool(row.get("recompute")),
         knows_recompute=bool(row.get("recompute")) and "HEAD" not in row.get("notes", ""),
         sees_device=row.get("memory_kind") == "driver" or "nvidia-smi" in row.get("notes", ""),
         of_last_rank=row.get("memory_kind") == "last-rank" or "on the LAST rank" in row.get("notes", ""),
-    )  # fmt: skip
+    )
 
 
 def _publication(source: str) -> str:
-    """The document that a source names: up to its revision in a repository ("@", hexadecimal), or all of it."""
+    """The document that a source names: up to its revision in a repository ("@", hexadecimal), or all of the source."""
     revision = re.search(r"@[0-9a-f]{7,40}\b", source)
     return source[: revision.end()] if revision else source
 
@@ -89,23 +98,28 @@ def _needed(row: Row, name: str) -> int:
 
 
 def run_of_row(row: Row) -> Run:
-    """The run that a row describes. ValueError or KeyError say what is missing."""
+    """The run that a row describes. ValueError or KeyError names what is missing."""
     device = row["gpu"]
     if device == "H100" and "HBM2e" in row.get("notes", ""):
         device = "H100-96G"
     spec = device_of(device)
-    shape, cut = shape_of_row(row), grid_of_row(row, spec)
-    # Links of a rack or a pod reach beyond a host, and devices without links of their own share one.
-    node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, cut.world))
+    shape, grid = shape_of_row(row), grid_of_row(row, spec)
+    # Links of a rack or a pod reach beyond a host; devices without links of their own share a host.
+    node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, grid.world))
     node = max(node, spec.link_domain) if spec.link_domain > 8 else node
     return Run(
-        shape, cut, spec.name, software_of_row(row, cut), node, _float(row, "intra_bw") * 1e9,
+        shape,
+        grid,
+        spec.name,
+        software_of_row(row, grid),
+        node,
+        _float(row, "intra_bw") * 1e9,
         _float(row, "inter_bw") * 1e9,
-    )  # fmt: skip
+    )
 
 
 def shape_of_row(row: Row) -> ModelShape:
-    """The model."""
+    """The model that a row describes."""
     hidden, layers = _needed(row, "hidden"), _needed(row, "layers")
     heads = whole(row, "heads") or max(1, hidden // 128)
     kv_heads = whole(row, "kv_heads") or heads
@@ -126,28 +140,38 @@ def shape_of_row(row: Row) -> ModelShape:
         latent = LatentShape(whole(row, "q_rank"), whole(row, "kv_rank"), **rotary)
     tied = not gated and kv_heads == heads
     return ModelShape(
-        layers, hidden, heads, kv_heads, whole(row, "head_dim") or hidden // heads,
-        whole(row, "ffn") or 4 * hidden, gated, whole(row, "vocab") or 51200, _needed(row, "seq"), tied, tied, experts,
+        layers,
+        hidden,
+        heads,
+        kv_heads,
+        whole(row, "head_dim") or hidden // heads,
+        whole(row, "ffn") or 4 * hidden,
+        gated,
+        whole(row, "vocab") or 51200,
+        _needed(row, "seq"),
+        tied,
+        tied,
+        experts,
         latent,
-    )  # fmt: skip
+    )
 
 
 def _schedule(row: Row, pp: int) -> str:
-    """The schedule in plan.schedule's words; 1F1B, interleaved where stages are, if the row says nothing."""
-    if said := schedule_of(row.get("schedule") or ""):
-        return said
+    """The schedule by plan.schedule's name; if the row has none, 1F1B, interleaved if a rank has several stages."""
+    if schedule := schedule_of(row.get("schedule") or ""):
+        return schedule
     return "sequential" if pp == 1 else "interleaved-1f1b" if whole(row, "vp", 1) > 1 else "1f1b"
 
 
 def _virtual(row: Row, schedule: str, pp: int) -> int:
-    """Stages of a rank. An interleaved schedule that does not say has one for each of its layers, as large runs do."""
+    """Stages of a rank. An interleaved schedule without a number has one for each of its layers, as large runs do."""
     if schedule == "interleaved-1f1b" and not row.get("vp"):
         return max(1, round(_needed(row, "layers") / pp))
     return whole(row, "vp", 1) or 1
 
 
 def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
-    """The plan."""
+    """The plan that a row describes."""
     notes = row.get("notes", "")
     tp, pp, cp, ep = (whole(row, axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep"))
     if not row.get("dp"):
@@ -157,28 +181,41 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
     if (recompute == "selective" and "op-level" in notes) or "selective op" in notes:
         recompute = "matmul"
     schedule = _schedule(row, pp)
-    layers, again = _needed(row, "layers"), whole(row, "layers_again")
-    policies = (recompute,) * again + ("none",) * (layers - again) if 0 < again < layers else ()
+    layers, num_recomputed = _needed(row, "layers"), whole(row, "layers_again")
+    policies = (
+        (recompute,) * num_recomputed + ("none",) * (layers - num_recomputed) if 0 < num_recomputed < layers else ()
+    )
     gradient_bytes = GRADS.get(row.get("grads") or "", 0)
     return PlanGrid(
-        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=whole(row, "expert_tp", 1), virtual=_virtual(row, schedule, pp),
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        expert_tp=whole(row, "expert_tp", 1),
+        virtual=_virtual(row, schedule, pp),
         schedule=schedule,
-        sequence_parallel=row.get("sp") == "1" and tp > 1, zero=whole(row, "zero_stage"),
+        sequence_parallel=row.get("sp") == "1" and tp > 1,
+        zero=whole(row, "zero_stage"),
         zero_ranks=whole(row, "shard_group"),
-        microbatch=microbatch, global_batch=whole(row, "gbs") or dp * microbatch,
-        recompute=recompute, policies=policies, precision=_precision(row.get("precision") or "", device),
-        gradient_bytes=gradient_bytes, reduce_bytes=gradient_bytes,
-    )  # fmt: skip
+        microbatch=microbatch,
+        global_batch=whole(row, "gbs") or dp * microbatch,
+        recompute=recompute,
+        policies=policies,
+        precision=_precision(row.get("precision") or "", device),
+        gradient_bytes=gradient_bytes,
+        reduce_bytes=gradient_bytes,
+    )
 
 
-def _precision(said: str, device: DeviceSpec) -> str:
-    """The number type of the products: bf16 where a row does not say another, or fp16 where a device has no bf16."""
-    found = precision_of(said) or "bf16"
-    return "fp16" if found == "bf16" and "bfloat16" not in device.peak_tflops else found
+def _precision(stated: str, device: DeviceSpec) -> str:
+    """The dtype of the products: bf16 if a row has none, or fp16 if a device has no bf16."""
+    precision = precision_of(stated) or "bf16"
+    return "fp16" if precision == "bf16" and "bfloat16" not in device.peak_tflops else precision
 
 
 def _step_s(row: Row, run: Run | None) -> float:
-    """Seconds of a step as measured; 0 where the row gives no rate that can be converted."""
+    """Measured seconds of a step; 0 if the row has no rate that can be converted."""
     if row.get("step_time_s"):
         return float(row["step_time_s"])
     if run is None:

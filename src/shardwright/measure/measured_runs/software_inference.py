@@ -1,6 +1,7 @@
-"""The generation of software that a published run used: the one that its source and notes name, else the usual one.
+"""The software generation of a published run: the one that its source and notes name, else the usual one.
 
-Usual means: for this kind of device, this kind of plan and that time. What a row says of attention holds beside it.
+The usual one is that for this kind of device, this kind of plan and that time. A row's statement of its attention
+kernel overrides the generation's.
 """
 
 import re
@@ -12,7 +13,7 @@ from shardwright.cost.calibration import device_of
 from shardwright.measure.measured_runs.row_facts import ATTENTION, Row
 from shardwright.workload.query import PlanGrid
 
-# When kernels reached most code, as YYMM: some months after FlashAttention (2205), and its version 2 (2307).
+# The months in which kernels reached most code, as YYMM: some after FlashAttention (2205), and its version 2 (2307).
 FLASH_1, FLASH_2 = 2209, 2310
 _MEGATRON_2022 = 2101
 _TODAY = 2601
@@ -20,43 +21,45 @@ _TODAY = 2601
 _ERA = {"volta": 2001, "turing": 2001, "ampere": 2306, "ampere-pcie": 2306, "cdna2": 2309, "tpu": 2309}
 
 
-def software_of_row(row: Row, cut: PlanGrid) -> str:
-    """The generation that a row's column names, or whose patterns match what is said about a run, else the usual one;
-    NAME+ATTENTION where a row names a kernel of attention that the generation did not have, or had not to.
+def software_of_row(row: Row, grid: PlanGrid) -> str:
+    """The generation that a row's column names, or whose patterns match the row's texts, else the usual one;
+    NAME+ATTENTION if a row names an attention kernel that is not the generation's.
     """
-    said = " ".join(row.get(name) or "" for name in ("source", "model", "notes"))
+    text = " ".join(row.get(name) or "" for name in ("source", "model", "notes"))
     generation = device_of(row["gpu"]).generation
     column, _, version = (row.get("software") or "").strip().lower().partition("@")
     dated = re.match(r"20(\d\d)-(\d\d)", version)
-    month = int(dated[1] + dated[2]) if dated else month_of(said, row.get("source") or "", generation)
-    named = _in_words(column, cut, month)
-    named = named or next((name for _, name, pattern in _patterns() if pattern.search(column or said)), "")
-    name = named or usual_software(generation, cut, month)
+    month = int(dated[1] + dated[2]) if dated else month_of(text, row.get("source") or "", generation)
+    catalog_name = _in_words(column, grid, month)
+    catalog_name = catalog_name or next(
+        (name for _, name, pattern in _patterns() if pattern.search(column or text)), ""
+    )
+    name = catalog_name or usual_software(generation, grid, month)
     if name == "megatron-deepspeed" and month >= FLASH_2:  # it followed Megatron-LM
         name = "large-2024"
-    if cut.zero == 3 and name in ("megatron-2021", "megatron-2022"):  # which has no ZeRO-3, but DeepSpeed had
+    if grid.zero == 3 and name in ("megatron-2021", "megatron-2022"):  # these have no ZeRO-3, but DeepSpeed had
         name = "deepspeed-2021"
-    has = software_of(name).attention
+    default = software_of(name).attention
     if column := row.get("attention") or "":
         kernel = ATTENTION[column]
-    elif (kernel := attention_in(said)) == "none":  # then what was usual before it
-        kernel = has if has in ("torch", "softmax") else "softmax"
-    elif kernel and has not in ("torch", "softmax", "flash1"):  # later code calls its newer kernels so too
-        kernel = has
-    return f"{name.partition('+')[0]}+{kernel}" if kernel and kernel != has else name
+    elif (kernel := attention_in(text)) == "none":  # the kernel that was usual before FlashAttention
+        kernel = default if default in ("torch", "softmax") else "softmax"
+    elif kernel and default not in ("torch", "softmax", "flash1"):  # later code gives its newer kernels this name too
+        kernel = default
+    return f"{name.partition('+')[0]}+{kernel}" if kernel and kernel != default else name
 
 
-def _in_words(said: str, cut: PlanGrid, month: int) -> str:
-    """The generation that a column's word means: a name of the catalog, or that of a framework at a time."""
-    if said in catalog.names("software"):
-        return said
-    if said == "jax":
+def _in_words(word: str, grid: PlanGrid, month: int) -> str:
+    """The generation that a column's word means: a name of the catalog, or a framework's generation at that time."""
+    if word in catalog.names("software"):
+        return word
+    if word == "jax":
         return "xla"
-    if said == "fsdp":
+    if word == "fsdp":
         return "fsdp-2022" if month < FLASH_1 else "fsdp-2023" if month < FLASH_2 else "fsdp-2024"
-    if said == "deepspeed":
-        return "deepspeed-2021" if cut.zero == 3 else "megatron-deepspeed"
-    if said == "megatron-lm":
+    if word == "deepspeed":
+        return "deepspeed-2021" if grid.zero == 3 else "megatron-deepspeed"
+    if word == "megatron-lm":
         early = "megatron-2021" if month < _MEGATRON_2022 else "megatron-2022"
         return early if month < FLASH_1 else "flash-2023" if month < FLASH_2 else "large-2024"
     return ""
@@ -65,27 +68,28 @@ def _in_words(said: str, cut: PlanGrid, month: int) -> str:
 @lru_cache(maxsize=1)
 def _patterns() -> list[tuple[int, str, re.Pattern[str]]]:
     """(precedence, software, pattern) of the catalog, the highest precedence first."""
-    found = []
+    patterns = []
     for name in catalog.names("software"):
         spec = software_of(name)
-        found += [(spec.precedence, name, re.compile(pattern)) for pattern in spec.matches]
-    return sorted(found, key=lambda entry: -entry[0])
+        patterns += [(spec.precedence, name, re.compile(pattern)) for pattern in spec.matches]
+    return sorted(patterns, key=lambda entry: -entry[0])
 
 
-def month_of(said: str, source: str, generation: str) -> int:
-    """When a run was published, as YYMM: by the number of its preprint, else its source's year, else its devices."""
-    if paper := re.search(r"\b(\d{2}(?:0[1-9]|1[0-2]))\.\d{4,5}\b", said):
+def month_of(text: str, source: str, generation: str) -> int:
+    """The month of a run's publication, as YYMM: of its preprint's number, else its source's year, else its
+    devices'."""
+    if paper := re.search(r"\b(\d{2}(?:0[1-9]|1[0-2]))\.\d{4,5}\b", text):
         return int(paper[1])
     if years := re.findall(r"\b20([12]\d)\b", source):
         return 100 * int(max(years)) + 6
     return _ERA.get(generation, _TODAY)
 
 
-def usual_software(generation: str, cut: PlanGrid, month: int) -> str:
-    """The software that most runs used with such devices and such a plan at a time."""
+def usual_software(generation: str, grid: PlanGrid, month: int) -> str:
+    """The software of most runs with such devices and such a plan at that time."""
     if generation == "tpu":
         return "xla" if month >= FLASH_2 else "xla+softmax"
-    if month >= FLASH_1 and cut.pp == 1 and (cut.zero == 3 or cut.tp == 1):
+    if month >= FLASH_1 and grid.pp == 1 and (grid.zero == 3 or grid.tp == 1):
         return "fsdp-2023" if month < FLASH_2 else "fsdp-2024"
     if month < _MEGATRON_2022:
         return "megatron-2021"
@@ -96,18 +100,19 @@ def usual_software(generation: str, cut: PlanGrid, month: int) -> str:
 
 _FLASH = r"flash[ _-]?att(?:ention|n)(?:[ _-]?v?(?P<version>[123])(?!\d))?"
 _NOT = r"(?:no|non|not|never|neither|nor|without|w/o|lack\w*|disabl\w*|instead of|\w+n't)"
-# Between the two stands nothing that could be what is denied instead: "no dropout with FlashAttention".
+# Only these words may stand between the two, so that the denial is not of another thing: "no dropout with
+# FlashAttention".
 _BETWEEN = r"(?:(?:use|using|used|yet|have|having|has|had|support|the|any|with|even|of)\b[ -]*)*"
 _OFF = r"\s*[:=(]?\s*(?:is |was |were |are )?(?:off|disabled|unavailable|false|none|no|0|not(?: yet| \w+ed| in use)?)"
 _MENTION = re.compile(rf"(?i)(?P<before>\b{_NOT}[ -]+{_BETWEEN})?{_FLASH}(?P<behind>{_OFF}(?=\s*(?:$|[;,.)])))?")
 
 
-def attention_in(said: str) -> str:
-    """The kernel of attention that a text names, "none" where it says that FlashAttention was not used, or nothing.
+def attention_in(text: str) -> str:
+    """The attention kernel that a text names, "none" if it says that FlashAttention was not used, or nothing.
 
-    The last that is named, for a paper's title may name another one.
+    The last mention counts, because a paper's title may name another kernel.
     """
-    mentions = list(_MENTION.finditer(said))
+    mentions = list(_MENTION.finditer(text))
     if not mentions:
         return ""
     if mentions[-1]["before"] or mentions[-1]["behind"]:

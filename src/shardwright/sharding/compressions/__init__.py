@@ -1,1 +1,1 @@
-"""Facts of the methods of gradient compression, a file each."""
+"""Facts of the methods of gradient compression, one file each."""

@@ -1,4 +1,4 @@
-"""Gradients as they are, or in 16 bits: the facts of three names."""
+"""Uncompressed gradients, or gradients in 16 bits: the facts of three methods."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ _HALF = 2  # bytes
 
 
 def _scattered(num_elements: Any, num_ranks: Any) -> list[BucketCollective]:
-    """Each rank's share of the elements comes to it from all others."""
+    """An all-to-all: each rank receives its share of the elements from all ranks."""
     return [BucketCollective("all_to_all", num_ranks * _HALF * -(-num_elements // num_ranks))]
 
 
 def _summed(plan: Any, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
-    """Shares, and then each rank's sum of its share to all."""
+    """An all-to-all of shares, and then an all-gather of the sums of the shares."""
     (shares,) = _scattered(num_elements, num_ranks)
     return [shares, BucketCollective("all_gather", shares.num_bytes)]
 

@@ -9,28 +9,28 @@ SCALE_BYTES = 4  # of a block, float32
 
 
 def whole_blocks(num_elements: Any) -> Any:
-    """Elements of the blocks that hold so many elements."""
+    """Elements of the whole blocks that hold `num_elements` elements."""
     return -(-num_elements // BLOCK) * BLOCK
 
 
 def int8_bytes(num_elements: Any) -> Any:
-    """Bytes of the whole blocks that hold so many elements, each with its scale."""
+    """Bytes of the whole blocks that hold `num_elements` elements, each with its scale."""
     return whole_blocks(num_elements) // BLOCK * (BLOCK + SCALE_BYTES)
 
 
 def _scattered(num_elements: Any, num_ranks: Any) -> list[BucketCollective]:
-    """Each rank's share of the elements comes to it from all others."""
+    """An all-to-all: each rank receives its share of the elements from all ranks."""
     return [BucketCollective("all_to_all", num_ranks * int8_bytes(-(-num_elements // num_ranks)))]
 
 
 def _summed(plan: Any, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
-    """Shares, and then each rank's quantised sum of its share to all."""
+    """An all-to-all of shares, and then an all-gather of the quantised sums of the shares."""
     (shares,) = _scattered(num_elements, num_ranks)
     return [shares, BucketCollective("all_gather", shares.num_bytes)]
 
 
 def _kept_elements(plan: Any, num_elements: int, columns: int, num_ranks: int, shard_size: int) -> int:
-    """Errors of a part for each rank; and of the sum, if that is quantised for all ranks."""
+    """Errors of the part for each rank; and of the sum, if that is quantised for all ranks."""
     if shard_size:
         return num_ranks * int(whole_blocks(shard_size))
     return (num_ranks + 1) * int(whole_blocks(-(-num_elements // num_ranks)))

@@ -1,5 +1,5 @@
-"""Gradient matrices as two factors of low rank, with error feedback and a warm start: the facts. Vogels et al. 2019
-(arXiv 1905.13727)."""
+"""Gradient matrices as two factors of low rank, with error feedback and a warm start (Vogels et al. 2019, arXiv
+1905.13727): the facts."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ _FLOAT32 = 4  # bytes
 
 
 def _summed(plan: Any, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
-    """Both factors of all matrices."""
+    """An all-reduce for each of the two factors, of all matrices."""
     return [BucketCollective("all_reduce", _FLOAT32 * plan.compress_rank * length) for length in (rows, columns)]
 
 
 def _kept_elements(plan: Any, num_elements: int, columns: int, num_ranks: int, shard_size: int) -> int:
-    """The error of each element, and the second factors, from which the next step starts."""
+    """The error of each element, and the second factors, which the next step starts from."""
     return num_elements + int(plan.compress_rank) * columns
 
 

@@ -1,4 +1,4 @@
-"""The largest gradient elements of a bucket alone, with error feedback: the facts."""
+"""Only the largest gradient elements of a bucket, with error feedback: the facts."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _INDEX, _FLOAT32 = 4, 4  # bytes
 
 
 def _summed(plan: Any, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
-    """Each rank's largest elements, with their places, to all."""
+    """An all-gather of each rank's largest elements, with their places."""
     count = -(-plan.compress_share * num_elements // 1)
     return [BucketCollective("all_gather", num_ranks * count * (_INDEX + _FLOAT32))]
 
@@ -18,7 +18,7 @@ FACTS = CompressionFacts(
     place=60,
     method="shardwright.parallel.compress.topk:of_plan",
     summed=_summed,
-    kept_elements=lambda plan, num_elements, columns, num_ranks, shard_size: num_elements,  # the error of each
+    kept_elements=lambda plan, num_elements, columns, num_ranks, shard_size: num_elements,  # the error of each element
     device_bytes=36,
     is_of_buckets=True,
     reads={"compress_share": "share"},

@@ -1,1 +1,1 @@
-"""Weights as Hugging Face's files have them: their names, and how they lie in the tensors of this decoder."""
+"""Weights in Hugging Face's files: their names, and their places in the tensors of this decoder."""

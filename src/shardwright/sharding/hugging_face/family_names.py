@@ -1,7 +1,7 @@
-"""Names of each family's tensors and their fusions: one entry a family, as its released files have them.
+"""Names of each family's tensors and their fusions: one entry per family, as its released files have them.
 
-{n} stands for the number of a layer, {e} for that of an expert. A name that is empty is a tensor that the family does
-not have. Names are without ".weight" and ".bias".
+{n} stands for the number of a layer, {e} for that of an expert. An empty name is a tensor that the family does not
+have. Names are without ".weight" and ".bias".
 """
 
 from dataclasses import dataclass, replace
@@ -12,11 +12,12 @@ from typing import Literal
 class FamilyNames:
     """Names of the tensors of a family.
 
-    `fused` says how one matrix `q` holds query, key and value: not ("apart"), one after the other ("stacked"), or by
-    key/value head as ours ("grouped"). `k` and `v` are its others. An MLP whose `gate` is empty has gate and up in one
-    matrix, `up`, gate first. `transposed` matrices are [inputs, outputs]. `interleaved` heads turn neighbours. Norms
-    with `plus_one` are 1 + weight. Experts are a matrix each ("each", names with {e}), or all in one tensor:
-    [E, 2 F, H] ("rows"), [E, H, 2 F] ("columns"), or that with gate and up in turn ("turns").
+    `fused` says how the matrix `q` holds query, key and value: only the query ("apart", and `k` and `v` are the other
+    matrices), one after the other ("stacked"), or by key/value head as in this decoder ("grouped"). An MLP whose `gate`
+    is empty has gate and up in one matrix, `up`, gate first. `transposed` matrices are [inputs, outputs]. `interleaved`
+    heads rotate neighbouring elements. Norms with `plus_one` are 1 + weight. Experts are a matrix each ("each", names
+    with {e}), or all in one tensor: [E, 2 F, H] ("rows"), [E, H, 2 F] ("columns"), or the latter with gate and up
+    interleaved ("turns").
     """
 
     embedding: str = "model.embed_tokens"
@@ -58,18 +59,25 @@ class FamilyNames:
 _LLAMA = FamilyNames()
 _GEMMA = replace(_LLAMA, plus_one=True)
 _GEMMA2 = replace(
-    _GEMMA, attention_out_norm="post_attention_layernorm", mlp_norm="pre_feedforward_layernorm",
+    _GEMMA,
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
     mlp_out_norm="post_feedforward_layernorm",
-)  # fmt: skip
+)
 _OLMO2 = replace(
-    _LLAMA, attention_norm="", attention_out_norm="post_attention_layernorm", mlp_norm="",
+    _LLAMA,
+    attention_norm="",
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="",
     mlp_out_norm="post_feedforward_layernorm",
-)  # fmt: skip
+)
 _GLM = replace(_LLAMA, gate="", up="mlp.gate_up_proj", interleaved=True)
 _QWEN_MOE = replace(
-    _LLAMA, shared_gate_proj="mlp.shared_expert.gate_proj", shared_up="mlp.shared_expert.up_proj",
+    _LLAMA,
+    shared_gate_proj="mlp.shared_expert.gate_proj",
+    shared_up="mlp.shared_expert.up_proj",
     shared_down="mlp.shared_expert.down_proj",
-)  # fmt: skip
+)
 _GRANITE_MOE = replace(
     _LLAMA, router="block_sparse_moe.router.layer", experts="rows", expert_gate="",
     expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear", shared_gate_proj="",

@@ -1,4 +1,4 @@
-"""The tensors of a released checkpoint that make up each tensor of a model, and how.
+"""The tensors of a released checkpoint that make up each tensor of a model, and their places in it.
 
 Shapes: G key/value heads, Q query heads of each, D width of a head, H hidden, F inner width, E experts.
 """
@@ -15,14 +15,14 @@ from shardwright.sharding.stage_parameters import model_parameters
 
 _BLOCK = re.compile(r"(?:layers\.(\d+)|mtp\.(\d+)\.block)\.(.+)")
 _FURTHER = re.compile(r"mtp\.(\d+)\.(.+)")
-# What DeepSeek calls the parts of a module of multi-token prediction, which lies behind the layers as one of them.
+# DeepSeek's names of the parts of a module of multi-token prediction, which follows the layers like another layer.
 _FURTHER_NAMES = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj", "norm": "shared_head.norm"}
 
 Layout = dict[str, tuple[ReleasedPiece, ...]]
 
 
 def names_of(family: str, model: ModelSpec) -> FamilyNames:
-    """The names of a family's tensors, in a model of it."""
+    """The tensor names of a model of a family."""
     names = FAMILY_NAMES[family]
     if family == "falcon" and model.parallel_block == "two-norms":
         return replace(names, attention_norm="ln_attn", mlp_norm="ln_mlp")
@@ -30,14 +30,14 @@ def names_of(family: str, model: ModelSpec) -> FamilyNames:
 
 
 def layout_of(family: str, model: ModelSpec) -> Layout:
-    """The pieces of each tensor of a model, by our names, in the order of its parameters. Each tensor of theirs is one
-    piece of one of ours, but for copies of tables that models of multi-token prediction have (`copies`)."""
-    made = _Made(model, names_of(family, model))
-    return {place.name: tuple(made.pieces(place)) for place in model_parameters(model)}
+    """The pieces of each of our tensors, by its name, in the order of the model's parameters. Each released tensor is
+    one piece of one of our tensors, except the copies of tables in modules of multi-token prediction (`copies`)."""
+    pieces_of = _Made(model, names_of(family, model))
+    return {place.name: tuple(pieces_of.pieces(place)) for place in model_parameters(model)}
 
 
 def choice_biases(family: str, model: ModelSpec) -> dict[int, ReleasedPiece]:
-    """The biases of routers, which are no parameters, by the number of the block."""
+    """The biases of routers, which are not parameters, by the number of the block."""
     names = names_of(family, model)
     if model.moe.gate != "sigmoid" or model.moe.weigh == "input":
         return {}
@@ -48,7 +48,7 @@ def choice_biases(family: str, model: ModelSpec) -> dict[int, ReleasedPiece]:
 
 
 def copies(family: str, model: ModelSpec) -> dict[str, str]:
-    """Tensors of theirs that are copies of another: the tables in each module of multi-token prediction."""
+    """Released tensors that are copies of others: the tables in each module of multi-token prediction."""
     names, copied = names_of(family, model), {}
     head = names.embedding if model.tied_embeddings else names.head
     for index in range(model.mtp_layers):
@@ -59,15 +59,15 @@ def copies(family: str, model: ModelSpec) -> dict[str, str]:
 
 
 def tied_head(family: str, model: ModelSpec) -> tuple[str, str] | None:
-    """The name of a head that is the table of embeddings, and of that table: some files have the one as a tensor of its
-    own. None of a model whose head is not."""
+    """The names of the head and of the table of embeddings that it is tied to: some files also store the head as a
+    tensor. None if the model's head is not tied."""
     names = names_of(family, model)
     return (f"{names.head}.weight", f"{names.embedding}.weight") if model.tied_embeddings else None
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A model and the names of its family."""
+    """The pieces of a model's tensors, with the names of its family."""
 
     model: ModelSpec
     names: FamilyNames
@@ -93,7 +93,7 @@ class _Made:
         return plain(f"{name}.{kind}", shape, plus=1.0 if self.names.plus_one and kind == "weight" else 0.0)
 
     def _of_block(self, layer: str, part: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
-        """The pieces of a tensor of a block, by its name within."""
+        """The pieces of a tensor of a block, by its name within the block."""
         n = self.names
         match part.split("."):
             case [norm, kind] if norm.endswith("_norm"):
@@ -139,18 +139,18 @@ class _Made:
                 yield seen_as(f"{layer}.self_attn.kv_b_proj.{kind}", (shape[0] * shape[1], shape[2]), shape)
 
     def _latents(self, attention: str, kind: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
-        """Both latents come from one matrix with us."""
+        """Both latents, which are one matrix in our model."""
         rank = self.model.latent.q_rank
         if rank:
             yield rows(f"{attention}.q_a_proj.{kind}", shape, 0, rank)
         yield rows(f"{attention}.kv_a_proj_with_mqa.{kind}", shape, rank, shape[0])
 
     def _query_key_value(self, layer: str, kind: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
-        """[G, Q + 2, D, H], or [G, Q + 2, D] of biases, whose groups are Q queries, a key and a value."""
+        """[G, Q + 2, D, H], or [G, Q + 2, D] for biases: each group is Q queries, a key and a value."""
         n = self.names
         groups, members, width, *inner = shape
         parts = ((n.q, 0, members - 2), (n.k, members - 2, members - 1), (n.v, members - 1, members))
-        turned = (self.model.rotary_width if n.interleaved else 0) if self.model.positions == "rotary" else 0
+        interleaved_width = (self.model.rotary_width if n.interleaved else 0) if self.model.positions == "rotary" else 0
         if n.fused == "grouped":
             yield seen_as(f"{layer}.{n.q}.{kind}", (groups * members * width, *inner), shape)
             return
@@ -161,14 +161,19 @@ class _Made:
             region = ((0, groups), (first, end), *whole((width, *inner)))
             view = (groups, end - first, width, *inner)
             stored = (groups * (end - first) * width, *inner)
-            is_turned = turned and name != n.v
+            is_interleaved = interleaved_width and name != n.v
             yield ReleasedPiece(
-                f"{layer}.{name}.{kind}", stored, region, view, tuple(range(len(view))),
-                interleaved=turned if is_turned else 0, pairs_dim=2 if is_turned else 0,
-            )  # fmt: skip
+                f"{layer}.{name}.{kind}",
+                stored,
+                region,
+                view,
+                tuple(range(len(view))),
+                interleaved=interleaved_width if is_interleaved else 0,
+                pairs_dim=2 if is_interleaved else 0,
+            )
 
     def _stacked(self, layer: str, kind: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
-        """All queries, then all keys, then all values, in one matrix: three slices of one tensor of theirs."""
+        """All queries, then all keys, then all values, in one matrix: three slices of one released tensor."""
         n = self.names
         groups, members, width, *inner = shape
         total, start = groups * members * width, 0
@@ -177,13 +182,17 @@ class _Made:
             size = groups * (end - first) * width
             region = ((0, groups), (first, end), *whole((width, *inner)))
             view = (groups, end - first, width)
-            along = len(stored) - 1 if n.transposed else 0
+            cut_dim = len(stored) - 1 if n.transposed else 0
+            transposed_order = (len(inner), len(inner) + 1, len(inner) + 2, *range(len(inner)))
             yield ReleasedPiece(
-                f"{layer}.{n.q}.{kind}", stored, region,
-                (*inner, *view) if along else (*view, *inner),
-                (len(inner), len(inner) + 1, len(inner) + 2, *range(len(inner))) if along else tuple(range(len(shape))),
-                cut_dim=along, cut=(start, start + size),
-            )  # fmt: skip
+                f"{layer}.{n.q}.{kind}",
+                stored,
+                region,
+                (*inner, *view) if cut_dim else (*view, *inner),
+                transposed_order if cut_dim else tuple(range(len(shape))),
+                cut_dim=cut_dim,
+                cut=(start, start + size),
+            )
             start += size
 
     def _product(self, name: str, shape: tuple[int, ...]) -> ReleasedPiece:
@@ -235,8 +244,8 @@ class _Made:
         elif which == "down_bias":
             yield plain(name, shape)
         elif which == "up_bias":
-            in_turn = (num, shape[2], shape[1])
-            yield ReleasedPiece(name, (num, shape[1] * shape[2]), whole(shape), in_turn, (0, 2, 1))
+            stored_view = (num, shape[2], shape[1])
+            yield ReleasedPiece(name, (num, shape[1] * shape[2]), whole(shape), stored_view, (0, 2, 1))
         else:
             gates, ffn, hidden = shape[1:]
             stored = (num, hidden, gates * ffn)
@@ -256,8 +265,8 @@ class _Made:
 
     @staticmethod
     def _of_one(name: str, shape: tuple[int, ...], expert: int, gate: tuple[int, ...]) -> ReleasedPiece:
-        """A matrix of one expert: of its gate or up if `gate` says which."""
-        rest = shape[1 + len(gate) :]
-        region = ((expert, expert + 1), *((which, which + 1) for which in gate), *whole(rest))
-        view = (*(1 for _ in range(1 + len(gate))), *rest)
-        return ReleasedPiece(name, rest, region, view, tuple(range(len(view))))
+        """A matrix of one expert: its down matrix if `gate` is empty, else its gate (0) or up (1)."""
+        matrix_shape = shape[1 + len(gate) :]
+        region = ((expert, expert + 1), *((which, which + 1) for which in gate), *whole(matrix_shape))
+        view = (*(1 for _ in range(1 + len(gate))), *matrix_shape)
+        return ReleasedPiece(name, matrix_shape, region, view, tuple(range(len(view))))

@@ -1,6 +1,6 @@
-"""How a tensor of a released checkpoint lies in one of ours.
+"""The place of a released checkpoint's tensor in one of our tensors.
 
-The same description is read both ways: to load, and to export.
+The same description is used in both directions: to load, and to export.
 """
 
 import math
@@ -12,13 +12,13 @@ from shardwright.sharding.parameter_shard import Box
 
 @dataclass(frozen=True)
 class ReleasedPiece:
-    """A tensor of theirs, `name` of `shape`, which fills the `region` of one of ours.
+    """A released tensor, `name` of `shape`, which fills the `region` of one of our tensors.
 
-    Theirs seen as `view`, its dims in the `order` given, is the region, dim by dim. `interleaved` counts elements at
-    the beginning of dim `pairs_dim` of the region that are pairs (2i, 2i + 1) with them and (i, i + D/2) with us.
-    `plus` is added to theirs: norms of Gemma are 1 + weight. Where theirs holds several of our regions, `cut` is the
-    range of its dim `cut_dim` that is this one; the view is of that part. Of a table that
-    `may_be_longer` the first rows are taken.
+    The released tensor, viewed as `view` with its dims permuted to `order`, is the region. `interleaved` counts the
+    elements at the beginning of dim `pairs_dim` of the region that are pairs (2i, 2i + 1) in the released tensor and
+    (i, i + D/2) in ours. `plus` is added to the released values: norms of Gemma are 1 + weight. If the released tensor
+    holds several of our regions, `cut` is the range of its dim `cut_dim` that is this region; the view is of that part.
+    If the released table `may_be_longer`, only its first rows are taken.
     """
 
     name: str
@@ -34,14 +34,14 @@ class ReleasedPiece:
     may_be_longer: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """True if a tensor of theirs has the shape: a table of learned positions may have more of them."""
+        """True if a released tensor has the shape: a table of learned positions may have more positions."""
         return shape == self.shape or (
             self.may_be_longer and shape[1:] == self.shape[1:] and len(shape) > 0 and shape[0] > self.shape[0]
         )
 
     @property
     def part_shape(self) -> tuple[int, ...]:
-        """Shape of the part of theirs that is ours."""
+        """Shape of the part of the released tensor that fills the region."""
         if self.cut is None:
             return self.shape
         return tuple(self.cut[1] - self.cut[0] if d == self.cut_dim else size for d, size in enumerate(self.shape))
@@ -50,9 +50,9 @@ class ReleasedPiece:
         assert math.prod(self.part_shape) == math.prod(self.view), (
             f"{self.name}: {self.shape} is not seen as {self.view}"
         )
-        seen = tuple(self.view[dim] for dim in self.order)
+        ordered_sizes = tuple(self.view[dim] for dim in self.order)
         sizes = tuple(stop - start for start, stop in self.region)
-        assert seen == sizes, f"{self.name}: {seen} does not fill {sizes}"
+        assert ordered_sizes == sizes, f"{self.name}: {ordered_sizes} does not fill {sizes}"
 
 
 def whole(shape: Sequence[int]) -> Box:
@@ -61,25 +61,25 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def plain(name: str, shape: Sequence[int], plus: float = 0.0) -> ReleasedPiece:
-    """A tensor that is ours as it is."""
+    """A released tensor that is equal to ours."""
     return seen_as(name, shape, shape, plus=plus)
 
 
 def seen_as(name: str, released_shape: Sequence[int], model_shape: Sequence[int], plus: float = 0.0) -> ReleasedPiece:
-    """A tensor that is ours with its dims split or joined."""
+    """A released tensor that is ours with its dims split or joined."""
     shape = tuple(model_shape)
     return ReleasedPiece(name, tuple(released_shape), whole(shape), shape, tuple(range(len(shape))), plus=plus)
 
 
 def transposed(name: str, shape: Sequence[int]) -> ReleasedPiece:
-    """A matrix [outputs, inputs] of ours, that theirs is the transpose of."""
+    """A released matrix that is the transpose of our [outputs, inputs]."""
     outputs, inputs = shape
     return ReleasedPiece(name, (inputs, outputs), whole(shape), (inputs, outputs), (1, 0))
 
 
-def rows(name: str, shape: Sequence[int], first: int, end: int) -> ReleasedPiece:
-    """A tensor that is the rows [first, end) of ours, of a full shape."""
-    rest = tuple(shape[1:])
-    region = ((first, end), *whole(rest))
-    released_shape = (end - first, *rest)
+def rows(name: str, shape: Sequence[int], start: int, end: int) -> ReleasedPiece:
+    """A released tensor that is the rows [first, end) of ours; `shape` is our full shape."""
+    inner = tuple(shape[1:])
+    region = ((start, end), *whole(inner))
+    released_shape = (end - start, *inner)
     return ReleasedPiece(name, released_shape, region, released_shape, tuple(range(len(released_shape))))
