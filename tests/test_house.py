@@ -51,7 +51,7 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
 
 
 # Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 154, "of": 140, "cut": 38, "said": 31, "theirs": 15, "ours": 5}
+VAGUE = {"found": 148, "of": 138, "cut": 35, "said": 30, "theirs": 15, "ours": 5}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

@@ -334,9 +334,11 @@ def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:
 
 
 _WHY_SKIPPED = {
-    "overflow": "gradients overflowed", "not finite": "not finite", "spike": "a spike of the loss",
+    "overflow": "gradients overflowed",
+    "not finite": "not finite",
+    "spike": "a spike of the loss",
     "no target": "no token has a loss",
-}  # fmt: skip
+}
 
 
 def _is_number(value: float | None) -> bool:

@@ -97,8 +97,8 @@ def order_of(values: Tensor) -> Tensor:
     """Indices along the last dim, from the largest value to the smallest; among equals the earlier index first.
 
     Values are compared in 12 bits. Tokens with the same past, such as the first tokens of documents, have the same
-    scores, but two plans compute them in different shapes and round them differently. Which of these tokens an expert
-    has room for must depend on their positions, not on the last bit of a score.
+    scores, but two plans compute them in different shapes and round them differently. Their positions, and
+    not the last bit of a score, must decide for which of these tokens an expert has room.
     """
     mantissa, exponent = torch.frexp(values)
     rounded = torch.ldexp((mantissa * _LEVELS).round(), exponent)
