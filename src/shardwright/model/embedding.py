@@ -85,8 +85,7 @@ class LearnedPositions(nn.Module):
         positions_SB = positions_SB + self.offset if self.offset else positions_SB
         if self.sharded_over is not None:
             positions_SB = torch.chunk(positions_SB, self.sharded_over.size)[self.sharded_over.index]
-        if (
-            self._kind == "cuda"
-        ):  # many documents begin at one position: the sum of its gradients must be exact, as for a token
+        # Many documents begin at one position: the sum of its gradients must be exact, as for a token.
+        if self._kind == "cuda":
             return x_sBH + _Lookup.apply(positions_SB, self.weight, self._kind)
         return x_sBH + self.weight[positions_SB]

@@ -83,7 +83,7 @@ class Router(nn.Module):
         if not self.gate.sees_all and spec.capacity(self.sequence * batch) is None:
             choice = self.gate.choose(scores_TE, known)
             return choice, choice
-        # Put the gathered parts in order of position.
+        # Gather the parts of all ranks, and put them in order of position.
         for axis in splits:
             logits_TE, positions_s = all_gather(logits_TE, axis), all_gather(positions_s, axis)
         order_S = torch.argsort(positions_s)

@@ -90,7 +90,7 @@ class GradientNorm:
             joined = first.as_strided((sum(num_rows), first.shape[1]), (first.shape[1], 1))
             lengths += torch.linalg.vector_norm(joined, dim=-1, dtype=torch.float32).split(num_rows)
         norms = torch.stack(torch._foreach_norm(lengths, 2, dtype=torch.float64))
-        # CUDA copies memory that is not pinned at once, so the host does not wait for the launched kernels.
+        # CUDA copies unpinned memory at once, so the host does not wait for the launched kernels.
         slot, weight = torch.tensor([slots, weights], dtype=torch.float64).to(squares.device, non_blocking=True)
         squares.index_copy_(0, slot.long(), norms.square() * weight)
 
