@@ -51,7 +51,7 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
 
 
 # Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 72, "of": 20, "cut": 9, "said": 9, "theirs": 3, "ours": 3}
+VAGUE = {"found": 66, "of": 19, "cut": 6, "said": 8, "theirs": 3, "ours": 3}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

@@ -65,11 +65,11 @@ def of_cut(
         share = slice(tp.index * positions // tp.size, (tp.index + 1) * positions // tp.size)
     x_sBH = x_SBH[share].clone().requires_grad_()
     targets = Targets(ids_T - first, None if counts_T is None else ~counts_T, chunk)
-    loss = microbatch_loss(x_sBH, mine, targets, cut, logits=change)
+    loss = microbatch_loss(x_sBH, mine, targets, cut, logit_change=change)
     assert float(loss.detach()) == 0.0  # it is there once the backward has run
     loss.backward(torch.tensor(3.0))
     with torch.no_grad():
-        evaluated = microbatch_loss(x_sBH, mine, targets, cut, logits=change)
+        evaluated = microbatch_loss(x_sBH, mine, targets, cut, logit_change=change)
     told, dx_SBH, dweight_VH = expected(x_SBH, weight_VH, ids_T, counts_T, change)
     assert x_sBH.grad is not None and mine.gradient is not None
     return {

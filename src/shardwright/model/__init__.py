@@ -1,1 +1,1 @@
-"""The decoder, one idea a file. Each part is written for its share of a mesh, and one rank is a mesh of one."""
+"""The decoder, one idea in each file. Each part computes its share on a mesh; one rank is a mesh of one."""

@@ -1,10 +1,11 @@
-"""The MLP's activation, and its product with the gate (Shazeer 2020, arXiv 2002.05202), keeping little.
+"""The MLP's activation and its product with the gate (Shazeer 2020, arXiv 2002.05202), with few kept tensors.
 
-Autograd would keep act(gate) for the product, besides gate and up. It costs one pass over memory to compute again, and
-the backward reads gate anyway: so only the fused product [gate | up] is kept. On CUDA each way is one kernel.
+Autograd would keep act(gate) for the product, besides gate and up. To recompute it costs one pass over memory, and the
+backward reads gate anyway, so only the fused product [gate | up] is kept. On CUDA forward and backward are one kernel
+each.
 
-Most activations are functions of one number. That of gpt-oss (arXiv 2508.10925, section 2) takes gate and up: both are
-clamped, and one is added to up; it is always gated.
+Most activations are functions of one number. The activation of gpt-oss (arXiv 2508.10925, section 2) takes gate and up:
+both are clamped, and 1 is added to up; it is always gated.
 
 Shape suffixes: S sequence, B batch, F inner width of this rank.
 """
@@ -18,12 +19,12 @@ from torch.nn import functional
 from shardwright.precision.fused_operator import fused_operator
 
 ActivationName = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "quick-gelu", "clamped-silu", "identity"]
-_STEEPNESS = 1.702  # of the sigmoid that is like GELU's error function (Hendrycks and Gimpel, arXiv 1606.08415)
-_MOST = 7.0  # of what the clamped activation takes
+_STEEPNESS = 1.702  # slope of the sigmoid that approximates GELU (Hendrycks and Gimpel, arXiv 1606.08415)
+_LARGEST = 7.0  # bound of the inputs of the clamped activation
 
 
 def activate(x: Tensor, name: ActivationName) -> Tensor:
-    """The activation alone, in the numbers of x."""
+    """The activation alone, in the dtype of x."""
     match name:
         case "identity":
             return x
@@ -36,13 +37,13 @@ def activate(x: Tensor, name: ActivationName) -> Tensor:
         case "quick-gelu":
             return x * torch.sigmoid(_STEEPNESS * x)
         case "clamped-silu":
-            return activate(x.clamp(max=_MOST), "quick-gelu")
+            return activate(x.clamp(max=_LARGEST), "quick-gelu")
         case _:
             return functional.gelu(x, approximate=_approximation(name))
 
 
 def activate_and_keep(x: Tensor, name: ActivationName) -> Tensor:
-    """The activation alone. Its autograd keeps x and nothing else; of relu it keeps what that gives in place of x."""
+    """The activation alone. Autograd keeps x and nothing else; for relu it keeps the result instead of x."""
     return activate(x, name) if name in ("silu", "gelu", "gelu-tanh", "relu") else _Activation.apply(x, name)
 
 
@@ -52,7 +53,7 @@ def activate_gated(fused_SBF2: Tensor, name: ActivationName) -> Tensor:
 
 
 class _Activation(torch.autograd.Function):
-    """An activation that torch has no kernel of. Keeps x."""
+    """An activation for which torch has no kernel. Keeps x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: ActivationName) -> Tensor:
@@ -71,8 +72,8 @@ class _Activation(torch.autograd.Function):
 
 
 class _GatedActivation(torch.autograd.Function):
-    """Forward: act(gate) x up; keeps [gate | up]. Backward: computes act(gate) again for up's gradient, and writes
-    both gradients into one tensor, as the product before it needs them."""
+    """Forward: act(gate) x up; keeps [gate | up]. Backward: recomputes act(gate) for up's gradient, and writes both
+    gradients into one tensor, as the backward of the up product needs them."""
 
     @staticmethod
     def forward(ctx: Any, fused_SBF2: Tensor, name: ActivationName) -> Tensor:
@@ -92,21 +93,21 @@ class _GatedActivation(torch.autograd.Function):
 
 
 def halves(gradient_SBF2: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the gradients of gate and up lie, as rows [N, F]. Apart, a kernel has both from one reading; in one tensor
-    it would compute each element of either half by itself."""
+    """Views of the gradients of gate and up, each [N, F]. With two outputs a kernel computes both gradients from one
+    read of its inputs; with one output it would compute each element of either half separately."""
     dgate_NF, dup_NF = gradient_SBF2.view(-1, gradient_SBF2.shape[-1]).chunk(2, dim=-1)
     return dgate_NF, dup_NF
 
 
 def gate_in_turn(fused_NF2: Tensor, name: ActivationName, y_NF: Tensor) -> None:
-    """Put act(gate) x up into `y_NF`, with the kernels that torch has."""
+    """Put act(gate) x up into `y_NF`, with torch's kernels."""
     gate_NF, up_NF = fused_NF2.chunk(2, dim=-1)
     activate_in_turn(gate_NF, name, y_NF)
     y_NF.mul_(_factor(up_NF, name))
 
 
 def activate_in_turn(x: Tensor, name: ActivationName, y: Tensor) -> None:
-    """Put the activation into `y`, with the kernels that torch has."""
+    """Put the activation into `y`, with torch's kernels."""
     match name:
         case "identity":
             y.copy_(x)
@@ -121,22 +122,22 @@ def activate_in_turn(x: Tensor, name: ActivationName, y: Tensor) -> None:
         case "quick-gelu":
             torch.mul(x, _STEEPNESS, out=y).sigmoid_().mul_(x)
         case "clamped-silu":
-            activate_in_turn(x.clamp(max=_MOST), "quick-gelu", y)
+            activate_in_turn(x.clamp(max=_LARGEST), "quick-gelu", y)
 
 
 def gate_backward_in_turn(
     dy_NF: Tensor, fused_NF2: Tensor, name: ActivationName, dgate_NF: Tensor, dup_NF: Tensor
 ) -> None:
-    """Put the gradients of gate and up where they belong, with the kernels that torch has."""
+    """Put the gradients of gate and up into `dgate_NF` and `dup_NF`, with torch's kernels."""
     gate_NF, up_NF = fused_NF2.chunk(2, dim=-1)
     torch.mul(dy_NF, activate(gate_NF, name), out=dup_NF)
     if name == "clamped-silu":
-        dup_NF.mul_(_passes(up_NF))
+        dup_NF.mul_(_is_unclamped(up_NF))
     activate_backward_in_turn(dy_NF * _factor(up_NF, name), gate_NF, name, dgate_NF)
 
 
 def activate_backward_in_turn(dy: Tensor, x: Tensor, name: ActivationName, dx: Tensor) -> None:
-    """Put the gradient of the activation's input into `dx`, with the kernels that torch has."""
+    """Put the gradient of the activation's input into `dx`, with torch's kernels."""
     match name:
         case "silu":
             torch.ops.aten.silu_backward.grad_input(dy, x, grad_input=dx)
@@ -146,25 +147,25 @@ def activate_backward_in_turn(dy: Tensor, x: Tensor, name: ActivationName, dx: T
             dx.copy_(exact_activate_backward(dy, x, name))
 
 
-# In float32, for the compiler: what is rounded is the result alone.
+# For the compiler, in float32: only the result is rounded.
 
 
 def exact_gate(fused_NF2: Tensor, name: ActivationName) -> Tensor:
-    """act(gate) x up, in the numbers of `fused_NF2`."""
+    """act(gate) x up, in the dtype of `fused_NF2`."""
     gate_NF, up_NF = fused_NF2.chunk(2, dim=-1)
     return activate(gate_NF, name) * _factor(up_NF, name)
 
 
 def exact_gate_backward(dy_NF: Tensor, fused_NF2: Tensor, name: ActivationName) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up, in the numbers of both."""
+    """The gradients of gate and up, in the dtype of the arguments."""
     gate_NF, up_NF = fused_NF2.chunk(2, dim=-1)
     dgate_NF = exact_activate_backward(dy_NF * _factor(up_NF, name), gate_NF, name)
     dup_NF = dy_NF * activate(gate_NF, name)
-    return dgate_NF, dup_NF * _passes(up_NF) if name == "clamped-silu" else dup_NF
+    return dgate_NF, dup_NF * _is_unclamped(up_NF) if name == "clamped-silu" else dup_NF
 
 
 def exact_activate_backward(dy: Tensor, x: Tensor, name: ActivationName) -> Tensor:
-    """The gradient of the activation's input, in the numbers of both."""
+    """The gradient of the activation's input, in the dtype of the arguments."""
     match name:
         case "identity":
             return dy
@@ -175,22 +176,22 @@ def exact_activate_backward(dy: Tensor, x: Tensor, name: ActivationName) -> Tens
         case "relu2":
             return dy * (2 * functional.relu(x))
         case "quick-gelu":
-            share = torch.sigmoid(_STEEPNESS * x)
-            return dy * share * (1 + _STEEPNESS * x * (1 - share))
+            sigmoid = torch.sigmoid(_STEEPNESS * x)
+            return dy * sigmoid * (1 + _STEEPNESS * x * (1 - sigmoid))
         case "clamped-silu":
-            return exact_activate_backward(dy * (x <= _MOST), x.clamp(max=_MOST), "quick-gelu")
+            return exact_activate_backward(dy * (x <= _LARGEST), x.clamp(max=_LARGEST), "quick-gelu")
         case _:
             return torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
 
 
 def _factor(up: Tensor, name: ActivationName) -> Tensor:
-    """The factor of the gate's activation: up, or for the clamped activation clamp(up) + 1."""
-    return up.clamp(-_MOST, _MOST) + 1 if name == "clamped-silu" else up
+    """The factor that multiplies act(gate): up, or for the clamped activation clamp(up) + 1."""
+    return up.clamp(-_LARGEST, _LARGEST) + 1 if name == "clamped-silu" else up
 
 
-def _passes(up: Tensor) -> Tensor:
-    """Where clamp(up) is up."""
-    return up.abs() <= _MOST
+def _is_unclamped(up: Tensor) -> Tensor:
+    """A mask of the elements that the clamp does not change."""
+    return up.abs() <= _LARGEST
 
 
 def _gate_at_once(fused_NF2: Tensor, name: ActivationName, y_NF: Tensor) -> None:

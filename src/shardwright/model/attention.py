@@ -1,6 +1,6 @@
 """Causal self-attention with grouped queries. Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245).
 
-Heads are split over tp: each rank attends with its own, and the output projection sums over all.
+Heads are split over tp: each rank attends with its own heads, and the output projection sums over the ranks.
 
 Shape suffixes: S sequence, B batch, H hidden, G key/value heads of this rank, Q query heads of a key/value head,
 N = G x Q query heads of this rank, D head width; s is S / tp under sequence parallel.
@@ -30,15 +30,15 @@ from shardwright.sharding.stage_parameters import residual_std
 class Attention(nn.Module):
     """Query, key and value are one matrix of full shape [kv_heads, Q + 2, D, H].
 
-    Each group along its first dim holds the queries that share a key/value head, then that key and that value. So a
-    range of the first dim is all that a tp rank needs.
+    Each group along its first dim holds the queries that share a key/value head, then that key and that value. A tp
+    rank therefore holds a range of the first dim.
 
-    The operators are called one by one, for a block may compute some of them twice: `project`, `attend`, and
-    `out`, [S, B, N x D] to [s, B, H].
+    The operators are called one by one, since a block may recompute some of them: `project`, `attend`, and `out`, [S,
+    B, N x D] to [s, B, H].
     """
 
     def __init__(self, spec: ModelSpec, sharding: LayerSharding, number: int = 0) -> None:
-        """`number` is that of its block."""
+        """`number` is the number of the block, from 0."""
         super().__init__()
         self.head_dim, self.epsilon, self.clip = spec.head_size, spec.norm_epsilon, spec.clip_qkv
         self.queries_per_group = spec.heads // spec.num_kv_heads
@@ -51,21 +51,21 @@ class Attention(nn.Module):
         self.qkv_bias = sharded(groups, 0, sharding.tp, "zeros") if spec.bias or spec.qkv_bias else None
         self.sinks = sharded((*groups[:1], self.queries_per_group), 0, sharding.tp, "zeros") if spec.sinks else None
         std = residual_std(spec.init_std, spec.layers)
-        # Attention's backward keeps what it gave.
+        # The backward of attention keeps its result, which is the input of this product.
         self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, sharding, std=std, owns_input=False)
-        # What is added to the keys of all positions alike adds the same number to all scores of a query, and softmax
-        # cancels it, if nothing but a product with the query stands between: of the bias of a norm, or of the product
-        # if no norm follows, the elements that no rotary turns.
+        # A bias that is the same for the keys of all positions adds the same number to all scores of a query. Softmax
+        # cancels it, if only the product with the query comes between: so it is for the elements that rotary positions
+        # do not turn, in the bias of the key's norm, or without such a norm in the bias of the product.
         cancels = not (spec.attention_softcap or spec.sinks)
-        num_kept = (spec.rotary_width if self.is_turned else 0) if cancels else self.head_dim
+        num_learning = (spec.rotary_width if self.is_turned else 0) if cancels else self.head_dim
         is_last = spec.qk_norm == "none" or (spec.qk_norm == "l2" and not self.is_turned)
-        self.key_biases = num_kept if is_last and not spec.clip_qkv else self.head_dim
+        self.num_key_biases = num_learning if is_last and not spec.clip_qkv else self.head_dim
         self.q_norm: Norm | AllHeadsNorm | None = None
         self.k_norm: Norm | AllHeadsNorm | None = None
         if spec.qk_norm == "head":
-            # Each rank norms its own heads, and so sees only their part of the gradient.
+            # Each rank normalises its own heads, and so sees only their part of the weight's gradient.
             self.q_norm = Norm(spec, sharding, self.head_dim, sharding.tp)
-            self.k_norm = Norm(spec, sharding, self.head_dim, sharding.tp, learning_biases=num_kept)
+            self.k_norm = Norm(spec, sharding, self.head_dim, sharding.tp, learning_biases=num_learning)
         elif spec.qk_norm == "full":
             self.q_norm = AllHeadsNorm(spec, self.queries_per_group, sharding)
             self.k_norm = AllHeadsNorm(spec, 1, sharding)
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return trade_for_tokens(out_SBE, self.sharding.cp) if self.sharding.trades_heads else out_SBE
 
     def _split(self, qkv_SBGRD: Tensor, tables: PositionTables) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by themselves, normed and turned where that is so."""
+        """Queries [S, B, G, Q, D], keys and values [S, B, G, 1, D], with the layer's norms and rotary positions."""
         angles = tables.angles(self.is_windowed) if self.is_turned else None
         if angles is not None and not isinstance(self.q_norm, Norm):
             q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *angles)
@@ -112,24 +112,25 @@ class Attention(nn.Module):
         return q_SBGQD, k_SBGD, v_SBGD
 
     def _rule_of_heads(self, num_heads: int, tables: PositionTables) -> AttentionRule:
-        """The rule with what is of each head, for those that this rank attends with: of tp its own, and of these those
-        that tokens were traded for."""
+        """The rule with the ALiBi slopes and sinks of the heads that this rank attends with: its heads of tp, or the
+        part of them for which tokens were traded."""
         first = num_heads * self.sharding.cp.index if self.sharding.trades_heads else 0
         rule = self.rule
         if tables.slopes_N is not None:
-            of_tp = len(tables.slopes_N) // self.sharding.tp.size * self.sharding.tp.index
-            rule = replace(rule, slopes_N=tables.slopes_N[of_tp + first : of_tp + first + num_heads])
+            first_of_tp = len(tables.slopes_N) // self.sharding.tp.size * self.sharding.tp.index
+            rule = replace(rule, slopes_N=tables.slopes_N[first_of_tp + first : first_of_tp + first + num_heads])
         if self.sinks is not None:
             rule = replace(rule, sinks=Sinks(self.sinks, slice(first, first + num_heads)))
         return rule
 
     def _bias(self, bias_GRD: Tensor) -> Tensor:
-        if self.key_biases == self.head_dim:
+        """The bias of qkv, in which only the first `num_key_biases` elements of keys have a gradient."""
+        if self.num_key_biases == self.head_dim:
             return bias_GRD
-        # The gradient of a key bias is zero where softmax cancels it; left to autograd it would be rounding noise, and
-        # Adam makes steps of that.
+        # If softmax cancels a key bias, its gradient is zero. Autograd would give rounding noise, and Adam turns noise
+        # into steps.
         q_bias, k_bias, v_bias = bias_GRD.split((self.queries_per_group, 1, 1), dim=1)
-        still = k_bias.detach()
-        if self.key_biases:
-            still = torch.cat((k_bias[..., : self.key_biases], still[..., self.key_biases :]), dim=2)
-        return torch.cat((q_bias, still, v_bias), dim=1)
+        detached = k_bias.detach()
+        if self.num_key_biases:
+            detached = torch.cat((k_bias[..., : self.num_key_biases], detached[..., self.num_key_biases :]), dim=2)
+        return torch.cat((q_bias, detached, v_bias), dim=1)

@@ -1,12 +1,12 @@
-"""The one place where attention happens: softmax(Q K^T x scale) V, causal. Vaswani et al. 2017, section 3.2.1.
+"""The core of attention: softmax(Q K^T x scale) V, causal. Vaswani et al. 2017, section 3.2.1.
 
-Every kind of attention comes here with queries, keys and values of its own making. Where one rank has all tokens, torch
-picks the kernel; where the sequence is cut over ranks, documents are separate, or the rule is more than that, attention
-goes block by block (parallel/context/ring_attention.py). Kernels that keep no matrix of scores (Dao et al. 2022, arXiv
-2205.14135) want keys and values of one width.
+Every kind of attention calls this with its own queries, keys and values. If one rank has all tokens, torch picks the
+kernel. If the sequence is split over ranks, documents are separate, or the rule is not plain, attention runs block by
+block (parallel/context/ring_attention.py). Kernels that keep no matrix of scores (Dao et al. 2022, arXiv 2205.14135)
+need keys and values of one width.
 
 Shape suffixes: B batch, N query heads and G key/value heads of this rank, S tokens of this rank, or of the whole
-sequence where tokens were traded for heads, D width of queries and keys, E width of values.
+sequence if tokens were traded for heads, D width of queries and keys, E width of values.
 """
 
 from dataclasses import replace
@@ -27,15 +27,15 @@ def dot_product_attention(
 ) -> Tensor:
     """Causal attention by a rule over the whole sequence, [S, B, N, E]; E may be less than D, and G must divide N.
 
-    Query head n attends with key/value head n // (N / G). `run` is the pass that this is part of.
+    Query head n attends with key/value head n // (N / G). `run` has the values of the forward pass.
     """
-    width, missing = v_SBGE.shape[-1], q_SBND.shape[-1] - v_SBGE.shape[-1]
-    if missing:
-        v_SBGE = functional.pad(v_SBGE, (0, missing))
+    width, padding = v_SBGE.shape[-1], q_SBND.shape[-1] - v_SBGE.shape[-1]
+    if padding:
+        v_SBGE = functional.pad(v_SBGE, (0, padding))
     cp = sharding.cp.alone("cp") if sharding.trades_heads else sharding.cp
     documents = run.documents
     if rule.reach.is_chunked and run.chunks is not None:
-        # A chunk is seen as a document is. None of it is further back than a chunk is long: other blocks are left out.
+        # Chunks are handled as documents. No key is further back than a chunk is long, so other blocks are skipped.
         documents, rule = run.chunks, replace(rule, reach=replace(rule.reach, is_chunked=False))
     if cp.size > 1 or documents is not None or not rule.is_plain(len(q_SBND)):
         across_ranks = resolve_name(CONTEXT_METHODS[sharding.cp_method].rule)
@@ -49,4 +49,4 @@ def dot_product_attention(
                 q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=rule.scale, enable_gqa=q_SBND.shape[2] > k_SBGD.shape[2]
             )
         out_SBND = out_BNSD.permute(2, 0, 1, 3)
-    return out_SBND[..., :width] if missing else out_SBND
+    return out_SBND[..., :width] if padding else out_SBND

@@ -1,20 +1,20 @@
 """Losses that keep experts evenly used and the gate's logits small.
 
 The loss of Switch (Fedus et al. 2022, arXiv 2101.03961, equations 4 to 6) is E sum_e f_e P_e: f_e is the share of all
-choices that expert e has, P_e the mean of its probability. It is least, 1, where both are even. f is a count and has no
-gradient; P has, and moves tokens away from experts that are often chosen. The loss of GShard (Lepikhin et al. 2021,
-arXiv 2006.16668, algorithm 1) is 1/E sum_e f_e P_e, where f counts first choices alone.
+choices that name expert e, P_e the mean of its probability. The minimum, 1, is at even f and P. f is a count and has no
+gradient; P has one, which moves tokens away from experts that are often chosen. The loss of GShard (Lepikhin et al.
+2021, arXiv 2006.16668, algorithm 1) is 1/E sum_e f_e P_e, where f counts only first choices.
 
-Scope "global" takes f from the counts of the whole optimizer step before. Those of the running step would be complete
-only after its last forward, when the first backward is long over; and what is complete earlier depends on the schedule
-and the number of microbatches, which are the plan's. In the first step f is even.
+Scope "global" takes f from the counts of the previous optimizer step. The counts of the running step are complete only
+after its last forward, long after the first backward; partial counts would depend on the schedule and the number of
+microbatches, and so on the plan. In the first step f is even.
 
-These losses are means over a microbatch, as the loss is, and their gradients take the factor that its gradients take.
-So they weigh the same however a batch is cut. A rank computes them of its own tokens' scores: its part of P.
+Each loss is a mean over a microbatch, as the main loss is, and its gradient takes the same factor. So it has the same
+weight however a batch is split. A rank computes its part of P, from the scores of its own tokens.
 
-Filling has no part in them: f and P are of real tokens. A microbatch, and in scope "sequence" a sample, weighs as its
-share of real tokens: sums of P are divided by all its positions here, and by the share of real ones in the global batch
-where gradients take their factor (train/train_step.py).
+Filling does not count: f and P are of real tokens. A microbatch, and in scope "sequence" a sample, has a weight in
+proportion to its real tokens: sums of P are divided by all its positions here, and the factor of the gradients divides
+by the share of real tokens in the global batch (train/train_step.py).
 
 Shape suffixes: T tokens of this rank, B samples of the microbatch, s positions on this rank, E experts.
 """
@@ -30,8 +30,8 @@ from shardwright.config.moe import MoeSpec
 
 @dataclass(frozen=True)
 class Chosen:
-    """How often the real tokens of each sample chose each expert, [B, E], and how many of them there are, [B]; those of
-    all ranks."""
+    """How often the real tokens of each sample chose each expert, [B, E], and the number of these tokens, [B], both
+    over all ranks."""
 
     counts_BE: Tensor
     tokens_B: Tensor
@@ -42,8 +42,8 @@ def balance_loss(
 ) -> Tensor:
     """This rank's part of the loss of one microbatch, times its coefficient.
 
-    `likelihood_sBE` are scores that add up to one for each token, and are 0 for filling; `shares_E` is what the step
-    before says instead of what was `chosen`, in scope "global". A sample has `sequence` positions.
+    `likelihood_sBE` are scores that add up to one for each token, and are 0 for filling. Scope "global" uses
+    `shares_E`, the shares of the previous step, instead of `chosen`. A sample has `sequence` positions.
     """
     num_choices = 1 if spec.aux_loss == "gshard" else spec.num_chosen
     mean_BE = likelihood_sBE.sum(dim=0) / sequence
@@ -63,7 +63,7 @@ def balance_loss(
 
 def z_loss(logits_TE: Tensor, real_T: Tensor | None, num_positions: int, spec: MoeSpec) -> Tensor:
     """This rank's part of the mean over a microbatch of logsumexp(logits)^2 (Zoph et al. 2022, arXiv 2202.08906,
-    equation 5), times its coefficient; that of filling is 0."""
+    equation 5), times its coefficient. Filling counts as 0."""
     squares_T = logits_TE.logsumexp(dim=-1).square()
     if real_T is not None:
         squares_T = squares_T.masked_fill(~real_T, 0.0)
@@ -71,18 +71,18 @@ def z_loss(logits_TE: Tensor, real_T: Tensor | None, num_positions: int, spec: M
 
 
 def add_losses(weights_TK: Tensor, losses: Tensor, factor: float) -> Tensor:
-    """The weights, with losses to be minimised hung on: their gradients are those of losses x factor."""
+    """The weights, with losses attached to their graph: the backward also computes the gradients of losses x factor."""
     return _AddLosses.apply(weights_TK, losses, factor)
 
 
 class _AddLosses(torch.autograd.Function):
-    """Forward: nothing moves, and the weights pass. Backward: their gradient passes, and that of the losses begins."""
+    """Forward: returns the weights. Backward: passes on their gradient, and starts the gradient of the losses."""
 
     @staticmethod
     def forward(ctx: Any, weights_TK: Tensor, losses: Tensor, factor: float) -> Tensor:
-        ctx.factor, ctx.like = factor, losses.new_empty(())
+        ctx.factor, ctx.empty_loss = factor, losses.new_empty(())
         return weights_TK.view_as(weights_TK)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grads[0], torch.full_like(ctx.like, ctx.factor), None
+        return grads[0], torch.full_like(ctx.empty_loss, ctx.factor), None

@@ -21,8 +21,8 @@ from shardwright.sharding.stage_parameters import block_name
 class Block(nn.Module):
     """Transformer block: h = x + attention(norm(x)), then h + mlp(norm(h)).
 
-    The MLP may be a mixture of experts. Norms may follow attention and MLP, instead of these or besides, and what is
-    added may be scaled. A block that recomputes some of this in the backward is in recomputed_block.py.
+    The MLP may be a mixture of experts. Norms may stand before attention and MLP, after them, or both. The result of a
+    branch may be scaled before it is added. recomputed_block.py has the blocks that recompute in the backward.
     """
 
     def __init__(self, spec: ModelSpec, number: int, sharding: LayerSharding) -> None:
@@ -30,15 +30,15 @@ class Block(nn.Module):
         super().__init__()
         name = block_name(spec, number)
         self.sharding, self.scale = sharding, spec.residual_scale
-        before, after = spec.norm_place != "after", spec.norm_place != "before"
-        self.attention_norm = Norm(spec, sharding) if before else nn.Identity()
+        norms_before, norms_after = spec.norm_place != "after", spec.norm_place != "before"
+        self.attention_norm = Norm(spec, sharding) if norms_before else nn.Identity()
         self.attention = LatentAttention(spec, sharding) if spec.is_latent else Attention(spec, sharding, number)
-        self.attention_out_norm = Norm(spec, sharding) if after else nn.Identity()
+        self.attention_out_norm = Norm(spec, sharding) if norms_after else nn.Identity()
         self.attention_dropout = Dropout(spec, f"{name}.attention", sharding)
-        self.mlp_norm = Norm(spec, sharding) if before and spec.parallel_block != "one-norm" else nn.Identity()
+        self.mlp_norm = Norm(spec, sharding) if norms_before and spec.parallel_block != "one-norm" else nn.Identity()
         self.mlp = None if spec.has_experts(number) else MLP(spec, sharding)
         self.moe = MixtureOfExperts(spec, name, sharding) if spec.has_experts(number) else None
-        self.mlp_out_norm = Norm(spec, sharding) if after else nn.Identity()
+        self.mlp_out_norm = Norm(spec, sharding) if norms_after else nn.Identity()
         self.mlp_dropout = Dropout(spec, f"{name}.mlp", sharding)
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:

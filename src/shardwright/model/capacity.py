@@ -1,11 +1,11 @@
-"""Room for so many tokens in each expert, and what becomes of the choices that find none.
+"""The capacity of experts: the largest number of tokens of each, and what happens to choices beyond it.
 
 GShard (Lepikhin et al. 2021, arXiv 2006.16668, algorithm 1) fills experts with all first choices, then with all second
-ones, each in the order of the tokens, and drops what comes too late. Dropping by probability keeps the choices with
-the largest weights instead. Or a choice that finds no room goes to the token's next one that has some.
+choices, each in the order of the tokens, and drops the choices that come too late. Dropping by probability keeps the
+choices with the largest weights instead. Rerouting sends a choice without room to the token's next expert with room.
 
-Here choices of all tokens of a microbatch stand side by side: whoever holds a part of them must gather them first.
-Filling has no choice that holds: it takes no room, and has no part in how much there is.
+The functions take the choices of all tokens of a microbatch: ranks that hold parts of them gather them first. Filling
+has no choice that holds: it takes no room, and does not count for the capacity.
 
 Shape suffixes: T tokens, K choices of a token, E experts, N = T x K choices in a queue.
 """
@@ -21,7 +21,7 @@ from shardwright.parallel.expert.counting import count_each
 
 
 def places_in_queue(experts_N: Tensor, num_experts: int) -> Tensor:
-    """How many earlier entries name the same expert, [N]. An expert of `num_experts` stands for none."""
+    """The number of earlier entries with the same expert, [N]. The entry `num_experts` stands for no expert."""
     order_N = torch.argsort(experts_N, stable=True)
     counts_E = count_each(experts_N, num_experts + 1)
     first_E = counts_E.cumsum(0) - counts_E
@@ -30,15 +30,15 @@ def places_in_queue(experts_N: Tensor, num_experts: int) -> Tensor:
 
 
 def fit(choice: Choice, weights_TK: Tensor, capacity: int, overflow: Overflow) -> Choice:
-    """The choice, so that no expert has more than `capacity` tokens."""
-    if weights_TK.is_meta:  # in a dry run nobody knows who finds no room
+    """The choice, limited so that no expert has more than `capacity` tokens."""
+    if weights_TK.is_meta:  # a dry run does not know which choices find no room
         return choice
     if overflow == "reroute":
         return _reroute(choice, capacity)
     num_experts = choice.preference_TE.shape[1]
     queued_TK = choice.experts_TK.masked_fill(~choice.holds_TK, num_experts)
     if overflow == "drop-position":
-        # First choices stand before second ones.
+        # First choices queue before second choices.
         places_TK = places_in_queue(queued_TK.t().flatten(), num_experts).unflatten(0, queued_TK.t().shape).t()
     else:
         order_N = order_of(weights_TK.flatten())
@@ -48,29 +48,29 @@ def fit(choice: Choice, weights_TK: Tensor, capacity: int, overflow: Overflow) -
 
 
 def _reroute(choice: Choice, capacity: int) -> Choice:
-    """Choices for which a place is found, in rounds: all that still look for room ask their expert, first choices
-    first, then in the order of the tokens. Who is refused asks the best expert that the token has not asked yet in the
-    next round."""
+    """Find room for choices, in rounds: all choices that still look for room ask their expert, first choices first,
+    then in the order of the tokens. In the next round each refused choice asks the best expert that its token has not
+    asked yet."""
     T, K = choice.experts_TK.shape
     num_experts = choice.preference_TE.shape[1]
     reserve_TE = choice.preference_TE.scatter(-1, choice.experts_TK, -math.inf)
     ranking_TE = largest(reserve_TE, num_experts)
     num_reserves_T = (reserve_TE > -math.inf).sum(dim=-1)
     next_T = torch.zeros_like(num_reserves_T)
-    experts_TK, seated_TK = choice.experts_TK.clone(), torch.zeros_like(choice.holds_TK)
+    experts_TK, placed_TK = choice.experts_TK.clone(), torch.zeros_like(choice.holds_TK)
     looking_TK = choice.holds_TK.clone()
     room_E = torch.full((num_experts + 1,), capacity, device=experts_TK.device)
     while looking_TK.any():
-        asked_N = experts_TK.masked_fill(~looking_TK, num_experts).t().flatten()
-        accepted_N = (places_in_queue(asked_N, num_experts) < room_E[asked_N]) & (asked_N < num_experts)
+        requests_N = experts_TK.masked_fill(~looking_TK, num_experts).t().flatten()
+        accepted_N = (places_in_queue(requests_N, num_experts) < room_E[requests_N]) & (requests_N < num_experts)
         accepted_TK = accepted_N.view(K, T).t()
-        room_E[:num_experts] -= count_each(asked_N.masked_fill(~accepted_N, num_experts), num_experts)
-        seated_TK |= accepted_TK
+        room_E[:num_experts] -= count_each(requests_N.masked_fill(~accepted_N, num_experts), num_experts)
+        placed_TK |= accepted_TK
         looking_TK = looking_TK & ~accepted_TK
-        # Several choices of one token take the next reserves one after the other.
+        # Several choices of one token take its next reserves in turn.
         turn_TK = next_T[:, None] + looking_TK.cumsum(dim=-1) - 1
         next_T = next_T + looking_TK.sum(dim=-1)
         looking_TK = looking_TK & (turn_TK < num_reserves_T[:, None])
         reserves_TK = ranking_TE.gather(-1, turn_TK.clamp(0, num_experts - 1))
         experts_TK = torch.where(looking_TK, reserves_TK, experts_TK)
-    return Choice(experts_TK, seated_TK, choice.preference_TE)
+    return Choice(experts_TK, placed_TK, choice.preference_TE)

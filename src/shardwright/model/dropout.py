@@ -1,8 +1,8 @@
-"""Dropout whose mask is a function of where an element is in the run, not of who computes it when.
+"""Dropout whose mask depends on an element's place in the run, not on the rank or the time of its computation.
 
 Srivastava et al. 2014 (JMLR 15): set an element to zero with probability p, and scale the others by 1 / (1 - p).
-A mask is a hash of (seed, step, layer, branch, sample in the global batch, position, channel). So every plan drops what
-one rank drops, a recomputation drops it again, and neither masks nor generator states are kept (counter_rng.py).
+A mask is a hash of (seed, step, layer, branch, sample in the global batch, position, channel). So every plan drops the
+same elements as one rank does, and so does a recompute; no masks or generator states are kept (counter_rng.py).
 
 Shape suffixes: S sequence, B batch, H hidden, W = H / 4 rounded up, 64-bit words; s positions of this rank.
 """
@@ -20,7 +20,7 @@ from shardwright.parallel.tensor.counter_rng import random_words, stream_key
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.sharding.sequence import Ranges
 
-CHANNELS_PER_WORD = 4  # 16 bits decide about an element, so p is rounded to a multiple of 2^-16
+CHANNELS_PER_WORD = 4  # 16 bits for each element, so p is rounded to a multiple of 2^-16
 LEVELS = 1 << 16
 
 
@@ -28,7 +28,7 @@ class Dropout(nn.Module):
     """Dropout of hidden states at one place of the model."""
 
     def __init__(self, spec: ModelSpec, place: str, sharding: LayerSharding) -> None:
-        """`place` names the place among all of the model, the same in every plan."""
+        """`place` is the unique name of the place in the model, the same in every plan."""
         super().__init__()
         self.place = place
         self.sequence = spec.sequence
@@ -51,8 +51,8 @@ class Dropout(nn.Module):
 
 @dataclass(frozen=True)
 class Mask:
-    """All that it takes to make a mask: a few numbers, and where the tokens are in the sequence. One in 65,536 elements
-    is dropped for each dropped level."""
+    """The numbers that define a mask, and the positions of the tokens in the sequence. One in 65,536 elements is
+    dropped for each dropped level."""
 
     key: int
     num_dropped_levels: int
@@ -71,8 +71,8 @@ class Mask:
 
 
 class _Drop(torch.autograd.Function):
-    """Forward: zero some elements and scale the others. Backward: the same to the gradient; the mask is hashed again,
-    for that is cheaper than to keep it."""
+    """Forward: zeroes some elements and scales the others. Backward: the same for the gradient; it recomputes the mask,
+    which is cheaper than to keep it."""
 
     @staticmethod
     def forward(ctx: Any, x_sBH: Tensor, mask: Mask) -> Tensor:
@@ -87,7 +87,7 @@ class _Drop(torch.autograd.Function):
 def kept_elements(rows_sB: Tensor, channels: int, key: int, num_dropped_levels: int) -> Tensor:
     """A mask of the elements that stay, bool [s, B, channels]: all but about `num_dropped_levels` in 65,536.
 
-    Element (row, channel) takes 16 bits of word channel / 4 of the row, in the stream `key`.
+    Element (row, channel) uses 16 bits of word channel / 4 of the row, in the random stream `key`.
     """
     z_sBW = random_words(rows_sB, -(-channels // CHANNELS_PER_WORD), key)
     levels_sBH = z_sBW.view(torch.int16)[..., :channels]

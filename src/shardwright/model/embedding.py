@@ -1,6 +1,6 @@
 """Token and position embeddings. The table's rows are split over tp (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
 
-Each rank looks up the tokens whose rows it holds and leaves zeros for the others; the sum over tp is the embedding.
+Each rank looks up the tokens whose rows it holds, and has zeros for the others; the sum over tp is the embedding.
 
 Shape suffixes: S sequence of this rank, B batch, H hidden; s is S / tp under sequence parallel.
 """
@@ -34,7 +34,7 @@ class Embedding(nn.Module):
 def look_up(
     tokens_SB: Tensor, weight: PlacedParameter, vocab: int, sharding: LayerSharding, scale: float = 1.0
 ) -> Tensor:
-    """The rows of a table of `vocab` tokens, of which this rank has its share, times `scale`: [S, B] to [s, B, H]."""
+    """The rows of the tokens in a table of `vocab` rows, sharded over tp, times `scale`: [S, B] to [s, B, H]."""
     x_sBH = _rows(tokens_SB, weight, vocab, sharding)
     return x_sBH if scale == 1.0 else x_sBH * scale
 
@@ -52,7 +52,7 @@ def _rows(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, sharding: Laye
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table. Forward and backward move nothing; the backward needs the rows' numbers, not the table."""
+    """Rows of a table. Neither forward nor backward communicates; the backward needs the row numbers, not the table."""
 
     @staticmethod
     def forward(ctx: Any, rows_SB: Tensor, weight: PlacedParameter, kind: str) -> Tensor:
@@ -68,9 +68,9 @@ class _Lookup(torch.autograd.Function):
 
 
 class LearnedPositions(nn.Module):
-    """A trained vector for each position (Radford et al. 2019). Under sequence parallel a rank adds its part.
+    """A trained vector for each position (Radford et al. 2019). Under sequence parallel a rank adds its own part.
 
-    The table may have rows before that of the first position, which nothing uses (OPT, arXiv 2205.01068).
+    The table may have unused rows before the row of the first position (OPT, arXiv 2205.01068).
     """
 
     def __init__(self, spec: ModelSpec, sharding: LayerSharding) -> None:
@@ -81,10 +81,11 @@ class LearnedPositions(nn.Module):
         self.weight = whole(shape, "normal", spec.init_std, summed_over=self.sharded_over)
 
     def forward(self, x_sBH: Tensor, positions_SB: Tensor) -> Tensor:
-        """Add the vectors of this rank's positions, [S, B], or [S, 1] where those of all samples are the same."""
+        """Add the vectors of the positions, [S, B], or [S, 1] if all samples have the same positions."""
         positions_SB = positions_SB + self.offset if self.offset else positions_SB
         if self.sharded_over is not None:
             positions_SB = torch.chunk(positions_SB, self.sharded_over.size)[self.sharded_over.index]
-        if self._kind == "cuda":  # documents begin at one position, often: its sum is to be exact, as of a token
+        # Many documents begin at one position: the sum of its gradients must be exact, as for a token.
+        if self._kind == "cuda":
             return x_sBH + _Lookup.apply(positions_SB, self.weight, self._kind)
         return x_sBH + self.weight[positions_SB]

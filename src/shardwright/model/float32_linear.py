@@ -1,4 +1,4 @@
-"""x W^T in float32, whatever the model computes in: for what decides, such as the logits of a gate.
+"""x W^T in float32, whatever the model's dtype: for products that decide, such as the logits of a gate.
 
 Shape suffixes: T tokens, H input width, E output width.
 """
@@ -13,17 +13,17 @@ from shardwright.parallel.tensor.parameter import PlacedParameter
 
 
 def exact_product(x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients, kind: str) -> Tensor:
-    """[T, H] to [T, E], float32. The weight's gradient may wait in `deferred`. `kind` is that of the device."""
+    """[T, H] to [T, E], float32. The weight's gradient may wait in `deferred`. `kind` is the kind of device."""
     return _ExactProduct.apply(x_TH, weight_EH, deferred, kind)
 
 
 class _ExactProduct(torch.autograd.Function):
-    """Moves nothing. Keeps x as it came, so that no float32 copy of it stays."""
+    """Communicates nothing. Keeps x in its own dtype, so that no float32 copy of it stays."""
 
     @staticmethod
     def forward(ctx: Any, x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients, kind: str) -> Tensor:
         ctx.save_for_backward(x_TH)
-        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
+        # Not a saved tensor: the weight may be freed after the forward, and gathered again into other memory.
         ctx.weight, ctx.deferred, ctx.kind = weight_EH, deferred, kind
         return x_TH.float() @ weight_EH.float().t()
 

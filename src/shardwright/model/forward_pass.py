@@ -15,8 +15,9 @@ from shardwright.parallel.recompute.offload import Convoy
 
 @dataclass(frozen=True)
 class RealTokens:
-    """The tokens of a microbatch that belong to documents, [B, S]; others fill samples up, and no expert computes them.
-    `counts_B` says how many each sample has, on all ranks that hold parts of it, and `total`, on the host, all."""
+    """The mask [B, S] of the tokens of a microbatch that belong to documents; the others fill samples up, and no expert
+    computes them. `counts_B` is the number of real tokens of each sample, over all ranks that hold parts of it, and
+    `total` their sum, on the host."""
 
     mask_BS: Tensor
     counts_B: Tensor
@@ -24,8 +25,8 @@ class RealTokens:
 
     @classmethod
     def of(cls, marked_BT: Tensor, distance: int = 0, streams: DeviceStreams | None = None) -> "RealTokens":
-        """The tokens of documents among all but the last of tokens with marks, T = S + 1; and where there is a
-        `distance`, those of them whose document goes on so much further."""
+        """The real tokens among the first S of T = S + 1 tokens with marks. With a `distance`, only the tokens whose
+        document goes on for that many tokens."""
         mask_BS = is_real(marked_BT[:, :-1])
         if distance:
             mask_BS = mask_BS.logical_and_(functional.pad(follows(marked_BT, distance), (0, distance - 1)))
@@ -33,18 +34,19 @@ class RealTokens:
         return cls(mask_BS, counts_B, HostNumbers(counts_B.sum(dim=0, keepdim=True), streams))
 
     def num_tokens(self) -> int:
-        """How many they are, for which the host waits. In a dry run no token has a value: all are taken for real."""
+        """The number of real tokens; the host waits for it. In a dry run tokens have no values, and all count as
+        real."""
         return self.total.read([self.mask_BS.numel()] if self.mask_BS.is_meta else None)[0]
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """`tables` are what layers look up by position. There is no `microbatch` where nothing is trained, and then
-    nothing is dropped out. A `convoy` takes inputs of recomputed layers to the host.
+    """Values of one forward pass. Layers look up `tables` by position. `microbatch` is None without training; then
+    there is no dropout. A `convoy` offloads the inputs of recomputed layers to the host.
 
-    Where documents are separate, `documents` [P, B, s] are the numbers of those that the tokens of each rank of cp are
-    in; or of the whole sequence, P = 1, where attention sees that. `chunks` are those of the chunks that documents are
-    cut into, in a model that has chunks. Without `real` tokens all of them are. `streams` are the device's.
+    With separate documents, `documents` [P, B, s] has the document number of each token, for each rank of cp; P = 1 if
+    attention sees the whole sequence. `chunks` has the chunk number alike, in a model whose attention is limited to
+    chunks of a document. `real` is None if all tokens are real. `streams` are the streams of the device.
     """
 
     tables: PositionTables
@@ -56,8 +58,8 @@ class ForwardPass:
     streams: DeviceStreams | None = None
 
     def ahead(self, marked_BT: Tensor | None, distance: int) -> "ForwardPass":
-        """The pass of a module that sees the tokens so much further: those whose document has ended before it are as
-        filling to it."""
+        """The pass of a module that sees tokens `distance` further: a token whose document ends before that counts as
+        filling."""
         if self.real is None or marked_BT is None:
             return self
         return replace(self, real=RealTokens.of(marked_BT, distance, self.streams))

@@ -1,7 +1,7 @@
-"""RMSNorm and its backward in one kernel each, on CUDA, as operators of which dry runs know the shapes.
+"""RMSNorm and its backward on CUDA, one kernel each, as operators whose shapes dry runs know.
 
-The kernels are torch's. Under their public name autograd keeps the weight, which may be let go and gathered again
-meanwhile; the names used here are not public, and on torch's device meta they fall apart into many operators.
+The kernels are torch's. Under their public name autograd keeps the weight, which ZeRO may free and gather again before
+the backward. The names used here are private, and on torch's device meta they decompose into many operators.
 """
 
 import torch
@@ -13,23 +13,24 @@ _LIBRARY.define("rms_norm_backward(Tensor dy, Tensor x, Tensor inverse, Tensor? 
 
 
 def rms_norm(x_NH: Tensor, weight_H: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """x / rms(x) x weight, if there is one, in the numbers of x, and 1 / rms(x) of each vector, [..., 1], float32."""
-    found: tuple[Tensor, Tensor] = torch.ops.shardwright.rms_norm(x_NH, weight_H, epsilon)
-    return found
+    """x / rms(x) x weight, if there is a weight, in the dtype of x, and 1 / rms(x) of each vector, [..., 1],
+    float32."""
+    y_and_inverse: tuple[Tensor, Tensor] = torch.ops.shardwright.rms_norm(x_NH, weight_H, epsilon)
+    return y_and_inverse
 
 
 def rms_norm_backward(
     dy_NH: Tensor, x_NH: Tensor, inverse_N1: Tensor, weight_H: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the weight, in their numbers; without a weight the second says nothing."""
-    found: tuple[Tensor, Tensor] = torch.ops.shardwright.rms_norm_backward(dy_NH, x_NH, inverse_N1, weight_H)
-    return found
+    """The gradients of x and of the weight, in their dtypes; without a weight the second is empty."""
+    gradients: tuple[Tensor, Tensor] = torch.ops.shardwright.rms_norm_backward(dy_NH, x_NH, inverse_N1, weight_H)
+    return gradients
 
 
 @torch.library.impl(_LIBRARY, "rms_norm", "CUDA")
 def _forward(x_NH: Tensor, weight_H: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x_NH, x_NH.shape[-1:], weight_H, epsilon)
-    return found
+    y_and_inverse: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x_NH, x_NH.shape[-1:], weight_H, epsilon)
+    return y_and_inverse
 
 
 @torch.library.impl(_LIBRARY, "rms_norm_backward", "CUDA")

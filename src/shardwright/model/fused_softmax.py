@@ -1,12 +1,12 @@
 """The softmax of the logits of some tokens and its gradient, each one pass over the logits on CUDA.
 
-Between the two, sums cross the ranks that share the vocabulary (loss.py). On a CPU the first pass leaves exponentials
-in the memory of the logits, which the second takes up. A kernel reads logits both times instead: an exponential costs
-nothing beside memory. Where logits are capped the second needs them, and so a CPU leaves them and takes some rows at a
-time.
+Between the two passes, sums are all-reduced over the ranks that share the vocabulary (loss.py). On a CPU the first pass
+leaves exponentials in the memory of the logits, and the second pass reads them. A CUDA kernel reads logits both times:
+an exponential costs nothing beside memory traffic. With a soft cap the second pass needs the logits, so a CPU keeps
+them and computes some rows at a time.
 
-Shape suffixes: T tokens, V rows of the vocabulary on this rank. All numbers are float32, but the gradient may be in 16
-bits.
+Shape suffixes: T tokens, V rows of the vocabulary on this rank. All tensors are float32, but the gradient may be
+16-bit.
 """
 
 import torch
@@ -14,26 +14,31 @@ from torch import Tensor
 
 from shardwright.precision.fused_operator import fused_operator
 
-_ELEMENTS = 1 << 18  # of some rows of logits, 1 MiB
+_ELEMENTS = 1 << 18  # logits in the rows that a CPU computes at a time, 1 MiB
 
 
 def exponential_sums(logits_TV: Tensor, largest_T: Tensor, keeps: bool, sums_T: Tensor) -> None:
-    """Put the sum of exp(logit - largest) into `sums_T`. May leave the exponentials in `logits_TV` unless it `keeps`
-    these."""
+    """Put the sum of exp(logit - largest) into `sums_T`. If it `keeps` the logits, `logits_TV` stays as it is; else it
+    may hold the exponentials afterwards."""
     _exponential_sums(logits_TV, largest_T, keeps, sums_T)
 
 
 def softmax_gradient(
-    left_TV: Tensor, largest_T: Tensor, factors_T: Tensor, rows_T: Tensor, of_targets_T: Tensor, cap: float,
+    logits_or_exps_TV: Tensor,
+    largest_T: Tensor,
+    factors_T: Tensor,
+    rows_T: Tensor,
+    dtargets_T: Tensor,
+    cap: float,
     gradient_TV: Tensor,
-) -> None:  # fmt: skip
-    """Put exp(logit - largest) x factor into `gradient_TV`, less `of_targets_T` in row `rows_T` of each token; where
-    logits are capped softly, times 1 - (logit / cap)^2.
+) -> None:
+    """Put exp(logit - largest) x factor into `gradient_TV`, minus `dtargets_T` in row `rows_T` of each token; with a
+    soft cap, times 1 - (logit / cap)^2.
 
-    `left_TV` is what `exponential_sums` left of the logits, which it kept if there is a cap; it is overwritten, and may
-    be `gradient_TV` itself.
+    `logits_or_exps_TV` is the memory of the logits after `exponential_sums`, which kept them if there is a cap. It is
+    overwritten, and may be `gradient_TV` itself.
     """
-    _softmax_gradient(left_TV, largest_T, factors_T, rows_T, of_targets_T, cap, gradient_TV)
+    _softmax_gradient(logits_or_exps_TV, largest_T, factors_T, rows_T, dtargets_T, cap, gradient_TV)
 
 
 def _sums_in_turn(logits_TV: Tensor, largest_T: Tensor, keeps: bool, sums_T: Tensor) -> None:
@@ -49,38 +54,48 @@ def _sums_at_once(logits_TV: Tensor, largest_T: Tensor, keeps: bool, sums_T: Ten
 
 
 def _gradient_in_turn(
-    left_TV: Tensor, largest_T: Tensor, factors_T: Tensor, rows_T: Tensor, of_targets_T: Tensor, cap: float,
+    logits_or_exps_TV: Tensor,
+    largest_T: Tensor,
+    factors_T: Tensor,
+    rows_T: Tensor,
+    dtargets_T: Tensor,
+    cap: float,
     gradient_TV: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     if not cap:
-        left_TV.mul_(factors_T[:, None]).scatter_add_(-1, rows_T[:, None], -of_targets_T[:, None])
-        if gradient_TV.dtype != left_TV.dtype:
-            gradient_TV.copy_(left_TV)
+        logits_or_exps_TV.mul_(factors_T[:, None]).scatter_add_(-1, rows_T[:, None], -dtargets_T[:, None])
+        if gradient_TV.dtype != logits_or_exps_TV.dtype:
+            gradient_TV.copy_(logits_or_exps_TV)
         return
-    for rows in _some_rows(left_TV):
-        softmax = (left_TV[rows] - largest_T[rows, None]).exp_().mul_(factors_T[rows, None])
-        softmax.scatter_add_(-1, rows_T[rows, None], -of_targets_T[rows, None])
-        gradient_TV[rows] = softmax.mul_(_slope(left_TV[rows], cap))
+    for rows in _some_rows(logits_or_exps_TV):
+        softmax = (logits_or_exps_TV[rows] - largest_T[rows, None]).exp_().mul_(factors_T[rows, None])
+        softmax.scatter_add_(-1, rows_T[rows, None], -dtargets_T[rows, None])
+        gradient_TV[rows] = softmax.mul_(_slope(logits_or_exps_TV[rows], cap))
 
 
 def _gradient_at_once(
-    left_TV: Tensor, largest_T: Tensor, factors_T: Tensor, rows_T: Tensor, of_targets_T: Tensor, cap: float,
+    logits_TV: Tensor,
+    largest_T: Tensor,
+    factors_T: Tensor,
+    rows_T: Tensor,
+    dtargets_T: Tensor,
+    cap: float,
     gradient_TV: Tensor,
-) -> None:  # fmt: skip
-    numbers_V = torch.arange(left_TV.shape[-1], dtype=torch.int32, device=left_TV.device)
+) -> None:
+    numbers_V = torch.arange(logits_TV.shape[-1], dtype=torch.int32, device=logits_TV.device)
     is_target_TV = numbers_V == rows_T.to(torch.int32)[:, None]
-    softmax_TV = (left_TV - largest_T[:, None]).exp() * factors_T[:, None]
-    found_TV = softmax_TV - torch.where(is_target_TV, of_targets_T[:, None], 0.0)
-    gradient_TV.copy_(found_TV * _slope(left_TV, cap) if cap else found_TV)
+    softmax_TV = (logits_TV - largest_T[:, None]).exp() * factors_T[:, None]
+    uncapped_TV = softmax_TV - torch.where(is_target_TV, dtargets_T[:, None], 0.0)
+    gradient_TV.copy_(uncapped_TV * _slope(logits_TV, cap) if cap else uncapped_TV)
 
 
 def _slope(capped: Tensor, cap: float) -> Tensor:
-    """The derivative of cap x tanh(x / cap), by what that gave."""
+    """The derivative of cap x tanh(x / cap), from its result `capped`."""
     return 1 - (capped / cap).square()
 
 
 def _some_rows(x_TV: Tensor) -> list[slice]:
-    """The rows of x, some at a time."""
+    """Slices that cover the rows of x, each of about `_ELEMENTS` elements."""
     num_rows = max(1, _ELEMENTS // x_TV.shape[1])
     return [slice(first, first + num_rows) for first in range(0, len(x_TV), num_rows)]
 

@@ -1,13 +1,13 @@
 """Multi-head latent attention. DeepSeek-V2 (arXiv 2405.04434, section 2.1); DeepSeek-V3 (arXiv 2412.19437, 2.1.1).
 
-A token is pressed into one latent for keys and values, a smaller one for queries, and one key part with rotary
-position that all heads share; each head's queries, keys and values are made from those. Heads are split over tp, and
-what they are made from is not: the down product and the norms are every rank's. So under sequence parallel what crosses
-the ranks before the heads are the latents, and not the wider residual stream.
+A token is projected to a latent for queries, a latent for keys and values, and a rotary part of the key that all heads
+share. Each head's query, key and value are products of the latents. Heads are split over tp, but latents are not: every
+rank computes the down product and the norms. So under sequence parallel ranks gather the latents before the heads, and
+not the wider residual stream.
 
-Shape suffixes: S sequence, B batch, H hidden, N heads of this rank, R width of the queries' latent, C of that of keys
-and values, P width of the rotary part of a head, D that of a head's query and key (nope + P), E that of its value,
-L = R + C + P; s is S / tp under sequence parallel.
+Shape suffixes: S sequence, B batch, H hidden, N heads of this rank, R width of the queries' latent, C width of the
+latent of keys and values, P width of the rotary part of a head, D width of a head's query and key (nope + P), E width
+of a head's value, L = R + C + P, M = D - P + E; s is S / tp under sequence parallel.
 """
 
 from typing import Any
@@ -28,14 +28,14 @@ from shardwright.sharding.stage_parameters import residual_std
 
 
 class LatentAttention(nn.Module):
-    """Operators as those of ordinary attention: `project` makes the latents, `attend` all that is larger, and `out`
-    takes [S, B, N x E] to [s, B, H].
+    """The operators of ordinary attention: `project` computes the latents, `attend` all larger tensors, and `out` takes
+    [S, B, N x E] to [s, B, H].
 
-    So a block that computes `attend` again keeps the latents of a token, and no query, key or value (DeepSeek-V3,
-    section 3.2.3). `down` is one matrix for both latents and the rotary key, in this order.
+    So a block that recomputes `attend` keeps the latents of a token, and no query, key or value (DeepSeek-V3, section
+    3.2.3). `down` is one matrix for both latents and the rotary key, in this order.
 
-    Without low-rank queries (R = 0) `project` makes the heads' queries too, from the whole sequence. Then `down` shares
-    their collective: each rank makes the latents of all tokens, for its own heads.
+    Without low-rank queries (R = 0) `project` computes the heads' queries too, from the whole sequence. Then `down`
+    shares their collective: each rank computes the latents of all tokens, for its own heads.
     """
 
     def __init__(self, spec: ModelSpec, sharding: LayerSharding) -> None:
@@ -46,16 +46,16 @@ class LatentAttention(nn.Module):
         self.widths = (latent.q_rank, latent.kv_rank, latent.rope_dim)
         self.query_width, self.nope_width = spec.query_width, latent.nope_dim
         heads = spec.heads
-        # The axis whose ranks each have a part of the gradients of what all of them compute, if not the sequence's.
-        partial = None if latent.q_rank else sharding.tp
-        self.down = ReplicatedLinear(spec.hidden, sum(self.widths), sharding, spec.init_std, summed_over=partial)
+        # Without low-rank queries each tp rank has a part of the gradients of the weights that all ranks hold whole.
+        sum_axis = None if latent.q_rank else sharding.tp
+        self.down = ReplicatedLinear(spec.hidden, sum(self.widths), sharding, spec.init_std, summed_over=sum_axis)
         self.q_norm = Norm(spec, sharding, latent.q_rank) if latent.q_rank else None
-        self.kv_norm = Norm(spec, sharding, latent.kv_rank, summed_over=partial)
+        self.kv_norm = Norm(spec, sharding, latent.kv_rank, summed_over=sum_axis)
         self.q_up = ColumnLinear(
             latent.q_rank or spec.hidden, (heads, self.query_width), 0, sharding, std=spec.init_std
         )
-        made = (heads, latent.nope_dim + latent.value_dim)
-        self.kv_up = ColumnLinear(latent.kv_rank, made, 0, sharding, std=spec.init_std)
+        kv_shape = (heads, latent.nope_dim + latent.value_dim)
+        self.kv_up = ColumnLinear(latent.kv_rank, kv_shape, 0, sharding, std=spec.init_std)
         std = residual_std(spec.init_std, spec.layers)
         self.out = RowLinear(heads * latent.value_dim, spec.hidden, False, sharding, std=std, owns_input=False)
 
@@ -68,13 +68,13 @@ class LatentAttention(nn.Module):
         return torch.cat(column_products(x_sBH, parts, self.sharding), dim=-1)
 
     def attend(self, projected: Tensor, run: ForwardPass) -> Tensor:
-        """From the result of `project` to [S, B, N x E]: norms, the products that make heads, rotary positions and
+        """From the result of `project` to [S, B, N x E]: norms, the up products of the heads, rotary positions and
         softmax."""
         q, kv, k_rope_SBP = self._heads(projected, run)
         S, B, _ = q.shape
-        turned = run.tables.turned
-        assert turned is not None, "latent attention has rotary positions"
-        cosine, sine = (angles[:, :, 0] for angles in turned)  # all heads of a token are turned alike
+        rotary_tables = run.tables.turned
+        assert rotary_tables is not None, "latent attention has rotary positions"
+        cosine, sine = (table[:, :, 0] for table in rotary_tables)  # all heads of a token have the same angles
         q, kv = q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1)
         q_SBND, k_SBND, v_SBNE = _RotateAndSpread.apply(q, kv, k_rope_SBP, cosine, sine)
         return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.rule, sharding=self.sharding, run=run).reshape(
@@ -91,15 +91,15 @@ class LatentAttention(nn.Module):
             q, kv, k_rope_SBP = column_products(latents_sBL, parts, self.sharding)
             return q, kv, k_rope_SBP
         q, kv_SBC, k_rope_SBP = projected.split((projected.shape[-1] - C - P, C, P), dim=-1)
-        # A copy, for the norm would keep all of what it is a view of.
+        # A copy, since the norm would keep the whole tensor of which this is a view.
         latent_SBC = self.kv_norm(kv_SBC.clone(memory_format=torch.contiguous_format))
         return q, local_product(latent_SBC, self.kv_up.weight, self.sharding), k_rope_SBP
 
 
 class _RotateAndSpread(torch.autograd.Function):
-    """Forward: turn the rotary part of queries, and of the one key, which is given to every head beside its own part;
-    copy values, for a view would keep the keys with them. Backward: the same way back, straight into what the
-    products before need; the rotary key's gradient is the sum over heads. Keeps nothing."""
+    """Forward: turns the rotary part of queries and of the shared key, which every head gets beside its own part of the
+    key; copies values, since a view would keep the keys alive. Backward: turns the gradients back, into the tensors
+    that the backwards of the products need; the rotary key's gradient is the sum over heads. Keeps nothing."""
 
     @staticmethod
     def forward(

@@ -11,18 +11,18 @@ from shardwright.precision.fused_operator import fused_operator
 
 @dataclass(frozen=True)
 class LogitChange:
-    """A scale, and the largest logit that there may be; 0 is none."""
+    """A scale of logits, and the soft cap on them; 0 is no cap."""
 
     scale: float = 1.0
     cap: float = 0.0
 
     def of(self, logits: Tensor) -> Tensor:
-        """The changed logits, in new memory if something changes."""
+        """The changed logits. In new memory, unless nothing changes."""
         logits = logits if self.scale == 1.0 else logits * self.scale
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
     def change(self, logits_TV: Tensor) -> None:
-        """Change logits in their own memory; on CUDA in one pass."""
+        """Change logits in place; on CUDA in one pass."""
         if self != LogitChange():
             _change(logits_TV, self.scale, self.cap)
 

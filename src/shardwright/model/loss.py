@@ -1,14 +1,14 @@
-"""Output head and cross entropy over a vocabulary that is split over tp, chunk by chunk of tokens.
+"""Output head and cross entropy over a vocabulary that is split over tp, in chunks of tokens.
 
-Shoeybi et al. 2019 (arXiv 1909.08053, section 3): three numbers a token cross the ranks (largest logit, logit of the
-target, sum of exponentials) in place of a vocabulary of them.
+Shoeybi et al. 2019 (arXiv 1909.08053, section 3): ranks exchange three numbers for each token (largest logit, logit of
+the target, sum of exponentials) instead of its logits over the whole vocabulary.
 
-No rank holds the logits of more tokens than a chunk's (sharding/loss_chunks.py). A chunk's gradients are made while its
-logits are there, so that these are computed once, and all of that happens in the backward: the forward keeps the hidden
-states and nothing else, however many microbatches are in flight.
+No rank holds the logits of more than one chunk of tokens (sharding/loss_chunks.py). The gradients of a chunk are
+computed while its logits are in memory, so logits are computed once. This happens in the backward: the forward
+keeps only the hidden states, however many microbatches are in flight.
 
-Shape suffixes: s positions between the layers, of this rank (under sequence parallel 1 / tp of those within), B batch,
-H hidden, T tokens, of a microbatch or of a chunk, V = rows of the vocabulary on this rank.
+Shape suffixes: s positions of this rank between the layers (under sequence parallel 1 / tp of those within a layer),
+B batch, H hidden, T tokens of a microbatch or of a chunk, V rows of the vocabulary on this rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ from shardwright.parallel.comm.collectives import (
 from shardwright.parallel.tensor.linear import LayerSharding, start_gather_again
 from shardwright.parallel.tensor.parameter import PlacedParameter
 
-_AS_THEY_ARE = LogitChange()
+_NO_CHANGE = LogitChange()
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of a microbatch's tokens, position by position: rows [T] of the vocabulary, counted from this rank's
-    first, and the mask of tokens without a loss, if there are any. A chunk is so many `positions` of s. The loss
-    `completes` the head's gradient if its backward is the last that adds to it."""
+    """The targets of a microbatch's tokens, in order of position. `rows_T` are rows of the vocabulary, counted from
+    this rank's first row; `skipped_T` masks the tokens without a loss, None if all have one. `positions` is the number
+    of positions in a chunk. The loss `completes` the head's gradient if no later backward adds to it."""
 
     rows_T: Tensor
     skipped_T: Tensor | None
@@ -47,30 +47,34 @@ class Targets:
 
 
 def microbatch_loss(
-    x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, sharding: LayerSharding, into: Tensor | None = None,
-    logits: LogitChange = _AS_THEY_ARE,
-) -> Tensor:  # fmt: skip
-    """The mean cross entropy of this rank's tokens, a float32 number; a target without a loss counts as 0. `logits`
-    says what is done to logits first.
+    x_sBH: Tensor,
+    weight_VH: PlacedParameter,
+    targets: Targets,
+    sharding: LayerSharding,
+    loss_memory: Tensor | None = None,
+    logit_change: LogitChange = _NO_CHANGE,
+) -> Tensor:
+    """The mean cross entropy of this rank's tokens, a float32 number; a target without a loss counts as 0. The logits
+    take `logit_change` before their softmax.
 
-    With gradients the number is 0 until the backward has run, which writes it, `into` this memory if some is given.
+    With gradients the result is 0 until its backward writes the value: into `loss_memory`, or new memory without it.
     """
     if torch.is_grad_enabled():
-        into = torch.zeros((), device=x_sBH.device) if into is None else into
-        return _HeadLoss.apply(x_sBH, weight_VH, (targets, into, logits), sharding)
+        loss_memory = torch.zeros((), device=x_sBH.device) if loss_memory is None else loss_memory
+        return _HeadLoss.apply(x_sBH, weight_VH, (targets, loss_memory, logit_change), sharding)
     total = torch.zeros((), device=x_sBH.device)
     for chunk in _chunks(x_sBH, targets, sharding):
-        total += _Softmax.of(chunk, weight_VH, sharding.tp, logits).loss
+        total += _Softmax.of(chunk, weight_VH, sharding.tp, logit_change).loss
     return total.div_(len(targets.rows_T))
 
 
 def joined_losses(parts: Sequence[Tensor], memory: Tensor) -> Tensor:
-    """Losses, which lie in this memory, as one vector."""
+    """Losses that lie in one memory, as a vector."""
     return _Joined.apply((memory,), *parts)
 
 
 class _Joined(torch.autograd.Function):
-    """Forward: shows the memory that the losses' backwards will write to. Backward: to each its own gradient."""
+    """Forward: returns the memory that the losses' backwards will write. Backward: passes each loss its gradient."""
 
     @staticmethod
     def forward(ctx: Any, memory: tuple[Tensor], *parts: Tensor) -> Tensor:
@@ -82,12 +86,12 @@ class _Joined(torch.autograd.Function):
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Forward: keeps its input, and moves nothing.
+    """Forward: keeps its input, and communicates nothing.
 
-    Backward, for each chunk: under sequence parallel an all-gather of the input, beside the chunk before; all-reduces
-    of one max and of one pair of sums a token; and the sum of the input gradient beside the product for the weight
-    gradient, an all-reduce or under sequence parallel a reduce-scatter. The weight gradient is not put off where a
-    schedule puts others off: logits would have to be computed twice for it.
+    Backward, for each chunk: under sequence parallel an all-gather of the input, overlapped with the previous chunk;
+    all-reduces of one max and of one pair of sums for each token; and the sum of the input gradient, overlapped with
+    the product for the weight gradient: an all-reduce, or under sequence parallel a reduce-scatter. The weight gradient
+    is never deferred, even if the schedule defers others: logits would have to be computed twice for it.
     """
 
     @staticmethod
@@ -95,19 +99,15 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         x_sBH: Tensor,
         weight_VH: PlacedParameter,
-        asked: tuple[Targets, Tensor, LogitChange],
+        loss_arguments: tuple[Targets, Tensor, LogitChange],
         sharding: LayerSharding,
     ) -> Tensor:
-        targets, loss, ctx.logits = asked
+        targets, loss, ctx.logit_change = loss_arguments
         ctx.save_for_backward(x_sBH, targets.rows_T, targets.skipped_T)
-        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
-        ctx.weight, ctx.positions, ctx.completes, ctx.sharding = (
-            weight_VH,
-            targets.positions,
-            targets.completes,
-            sharding,
-        )
-        ctx.loss = loss  # by which the backward writes to the memory that is given away
+        # Not a saved tensor: the weight may be freed after the forward, and gathered again into other memory.
+        ctx.weight, ctx.sharding = weight_VH, sharding
+        ctx.positions, ctx.completes = targets.positions, targets.completes
+        ctx.loss = loss  # the backward writes the value into this memory, which the caller has
         return loss.detach()
 
     @staticmethod
@@ -118,33 +118,33 @@ class _HeadLoss(torch.autograd.Function):
         targets = Targets(rows_T, skipped_T, ctx.positions)
         dx_sBH, total = torch.empty_like(x_sBH), torch.zeros_like(ctx.loss)
         for chunk in _chunks(x_sBH, targets, sharding):
-            softmax = _Softmax.of(chunk, weight_VH, sharding.tp, ctx.logits)
+            softmax = _Softmax.of(chunk, weight_VH, sharding.tp, ctx.logit_change)
             total += softmax.loss
             dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
-            del softmax  # the gradient is in its memory, or in 16 bits
-            summed = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, sharding)
+            del softmax  # the gradient lies in its memory, or is a 16-bit tensor
+            pending_sum = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, sharding)
             weight_VH.add_product(
                 dlogits_TV, chunk.x_TH, sharding.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH)
             )
-            summed.wait()
+            pending_sum.wait()
         ctx.loss.copy_(total.div_(len(rows_T)))
         return dx_sBH, None, None, None
 
 
 def _start_input_gradient(
-    into_sBH: Tensor, dlogits_TV: Tensor, weight_VH: PlacedParameter, sharding: LayerSharding
+    dx_sBH: Tensor, dlogits_TV: Tensor, weight_VH: PlacedParameter, sharding: LayerSharding
 ) -> Pending:
-    """The sum over tp of dlogits W, once what is pending is over."""
+    """Start the sum over tp of dlogits W. `dx_sBH` holds it after the returned wait."""
     if sharding.shards_sequence:
         dx_TH = dlogits_TV @ weight_VH
-        return start_reduce_scatter(into_sBH.flatten(0, 1), dx_TH, sharding.tp)
-    return start_all_reduce(torch.mm(dlogits_TV, weight_VH, out=into_sBH.flatten(0, 1)), sharding.tp)
+        return start_reduce_scatter(dx_sBH.flatten(0, 1), dx_TH, sharding.tp)
+    return start_all_reduce(torch.mm(dlogits_TV, weight_VH, out=dx_sBH.flatten(0, 1)), sharding.tp)
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Positions [first, end) of s: their inputs, targets and which of these have no loss, of all ranks of tp where
-    these share the sequence."""
+    """Positions [first, end) of s: their inputs, their targets, and the mask of targets without a loss. Under sequence
+    parallel a chunk has these positions of all tp ranks."""
 
     first: int
     end: int
@@ -154,27 +154,28 @@ class _Chunk:
 
 
 def _chunks(x_sBH: Tensor, targets: Targets, sharding: LayerSharding) -> Iterator[_Chunk]:
-    """The chunks of a microbatch. Under sequence parallel each moves an all-gather, beside the chunk before."""
+    """The chunks of a microbatch. Under sequence parallel the all-gather of a chunk overlaps with the previous
+    chunk."""
     parts_sBH, batch = x_sBH.split(targets.positions), x_sBH.shape[1]
     num_sharing = sharding.tp.size if sharding.shards_sequence else 1
 
     def of_chunk(values_T: Tensor, first: int, end: int) -> Tensor:
         return values_T.view(num_sharing, -1, batch)[:, first:end].flatten()
 
-    coming, first = start_gather_again(parts_sBH[0], sharding), 0
+    next_gather, first = start_gather_again(parts_sBH[0], sharding), 0
     for part_sBH, following_sBH in zip(parts_sBH, (*parts_sBH[1:], None), strict=True):
-        (x_SBH, arrival), end = coming, first + len(part_sBH)
+        (x_SBH, pending), end = next_gather, first + len(part_sBH)
         if following_sBH is not None:
-            coming = start_gather_again(following_sBH, sharding)
-        if arrival is not None:
-            arrival.wait()
+            next_gather = start_gather_again(following_sBH, sharding)
+        if pending is not None:
+            pending.wait()
         skipped_T = None if targets.skipped_T is None else of_chunk(targets.skipped_T, first, end)
         yield _Chunk(first, end, x_SBH.flatten(0, 1), of_chunk(targets.rows_T, first, end), skipped_T=skipped_T)
         first = end
 
 
 def _logits(x_TH: Tensor, weight_HV: Tensor, kind: str) -> Tensor:
-    """x W in float32, with the kernels of a kind of device: on CUDA one multiplies 16-bit numbers and gives float32."""
+    """x W in float32, on a device of this `kind`. CUDA has a kernel that multiplies 16-bit numbers into float32."""
     if kind == "cuda" and x_TH.dtype != torch.float32:
         return torch.mm(x_TH, weight_HV, out_dtype=torch.float32)
     return (x_TH @ weight_HV).float()
@@ -182,10 +183,12 @@ def _logits(x_TH: Tensor, weight_HV: Tensor, kind: str) -> Tensor:
 
 @dataclass(frozen=True)
 class _Softmax:
-    """The softmax of a chunk's logits, float32: what `exponential_sums` left of the logits [T, V], their largest over
-    all ranks [T], and the totals of their exponentials [T]; `loss` is the sum of its losses."""
+    """The softmax of a chunk's logits, float32. `logits_or_exps_TV` is the memory of the logits after
+    `exponential_sums`. `largest_T` is each token's largest logit and `totals_T` the sum of its exponentials, both over
+    all tp ranks. `elsewhere_T` masks the tokens whose target is a row of another rank. `loss` is the sum of the chunk's
+    losses."""
 
-    left_TV: Tensor
+    logits_or_exps_TV: Tensor
     largest_T: Tensor
     totals_T: Tensor
     rows_T: Tensor
@@ -196,7 +199,7 @@ class _Softmax:
 
     @classmethod
     def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis, change: LogitChange) -> "_Softmax":
-        """The softmax of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
+        """The softmax of the product with the head. All-reduces one max and one pair of sums for each token."""
         logits_TV = _logits(chunk.x_TH, weight_VH.t(), tp.kind)
         change.change(logits_TV)
         largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)
@@ -211,14 +214,15 @@ class _Softmax:
             losses_T = losses_T.masked_fill(chunk.skipped_T, 0.0)
         return cls(logits_TV, largest_T, totals_T, rows_T, elsewhere_T, chunk.skipped_T, change, loss=losses_T.sum())
 
-    def gradient(self, of_loss: Tensor, dtype: torch.dtype) -> Tensor:
-        """The gradient of the product, [T, V], for this gradient of each loss. Overwrites what was left of logits."""
-        of_losses_T = (of_loss * self.change.scale).expand(len(self.rows_T))
+    def gradient(self, dloss: Tensor, dtype: torch.dtype) -> Tensor:
+        """The gradient of the product with the head, [T, V]; `dloss` is the gradient of each token's loss. Overwrites
+        `logits_or_exps_TV`."""
+        dlosses_T = (dloss * self.change.scale).expand(len(self.rows_T))
         if self.skipped_T is not None:
-            of_losses_T = of_losses_T.masked_fill(self.skipped_T, 0.0)
-        here_T = of_losses_T.masked_fill(self.elsewhere_T, 0.0)
-        left_TV = self.left_TV
-        gradient_TV = left_TV if dtype == left_TV.dtype else torch.empty_like(left_TV, dtype=dtype)
-        factors_T = of_losses_T / self.totals_T
-        softmax_gradient(left_TV, self.largest_T, factors_T, self.rows_T, here_T, self.change.cap, gradient_TV)
+            dlosses_T = dlosses_T.masked_fill(self.skipped_T, 0.0)
+        dtargets_T = dlosses_T.masked_fill(self.elsewhere_T, 0.0)
+        memory_TV = self.logits_or_exps_TV
+        gradient_TV = memory_TV if dtype == memory_TV.dtype else torch.empty_like(memory_TV, dtype=dtype)
+        factors_T = dlosses_T / self.totals_T
+        softmax_gradient(memory_TV, self.largest_T, factors_T, self.rows_T, dtargets_T, self.change.cap, gradient_TV)
         return gradient_TV

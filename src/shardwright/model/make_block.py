@@ -1,4 +1,4 @@
-"""The block of a model."""
+"""The choice of a block's class."""
 
 from shardwright.config.model import ModelSpec
 from shardwright.config.recompute_policy import KEEP_ALL, Policy
@@ -9,7 +9,8 @@ from shardwright.parallel.tensor.linear import LayerSharding
 
 
 def make_block(spec: ModelSpec, number: int, sharding: LayerSharding, policy: Policy = KEEP_ALL) -> Block:
-    """Block `number` of a model, of the kind that the model has, which recomputes what `policy` names."""
+    """Block `number` of a model, parallel if the model's blocks are, which recomputes the operators that `policy`
+    names."""
     is_parallel = spec.parallel_block != "none"
     if policy == KEEP_ALL:
         return (ParallelBlock if is_parallel else Block)(spec, number, sharding)

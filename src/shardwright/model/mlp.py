@@ -16,12 +16,12 @@ from shardwright.sharding.stage_parameters import residual_std
 class MLP(nn.Module):
     """Gate and up are one matrix of full shape [2, ffn, H], so that they share their input's collective.
 
-    The operators are called one by one, for a block may compute some of them twice: `up`, [s, B, H] to [S, B, F], or to
+    The operators are called one by one, since a block may recompute some of them: `up`, [s, B, H] to [S, B, F], or to
     [gate | up], [S, B, 2 F], if gated; `activate`; and `down`, [S, B, F] to [s, B, H].
     """
 
     def __init__(self, spec: ModelSpec, sharding: LayerSharding, width: int = 0, owns_input: bool = True) -> None:
-        """`width` is that inside the MLP, if it is not the model's. `owns_input`: nobody else keeps the input."""
+        """`width` is the inner width, 0 for the model's. `owns_input`: no other operator keeps the input of `up`."""
         super().__init__()
         width = width or spec.ffn_size
         self.gated = spec.gated_mlp
@@ -36,7 +36,7 @@ class MLP(nn.Module):
         return chain.product("up", self.up).then("activation", self.activate).into(self.down)
 
     def activate(self, up: Tensor) -> Tensor:
-        """Bias, activation and gating: what `up` gave to [S, B, F]."""
+        """Bias, activation and gating: from the result of `up` to [S, B, F]."""
         if self.up_bias is not None:
             up = up + self.up_bias.flatten()
         return (activate_gated if self.gated else activate_and_keep)(up, self.activation)

@@ -1,15 +1,15 @@
-"""The block of experts that stands where an MLP stands (Shazeer et al. 2017, arXiv 1701.06538).
+"""The mixture of experts, in place of an MLP (Shazeer et al. 2017, arXiv 1701.06538).
 
 A router gives each token a few experts; the tokens travel to them and back (parallel/expert/dispatch.py). Shared
 experts (Dai et al. 2024, arXiv 2401.06066), an ordinary MLP, compute every token besides.
 
-Where tp shares the matrices of each expert, each of its ranks sends all tokens of the tp line to its part of the
-experts: under sequence parallel they are gathered before. The parts of the results are summed over tp at the end, as
-after a row-parallel product. Where experts are whole, a rank sends its own tokens alone.
+If tp shards the matrices of each expert, each tp rank sends all tokens of its tp line to its part of the experts; under
+sequence parallel the tokens are all-gathered first. The parts of the results are summed over tp at the end, as after a
+row-parallel product. If experts are whole, a rank sends only its own tokens.
 
 Shape suffixes: s positions on this rank, B batch, H hidden, T tokens, K choices of a token, F inner width of an expert
-on this rank, N rows of tokens at the experts of this rank, e experts of this rank, U width of what up gives: F, or 2 F
-of gate and up.
+on this rank, N rows of tokens at the experts of this rank, e experts of this rank, U width of the up product: F, or 2 F
+for gate and up.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ from shardwright.sharding.stage_parameters import residual_std
 
 
 class Experts(nn.Module):
-    """The experts of this rank. Gate and up of all of them are one weight of full shape [E, 2, ffn, H], or
+    """The experts of this rank. Gate and up of all experts are one weight of full shape [E, 2, ffn, H], or
     [E, 1, ffn, H] without a gate; down is [E, H, ffn]. Biases are [E, 2 or 1, ffn] and [E, H]."""
 
     def __init__(self, spec: ModelSpec, sharding: LayerSharding) -> None:
@@ -47,18 +47,18 @@ class Experts(nn.Module):
         self.weighs_input = spec.moe.weigh == "input"
         count, width = spec.moe.experts, spec.moe.ffn_size(spec.ffn_size)
         inner = (2 if spec.gated_mlp else 1, width)
-        ep, parts = sharding.ep, sharding.expert_tp
-        self.up_bias = expert_bias((count, *inner), 2, ep, parts) if spec.bias else None
-        self.up = expert_matrix((count, *inner, spec.hidden), 2, ep, parts, std=spec.init_std)
-        self.down_bias = expert_bias((count, spec.hidden), 0, ep, parts) if spec.bias else None
+        ep, expert_tp = sharding.ep, sharding.expert_tp
+        self.up_bias = expert_bias((count, *inner), 2, ep, expert_tp) if spec.bias else None
+        self.up = expert_matrix((count, *inner, spec.hidden), 2, ep, expert_tp, std=spec.init_std)
+        self.down_bias = expert_bias((count, spec.hidden), 0, ep, expert_tp) if spec.bias else None
         std = residual_std(spec.init_std, spec.layers)
-        self.down = expert_matrix((count, spec.hidden, width), 2, ep, parts, std=std)
+        self.down = expert_matrix((count, spec.hidden, width), 2, ep, expert_tp, std=std)
 
     def forward(self, x_NH: Tensor, weight_N1: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
         """[N, H], sorted by expert, to [N, H], each row times its weight: with expert_tp this rank's part of a sum.
 
-        y = W_down (weight x act) is weight x W_down act, and the weight's gradient is made of what is there anyway.
-        Where the weight multiplies the input, what it gives is always computed again: it would be kept besides x.
+        W_down (weight x act) equals weight x W_down act, so the weight's gradient needs only tensors that are kept
+        anyway. If the weight multiplies the input, the product is always recomputed: it would be kept besides x.
         """
 
         def product(weight: PlacedParameter, x: ProductInput) -> Tensor:
@@ -102,9 +102,9 @@ class MixtureOfExperts(nn.Module):
         self.shared_gate = whole((1, spec.hidden), "normal", spec.init_std, sharding.summed_over) if has_gate else None
 
     def forward(self, x_sBH: Tensor, run: ForwardPass, policy: Policy = KEEP_ALL) -> Tensor:
-        """[s, B, H] to [s, B, H]. Of `policy` the experts' operators count, "up" and "activation"."""
+        """[s, B, H] to [s, B, H]. Only "up" and "activation" of `policy` have an effect, the operators of experts."""
         x_TH, trip = self._enter(x_sBH, self.router(x_sBH, run))
-        # While counts are on their way to the host.
+        # Computed while the counts travel to the host.
         shared_sBH = self._shared(x_sBH, policy)
         y_sBH = self._routed(x_TH, trip, policy).view_as(x_sBH)
         return y_sBH if shared_sBH is None else y_sBH + shared_sBH
@@ -122,14 +122,14 @@ class MixtureOfExperts(nn.Module):
         return shared_sBH
 
     def _enter(self, x_sBH: Tensor, routing: Routing) -> tuple[Tensor, Trip]:
-        """The tokens that this rank sends to experts, [T, H], and the begin of their trip."""
-        x_TH, parts = x_sBH.flatten(0, 1), self.sharding.expert_tp
-        if parts.size > 1:
+        """The tokens that this rank sends to experts, [T, H], and their started trip."""
+        x_TH, expert_tp = x_sBH.flatten(0, 1), self.sharding.expert_tp
+        if expert_tp.size > 1:
             gathers = self.sharding.shards_sequence
             enter = gather_from if gathers else copy_to
-            x_TH = enter(x_TH, parts)
-            experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
-            routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, parts))
+            x_TH = enter(x_TH, expert_tp)
+            experts_TK = all_gather(routing.experts_TK, expert_tp) if gathers else routing.experts_TK
+            routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, expert_tp))
         return x_TH, start_trip(routing, self.num_experts, self.sharding.ep)
 
     def _routed(self, x_TH: Tensor, trip: Trip, policy: Policy) -> Tensor:
@@ -137,5 +137,5 @@ class MixtureOfExperts(nn.Module):
         y_TH = through_experts(
             x_TH, trip, partial(self.experts, policy=policy), in_float8=self.sharding.float8_dispatch
         )
-        leaves = scatter_to if self.sharding.shards_sequence and self.sharding.expert_tp.size > 1 else reduce_from
-        return leaves(y_TH, self.sharding.expert_tp)
+        leave = scatter_to if self.sharding.shards_sequence and self.sharding.expert_tp.size > 1 else reduce_from
+        return leave(y_TH, self.sharding.expert_tp)

@@ -1,13 +1,13 @@
-"""Multi-token prediction: modules behind the last layer that each predict one token further.
+"""Multi-token prediction: modules after the last layer that each predict one token further.
 
-DeepSeek-V3 (arXiv 2412.19437, section 2.2). Module k takes the hidden states h of the one before, of the last layer
-before its final norm for k = 1, and the embeddings e of the tokens k further: P [norm(e) ; norm(h)], then a block like
-the last layer, then a norm of its own and the head of the model. What that says of position i is held against token
-i + k + 1. The embedding comes first in the product, as in the released weights and what runs them; the paper's equation
-21 has them the other way round.
+DeepSeek-V3 (arXiv 2412.19437, section 2.2). Module k takes the hidden states h of module k - 1, or for k = 1 those of
+the last layer before its final norm, and the embeddings e of the tokens k further. It computes P [norm(e) ; norm(h)],
+then a block like the last layer, then its own norm and the head of the model. The target of position i is token
+i + k + 1. The embedding comes first in the product, as in the released weights and inference code; equation 21 of the
+paper has the opposite order.
 
-The last k positions of a sequence have no such target. What module k sees there in place of a token is id 0: no
-position before them sees it.
+The last k positions of a sequence have no such target. There module k sees id 0 in place of a token; no earlier
+position sees that id.
 
 Shape suffixes: S sequence, s tokens of this rank between layers, B batch, H hidden, T = S + 1.
 """
@@ -29,13 +29,13 @@ from shardwright.parallel.tensor.parameter import PlacedParameter
 
 
 class FurtherToken(nn.Module):
-    """One module of multi-token prediction. `norm` is what stands before the head.
+    """One module of multi-token prediction. `norm` precedes the head, and belongs to the head's region.
 
-    The projection is whole on every rank of tp: each computes the tokens that it has between the layers.
+    The projection is whole on every tp rank: each computes the tokens that it has between the layers.
     """
 
     def __init__(self, spec: ModelSpec, number: int, sharding: LayerSharding, policy: Policy) -> None:
-        """`number` is that of its block, behind the layers of the model."""
+        """`number` is the number of the module's block, counted on from the layers of the model."""
         super().__init__()
         self.spec, self.sharding = spec, sharding
         self.distance = number - spec.layers + 1
@@ -46,27 +46,28 @@ class FurtherToken(nn.Module):
         self.norm = Norm(spec, sharding)
 
     def before_head(self) -> list[nn.Module]:
-        """The regions before the head, in order."""
+        """The modules before the head, in order."""
         return [self.hidden_norm, self.embedding_norm, self.project, self.block]
 
     def forward(self, x_sBH: Tensor, targets_BS: Tensor, table: PlacedParameter, run: ForwardPass) -> Tensor:
-        """[s, B, H] to [s, B, H]. `targets_BS` are the tokens one further, `table` their embeddings."""
+        """[s, B, H] to [s, B, H]. `targets_BS` are the next tokens, `table` the embedding table."""
         ids_BS = further_ids(targets_BS, self.distance - 1)
         rows_SB = pick(ids_BS, self.sharding.held(self.spec.sequence)).t()
         e_sBH = look_up(rows_SB, table, self.spec.vocab, self.sharding, scale=self.spec.embedding_scale)
         hidden_sBH = self.hidden_norm(x_sBH)
-        joined = torch.cat((self.embedding_norm(e_sBH), hidden_sBH), dim=-1)
-        return self.block(self.project(joined), run)
+        joined_sB2H = torch.cat((self.embedding_norm(e_sBH), hidden_sBH), dim=-1)
+        return self.block(self.project(joined_sB2H), run)
 
 
 def further_ids(ids_BS: Tensor, distance: int) -> Tensor:
-    """The ids so many positions further, and 0 where there are none: [B, S] itself if the distance is 0."""
+    """The ids `distance` positions further, and 0 past the end of the sequence, [B, S]. The argument itself if the
+    distance is 0."""
     return functional.pad(ids_BS[:, distance:], (0, distance)) if distance else ids_BS
 
 
 def skipped_targets(ids_BS: Tensor, marked_BT: Tensor | None, distance: int) -> Tensor:
-    """Where the target `distance` further than the next token has no loss, [B, S]: it is not in the sequence, or in
-    another document than what is before it, or marked as one that does not count."""
+    """A mask of the positions whose target, `distance` after the next token, has no loss, [B, S]: the target is past
+    the end of the sequence, in another document, or marked as one that does not count."""
     if marked_BT is not None:
         return functional.pad(~counts(marked_BT, distance + 1), (0, distance), value=True)
     skipped_BS = torch.zeros_like(ids_BS, dtype=torch.bool)

@@ -1,6 +1,6 @@
 """Normalisation: RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) and LayerNorm (Ba et al. 2016, arXiv 1607.06450).
 
-Under sequence parallel each tp rank normalises its own tokens, and sees only their part of the weight's gradient.
+Under sequence parallel each tp rank normalises its own tokens, and so has only a part of the weight's gradient.
 
 Shape suffixes: S sequence (s = S / tp under sequence parallel), B batch, H hidden, or the width of a head or latent.
 """
@@ -18,9 +18,9 @@ from shardwright.parallel.tensor.parameter import PlacedParameter, whole
 
 
 class Norm(nn.Module):
-    """Normalises the last dim, of width `width` if that is not hidden.
+    """Normalises the last dim, of `width` elements, or hidden if that is 0.
 
-    `summed_over` is the axis whose ranks each compute a part of the weight's gradient, if not that of the sequence.
+    `summed_over` is the axis whose ranks each compute a part of the weight's gradient; None: that of sequence parallel.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class Norm(nn.Module):
         summed_over: Axis | None = None,
         learning_biases: int = -1,
     ) -> None:
-        """`learning_biases` first elements of the bias learn, -1 all: what follows cancels the others, and their
-        gradient would be rounding noise, of which Adam makes steps."""
+        """The first `learning_biases` elements of the bias learn, or all if that is -1. Later operators cancel the
+        others: their gradient would be rounding noise, and Adam turns noise into steps."""
         super().__init__()
         self.epsilon, self.kind = spec.norm_epsilon, sharding.tp.kind
         shape, axis = (width or spec.hidden,), summed_over or sharding.summed_over
@@ -43,18 +43,18 @@ class Norm(nn.Module):
         self.bias = whole(shape, "zeros", summed_over=axis) if has_bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        """[S, B, H] to [S, B, H]; more dims in place of S and B are as good."""
+        """[S, B, H] to [S, B, H]; any number of dims may precede H."""
         if not self.centres:
             return _RmsNorm.apply(x_SBH, self.weight, self.epsilon, self.kind)
         return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon, self.learning_biases)
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Forward: x / rms(x) x weight, if there is one, in float32; keeps x and one number a token. Backward: equation 4
-    of the paper.
+    """Forward: x / rms(x) x weight, if there is a weight, in float32; keeps x and one number for each token. Backward:
+    equation 4 of the paper.
 
-    On CUDA each is one kernel (fused_norm.py). On a CPU torch's own is made of several operators, which keep x / rms(x)
-    too and take several times as long.
+    On CUDA forward and backward are one kernel each (fused_norm.py). torch's own RMSNorm for a CPU is several
+    operators, which also keep x / rms(x) and take several times as long.
     """
 
     @staticmethod
@@ -86,12 +86,12 @@ class _RmsNorm(torch.autograd.Function):
         if weight_H is not None:
             weight_H.add_gradient((dy_SBH * normal_SBH).sum(dim=tuple(range(dy_SBH.dim() - 1))))
         dnormal_SBH = dy_SBH.clone() if weight_H is None else dy_SBH * weight_H
-        along_SB1 = (dnormal_SBH * normal_SBH).mean(dim=-1, keepdim=True)
-        return dnormal_SBH.sub_(normal_SBH.mul_(along_SB1)).mul_(inverse_SB1).to(x_SBH.dtype), None, None, None
+        projection_SB1 = (dnormal_SBH * normal_SBH).mean(dim=-1, keepdim=True)
+        return dnormal_SBH.sub_(normal_SBH.mul_(projection_SB1)).mul_(inverse_SB1).to(x_SBH.dtype), None, None, None
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Forward and backward are torch's. Only the weight is not kept: it may be let go, and gathered again."""
+    """torch's forward and backward, but the weight is not saved for the backward: ZeRO may free and gather it again."""
 
     @staticmethod
     def forward(
@@ -100,11 +100,11 @@ class _LayerNorm(torch.autograd.Function):
         weight_H: PlacedParameter | None,
         bias_H: PlacedParameter | None,
         epsilon: float,
-        learning: int,
+        learning_biases: int,
     ) -> Tensor:
         y_SBH, mean_SB1, inverse_SB1 = torch.native_layer_norm(x_SBH, x_SBH.shape[-1:], weight_H, bias_H, epsilon)
         ctx.save_for_backward(x_SBH, mean_SB1, inverse_SB1)
-        ctx.weight, ctx.bias, ctx.learning = weight_H, bias_H, learning
+        ctx.weight, ctx.bias, ctx.learning_biases = weight_H, bias_H, learning_biases
         return y_SBH
 
     @staticmethod
@@ -112,12 +112,18 @@ class _LayerNorm(torch.autograd.Function):
         x_SBH, mean_SB1, inverse_SB1 = ctx.saved_tensors
         learns = ctx.weight is not None
         dx_SBH, dweight_H, dbias_H = torch.ops.aten.native_layer_norm_backward(
-            grads[0].contiguous(), x_SBH, x_SBH.shape[-1:], mean_SB1, inverse_SB1, ctx.weight, ctx.bias,
+            grads[0].contiguous(),
+            x_SBH,
+            x_SBH.shape[-1:],
+            mean_SB1,
+            inverse_SB1,
+            ctx.weight,
+            ctx.bias,
             [True, learns, learns],
-        )  # fmt: skip
+        )
         if learns:
             ctx.weight.add_gradient(dweight_H)
-            if ctx.learning < len(dbias_H):
-                dbias_H[ctx.learning :] = 0
+            if ctx.learning_biases < len(dbias_H):
+                dbias_H[ctx.learning_biases :] = 0
             ctx.bias.add_gradient(dbias_H)
         return dx_SBH, None, None, None, None

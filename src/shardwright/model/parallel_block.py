@@ -1,9 +1,9 @@
-"""The parallel block: attention and an MLP both take the block's input, and what they give is added at once.
+"""The parallel block: attention and the MLP both take the block's input, and their results are added together.
 
-Wang and Komatsuzaki 2021 (GPT-J) have one norm for both, as Falcon 7B; GPT-NeoX (arXiv 2204.06745, section 2.1) and
-Falcon 40B have a norm for each. Over tp the parts of both are added up on each rank before they are summed: one
-collective in place of two. With one norm both take the same, so that one product makes query, key and value and what
-goes into the MLP, with one gather of its input and one sum of its gradient.
+GPT-J (Wang and Komatsuzaki 2021) and Falcon 7B have one norm for both; GPT-NeoX (arXiv 2204.06745, section 2.1) and
+Falcon 40B have a norm for each. Under tp each rank adds its parts of both results before they are summed over the
+ranks: one collective in place of two. With one norm both branches have the same input, so one product computes query,
+key, value and the MLP's up product, with one gather of its input and one sum of its gradient.
 
 Shape suffixes: s tokens of this rank between layers, S within them, B batch, H hidden, F inner width of the MLP.
 """
@@ -42,7 +42,7 @@ class ParallelBlock(Block):
         return part_SBH + mlp.down.part(mlp.activate(mlp.up(self.mlp_norm(x_sBH))))
 
     def products_of_one_norm(self, x_sBH: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries, keys and values, and what goes into the MLP: one product of one norm."""
+        """Queries, keys and values, and the MLP's up product: both from one norm, in one product."""
         assert isinstance(self.attention, Attention)
         normal_sBH = self.attention_norm(x_sBH)
         weights = self.attention.qkv.weight, self.mlp.up.weight
@@ -52,6 +52,6 @@ class ParallelBlock(Block):
         return qkv, up
 
     def add_sum(self, x_sBH: Tensor, part_SBH: Tensor, run: ForwardPass) -> Tensor:
-        """The parts of both branches summed over tp, with both biases, and added to the residual stream."""
+        """Sum the parts of both branches over tp, add both biases, and add the result to the residual stream."""
         y_sBH = self.attention.out.with_bias(sum_of_parts(part_SBH, self.sharding))
         return self.add(x_sBH, self.mlp_dropout(self.mlp.down.with_bias(y_sBH), run))

@@ -1,5 +1,5 @@
-"""Tables that layers look up by the position of a token, and by head: cosines and sines of rotary positions, factors of
-queries that grow with their position, and slopes of ALiBi."""
+"""Tables of positions and heads that the layers share: cosines and sines of rotary positions, factors of queries that
+grow with the position, and slopes of ALiBi."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,9 +15,10 @@ from shardwright.model.rotary import rotary_angles
 
 @dataclass(frozen=True)
 class PositionTables:
-    """Numbers of the positions that attention sees on a rank. `windowed` are cosine and sine in layers with a window,
-    where they are others than those of all layers. `temperatures` [S, 1, 1, 1, 1], or [S, B, 1, 1, 1] where documents
-    are separate, are for queries in layers that turn nothing. `slopes_N` are of all heads of the model."""
+    """Tables for the positions that attention sees on a rank. `turned` are cosine and sine of rotary positions;
+    `windowed` are those of layers with a window, None if they are the same. `temperatures` [S, 1, 1, 1, 1], or with
+    separate documents [S, B, 1, 1, 1], multiply queries in layers without rotary positions. `slopes_N` are the ALiBi
+    slopes of all heads of the model."""
 
     turned: tuple[Tensor, Tensor] | None = None
     windowed: tuple[Tensor, Tensor] | None = None
@@ -37,20 +38,20 @@ class PositionTables:
         if spec.temperature_tuning.scale:
             temperatures = temperatures_of(spec.temperature_tuning, positions_S)[:, None, None, None, None]
         window = spec.window
-        of_all = spec.rotary_base, spec.rotary_scaling
-        of_windowed = (
+        settings = spec.rotary_base, spec.rotary_scaling
+        window_settings = (
             window.rotary_base or spec.rotary_base,
             spec.rotary_scaling if window.rotary_scaled else RotaryScalingSpec(),
         )
-        turned = rotary_angles(positions_S, spec.rotary_width, *of_all, spec.sequence)
+        turned = rotary_angles(positions_S, spec.rotary_width, *settings, spec.sequence)
         windowed = None
-        if window.size and of_windowed != of_all:
-            windowed = rotary_angles(positions_S, spec.rotary_width, *of_windowed, spec.sequence)
+        if window.size and window_settings != settings:
+            windowed = rotary_angles(positions_S, spec.rotary_width, *window_settings, spec.sequence)
         return cls(turned, windowed, temperatures)
 
     def in_documents(self, spec: ModelSpec, positions_SB: Tensor) -> "PositionTables":
-        """The tables of a pass whose samples have documents, which the tokens that attention sees have these positions
-        in. Angles and slopes stay: they say how far apart two tokens are, wherever their document begins."""
+        """The tables of a pass with separate documents. `positions_SB` are the positions of tokens in their documents.
+        Angles and slopes stay: they depend on the distance of two tokens, wherever their document begins."""
         if self.temperatures is None:
             return self
         temperatures_SB = temperatures_of(spec.temperature_tuning, positions_SB)
@@ -63,8 +64,8 @@ class PositionTables:
     @property
     def tensors(self) -> list[Tensor]:
         """Every table that there is."""
-        others = (self.temperatures, self.slopes_N)
-        return [*(self.turned or ()), *(self.windowed or ()), *(tensor for tensor in others if tensor is not None)]
+        optional = (self.temperatures, self.slopes_N)
+        return [*(self.turned or ()), *(self.windowed or ()), *(tensor for tensor in optional if tensor is not None)]
 
 
 def temperatures_of(tuning: TemperatureSpec, positions: Tensor) -> Tensor:
@@ -73,8 +74,9 @@ def temperatures_of(tuning: TemperatureSpec, positions: Tensor) -> Tensor:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """The slopes of heads, Press et al. 2022 (arXiv 2108.12409, section 3): 2^(-8 i / n) for head i of n, if that is a
-    power of two; else those of the power below, and every second of the power above (as released)."""
+    """The ALiBi slopes of heads, Press et al. 2022 (arXiv 2108.12409, section 3): 2^(-8 i / n) for head i of n, if n is
+    a power of two; else the slopes of the next lower power, then every second slope of the next higher power, as in the
+    released code."""
     power = 1 << int(math.log2(heads))
     slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
     return slopes + [2.0 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]

@@ -1,7 +1,7 @@
-"""Blocks that compute some of their forward again in the backward, instead of keeping it.
+"""Blocks that recompute parts of their forward in the backward, instead of keeping the results.
 
 A policy (config/recompute_policy.py) names the operators that are recomputed, or the whole layer. Results and gradients
-have the same bits as those of the block that keeps all (parallel/recompute/region.py).
+are bit-identical to those of a block that keeps all (parallel/recompute/region.py).
 
 Shape suffixes: s tokens of this rank between layers, S within them, B batch, H hidden, F inner width of the MLP.
 """
@@ -20,7 +20,8 @@ from shardwright.parallel.tensor.linear import LayerSharding
 
 
 class RecomputedBlock(Block):
-    """A block whose operators are called one by one, so that each may be recomputed; or that keeps its input alone."""
+    """A block whose operators are called one by one, so that each may be recomputed; or one that keeps only its
+    input."""
 
     def __init__(self, spec: ModelSpec, number: int, sharding: LayerSharding, policy: Policy) -> None:
         super().__init__(spec, number, sharding)
@@ -40,7 +41,7 @@ class RecomputedBlock(Block):
         return self.attention_dropout(self.attention_out_norm(y_sBH), run)
 
     def _mlp_branch(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
-        """A block with experts keeps the result of the norm, for the router needs it too."""
+        """A block with experts keeps the result of the norm, since the router needs it too."""
         if self.mlp is not None:
             y_sBH = self.mlp.end_chain(_take_norm(Chain(x_sBH, self.policy), self.mlp_norm))
         else:
@@ -49,8 +50,8 @@ class RecomputedBlock(Block):
         return self.mlp_dropout(self.mlp_out_norm(y_sBH), run)
 
     def _keep_input_alone(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
-        """All is recomputed but the down product, which takes part in it. A block with experts, or with a norm behind
-        its MLP, does not end with that product, and is recomputed to its end."""
+        """Recompute all but the down product, whose backward starts the recompute. A block with experts, or with a norm
+        after its MLP, does not end with that product, and is recomputed to its end."""
         mlp = self.mlp
         if mlp is None or not isinstance(self.mlp_out_norm, nn.Identity):
             return run_again(partial(super().forward, run=run), x_sBH, run.convoy)
@@ -64,8 +65,8 @@ class RecomputedBlock(Block):
 
 
 class RecomputedParallelBlock(ParallelBlock):
-    """A parallel block of which operators are recomputed, or that keeps its input alone. If it has one norm, a policy
-    that names norm, qkv or up leaves these as they are, for both branches need them."""
+    """A parallel block that recomputes operators, or keeps only its input. With one norm, a policy has no effect on
+    norm, qkv and up, since both branches need them."""
 
     def __init__(self, spec: ModelSpec, number: int, sharding: LayerSharding, policy: Policy) -> None:
         super().__init__(spec, number, sharding)
@@ -80,7 +81,7 @@ class RecomputedParallelBlock(ParallelBlock):
     def _parts_in_chains(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
         attention, mlp, policy = self.attention, self.mlp, self.policy
         if self.has_one_norm:
-            qkv, up = (Chain(made, policy) for made in self.products_of_one_norm(x_sBH))
+            qkv, up = (Chain(product, policy) for product in self.products_of_one_norm(x_sBH))
         else:
             qkv = Chain(x_sBH, policy).then("norm", self.attention_norm).product("qkv", attention.project)
         part_SBH = qkv.then("attention", partial(attention.attend, run=run)).into(attention.out.part)
@@ -89,7 +90,7 @@ class RecomputedParallelBlock(ParallelBlock):
         return part_SBH + up.then("activation", mlp.activate).into(mlp.down.part)
 
     def _keep_input_alone(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
-        """All is recomputed but the down product, which takes part in it."""
+        """Recompute all but the down product, whose backward starts the recompute."""
         attention, mlp = self.attention, self.mlp
 
         def before_down(x_sBH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +100,7 @@ class RecomputedParallelBlock(ParallelBlock):
                 qkv, up = attention.project(self.attention_norm(x_sBH)), mlp.up(self.mlp_norm(x_sBH))
             part_SBH = attention.out.part(attention.attend(qkv, run))
             inner_SBF = mlp.activate(up)
-            # Last of all, so that its gradient is the first of those that are added up, as where all is kept.
+            # The view is made last, so that its gradient is the first summand, as in a block that keeps all.
             return x_sBH.view_as(x_sBH), part_SBH, inner_SBF
 
         (x_sBH, part_SBH), inner_SBF = forget(before_down, x_sBH, convoy=run.convoy)
@@ -107,5 +108,5 @@ class RecomputedParallelBlock(ParallelBlock):
 
 
 def _take_norm(chain: Chain, norm: nn.Module) -> Chain:
-    """The chain with the norm, if the block has one there."""
+    """The chain with the norm, if the block has this norm."""
     return chain if isinstance(norm, nn.Identity) else chain.then("norm", norm)

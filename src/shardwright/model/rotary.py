@@ -1,10 +1,11 @@
 """Rotary positions. Su et al. 2021 (arXiv 2104.09864, section 3.2).
 
-Pair i of the first E elements of a head is turned by position x base^(-2i/E), and the other elements stay. Products of
-queries and keys then depend on the difference of their positions alone. A pair is (i, i + E/2) in Llama's checkpoints
-and (2i, 2i + 1) in DeepSeek's.
+Pair i of the first E elements of a head is turned by the angle position x base^(-2i/E); the other elements stay. The
+product of a query and a key then depends only on the difference of their positions. A pair is (i, i + E/2) in Llama's
+checkpoints and (2i, 2i + 1) in DeepSeek's.
 
-Shape suffixes: S sequence, B batch, G key/value heads, Q query heads of each, R = Q + 2, D head width, E turned of it.
+Shape suffixes: S sequence, B batch, G key/value heads, Q query heads of each, R = Q + 2, D head width, E turned
+elements of a head.
 """
 
 import math
@@ -22,10 +23,11 @@ PLAIN = RotaryScalingSpec()
 def rotary_angles(
     positions_S: Tensor, width: int, base: float, scaling: RotaryScalingSpec = PLAIN, sequence: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each [S, 1, 1, 1, E / 2], float32, for sequences of a length that some scalings ask for."""
+    """Cosine and sine of each pair's angle, each [S, 1, 1, 1, E / 2], float32. `width` is E, and `sequence` the length
+    of a sequence, on which some scalings depend."""
     exponents = torch.arange(0, width, 2, device=positions_S.device, dtype=torch.float32) / width
     frequencies = 1.0 / base**exponents
-    frequencies = frequencies * _slowed(frequencies, base, scaling, sequence)
+    frequencies = frequencies * _frequency_factors(frequencies, base, scaling, sequence)
     angles = positions_S.float()[:, None] * frequencies
     magnitude = scaling.turned_magnitude
     cosine, sine = angles.cos(), angles.sin()
@@ -34,7 +36,7 @@ def rotary_angles(
     return cosine[:, None, None, None, :], sine[:, None, None, None, :]
 
 
-def _slowed(frequencies: Tensor, base: float, scaling: RotaryScalingSpec, sequence: int) -> Tensor | float:
+def _frequency_factors(frequencies: Tensor, base: float, scaling: RotaryScalingSpec, sequence: int) -> Tensor | float:
     """The factor of each frequency, from 1 to 1 / factor."""
     match scaling.kind:
         case "none":
@@ -45,24 +47,24 @@ def _slowed(frequencies: Tensor, base: float, scaling: RotaryScalingSpec, sequen
             factors = torch.tensor(scaling.pair_factors(sequence), dtype=torch.float32)
             return 1 / factors.to(frequencies.device, non_blocking=True)
         case "yarn":
-            slow = _slow_by_number(frequencies, base, scaling)
+            ramp = _yarn_ramp(frequencies, base, scaling)
         case "llama3":
-            turns = scaling.trained_sequence * frequencies / (2 * math.pi)
-            slow = ((scaling.turns_that_stay - turns) / (scaling.turns_that_stay - scaling.slow)).clamp(0, 1)
-    return slow / scaling.factor + (1 - slow)
+            num_turns = scaling.trained_sequence * frequencies / (2 * math.pi)
+            ramp = ((scaling.turns_that_stay - num_turns) / (scaling.turns_that_stay - scaling.slow)).clamp(0, 1)
+    return ramp / scaling.factor + (1 - ramp)
 
 
-def _slow_by_number(frequencies: Tensor, base: float, yarn: RotaryScalingSpec) -> Tensor:
-    """How far each pair is on YaRN's ramp from those that stay, 0, to those that are stretched by all of factor, 1.
+def _yarn_ramp(frequencies: Tensor, base: float, yarn: RotaryScalingSpec) -> Tensor:
+    """The place of each pair on YaRN's ramp: 0 for a pair that stays, 1 for a pair that is stretched by the full
+    factor.
 
-    Peng et al. 2023 (arXiv 2309.00071, section 3.2). The ramp is linear in the number of the pair and begins and ends
-    at whole numbers: so it is in the released code, theirs and DeepSeek's, though not in the paper; gpt-oss does not
-    round.
+    Peng et al. 2023 (arXiv 2309.00071, section 3.2). The ramp is linear in the number of the pair. It begins and ends
+    at whole numbers, as in the released code of YaRN and of DeepSeek, though not in the paper; gpt-oss does not round.
     """
     num_pairs = len(frequencies)
 
-    def pair_that_turns(times: float) -> float:
-        return num_pairs * math.log(yarn.trained_sequence / (times * 2 * math.pi)) / math.log(base)
+    def pair_that_turns(num_turns: float) -> float:
+        return num_pairs * math.log(yarn.trained_sequence / (num_turns * 2 * math.pi)) / math.log(base)
 
     first, last = pair_that_turns(yarn.turns_that_stay), pair_that_turns(yarn.slow)
     if yarn.truncate:
@@ -78,8 +80,8 @@ def split_and_rotate(qkv_SBGRD: Tensor, cosine: Tensor, sine: Tensor) -> tuple[T
 
 
 class _SplitAndRotate(torch.autograd.Function):
-    """Forward: turn queries and keys, copy values: views would keep all of qkv for the backward, for a part of it.
-    Backward: turn the gradients back, straight into the one tensor that the product before needs. Keeps nothing."""
+    """Forward: turns queries and keys, copies values: a view would keep all of qkv alive for the backward. Backward:
+    turns the gradients back, into the one tensor that the qkv product's backward needs. Keeps nothing."""
 
     @staticmethod
     def forward(ctx: Any, qkv_SBGRD: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,29 +122,25 @@ def _split_and_turn_at_once(
     to_v.copy_(v)
 
 
-def _turn_back_in_turn(
-    dq: Tensor, dk: Tensor, dv: Tensor, cosine: Tensor, sine: Tensor, dqkv_SBGRD: Tensor
-) -> None:  # fmt: skip
+def _turn_back_in_turn(dq: Tensor, dk: Tensor, dv: Tensor, cosine: Tensor, sine: Tensor, dqkv_SBGRD: Tensor) -> None:
     q, k, v = _parts(dqkv_SBGRD)
     _turn_first_in_turn(dq, cosine, -sine, q)
     _turn_first_in_turn(dk, cosine, -sine, k)
     v.copy_(dv)
 
 
-def _turn_back_at_once(
-    dq: Tensor, dk: Tensor, dv: Tensor, cosine: Tensor, sine: Tensor, dqkv_SBGRD: Tensor
-) -> None:  # fmt: skip
-    turned = (_first_turned(gradient.float(), cosine, -sine) for gradient in (dq, dk))
-    dqkv_SBGRD.copy_(torch.cat((*turned, dv.float()), dim=3))
+def _turn_back_at_once(dq: Tensor, dk: Tensor, dv: Tensor, cosine: Tensor, sine: Tensor, dqkv_SBGRD: Tensor) -> None:
+    gradients = (_first_turned(gradient.float(), cosine, -sine) for gradient in (dq, dk))
+    dqkv_SBGRD.copy_(torch.cat((*gradients, dv.float()), dim=3))
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Queries or keys alone, [S, B, G, Q, D], turned."""
+    """Queries or keys, [S, B, G, Q, D], turned."""
     return _Rotate.apply(x, cosine, sine)
 
 
 class _Rotate(torch.autograd.Function):
-    """Forward: turn. Backward: turn the gradient back. Keeps nothing."""
+    """Forward: turns x. Backward: turns the gradient back. Keeps nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -159,7 +157,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn_first(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor) -> None:
-    """Turn as many first elements of the last dim as there are angles for, and copy the others."""
+    """Turn the first elements of the last dim, two for each angle, and copy the others."""
     width = 2 * cosine.shape[-1]
     if width == x.shape[-1]:
         turn(x, cosine, sine, out)
@@ -176,16 +174,17 @@ def _turn_first_in_turn(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor) ->
 
 
 def _first_turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """A copy in which as many first elements of the last dim are turned as there are angles for."""
+    """A copy of x with the first elements of the last dim turned, two for each angle."""
     width = 2 * cosine.shape[-1]
     first = _turned(x[..., :width], cosine, sine, interleaved=False)
     return torch.cat((first, x[..., width:]), dim=-1) if width < x.shape[-1] else first
 
 
 def turn(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor, interleaved: bool = False) -> None:
-    """Turn each pair of the last dim of `x` by its angle into `out`, computed in float32; on CUDA in one kernel.
+    """Turn each pair of the last dim of `x` by its angle and put it into `out`. Computed in float32; one kernel on
+    CUDA.
 
-    Halves of the last dim are the two elements of the pairs, or if `interleaved` its even and its odd elements.
+    The first elements of the pairs are the first half of the last dim, or its even elements if `interleaved`.
     """
     _turn(x, cosine, sine, interleaved, out)
 
@@ -213,10 +212,10 @@ def _turn_at_once(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool, ou
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool) -> Tensor:
-    """Each element and the other one of its pair, which is a place in memory and no branch of the kernel."""
+    """A turned copy of x. The partner of an element is read by its place in memory, without a branch in the kernel."""
     dim = -1 if interleaved else -2
     pairs = x.unflatten(-1, (-1, 2) if interleaved else (2, -1))
-    signs = 2.0 * torch.arange(2, device=x.device) - 1.0  # the first loses what the second is turned by
+    signs = 2.0 * torch.arange(2, device=x.device) - 1.0  # the first element subtracts, the second adds
     signs = signs if interleaved else signs[:, None]
     return (pairs * cosine.unsqueeze(dim) + signs * (pairs.flip(dim) * sine.unsqueeze(dim))).flatten(-2)
 

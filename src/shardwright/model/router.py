@@ -1,7 +1,8 @@
-"""The router of a layer: scores of the experts for each token, the choice among them, and what follows for balance.
+"""The router of a layer: scores of the experts for each token, the choice among them, and the losses for balance.
 
-All of it is float32. Where a decision depends on the whole microbatch (capacity, experts that choose), ranks that hold
-parts of its tokens gather the logits first, and each decides for all: so every plan decides as one rank does.
+The router computes in float32. If a decision depends on the whole microbatch (capacity, experts that choose), the ranks
+that hold parts of its tokens gather the logits first, and each rank decides for all tokens. So every plan decides as
+one rank does.
 
 Shape suffixes: s positions on this rank, B samples of the microbatch, H hidden, E experts, T = s x B tokens of this
 rank, A tokens of the whole microbatch, K choices of a token.
@@ -28,12 +29,12 @@ from shardwright.parallel.tensor.counter_rng import stream_key, uniform
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import whole
 
-# Random numbers of a token are by its sample and its position, however long a sequence is.
+# The random number of a token depends on its sample and its position, but not on the length of a sequence.
 ROWS_OF_A_SAMPLE = 1 << 32
 
 
 class Router(nn.Module):
-    """`state` is what it remembers; the weight is [E, H], and the bias of logits, if there is one, [E]."""
+    """`state` is the router's memory from step to step. The weight is [E, H], the bias of logits, if any, [E]."""
 
     def __init__(self, spec: ModelSpec, block: str, sharding: LayerSharding) -> None:
         super().__init__()
@@ -51,20 +52,20 @@ class Router(nn.Module):
         if self.bias is not None:
             logits_TE = logits_TE + self.bias.float()
         scores_TE = self.gate.score(logits_TE)
-        held = self.sharding.held_between(self.sequence)
-        positions_s = positions_tensor(held, x_sBH.device)
-        real_T = None if run.real is None else pick(run.real.mask_BS, held).t().flatten()
+        ranges = self.sharding.held_between(self.sequence)
+        positions_s = positions_tensor(ranges, x_sBH.device)
+        real_T = None if run.real is None else pick(run.real.mask_BS, ranges).t().flatten()
         with torch.no_grad():
-            known = self._known(positions_s, real_T, B, run=run)
-            asked, final = self._decide(logits_TE.detach(), scores_TE.detach(), known, positions_s, run=run)
+            known = self._gate_inputs(positions_s, real_T, B, run=run)
+            gate_choice, final = self._decide(logits_TE.detach(), scores_TE.detach(), known, positions_s, run=run)
         weights_TK = self.gate.weigh(logits_TE, scores_TE, final.experts_TK)
-        # Of a pass that is made twice, the one that keeps a graph is counted.
+        # With recompute a pass runs twice, and only the one with a graph is counted.
         if run.microbatch is not None and torch.is_grad_enabled():
             likelihood_TE = scores_TE if self.spec.gate_facts.scores_add_up else add_to_one(scores_TE)
-            losses = self._losses(logits_TE, likelihood_TE, asked, real_T, real=run.real, batch=B)
-            self.state.observe(asked, final, likelihood_TE.detach(), losses.detach(), real_T)
+            losses = self._losses(logits_TE, likelihood_TE, gate_choice, real_T, real=run.real, batch=B)
+            self.state.observe(gate_choice, final, likelihood_TE.detach(), losses.detach(), real_T)
             if losses.requires_grad:
-                # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
+                # The loss factor belongs to a mean over this rank's part of the sequence; these are parts of the whole.
                 weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * self.sharding.cp.size)
         return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK, varies=self.gate.sees_all)
 
@@ -77,37 +78,37 @@ class Router(nn.Module):
     def _decide(
         self, logits_TE: Tensor, scores_TE: Tensor, known: Known, positions_s: Tensor, run: ForwardPass
     ) -> tuple[Choice, Choice]:
-        """The choices of this rank's tokens, and the mask of those for which there is room."""
+        """The choices of this rank's tokens: as the gate makes them, and after the capacity of experts is applied."""
         spec, splits, batch = self.spec, self._splits(), logits_TE.shape[0] // len(positions_s)
         if not self.gate.sees_all and spec.capacity(self.sequence * batch) is None:
-            asked = self.gate.choose(scores_TE, known)
-            return asked, asked
-        # Tokens are in order of position, and stay so when the parts are put side by side.
+            choice = self.gate.choose(scores_TE, known)
+            return choice, choice
+        # Gather the parts of all ranks, and put them in order of position.
         for axis in splits:
             logits_TE, positions_s = all_gather(logits_TE, axis), all_gather(positions_s, axis)
         order_S = torch.argsort(positions_s)
         logits_AE = logits_TE.unflatten(0, (-1, batch))[order_S].flatten(0, 1)
         scores_AE = self.gate.score(logits_AE)
         real_A = None if run.real is None else run.real.mask_BS.t().flatten()
-        known = self._known(positions_s[order_S], real_A, batch, run=run)
-        asked = final = self.gate.choose(scores_AE, known)
+        known = self._gate_inputs(positions_s[order_S], real_A, batch, run=run)
+        choice = final = self.gate.choose(scores_AE, known)
         num_tokens = self.sequence * batch if run.real is None else known.num_real
         if not self.gate.sees_all and (capacity := spec.capacity(num_tokens)) is not None:
-            final = fit(asked, self.gate.weigh(logits_AE, scores_AE, asked.experts_TK), capacity, spec.overflow)
-        mine_T = self._numbers_of(positions_s, order_S, batch, splits)
-        return _of_tokens(asked, mine_T), _of_tokens(final, mine_T)
+            final = fit(choice, self.gate.weigh(logits_AE, scores_AE, choice.experts_TK), capacity, spec.overflow)
+        numbers_T = self._own_numbers(positions_s, order_S, batch, splits)
+        return _choice_of_tokens(choice, numbers_T), _choice_of_tokens(final, numbers_T)
 
-    def _numbers_of(self, positions_S: Tensor, order_S: Tensor, batch: int, splits: list[Axis]) -> Tensor:
-        """The numbers of this rank's tokens among the tokens in order of position."""
+    def _own_numbers(self, positions_S: Tensor, order_S: Tensor, batch: int, splits: list[Axis]) -> Tensor:
+        """The numbers of this rank's tokens among all tokens in order of position."""
         index = 0
         for axis in reversed(splits):
             index = index * axis.size + axis.index
-        parts = math.prod(axis.size for axis in splits)
-        rank_of_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(order_S), device=order_S.device))
-        mine_s = rank_of_S.chunk(parts)[index]
-        return (mine_s[:, None] * batch + torch.arange(batch, device=mine_s.device)).flatten()
+        num_parts = math.prod(axis.size for axis in splits)
+        inverse_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(order_S), device=order_S.device))
+        places_s = inverse_S.chunk(num_parts)[index]
+        return (places_s[:, None] * batch + torch.arange(batch, device=places_s.device)).flatten()
 
-    def _known(self, positions_s: Tensor, real_T: Tensor | None, batch: int, run: ForwardPass) -> Known:
+    def _gate_inputs(self, positions_s: Tensor, real_T: Tensor | None, batch: int, run: ForwardPass) -> Known:
         draws_T = None
         if self.spec.gate_facts.draws and run.microbatch is not None:
             first = run.microbatch.first_sample
@@ -115,20 +116,25 @@ class Router(nn.Module):
             rows_T = (positions_s[:, None] + samples_B * ROWS_OF_A_SAMPLE).flatten()
             key = stream_key(run.microbatch.seed, run.microbatch.step, f"second expert {self.block}")
             draws_T = uniform(rows_T, key)
-        # The host waits for their number where room depends on it.
-        has_room = self.spec.capacity(1) is not None
-        num_real = run.real.num_tokens() if run.real is not None and has_room else 0
+        # The host waits for the number of real tokens only if the capacity depends on it.
+        has_capacity = self.spec.capacity(1) is not None
+        num_real = run.real.num_tokens() if run.real is not None and has_capacity else 0
         return Known(self.state.bias_E, self.state.together_EE, draws_T, real_T, num_real=num_real, streams=run.streams)
 
     def _losses(
-        self, logits_TE: Tensor, likelihood_TE: Tensor, asked: Choice, real_T: Tensor | None, real: RealTokens | None,
+        self,
+        logits_TE: Tensor,
+        likelihood_TE: Tensor,
+        choice: Choice,
+        real_T: Tensor | None,
+        real: RealTokens | None,
         batch: int,
-    ) -> Tensor:  # fmt: skip
-        """The balance loss and the z-loss, [2]: this rank's parts."""
+    ) -> Tensor:
+        """This rank's parts of the balance loss and the z-loss, [2]."""
         spec = self.spec
         balance = z = logits_TE.new_zeros(())
         if spec.aux_loss != "none":
-            chosen = None if spec.aux_scope == "global" else self._chosen(asked, real, batch)
+            chosen = None if spec.aux_scope == "global" else self._chosen(choice, real, batch)
             if real_T is not None:
                 likelihood_TE = likelihood_TE.masked_fill(~real_T[:, None], 0.0)
             likelihood_sBE = likelihood_TE.unflatten(0, (-1, batch))
@@ -137,10 +143,10 @@ class Router(nn.Module):
             z = z_loss(logits_TE, real_T, self.sequence * batch, spec)
         return torch.stack((balance, z))
 
-    def _chosen(self, asked: Choice, real: RealTokens | None, batch: int) -> Chosen:
-        """How often each expert was chosen in each sample, on all ranks. GShard's loss counts first choices alone."""
-        num_choices = 1 if self.spec.aux_loss == "gshard" else asked.experts_TK.shape[1]
-        experts_TK, holds_TK = asked.experts_TK[:, :num_choices], asked.holds_TK[:, :num_choices]
+    def _chosen(self, choice: Choice, real: RealTokens | None, batch: int) -> Chosen:
+        """How often each expert was chosen in each sample, on all ranks. GShard's loss counts only first choices."""
+        num_choices = 1 if self.spec.aux_loss == "gshard" else choice.experts_TK.shape[1]
+        experts_TK, holds_TK = choice.experts_TK[:, :num_choices], choice.holds_TK[:, :num_choices]
         samples_T1 = torch.arange(experts_TK.shape[0], device=experts_TK.device)[:, None] % batch
         numbers_TK = samples_T1 * self.spec.experts + experts_TK
         num_counts = batch * self.spec.experts
@@ -151,5 +157,5 @@ class Router(nn.Module):
         return Chosen(counts.view(batch, self.spec.experts), tokens_B)
 
 
-def _of_tokens(choice: Choice, tokens_T: Tensor) -> Choice:
+def _choice_of_tokens(choice: Choice, tokens_T: Tensor) -> Choice:
     return Choice(choice.experts_TK[tokens_T], choice.holds_TK[tokens_T], choice.preference_TE[tokens_T])

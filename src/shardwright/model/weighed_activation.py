@@ -1,11 +1,12 @@
-"""The activation inside an expert, times the weight that a token's choice of the expert has.
+"""The activation inside an expert, times the weight of the token's choice of this expert.
 
-The weight could meet what the expert gives, but then that would be kept for the weight's gradient: a whole row of
-hidden width for each choice. Here that gradient is the row's sum of activation x its gradient, and the activation is
-computed again in the backward from what is kept for its own gradient anyway. On CUDA each way is one kernel.
+The weight could multiply the result of the expert, but then that result would be kept for the weight's gradient: a row
+of hidden width for each choice. Here the weight's gradient is the sum over a row of activation x its gradient. The
+backward recomputes the activation from the input, which is kept anyway. On CUDA forward and backward are one kernel
+each.
 
-Shape suffixes: N rows of tokens at the experts of this rank, F inner width of an expert on this rank, U width of what
-goes in: F, or 2 F of gate and up, H hidden.
+Shape suffixes: N rows of tokens at the experts of this rank, F inner width of an expert on this rank, U width of the
+input: F, or 2 F for gate and up, H hidden.
 """
 
 from typing import Any
@@ -29,19 +30,19 @@ from shardwright.precision.fused_operator import fused_operator
 
 
 def weighed_activation(up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool) -> Tensor:
-    """weight x act(up), or weight x act(gate) x up of [gate | up] if `gated`, [N, F] in the dtype of `up_NU`. The
-    weights are float32, and so is the product with them until it is rounded."""
+    """weight x act(up), or for [gate | up] if `gated` weight x act(gate) x up, [N, F] in the dtype of `up_NU`. The
+    weights and the product with them are float32 until the result is rounded."""
     return _WeighedActivation.apply(up_NU, weight_N1, name, gated)
 
 
 def weighed_rows(x_NH: Tensor, weight_N1: Tensor) -> Tensor:
-    """weight x x, [N, H] in the dtype of x, where the weights meet what goes into experts. Keeps x."""
+    """weight x x, [N, H] in the dtype of x, for experts whose input takes the weights. Keeps x."""
     return _WeighedActivation.apply(x_NH, weight_N1, "identity", False)
 
 
 class _WeighedActivation(torch.autograd.Function):
-    """Forward: the activation times the weight; keeps what goes in. Backward: computes the activation again, for the
-    weight's gradient and its own."""
+    """Forward: the activation times the weight; keeps both inputs. Backward: recomputes the activation, for the
+    gradients of the weight and of the activation's input."""
 
     @staticmethod
     def forward(ctx: Any, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool) -> Tensor:
@@ -76,22 +77,28 @@ def _weigh_backward_in_turn(
 ) -> None:
     activated_NF = torch.empty_like(dy_NF)
     activate_in_turn(up_NF, name, activated_NF)
-    dactivated_NF = _weights_in_turn(dy_NF, weight_N1, activated_NF, dweight_N1)
+    dactivated_NF = _weight_gradients_in_turn(dy_NF, weight_N1, activated_NF, dweight_N1)
     activate_backward_in_turn(dactivated_NF, up_NF, name, dup_NF)
 
 
 def _weigh_gated_backward_in_turn(
-    dy_NF: Tensor, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, dweight_N1: Tensor, dgate_NF: Tensor,
+    dy_NF: Tensor,
+    up_NU: Tensor,
+    weight_N1: Tensor,
+    name: ActivationName,
+    dweight_N1: Tensor,
+    dgate_NF: Tensor,
     dup_NF: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     activated_NF = torch.empty_like(dy_NF)
     gate_in_turn(up_NU, name, activated_NF)
-    dactivated_NF = _weights_in_turn(dy_NF, weight_N1, activated_NF, dweight_N1)
+    dactivated_NF = _weight_gradients_in_turn(dy_NF, weight_N1, activated_NF, dweight_N1)
     gate_backward_in_turn(dactivated_NF, up_NU, name, dgate_NF, dup_NF)
 
 
-def _weights_in_turn(dy_NF: Tensor, weight_N1: Tensor, activated_NF: Tensor, dweight_N1: Tensor) -> Tensor:
-    """Put the gradients of the weights where they belong. Returns the activation's, in its memory."""
+def _weight_gradients_in_turn(dy_NF: Tensor, weight_N1: Tensor, activated_NF: Tensor, dweight_N1: Tensor) -> Tensor:
+    """Put the gradients of the weights into `dweight_N1`. Returns the activation's gradient, in the memory of
+    `activated_NF`."""
     torch.sum(dy_NF.to(torch.float32, copy=True).mul_(activated_NF), 1, keepdim=True, out=dweight_N1)
     return torch.mul(dy_NF, weight_N1, out=activated_NF)
 
@@ -105,9 +112,14 @@ def _weigh_backward_at_once(
 
 
 def _weigh_gated_backward_at_once(
-    dy_NF: Tensor, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, dweight_N1: Tensor, dgate_NF: Tensor,
+    dy_NF: Tensor,
+    up_NU: Tensor,
+    weight_N1: Tensor,
+    name: ActivationName,
+    dweight_N1: Tensor,
+    dgate_NF: Tensor,
     dup_NF: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     dy, up = dy_NF.float(), up_NU.float()
     dweight_N1.copy_((exact_gate(up, name) * dy).sum(1, keepdim=True))
     dgate, dup = exact_gate_backward(dy * weight_N1, up, name)

@@ -1,8 +1,7 @@
 """Training without draining the pipeline: each stage updates its own weights while microbatches keep coming.
 
-What PipeDream and PipeDream-2BW do (schedule/generators/pipedream.py, schedule/generators/pipedream_2bw.py). There is
-no moment at which all stages have the same number of updates, so there is no global gradient norm, and nothing is
-clipped.
+PipeDream and PipeDream-2BW train so (schedule/generators/pipedream.py, schedule/generators/pipedream_2bw.py). At no
+moment have all stages done the same number of updates, so there is no global gradient norm and no clipping.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from shardwright.train.train_step import (
 
 
 class MicrobatchStream:
-    """The microbatches of consecutive global batches, read when they are asked for. The last two batches are kept."""
+    """The microbatches of consecutive global batches, read on demand. The last two batches are kept."""
 
     def __init__(self, job: JobSpec, batch_of: Callable[[int], Tensor]) -> None:
         self._job = job
@@ -42,42 +41,47 @@ class MicrobatchStream:
     def of_batch(self, batch: int) -> list[Tensor]:
         """The microbatches of one global batch."""
         if batch not in self._read:
-            self._read = {kept: self._read[kept] for kept in sorted(self._read)[-1:]}
+            self._read = {number: self._read[number] for number in sorted(self._read)[-1:]}
             self._read[batch] = microbatches(self._batch_of(batch), self._job.plan.microbatch_size)
         return self._read[batch]
 
 
 class _CountedBatches:
-    """Global batches of which it is known how many targets count: each rank reads them in their order, and the ranks of
-    a stage at the same actions, so they count them together."""
+    """Global batches with the number of their targets that count. Each rank reads batches in order, and all ranks of a
+    stage at the same actions, so they can count together."""
 
     def __init__(self, job: JobSpec, mesh: Mesh, batch_of: Callable[[int], Tensor]) -> None:
         self._job, self._mesh, self._batch_of = job, mesh, batch_of
-        self._known: dict[int, CountedShares] = {}
+        self._shares: dict[int, CountedShares] = {}
         self.stream = MicrobatchStream(job, self._read)
 
     def shares(self, batch: int) -> CountedShares:
-        """The shares of the positions of a batch that count."""
-        if batch not in self._known:
+        """The shares of a batch's positions that count."""
+        if batch not in self._shares:
             self.stream.of_batch(batch)
-        return self._known[batch]
+        return self._shares[batch]
 
     def _read(self, batch: int) -> Tensor:
         tokens_BS = self._batch_of(batch)
-        if batch not in self._known:
-            self._known[batch] = counted_shares(self._job, self._mesh, tokens_BS)
+        if batch not in self._shares:
+            self._shares[batch] = counted_shares(self._job, self._mesh, tokens_BS)
         return tokens_BS
 
 
 def train_stream(
-    job: JobSpec, replica: Replica, mesh: Mesh, program: Program, first_step: int, batch_of: Callable[[int], Tensor],
+    job: JobSpec,
+    replica: Replica,
+    mesh: Mesh,
+    program: Program,
+    first_step: int,
+    batch_of: Callable[[int], Tensor],
     left_out: int = 0,
-) -> list[StepResult]:  # fmt: skip
-    """Run a stream of global batches of one size, drained only at its end. `batch_of(n)` is this replica's n-th,
-    [B, S + 1], and `left_out` are the steps before that changed no weight.
+) -> list[StepResult]:
+    """Run a stream of global batches of one size, drained only at its end. `batch_of(n)` is this replica's part of
+    batch n, [B, S + 1], and `left_out` the number of earlier steps that changed no weight.
 
-    Returns a result for each batch; its gradient norm is None. A batch's learning rate holds for all its updates. One
-    that has no target changes no weight.
+    Returns a result for each batch, without a gradient norm. All updates of a batch have the same learning rate. A
+    batch without targets changes no weight.
     """
     batch_share, job = job.batch_share(first_step), job.at_step(first_step)
     per_batch = job.num_microbatches
@@ -89,7 +93,7 @@ def train_stream(
         stage = action.stage
         shards = replica.shards[stage]
         shards.wait()
-        if replica.tied.are_both_here:  # on one rank alone; between two, the plan is refused
+        if replica.tied.are_both_here:  # plans with the two copies on different ranks are refused
             replica.tied.sum_gradients()
         shards.reduce_late()
         replica.weight_stashes[stage].before_update()
@@ -100,13 +104,13 @@ def train_stream(
 
     for shards in replica.shards.values():
         shards.zero()
-    counted = _CountedBatches(job, mesh, batch_of)
-    stream = counted.stream
-    shares = counted.shares
+    counted_batches = _CountedBatches(job, mesh, batch_of)
+    stream = counted_batches.stream
+    shares = counted_batches.shares
 
     def rate_of(batch: int) -> float:
-        before = sum(not shares(earlier).targets[0] for earlier in range(batch))
-        return learning_rate(job.optimizer, first_step + batch, batch_share, left_out + before)
+        num_without_target = sum(not shares(number).targets[0] for number in range(batch))
+        return learning_rate(job.optimizer, first_step + batch, batch_share, left_out + num_without_target)
 
     def factors(microbatch: int) -> tuple[float, ...]:
         return loss_factors(job, mean, shares(microbatch // per_batch).targets)
@@ -116,9 +120,9 @@ def train_stream(
     results = []
     for batch in range(num_batches):
         numbers = [i for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses]
-        mine = {i: losses[i] for i in numbers}
-        loss, *further = mean_losses(mine, job, mesh, shares(batch).targets)
+        batch_losses = {i: losses[i] for i in numbers}
+        loss, *mtp_losses = mean_losses(batch_losses, job, mesh, shares(batch).targets)
         rate = rate_of(batch)
-        result = StepResult(loss, None, rate, mtp_losses=tuple(further))
+        result = StepResult(loss, None, rate, mtp_losses=tuple(mtp_losses))
         results.append(without_target(job, rate) if loss is None else result)
     return results

@@ -1,4 +1,4 @@
-"""From a plan to what one rank runs: its stages, their gradients, the programs and the optimizer."""
+"""Builds what one rank runs under a plan: its stages, their sharding, the programs and the optimizer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,7 +53,8 @@ NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class Float8Layers:
-    """The fp8 state of a rank's linear layers, and the largest values over all ranks that work on the same layers."""
+    """The fp8 states of a rank's linear layers. `reduce_max` takes the maximum over all ranks that hold parts or copies
+    of the same layers."""
 
     states: list[Float8Linear]
     reduce_max: ReduceMax
@@ -63,8 +64,8 @@ class Float8Layers:
 class Replica:
     """One rank's part of a job, ready to run.
 
-    `weight_stashes` is empty unless the program needs several versions of the weights. `float8` has the layers that all
-    tokens meet, and the experts, which other ranks share.
+    `weight_stashes` is empty unless the program needs several versions of the weights. `float8` has the dense layers
+    and the experts, which are sharded over different ranks.
     """
 
     stages: dict[int, DecoderStage]
@@ -78,20 +79,20 @@ class Replica:
     loss_scale: LossScale | None
     float8: tuple[Float8Layers, Float8Layers]
     pool: TensorPool
-    _of_smaller: dict[int, Program] = field(default_factory=dict)
+    _smaller_programs: dict[int, Program] = field(default_factory=dict)
 
     def program_of(self, job: JobSpec) -> Program:
-        """The program of a step with as many microbatches as the job has, which may be fewer than at the end."""
+        """The program of a step with the job's number of microbatches, which may be smaller while the batch grows."""
         number = job.num_microbatches
         if number == self.program.num_microbatches:
             return self.program
-        if number not in self._of_smaller:
-            self._of_smaller[number] = job_program(job, beside=self.program)
-        return self._of_smaller[number]
+        if number not in self._smaller_programs:
+            self._smaller_programs[number] = job_program(job, beside=self.program)
+        return self._smaller_programs[number]
 
     @property
     def float8_states(self) -> list[Float8Linear]:
-        """The state of all linear layers with fp8 products."""
+        """The states of all linear layers with fp8 products."""
         return [state for layers in self.float8 for state in layers.states]
 
     def routers(self, stage: int) -> Mapping[int, RouterState]:
@@ -99,16 +100,16 @@ class Replica:
         return self.stages[stage].routers()
 
     def memory(self) -> RankMemory:
-        """The allocated bytes of this rank, by kind, after the first update; activations are not in it."""
+        """The allocated bytes of this rank, by kind, without activations. Call it after the first update."""
         return measured_memory(self.shards, self.weight_stashes, self.tied, self.pool)
 
     def compression_bytes_saved(self) -> float:
-        """This rank's part of the bytes that compressed gradients kept off the wire so far; all ranks sum to the job's.
-        Negative where a method sends more than an uncompressed reduction would."""
+        """This rank's part of the bytes that compression of gradients saved in communication so far; the job's savings
+        are the sum over all ranks. Negative if a method sends more than an uncompressed reduction."""
         return sum(unit.compression_bytes_saved for shards in self.shards.values() for unit in shards.units)
 
     def finish_gradients(self) -> None:
-        """Block until every gradient is the sum over all replicas and uses."""
+        """Block until every gradient is summed over all replicas and all uses of its parameter."""
         for shards in self.shards.values():
             shards.wait()
         self.tied.sum_gradients()
@@ -117,7 +118,7 @@ class Replica:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """While this lasts, every parameter shows its values, whatever is sharded."""
+        """A context in which every parameter has its full values, even if ZeRO shards it."""
         for shards in self.shards.values():
             shards.gather()
             shards.finish_gather()
@@ -127,13 +128,18 @@ class Replica:
 
 
 def job_mesh(
-    job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None, kind: str = "",
-    connect: Connect | None = None, streams: DeviceStreams | None = None,
-) -> Mesh:  # fmt: skip
-    """The process groups that the job's plan needs. Every rank of the job calls this; a dry run says for what `kind` of
-    device it stands, what to `connect` to instead, and what stands for the device's `streams`."""
+    job: JobSpec,
+    rank: int,
+    device: torch.device,
+    watch: Watch | None = None,
+    kind: str = "",
+    connect: Connect | None = None,
+    streams: DeviceStreams | None = None,
+) -> Mesh:
+    """The process groups that the job's plan needs. Every rank of the job calls this. A dry run gives the `kind` of
+    device that it simulates, and stand-ins for the communicators (`connect`) and the device's `streams`."""
     program = job_program(job)
-    pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
+    has_pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
         job.plan,
         rank,
@@ -141,7 +147,7 @@ def job_mesh(
         job.run.timeout_s,
         watch=watch,
         ends=ends(job.plan, program.placement) if job.model.shares_table else None,
-        side_by_side=pairs,
+        side_by_side=has_pairs,
         ranks_per_node=job.cluster.devices_per_node,
         kind=kind,
         connect=connect,
@@ -150,40 +156,42 @@ def job_mesh(
 
 
 def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
-    """Make this rank's part of the job, with its initial weights, those of the run's seed or others."""
+    """Make this rank's part of the job, with `initial` weights, by default random values from the run's seed."""
     initial = initial or seeded(job.run.seed)
     program = job_program(job)
-    assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
+    assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would deadlock
     stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
     pool, link = tensor_pool(mesh.device, mesh.streams), HostLink(mesh.streams) if mesh.streams else None
     shards, reductions = {}, Reductions()
-    of_job = partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments])
+    make_job_optimizer = partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments])
     updates = Updates(job)
     for stage, module in stages.items():
         regions = {
-            name: [p for p in held if p is not tied.last or not tied.are_both_here]
-            for name, held in module.regions().items()
+            name: [p for p in parameters if p is not tied.last or not tied.are_both_here]
+            for name, parameters in module.regions().items()
         }
-        late = [p for held in regions.values() for p in held if p is tied.table or p is tied.last]
-        sharding, of_experts = _shardings(job, mesh, stage, program.num_stages, link)
+        tied_parameters = [
+            p for parameters in regions.values() for p in parameters if p is tied.table or p is tied.last
+        ]
+        sharding, expert_sharding = _shardings(job, mesh, stage, program.num_stages, link)
         shards[stage] = ShardedStage(
             regions,
-            late,
+            tied_parameters,
             sharding,
             pool,
             bucket_mib=job.plan.bucket_mib,
             initial=initial,
             reductions=reductions,
             make_compressor=make_compressor(job.plan),
-            expert_sharding=of_experts,
+            expert_sharding=expert_sharding,
             updates=updates,
         )
-        shards[stage].make_optimizers(of_job, partial(unit_steps, job, mesh))
+        shards[stage].make_optimizers(make_job_optimizer, partial(unit_steps, job, mesh))
         module.through = shards[stage].through
     _share_table(job, tied, shards, program.num_stages - 1)
     is_stashed = program.weights != "current"
-    weight_stashes = {stage: WeightStash(held) for stage, held in shards.items()} if is_stashed else {}
+    weight_stashes = {stage: WeightStash(sharded) for stage, sharded in shards.items()} if is_stashed else {}
     return Replica(
         stages=stages,
         shards=shards,
@@ -204,45 +212,45 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
 
 
 def _share_table(job: JobSpec, tied: TiedEmbedding, shards: dict[int, ShardedStage], last_stage: int) -> None:
-    """Let the regions of the last stage that use the table have it: its own copy, or the first stage's memory if that
-    is here."""
+    """Give the table to the regions of the last stage that use it: the last stage's own copy, or the first stage's
+    memory if this rank holds both stages."""
     if tied.last is None:
         return
-    last, (first_use, *others) = shards[last_stage], last_uses(job.model)
+    last, (first_region, *other_regions) = shards[last_stage], last_uses(job.model)
     if tied.table is None:
         unit = last.unit_of(tied.last)
     else:
-        unit = next(held.unit_of(tied.table) for held in shards.values() if held.holds(tied.table))
+        unit = next(sharded.unit_of(tied.table) for sharded in shards.values() if sharded.holds(tied.table))
         tied.share_memory(unit)
-        last.also_uses(first_use, unit)
-    for region in others:
+        last.also_uses(first_region, unit)
+    for region in other_regions:
         last.also_uses(region, unit)
 
 
 def _gradient_norm(
     job: JobSpec, mesh: Mesh, stages: dict[int, DecoderStage], shards: dict[int, ShardedStage], tied: TiedEmbedding
 ) -> GradientNorm:
-    """The norm of the model's gradient, in which a tied tensor is counted once, as the table."""
-    counted = {
+    """The norm of the model's gradient, in which a tied tensor counts once, as the table."""
+    counted_parameters = {
         stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.last])
         for stage, module in stages.items()
     }
-    of_stages = [stage_parameters(job.model, job.plan, stage) for stage in range(job.plan.num_stages)]
-    num_parameters = [sum(map(len, regions.values())) for regions in of_stages]
+    regions_of_stages = [stage_parameters(job.model, job.plan, stage) for stage in range(job.plan.num_stages)]
+    num_parameters = [sum(map(len, regions.values())) for regions in regions_of_stages]
     num_parameters[-1] -= job.model.shares_table
-    return GradientNorm(counted, num_parameters, mesh)
+    return GradientNorm(counted_parameters, num_parameters, mesh)
 
 
 def _max_over_holders(amaxes: Tensor, axes: Sequence[Axis]) -> Tensor:
-    """The largest over all ranks that work on the same layers."""
+    """The maxima over all ranks that hold parts or copies of the same layers."""
     for axis in axes:
         amaxes = all_reduce_max(amaxes, axis)
     return amaxes
 
 
 def _use_float8(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> tuple[Float8Layers, Float8Layers]:
-    """Let the linear layers of the blocks compute in fp8, those that all tokens meet and those of experts; not
-    embeddings, head, routers and norms, nor attention itself."""
+    """Let the linear layers of the blocks compute in fp8, dense layers and experts. Embeddings, head, routers, norms
+    and the core of attention keep their dtype."""
     dense: list[Float8Linear] = []
     experts: list[Float8Linear] = []
     blocks = (block for stage in stages.values() for block in stage.blocks().values())
@@ -254,41 +262,44 @@ def _use_float8(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> tu
             module.weight.float8 = state
             dense.append(state)
         if isinstance(module, Experts):
-            cuts: tuple[tuple[PlacedParameter, CutDim], ...] = ((module.up, "outputs"), (module.down, "inputs"))
-            for weight, cut in cuts:
-                of_each = [_float8_state(job, mesh.expert_tp, cut) for _ in range(weight.shape[0])]
-                weight.float8 = Float8Experts(of_each)
-                experts += of_each
-    of_all, of_experts = mesh.replicas, mesh.expert_replicas
-    holders = (mesh.tp, of_all.shards[0], of_all.copies), (mesh.expert_tp, of_experts.shards[0], of_experts.copies)
-    found = (
+            matrices: tuple[tuple[PlacedParameter, CutDim], ...] = ((module.up, "outputs"), (module.down, "inputs"))
+            for weight, sharded_dim in matrices:
+                states = [_float8_state(job, mesh.expert_tp, sharded_dim) for _ in range(weight.shape[0])]
+                weight.float8 = Float8Experts(states)
+                experts += states
+    replicas, expert_replicas = mesh.replicas, mesh.expert_replicas
+    dense_axes = (mesh.tp, replicas.shards[0], replicas.copies)
+    expert_axes = (mesh.expert_tp, expert_replicas.shards[0], expert_replicas.copies)
+    dense_layers, expert_layers = (
         Float8Layers(states, partial(_max_over_holders, axes=axes))
-        for states, axes in zip((dense, experts), holders, strict=True)
+        for states, axes in ((dense, dense_axes), (experts, expert_axes))
     )
-    of_tokens, of_rows = found
-    return of_tokens, of_rows
+    return dense_layers, expert_layers
 
 
-def _float8_state(job: JobSpec, axis: Axis, cut: CutDim) -> Float8Linear:
-    """The fp8 state of one matrix, which `axis` cuts."""
+def _float8_state(job: JobSpec, axis: Axis, sharded_dim: CutDim) -> Float8Linear:
+    """The fp8 state of one matrix, whose `sharded_dim` is split over `axis`."""
     precision, reduce_max = job.precision, partial(all_reduce_max, axis=axis)
     assert precision.float8 != "none"
     return make_float8_state(
-        precision.float8, "none" if axis.size == 1 else cut, reduce_max, history=precision.float8_history,
+        precision.float8,
+        "none" if axis.size == 1 else sharded_dim,
+        reduce_max,
+        history=precision.float8_history,
         weight_gradients=precision.float8_weight_gradients,
-    )  # fmt: skip
+    )
 
 
 def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStage]:
-    """The stages that this rank holds, whose parameters have no memory yet."""
+    """The stages of this rank. Their parameters have no memory yet."""
     plan = job.plan
     policies = dict(enumerate(layer_policies(plan, job.model.layers, job.model.mtp_layers)))
     host = HostPool(mesh.device, mesh.streams) if plan.offload_activations else None
     stages = {}
     for stage in program.placement.stages_of(mesh.pp.index):
         span = stage_span(plan, job.model.layers, stage)
-        # One for each stage: it keeps the weight gradients that wait.
-        cut = LayerSharding(
+        # Each stage has its own, since it keeps the deferred weight gradients.
+        sharding = LayerSharding(
             mesh.tp,
             mesh.cp,
             mesh.ep,
@@ -297,29 +308,35 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
             cp_method=plan.cp_method,
             float8_dispatch=job.precision.float8_dispatch,
         )
-        made = DecoderStage(job.model, span, cut, policies, host=host, loss_positions=loss_positions(job))
-        stages[stage] = made.prepare(mesh.device, NUMBERS[job.precision.compute])
+        module = DecoderStage(job.model, span, sharding, policies, host=host, loss_positions=loss_positions(job))
+        stages[stage] = module.prepare(mesh.device, NUMBERS[job.precision.compute])
     return stages
 
 
 def _shardings(
     job: JobSpec, mesh: Mesh, stage: int, num_stages: int, link: HostLink | None
 ) -> tuple[Sharding, Sharding]:
-    """How replicas share the state of a stage: (all but its experts, its experts)."""
+    """The ZeRO sharding of a stage's state over replicas, of its dense parameters and of its experts."""
     plan, precision = job.plan, job.precision
     dense, experts = (
         Sharding(
-            zero_stage(plan, is_expert), *replicas.sharing(stage, num_stages), mesh.tp,
-            compute=NUMBERS[precision.compute], gradients=NUMBERS[precision.gradient_number],
+            zero_stage(plan, is_expert),
+            *replicas.sharing(stage, num_stages),
+            mesh.tp,
+            compute=NUMBERS[precision.compute],
+            gradients=NUMBERS[precision.gradient_number],
             reduce=NUMBERS[precision.reduce_number],
-            host_share=plan.offload_optimizer, host_values=plan.offload_parameters, link=link,
+            host_share=plan.offload_optimizer,
+            host_values=plan.offload_parameters,
+            link=link,
         )
         for replicas, is_expert in ((mesh.replicas, False), (mesh.expert_replicas, True))
-    )  # fmt: skip
+    )
     return dense, experts
 
 
 def _tied(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> TiedEmbedding:
+    """The tied embedding, with the copies of the table that this rank holds."""
     table: PlacedParameter | None = None
     last: PlacedParameter | None = None
     for module in stages.values() if job.model.shares_table else ():

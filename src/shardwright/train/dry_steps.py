@@ -1,7 +1,7 @@
-"""Steps of one rank without values and without other ranks: the real build, program and optimizer.
+"""Dry steps of one rank, without values and without other ranks, but with the real build, program and optimizer.
 
-Tensors are on torch's device meta: operators say which shapes they give and compute nothing. Collectives are over at
-once (parallel/comm/transport.py).
+Tensors are on torch's device meta: operators compute only the shapes of their results. Collectives finish at once
+(parallel/comm/transport.py).
 """
 
 from collections.abc import Callable
@@ -23,17 +23,17 @@ META = torch.device("meta")
 
 
 def _no_values(place: ParameterShard, start: int, out: Tensor) -> None:
-    """Initial weights of tensors that have no memory."""
+    """Write no initial values, since the tensors have no memory."""
 
 
 class DrySteps:
-    """A rank and the steps of it that are run at a time: one, or as many as fill a pipeline that never drains."""
+    """A rank that runs `num_steps` dry steps at a time: one, or enough to fill a pipeline that never drains."""
 
     def __init__(
         self, job: JobSpec, rank: int, device: str, connect: Connect | None = None, streams: DeviceStreams | None = None
     ) -> None:
-        """Build the rank, as it would be on a `device`, with nobody on its axes; `connect` makes other communicators
-        than those that do nothing, and `streams` stand for those of the device."""
+        """Build the rank as it would be on a `device`, with no other ranks on its axes. `connect` replaces the
+        communicators, which do nothing by default, and `streams` stand for the streams of the device."""
         job = job.grown()
         self._job, self.num_steps = job, steps_to_fill(job)
         connect = connect or (lambda lines: DryTransport(is_gloo=device == "cpu"))
@@ -41,7 +41,7 @@ class DrySteps:
         self.program = job_program(job, self.num_steps)
         self.replica = build(job, self.mesh, _no_values)
         for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
-            unit.masters.set_num_steps(1)  # with what the optimizer remembers, as from the second step on
+            unit.masters.set_num_steps(1)  # so that the optimizer has its state, as from the second step on
         self.batch_of: Callable[[int], Tensor] = self._zeros
         self._num_done = 0
 
@@ -52,7 +52,7 @@ class DrySteps:
         )
 
     def run(self) -> None:
-        """Run them, and count what they send. Their batches are those behind the ones of the last time."""
+        """Run `num_steps` steps, and count in the ledger what they send. Batches go on from the previous call."""
         job, replica, mesh = self._job, self.replica, self.mesh
         mesh.ledger.clear()
         if self.program.weights == "current":

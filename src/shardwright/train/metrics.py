@@ -1,7 +1,7 @@
-"""Output of a running job: a JSONL file, TensorBoard, and a line with the time that is left.
+"""The output of a running job: a JSONL file, TensorBoard, and progress lines with the remaining time.
 
-Only rank 0 writes. Shares of the step are means over all ranks: computing, blocked in collectives (communication
-that nothing hid), and idle in the pipeline (waiting for another stage).
+Only rank 0 writes. Shares of a step are means over all ranks: computing, blocked in collectives (exposed
+communication), and idle in the pipeline (waiting for another stage).
 """
 
 import json
@@ -42,16 +42,16 @@ from shardwright.train.train_step import StepResult
 class StepMetrics:
     """One line of metrics.jsonl.
 
-    `loss` is None in a step none of whose tokens has one, `mfu` where the device's rate is unknown, `grad_norm` where
-    there is none, `loss_scale` where the loss is not scaled, and `compression_bytes_saved`, which is of all ranks
-    together, where gradients are not compressed. The bytes that all ranks sent by kind of link, and those of them that
-    took tokens to experts and back, are None where cluster.devices_per_node does not say what a node is. A step that is
-    `skipped` changed no weight, `skipped_because` of an "overflow" of fp16, of what was "not finite", of a "spike" or
-    for it had "no target"; so many were skipped and so many spikes seen so far. `mtp_losses` are those of further
-    tokens, which `loss` does not contain, None where there are none. Link use is the share of the bandwidth of the
-    cluster's links, None where that is unknown (link_use.py), and `gpus` are readings of rank 0's node at progress
-    lines (gpu_readings.py). A number that is not finite is null. `experts` has an entry for each layer with experts,
-    and None without; in steps that make a progress line there is also who was chosen together.
+    `loss` is None if no token of the step has one, `mfu` if the device's peak rate is unknown, `grad_norm` if none was
+    computed, `loss_scale` if the loss is not scaled, and `compression_bytes_saved`, a sum over all ranks, if gradients
+    are not compressed. The bytes that all ranks sent, by kind of link, and the part of these bytes that dispatched
+    tokens to experts and back are None if cluster.devices_per_node does not define nodes. A `skipped` step changed no
+    weight; `skipped_because` is "overflow" (fp16), "not finite", "spike" or "no target". `num_skipped` and `num_spikes`
+    count up to this step. `mtp_losses` are the losses of further tokens, which `loss` does not contain, None without
+    any. Link use is the used share of the bandwidth of the cluster's links, None if that is unknown (link_use.py).
+    `gpus` are readings of rank 0's node at progress lines (gpu_readings.py). `experts` has an entry for each layer with
+    experts, None without any; in steps with a progress line an entry also counts the experts chosen together. A number
+    that is not finite is written as null.
     """
 
     step: int
@@ -84,8 +84,9 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class Shares:
-    """How the ranks spent a step, on average, the largest memory of any, what compression saved them all, and what all
-    sent: inside nodes and between, then so for experts alone; nothing where nodes are not known."""
+    """The shares of a step, as means over ranks; the largest peak memory of any rank; the bytes that compression saved
+    on all ranks; and the bytes that all ranks sent: inside nodes, between nodes, and both again for experts alone. None
+    if nodes are unknown."""
 
     compute: float
     exposed_communication: float
@@ -96,35 +97,39 @@ class Shares:
 
 
 def measure_shares(mesh: Mesh, span_s: float, compression_bytes_saved: float = 0.0, num_steps: int = 1) -> Shares:
-    """Collect the ranks' ledgers of so many steps, which took `span_s`, and what each rank saved in one. Moves two
-    small all-reduces over the world."""
+    """Sum the ledgers of all ranks over `num_steps` steps, which took `span_s`, and the bytes that compression saved in
+    a step. Moves two small all-reduces over the world."""
     blocked_s = mesh.ledger.blocked_s()
     idle_s = blocked_s.pop("pp", 0.0)
     sent = [mesh.ledger.sent_bytes(link, axis) / num_steps for axis in (None, "ep") for link in (INSIDE, BETWEEN)]
     numbers = [sum(blocked_s.values()), idle_s, span_s, compression_bytes_saved, *sent]
-    mine = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
+    sums = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
     peak = torch.tensor([peak_memory_bytes(mesh.device)], dtype=torch.int64, device=mesh.device)
-    all_reduce(mine, mesh.world)
+    all_reduce(sums, mesh.world)
     all_reduce_max(peak, mesh.world)
-    *numbers, peak_bytes = mesh.numbers(torch.cat((mine, peak.double())))
+    *numbers, peak_bytes = mesh.numbers(torch.cat((sums, peak.double())))
     exposed_s, idle_s, total_s, saved_bytes, *sent = numbers
     exposed, idle = exposed_s / total_s, idle_s / total_s
     inside, between, experts_inside, experts_between = map(round, sent)
     return Shares(
-        1.0 - exposed - idle, exposed, idle, int(peak_bytes), compression_bytes_saved=round(saved_bytes),
+        1.0 - exposed - idle,
+        exposed,
+        idle,
+        int(peak_bytes),
+        compression_bytes_saved=round(saved_bytes),
         sent_bytes=(inside, between, experts_inside, experts_between) if mesh.ledger.ranks_per_node else None,
-    )  # fmt: skip
+    )
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory held so far: the allocator's on CUDA, the whole process's on a CPU."""
+    """The peak memory so far: of the allocator on CUDA, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def known_device(job: JobSpec, device: torch.device) -> DeviceSpec | None:
-    """The catalog's entry of the device that runs this, None if it has none."""
+    """The catalog's entry of this device, None if the catalog has none."""
     specs = [DeviceSpec(**catalog.read("devices", name)) for name in catalog.names("devices")]
     if device.type != "cuda":
         return next((spec for spec in specs if spec.name == job.cluster.device), None)
@@ -133,9 +138,9 @@ def known_device(job: JobSpec, device: torch.device) -> DeviceSpec | None:
 
 
 def job_peak_flops(job: JobSpec, device: DeviceSpec) -> float | None:
-    """The peak rate of all ranks together in the number type of the job's products, in FLOP/s; None if not known.
+    """The peak rate of all ranks together in the number type of the job's products, in FLOP/s; None if unknown.
 
-    Where a device has no fp8 products they are emulated in the number type of the computation.
+    A device without fp8 products emulates them in the number type of the computation.
     """
     rate = device.peak_flops(job.precision.product_number) or device.peak_flops(job.precision.compute)
     return rate * job.plan.world if rate else None
@@ -144,11 +149,9 @@ def job_peak_flops(job: JobSpec, device: DeviceSpec) -> float | None:
 class MetricsLog:
     """Writes metrics of steps and evaluations to a run's folder, and the progress line to `out` or standard output."""
 
-    def __init__(
-        self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 0, out: TextIO | None = None
-    ) -> None:  # fmt: skip
-        """Go on after `first_step` steps: what the files say of later ones is dropped."""
-        from torch.utils.tensorboard import SummaryWriter  # a second of imports that only rank 0 pays
+    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 0, out: TextIO | None = None) -> None:
+        """Go on after `first_step` steps: drop what the files have of later steps."""
+        from torch.utils.tensorboard import SummaryWriter  # takes a second, on rank 0 alone
 
         self._job = job
         self._out = out or sys.stdout
@@ -164,12 +167,12 @@ class MetricsLog:
             self._board = SummaryWriter(str(self._board_folder), purge_step=first_step + 1 if first_step else None)
         self._recent_s: list[float] = []
         if self._peak_flops is None:
-            where = "this CPU" if mesh.device.type == "cpu" else torch.cuda.get_device_name(mesh.device)
+            device_text = "this CPU" if mesh.device.type == "cpu" else torch.cuda.get_device_name(mesh.device)
             number = job.precision.product_number
-            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {where} in {number}")
+            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {device_text} in {number}")
 
     def say(self, text: str) -> None:
-        """A line for the user. RunError if it can't be said."""
+        """Print a line for the user. Raises RunError if that fails."""
         try:
             print(printable(text), file=self._out, flush=True)
         except OSError as error:
@@ -179,7 +182,7 @@ class MetricsLog:
         self, step: int, result: StepResult, step_s: float, shares: Shares, counts: StepCounts | None = None,
         gpus: Sequence[GpuReading] = (),
     ) -> None:  # fmt: skip
-        """Record one step, with what was counted up to it; every run.log_every steps, show it."""
+        """Record one step, with the counts of the run up to it. Print a progress line every run.log_every steps."""
         tokens_per_s = self._job.at_step(step - 1).tokens_per_step / step_s
         flops_per_s = shape_of(self._job.model).flops_per_token() * tokens_per_s
         mfu = flops_per_s / self._peak_flops if self._peak_flops else None
@@ -217,10 +220,10 @@ class MetricsLog:
             mtp_losses=[loss if _is_number(loss) else None for loss in result.mtp_losses] or None,
         )
         self._write(asdict(metrics))
-        more = {name: value for layer in result.routing for name, value in layer.scalars().items()}
-        further = enumerate(result.mtp_losses)
-        more |= {f"loss/{k + 2} tokens further": loss for k, loss in further if loss is not None}
-        self._draw(step, {name: value for name, value in more.items() if math.isfinite(value)})
+        scalars = {name: value for layer in result.routing for name, value in layer.scalars().items()}
+        mtp_losses = enumerate(result.mtp_losses)
+        scalars |= {f"loss/{k + 2} tokens further": loss for k, loss in mtp_losses if loss is not None}
+        self._draw(step, {name: value for name, value in scalars.items() if math.isfinite(value)})
         self._recent_s = [*self._recent_s[-19:], step_s]
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
@@ -235,19 +238,19 @@ class MetricsLog:
             )
 
     def evaluation(self, step: int, losses: Mapping[str, float | None]) -> None:
-        """Record an evaluation: the loss on each set by its name, None where no token of it has one."""
-        own = {name: loss for name, loss in losses.items() if name != HELD_OUT}
+        """Record an evaluation: the loss on each set by the set's name, None if none of its tokens has a loss."""
+        set_losses = {name: loss for name, loss in losses.items() if name != HELD_OUT}
         values: dict[str, Any] = {"step": step}
         if HELD_OUT in losses:
             values["validation_loss"] = losses[HELD_OUT]
-        if own:
-            values["validation_losses"] = {name: _finite_or_none(loss) for name, loss in own.items()}
+        if set_losses:
+            values["validation_losses"] = {name: _finite_or_none(loss) for name, loss in set_losses.items()}
         self._write(values)
-        drawn = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in own.items()}
-        self._draw(step, {name: loss for name, loss in drawn.items() if loss is not None})
+        points = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in set_losses.items()}
+        self._draw(step, {name: loss for name, loss in points.items() if loss is not None})
         for name, loss in losses.items():
-            none = f"there is no {held_out_of(name)}: none of its tokens has one"
-            self.say(f"step {step}: {none if loss is None else f'{held_out_of(name)} {loss:.4f}'}")
+            no_loss = f"there is no {held_out_of(name)}: none of its tokens has one"
+            self.say(f"step {step}: {no_loss if loss is None else f'{held_out_of(name)} {loss:.4f}'}")
 
     def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""
@@ -255,7 +258,7 @@ class MetricsLog:
         self.say(f"step {step} is saved: the run waited {blocking_s:.3f} s, all was durable after {durable_s:.2f} s")
 
     def go_back(self, step: int) -> None:
-        """The run goes on after this step: what was recorded of later ones is dropped."""
+        """Let the run go on after this step: drop what was recorded of later steps."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
@@ -265,7 +268,8 @@ class MetricsLog:
             self._board = SummaryWriter(str(self._board_folder), purge_step=step + 1)
 
     def memory(self, predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> None:
-        """Record the memory account, once: a line with both, by pipeline rank. Measured activations are 0."""
+        """Record the memory account, once: predicted and measured memory of each pipeline rank in one line. Measured
+        activations are 0."""
         account = {"predicted": [m.as_dict() for m in predicted], "measured": [m.as_dict() for m in measured]}
         self._note({"memory": account})
         for line in measured_lines(predicted, measured):
@@ -277,20 +281,20 @@ class MetricsLog:
         self._draw(values["step"], {name: value for name, value in numbers.items() if math.isfinite(value)})
 
     def _note(self, values: dict[str, Any]) -> None:
-        """A line of metrics.jsonl."""
+        """Append a line to metrics.jsonl."""
         finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         with telling_of_full_disk(self._path):
             self._file.write(json.dumps(finite) + "\n")
             self._file.flush()
 
     def _draw(self, step: int, values: dict[str, float]) -> None:
-        """Points of TensorBoard's curves."""
+        """Add points to TensorBoard's curves."""
         with telling_of_full_disk(self._board_folder):
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Finish the files."""
+        """Close the files."""
         with telling_of_full_disk(self._path):
             self._file.close()
         with telling_of_full_disk(self._board_folder):
@@ -298,7 +302,7 @@ class MetricsLog:
 
 
 def held_out_of(name: str) -> str:
-    """The name of a set's loss in a line."""
+    """The name of a set's loss in a printed line."""
     return "held-out loss" if name == HELD_OUT else f"held-out loss of {name}"
 
 
@@ -307,32 +311,34 @@ def _finite_or_none(loss: float | None) -> float | None:
 
 
 def _keep_until(path: Path, step: int, with_memory: bool = False) -> None:
-    """Drop the lines of a metrics file that are of later steps, a last one that a broken run left unfinished, and the
-    account of memory, which a run that is started anew takes again."""
-    kept = []
+    """Drop from a metrics file the lines of later steps, an unfinished last line of a broken run, and unless
+    `with_memory` the memory account, which a resumed run records again."""
+    lines = []
     if step and os.path.lexists(path):
         with open_file(path) as file:
-            kept = [raw.decode(errors="replace").rstrip("\n") for raw in file if _is_kept(raw, step, with_memory)]
-    write_anew(path, "".join(f"{line}\n" for line in kept))
+            lines = [raw.decode(errors="replace").rstrip("\n") for raw in file if _is_kept(raw, step, with_memory)]
+    write_anew(path, "".join(f"{line}\n" for line in lines))
 
 
 def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:
-    """True if a line of a metrics file is of one of the first so many steps."""
+    """True if a line of a metrics file belongs to the first `step` steps."""
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError):
         return False
     if not isinstance(values, dict):
         return False
-    saved = values.get("checkpoint")
-    of_step = values.get("step", saved.get("step", 0) if isinstance(saved, dict) else 0)
-    return isinstance(of_step, int) and of_step <= step and (with_memory or "memory" not in values)
+    checkpoint = values.get("checkpoint")
+    line_step = values.get("step", checkpoint.get("step", 0) if isinstance(checkpoint, dict) else 0)
+    return isinstance(line_step, int) and line_step <= step and (with_memory or "memory" not in values)
 
 
 _WHY_SKIPPED = {
-    "overflow": "gradients overflowed", "not finite": "not finite", "spike": "a spike of the loss",
+    "overflow": "gradients overflowed",
+    "not finite": "not finite",
+    "spike": "a spike of the loss",
     "no target": "no token has a loss",
-}  # fmt: skip
+}
 
 
 def _is_number(value: float | None) -> bool:
@@ -344,8 +350,8 @@ def _loss_text(loss: float | None) -> str:
 
 
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
-    """The numbers that only some jobs have: losses of further tokens, the loss scale, whether the step was skipped, the
-    savings of compression, bytes between nodes, the use of experts."""
+    """The part of a progress line that only some jobs have: losses of further tokens, the loss scale, a skipped step,
+    the use of the network, the savings of compression, bytes between nodes, the use of experts."""
     parts = []
     if result.mtp_losses:
         parts.append("further " + " ".join("none" if loss is None else f"{loss:.3f}" for loss in result.mtp_losses))

@@ -1,4 +1,4 @@
-"""The beginning of a text that a model goes on with, as tokens, and the tokens at which it ends."""
+"""The prompt that a model continues, as tokens, and the tokens that end its text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ _CONFIGURATIONS = ("generation_config.json", "config.json")
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens that a text begins with; the first `num_hidden` of them are not shown with what follows. It ends before
-    one of `ends`."""
+    """The tokens with which a text begins; the first `num_hidden` of them are not shown with the generated text. The
+    text ends before the first token of `ends`."""
 
     ids: tuple[int, ...]
     num_hidden: int
@@ -29,11 +29,11 @@ class Prompt:
 
 
 def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
-    """The tokens of a text, or of a chat that begins with it as what a user says and is to be answered. Raises
-    PlanError where the tokenizer or the chat template can't write it, or the model has no such tokens.
+    """The tokens of a text, or of a chat whose user says the text and waits for the answer. Raises PlanError if the
+    tokenizer or the chat template can't write it, or the model's vocabulary lacks its tokens.
 
-    `weights` is the folder of the released model that the job's weights come from, or nothing. A text begins with the
-    tokens that documents begin with (data.begin_token).
+    `weights` is the folder of the released model that the job's weights come from, empty without one. A text begins
+    with the tokens with which documents begin (data.begin_token).
     """
     if job.model.weights and "tokenizer" not in job.data.model_fields_set:
         raise PlanError(
@@ -45,10 +45,10 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
         )
     tokenizer = load_tokenizer(job.data)
     try:
-        text.encode()  # half a character has no tokens, and tokenizers say so in words of their own
+        text.encode()  # half a character can't be encoded, and each tokenizer has its own error for that
         ends = _end_tokens(list(folders_beside(job.data, weights)), tokenizer)
         if is_chat:
-            prompt = _of_chat(job, weights, tokenizer, question(text, "--chat"), ends)
+            prompt = _chat_prompt(job, weights, tokenizer, question(text, "--chat"), ends)
         else:
             ids, num_hidden = begun(tokenizer, _ids_of(job, tokenizer, text))
             prompt = Prompt(ids, num_hidden, ends)
@@ -72,43 +72,44 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
 
 
 def _ids_of(job: JobSpec, tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, from a process whose time and memory are bounded. Raises PlanError, RunError."""
+    """The tokens of a text, encoded in a process with limited time and memory. Raises PlanError, RunError."""
     with encoders(EncodingSetup(job.data, None), tokenizer, len(text)) as encoding:
         return [int(i) for i in encoding.submit([text]).result().ids]
 
 
 def begun(tokenizer: Tokenizer, text: Iterable[int]) -> tuple[tuple[int, ...], int]:
-    """The ids of a text that is to be gone on with, with the tokens before it that documents begin with, and how many
-    of these were put there. Nothing at all is token 0."""
+    """The ids of a text to continue, after the tokens with which documents begin, and the number of tokens added before
+    the text. An empty result becomes token 0."""
     ids = np.array(list(text), np.int64)
     first = missing_begin(ids, np.array(tokenizer.begin_of_text, np.int64))
     return tuple(np.concatenate((first, ids)).tolist()) or (0,), len(first)
 
 
-def _of_chat(job: JobSpec, weights: str, tokenizer: Tokenizer, asked: Chat, ends: frozenset[int]) -> Prompt:
-    """The tokens that ask for an answer. It ends as well before the special token that ends answers in the template."""
-    answered = Chat(asked.where, (*asked.messages, {"role": ASSISTANT, "content": "."}))
+def _chat_prompt(job: JobSpec, weights: str, tokenizer: Tokenizer, chat: Chat, ends: frozenset[int]) -> Prompt:
+    """The tokens of a chat that waits for an answer. The text also ends before the special token that ends answers in
+    the chat template."""
+    answered_chat = Chat(chat.where, (*chat.messages, {"role": ASSISTANT, "content": "."}))
     with EncodingPool(EncodingSetup(job.data, find_template(job.data, weights)), 1) as pool:
-        ids = pool.submit([asked]).result().ids
+        ids = pool.submit([chat]).result().ids
         try:
-            example = pool.submit([answered]).result()
-        except PlanError:  # a template may want more of an answer than a text: then the files alone say where one ends
+            example = pool.submit([answered_chat]).result()
+        except PlanError:  # a template may need more than text in an answer: then only the files define the end tokens
             return Prompt(tuple(map(int, ids)), len(ids), ends)
-    special = {*tokenizer.special_ids().values()}
+    special_ids = {*tokenizer.special_ids().values()}
     ranges = example.answers.reshape(-1, 2)
-    marks = [int(i) for begin, end in ranges for i in example.ids[begin:end] if int(i) in special]
-    return Prompt(tuple(map(int, ids)), len(ids), ends | {*marks[:1]})
+    end_ids = [int(i) for begin, end in ranges for i in example.ids[begin:end] if int(i) in special_ids]
+    return Prompt(tuple(map(int, ids)), len(ids), ends | {*end_ids[:1]})
 
 
 def _end_tokens(folders: Sequence[Path], tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end a text: that of documents, and those that configurations beside tokenizer and weights say."""
-    said = [read_config(folder, name).get("eos_token_id") for folder in folders for name in _CONFIGURATIONS]
-    numbers = {number for one in said for number in (one if isinstance(one, list) else [one]) if type(number) is int}
-    special = tokenizer.special_ids()
-    named = {special.get(special_tokens_of(folder).get("eos_token", "")) for folder in folders}
-    return frozenset(numbers | {number for number in named if number is not None} | _end_of_documents(tokenizer))
+    """The tokens that end a text: the end of documents, and the eos tokens of the configurations in `folders`."""
+    values = [read_config(folder, name).get("eos_token_id") for folder in folders for name in _CONFIGURATIONS]
+    ids = {i for value in values for i in (value if isinstance(value, list) else [value]) if type(i) is int}
+    special_ids = tokenizer.special_ids()
+    named_ids = {special_ids.get(special_tokens_of(folder).get("eos_token", "")) for folder in folders}
+    return frozenset(ids | {i for i in named_ids if i is not None} | _end_of_documents(tokenizer))
 
 
 def _end_of_documents(tokenizer: Tokenizer) -> set[int]:
-    """The token that documents end with, but for one that is text as well, as the line break of bytes."""
+    """The token that ends documents, unless it is text too, such as the line break of bytes."""
     return {*tokenizer.end_of_text} & {*tokenizer.special_ids().values()}

@@ -1,4 +1,4 @@
-"""The end of a step for the routers: what all ranks saw together is learned from, and told."""
+"""The end of a step for the routers: they learn from the counts of all ranks, and the counts are reported."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,12 +16,13 @@ from shardwright.sharding.router_totals import size_of_totals
 
 @dataclass(frozen=True)
 class LayerRouting:
-    """How the tokens of one step, without what only fills samples up, went to the experts of one layer.
+    """The routing of one step's real tokens to the experts of one layer.
 
-    `load` says how often each expert was chosen, before room in experts was looked at. `dropped_share` are the choices
-    that found no room, `unserved_share` the tokens that no expert computed. `entropy` is the mean over tokens of that
-    of their scores, in nats. The losses are means over microbatches, times their coefficients; the loss of a step does
-    not contain them. `together` counts the tokens that chose two experts both; None where there are many experts.
+    `load` counts how often each expert was chosen, before capacity was applied. `dropped_share` is the share of choices
+    that found no room, `unserved_share` the share of tokens that no expert computed. `entropy` is the mean over tokens
+    of the entropy of their scores, in nats. The losses are means over microbatches, times their coefficients; the loss
+    of a step does not contain them. `together` counts the tokens that chose both of two experts; None with many
+    experts.
     """
 
     layer: int
@@ -35,7 +36,7 @@ class LayerRouting:
 
     @classmethod
     def of(cls, layer: int, totals: Totals, num_positions: int) -> "LayerRouting":
-        """The routing that was seen in a step; a microbatch has so many positions, filling or not."""
+        """The routing of a step from its totals. `num_positions` of a microbatch include filling."""
         tokens, chosen = max(1.0, float(totals.tokens)), float(totals.chosen_E.sum())
         pairs = totals.together_EE
         return cls(
@@ -51,18 +52,18 @@ class LayerRouting:
 
     @property
     def largest_load(self) -> float:
-        """The load of the expert that was chosen most, as a multiple of the mean."""
+        """The load of the most chosen expert, as a multiple of the mean load."""
         return max(self.load) * len(self.load) / max(1, sum(self.load))
 
     def numbers(self, with_pairs: bool) -> dict[str, Any]:
-        """For metrics.jsonl."""
+        """The values for metrics.jsonl."""
         values = asdict(self) | {"largest_load": self.largest_load}
         if not with_pairs:
             del values["together"]
         return values
 
     def scalars(self) -> dict[str, float]:
-        """For TensorBoard, by name."""
+        """The values for TensorBoard, by name."""
         names = ("largest_load", "dropped_share", "unserved_share", "entropy", "balance_loss", "z_loss")
         return {f"experts/layer {self.layer}/{name}": getattr(self, name) for name in names}
 
@@ -70,8 +71,8 @@ class LayerRouting:
 def end_routing_step(
     job: JobSpec, stages: Mapping[int, DecoderStage], mesh: Mesh, skipped: bool
 ) -> tuple[LayerRouting, ...]:
-    """Sum over all ranks what their routers saw in a step, and have every router learn from that, unless the step was
-    skipped. Returns how each layer with experts routed, the same on every rank.
+    """Sum the counts of routers over all ranks, and let every router learn from them, unless the step was skipped.
+    Returns the routing of each layer with experts, the same on every rank.
 
     Moves one all-reduce over the world, of a few numbers for each layer and expert.
     """
@@ -81,18 +82,18 @@ def end_routing_step(
         return ()
     states = [(layers.index(n), state) for stage in stages.values() for n, state in stage.routers().items()]
     table = torch.zeros(len(layers), size_of_totals(spec), dtype=torch.float64, device=mesh.device)
-    # Ranks of tp have the same tokens, unless they share the sequence.
-    counts = mesh.tp.index == 0 or job.plan.sequence_parallel
+    # All tp ranks have the same tokens, unless they share the sequence.
+    is_counted = mesh.tp.index == 0 or job.plan.sequence_parallel
     for row, state in states:
-        seen = state.take_seen()
-        if counts:
-            table[row] = seen
+        counts = state.take_seen()
+        if is_counted:
+            table[row] = counts
     all_reduce(table, mesh.world)
     for row, state in states if not skipped else ():
         state.learn(Totals.of(table[row], spec))
     if mesh.streams is not None:
         mesh.streams.host_reads(table)
-    if table.is_meta:  # of a dry run, which saw nothing
+    if table.is_meta:  # a dry run counts nothing
         return ()
     num_positions = job.plan.microbatch_size * job.model.sequence
     host = table.cpu()
@@ -100,7 +101,8 @@ def end_routing_step(
 
 
 def in_words(routing: tuple[LayerRouting, ...]) -> str:
-    """For the progress line: of the layer that is least even, the load of its busiest expert; and what was dropped."""
+    """The text for a progress line: the largest load of an expert in any layer, and the mean share of dropped
+    choices."""
     largest = max(layer.largest_load for layer in routing)
     dropped = sum(layer.dropped_share for layer in routing) / len(routing)
     return f"busiest expert {largest:.2f} x mean, {dropped:.1%} dropped"

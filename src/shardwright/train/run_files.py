@@ -1,10 +1,10 @@
-"""Files that a run writes into its folder: one place says which they are, and how they are opened.
+"""The files that a run writes into its folder: their names, and safe ways to open them.
 
-A folder may come from an archive, or be one that others write to, and hold links: a file that is written through one is
-somebody else's. So a name that is a link, or no file where a run has one, is refused before a run begins; files are
-opened without following one, and what would be emptied is a new file instead, for a second name of the same file (a
-hard link) can't be told from it. Who may write to the folder while a run goes on can harm it in other ways, and is not
-kept out.
+A folder may come from an archive, or others may write to it, and it may hold links: a run that writes through a link
+changes somebody else's file. So before a run begins, a name is refused if it is a link, or has another kind than the
+run's file or folder. Files are opened without following links. A file to be emptied is replaced by a new file, since a
+hard link to a foreign file can't be told from an own file. Someone who may write to the folder during a run can harm it
+in other ways; this is no protection against that.
 """
 
 import errno
@@ -24,13 +24,13 @@ NAMES = (*_FILES, *_FOLDERS)
 
 
 def name_faults(folder: Path) -> list[str]:
-    """A sentence for each name in a run's folder that is a link, and would be written through, or something else than
-    what a run has under that name."""
+    """A sentence for each name in a run's folder that is a link, through which a run would write, or that has another
+    kind than the run's file or folder of this name."""
     faults = []
     for name in NAMES:
         try:
             mode = os.lstat(folder / name).st_mode
-        except OSError:  # it is not there, or the folder says what is wrong when it is made
+        except OSError:  # the name does not exist, or making the folder will report the error
             continue
         way_out = "or name another folder in run.folder"
         if stat.S_ISLNK(mode):
@@ -45,8 +45,8 @@ def name_faults(folder: Path) -> list[str]:
 
 
 def open_own(file: Path, flags: int) -> int:
-    """A descriptor of a file that is nobody else's: no link, no second name, and no FIFO. It is made where it is not
-    there and `flags` have O_CREAT. Raises OSError (ELOOP for what is not its own)."""
+    """A descriptor of a regular file with one name: no link, no hard link, no FIFO. A missing file is made if `flags`
+    have O_CREAT. Raises OSError (ELOOP for any other kind of file)."""
     descriptor = os.open(file, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
@@ -56,25 +56,24 @@ def open_own(file: Path, flags: int) -> int:
 
 
 def open_to_append(file: Path) -> TextIO:
-    """A text file to add lines to. Raises OSError."""
+    """A text file, open to append lines. Raises OSError."""
     return open(open_own(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8")
 
 
 def write_anew(file: Path, text: str) -> None:
-    """Put a new text file in the place of one, whatever that is; it is the old or the new one at any time. Raises
-    OSError."""
-    new = file.with_suffix(".new")
+    """Replace a file of any kind by a new text file, atomically. Raises OSError."""
+    new_file = file.with_suffix(".new")
     with suppress(FileNotFoundError):
-        new.unlink()
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with open(descriptor, "w", encoding="utf-8") as opened:
-        opened.write(text)
-    new.replace(file)
+        new_file.unlink()
+    descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    new_file.replace(file)
 
 
 def make_room(file: Path) -> None:
-    """Remove a file that a library will open by its name, and make its folder. Raises OSError, as where the folder is
-    a link."""
+    """Remove a file that a library will open by name, and make its folder. Raises OSError, also if the folder is a
+    link."""
     if os.path.islink(file.parent):
         raise OSError(errno.ELOOP, "its folder is a link, which is not followed", str(file))
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A run's first lines and its last ones, and how it ended."""
+"""The first and the last lines of a run, and its result."""
 
 import math
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from shardwright.train.steps_measured import StepsMeasured
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run. `steps` count from the job's first; losses are in nats a token, the first and the last of
-    this part of the run, None where nothing was left to do; those of sets that are evaluated are by name, the last that
-    were measured, and None where no token of a set has one.
+    """The result of a run. `steps` count from the job's first step. Losses are in nats per token. `first_loss` and
+    `last_loss` are of this part of the run, None if it had no step to run. The losses of evaluated sets are by name, as
+    last measured; None if no token of a set has a loss.
 
-    `preempted` where it was asked to leave: it has saved, and can go on. `measured` is what this rank saw of its steps,
-    None where there were none.
+    `preempted`: the run was asked to stop, has saved a checkpoint and can be resumed. `measured` has this rank's
+    measurements of its steps, None without steps.
     """
 
     steps: int
@@ -43,12 +43,12 @@ class RunResult:
 
     @property
     def validation_loss(self) -> float | None:
-        """The loss on what data.validation_share holds out."""
+        """The loss on the text that data.validation_share holds out."""
         return self.validation_losses.get(HELD_OUT)
 
     @property
     def unigram_loss(self) -> float | None:
-        """The loss of a model that knows no context, on the same text."""
+        """The loss of a unigram model, which knows no context, on the same text."""
         return self.unigram_losses.get(HELD_OUT)
 
 
@@ -59,29 +59,29 @@ NOTHING_IS_KEPT = (
 
 
 def rate_note(manifest: Manifest, job: JobSpec, left_out: int) -> str:
-    """A line where the learning rate of the step that comes next is another than under the job of the checkpoint; empty
-    where it is the same, or where this version can't tell. Of the steps so far `left_out` changed no weight."""
+    """A line if the learning rate of the next step differs from the rate under the job of the checkpoint; empty if it
+    is the same, or if this version can't read the checkpoint's job. `left_out` steps so far changed no weight."""
     step = manifest.step
     if step >= job.optimizer.steps:
         return ""
     try:
-        before = optimizer_of(manifest)
+        old_optimizer = optimizer_of(manifest)
         batch = BatchSpec.model_validate(manifest.job.get("batch", {}))
     except (BrokenCheckpointError, ValidationError):
         return ""
-    size = batch.size_at(step) / batch.global_batch_size
-    then = learning_rate(before, step, size, left_out)
-    now = learning_rate(job.optimizer, step, job.batch_share(step), left_out)
-    if math.isclose(then, now, rel_tol=1e-9):
+    old_batch_share = batch.size_at(step) / batch.global_batch_size
+    old_rate = learning_rate(old_optimizer, step, old_batch_share, left_out)
+    rate = learning_rate(job.optimizer, step, job.batch_share(step), left_out)
+    if math.isclose(old_rate, rate, rel_tol=1e-9):
         return ""
     return (
-        f"note: the learning rate of step {step + 1} is {now:.3g}, and would be {then:.3g} under the job of the "
+        f"note: the learning rate of step {step + 1} is {rate:.3g}, and would be {old_rate:.3g} under the job of the "
         f"checkpoint: it jumps from one to the other there"
     )
 
 
 def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place: PlaceInData, log: MetricsLog) -> None:
-    """Lines about the run that begins, and its place."""
+    """Print the first lines of a run: its model, plan, data and place in the data."""
     model, plan = job.model, job.plan
     log.say(
         f"{job.name}: {model.name}, {counted(model.layers, 'layer')} x {model.hidden} hidden, "
@@ -114,7 +114,7 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place:
 
 
 def conclude(run: RunResult, log: MetricsLog, keeps: bool) -> None:
-    """How it ended. `keeps`: it has written checkpoints."""
+    """Print the last lines of a run: its losses, its sample and its files. `keeps`: it has written checkpoints."""
     for name, loss in run.validation_losses.items():
         unigram = run.unigram_losses.get(name)
         if loss is not None and unigram is not None:

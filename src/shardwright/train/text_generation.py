@@ -1,6 +1,6 @@
-"""Text from the model as it is sharded: every token passes the pipeline once, on the ranks that trained it.
+"""Text generation with the sharded model: every token is one forward pass through the pipeline, on the training ranks.
 
-No cache of keys and values: this is a look at what was learned, not a server.
+There is no cache of keys and values: this shows what the model has learned, and is no server.
 
 Shape suffixes: S sequence, B batch, H hidden, V vocabulary.
 """
@@ -20,61 +20,68 @@ from shardwright.sharding.sequence import positions_of
 
 @torch.no_grad()
 def generate(
-    stages: dict[int, DecoderStage], program: Program, mesh: Mesh, prompt: list[int], num_tokens: int,
-    seed: int, temperature: float = 0.8, ends: Collection[int] = (),
-) -> list[int]:  # fmt: skip
-    """The prompt and up to `num_tokens` sampled tokens, on every rank of the pipeline: those before the first that
-    `ends` a text. It sees the last `sequence` tokens."""
+    stages: dict[int, DecoderStage],
+    program: Program,
+    mesh: Mesh,
+    prompt: list[int],
+    num_tokens: int,
+    seed: int,
+    temperature: float = 0.8,
+    ends: Collection[int] = (),
+) -> list[int]:
+    """The prompt and up to `num_tokens` sampled tokens, on every rank of the pipeline. Generation stops before the
+    first token of `ends`. The model sees the last `sequence` tokens."""
     assert prompt, "there must be a token to begin with"
-    generator = torch.Generator().manual_seed(seed)  # alike on all ranks, so that tensor ranks draw the same token
+    generator = torch.Generator().manual_seed(seed)  # the same on all ranks, so that tp ranks sample the same token
     tokens = list(prompt)
     sequence, last = next(iter(stages.values())).spec.sequence, program.num_stages - 1
     for _ in range(num_tokens):
         window = tokens[-sequence:]
         inputs_BS = torch.zeros(1, sequence, dtype=torch.int64, device=mesh.device)
         inputs_BS[0, : len(window)] = torch.tensor(window)
-        drawn = torch.zeros(1, dtype=torch.int64, device=mesh.device)
+        token = torch.zeros(1, dtype=torch.int64, device=mesh.device)
         if (x_sBH := _forward(stages, program, mesh, inputs_BS)) is not None:
-            logits_SBV, held = stages[last].logits(x_sBH), positions_of(stages[last].held)
-            is_here = len(window) - 1 in held
-            # All ranks of cp draw, so that their generators stay alike, and the one that holds the position is heard.
-            logits_V = logits_SBV[held.index(len(window) - 1) if is_here else 0, 0]
+            logits_SBV, positions = stages[last].logits(x_sBH), positions_of(stages[last].held)
+            has_position = len(window) - 1 in positions
+            # All cp ranks sample, so that their generators stay equal; only the rank with the position contributes.
+            logits_V = logits_SBV[positions.index(len(window) - 1) if has_position else 0, 0]
             logits_V = _gather_vocabulary(logits_V, stages[last].spec.vocab, mesh)
-            drawn[0] = _drawn(logits_V.float().cpu(), temperature, generator) * is_here
-            all_reduce(drawn, mesh.cp)
-        broadcast(drawn, mesh.pp, program.placement.rank(last, 0))
-        if int(drawn) in ends:
+            token[0] = _sampled(logits_V.float().cpu(), temperature, generator) * has_position
+            all_reduce(token, mesh.cp)
+        broadcast(token, mesh.pp, program.placement.rank(last, 0))
+        if int(token) in ends:
             break
-        tokens.append(int(drawn))
+        tokens.append(int(token))
     return tokens
 
 
-def _drawn(logits_V: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """A token: the likeliest if the temperature is 0, else one at random."""
+def _sampled(logits_V: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """A token: the likeliest if the temperature is 0, else a random one."""
     if temperature == 0:
         return logits_V.argmax()
     return torch.multinomial(torch.softmax(logits_V / temperature, dim=-1), 1, generator=generator)[0]
 
 
 def _forward(stages: dict[int, DecoderStage], program: Program, mesh: Mesh, inputs_BS: Tensor) -> Tensor | None:
-    """Hidden states before the head, [s, B, H], on the ranks of the last stage, None elsewhere."""
+    """The hidden states before the head, [s, B, H], on the ranks of the last stage; None on other ranks."""
     x = inputs_BS
-    here = mesh.pp.index
-    mine = [(index, stage) for index, stage in stages.items() if program.placement.rank(index, 0) == here]
-    for index, stage in mine:
-        if index > 0 and program.placement.rank(index - 1, 0) != here:
+    pp_rank = mesh.pp.index
+    own_stages = [(index, stage) for index, stage in stages.items() if program.placement.rank(index, 0) == pp_rank]
+    for index, stage in own_stages:
+        if index > 0 and program.placement.rank(index - 1, 0) != pp_rank:
             x = stage.empty_hidden(1)
             start_recv(x, mesh.forward, program.placement.rank(index - 1, 0), tag=index).wait()
         x = stage(x)
-        if index + 1 < program.num_stages and program.placement.rank(index + 1, 0) != here:
+        if index + 1 < program.num_stages and program.placement.rank(index + 1, 0) != pp_rank:
             start_send(x, mesh.forward, program.placement.rank(index + 1, 0), tag=index + 1).wait()
-    return x if program.placement.rank(program.num_stages - 1, 0) == here else None
+    return x if program.placement.rank(program.num_stages - 1, 0) == pp_rank else None
 
 
-def _gather_vocabulary(mine_V: Tensor, vocab: int, mesh: Mesh) -> Tensor:
-    """All ranks' rows of the logits; shares may differ by one row, so they travel padded."""
+def _gather_vocabulary(logits_V: Tensor, vocab: int, mesh: Mesh) -> Tensor:
+    """The logits of the whole vocabulary, from each tp rank's rows; shares may differ by one row, so they are
+    padded."""
     shares = [split_evenly(vocab, mesh.tp.size, i) for i in range(mesh.tp.size)]
     longest = max(end - start for start, end in shares)
-    padded = torch.nn.functional.pad(mine_V, (0, longest - mine_V.shape[0]))
+    padded = torch.nn.functional.pad(logits_V, (0, longest - logits_V.shape[0]))
     rows = all_gather(padded, mesh.tp).view(mesh.tp.size, longest)
     return torch.cat([row[: end - start] for row, (start, end) in zip(rows, shares, strict=True)])

@@ -1,4 +1,4 @@
-"""A run that trains nothing: it takes weights up, under any plan, and writes text."""
+"""A run that loads weights under any plan and generates text, without training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ from shardwright.train.text_generation import generate
 
 @dataclass(frozen=True)
 class AskedText:
-    """The text to write: at most so many tokens. `weights_from` is a run, or nothing where the job names released
-    weights. A temperature of 0 takes the likeliest token each time."""
+    """The request for a text of at most `num_tokens` tokens. `weights_from` is a run, or empty if the job names
+    released weights. A temperature of 0 takes the likeliest token each time."""
 
     prompt: Prompt
     num_tokens: int
@@ -24,22 +24,28 @@ class AskedText:
 
 @dataclass(frozen=True)
 class WrittenText:
-    """A text, how many tokens of it were written, and whether it ended by itself."""
+    """The generated text and its number of tokens. `has_ended`: the model wrote an end token."""
 
     text: str
     num_tokens: int
     has_ended: bool
 
 
-def write_text(asked: AskedText, job: JobSpec, mesh: Mesh, folder: Path) -> WrittenText:
-    """The prompt, where it is shown, and what follows it, on rank 0. Every rank calls this."""
-    replica = begin(job, mesh, folder, asked.weights_from).replica
-    prompt = asked.prompt
+def write_text(request: AskedText, job: JobSpec, mesh: Mesh, folder: Path) -> WrittenText:
+    """The shown part of the prompt and the generated text. Every rank calls this."""
+    replica = begin(job, mesh, folder, request.weights_from).replica
+    prompt = request.prompt
     with replica.gathered():
         ids = generate(
-            replica.stages, replica.evaluation, mesh, list(prompt.ids), num_tokens=asked.num_tokens,
-            seed=job.run.seed, temperature=asked.temperature, ends=prompt.ends,
-        )  # fmt: skip
+            replica.stages,
+            replica.evaluation,
+            mesh,
+            list(prompt.ids),
+            num_tokens=request.num_tokens,
+            seed=job.run.seed,
+            temperature=request.temperature,
+            ends=prompt.ends,
+        )
     num_tokens = len(ids) - len(prompt.ids)
     text = load_tokenizer(job.data).decode(ids[prompt.num_hidden :])
-    return WrittenText(text, num_tokens, has_ended=num_tokens < asked.num_tokens)
+    return WrittenText(text, num_tokens, has_ended=num_tokens < request.num_tokens)

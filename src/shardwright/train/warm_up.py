@@ -1,12 +1,13 @@
-"""Before the first step on CUDA: every rank compiles its kernels at once, and meets every rank that it will talk to.
+"""The warm-up before the first step on CUDA: all ranks compile their kernels at the same time, and connect to each
+other.
 
-A kernel is compiled at its first call, for many seconds, and NCCL makes a communicator at its first use, for which its
-ranks wait for each other. In the first step of a pipeline each stage would begin with that when the stage before has
-ended: p stages take p times as long, more than the others' bound on a wait. Here all ranks compile at once, each as
-long as it takes, meet, and then use each communicator once, in one order on all of them.
+A kernel is compiled at its first call, which takes many seconds. NCCL makes a communicator at its first use, at which
+its ranks wait for each other. Without the warm-up each stage would start to compile in the first step only after the
+stage before it: p stages would take p times as long, longer than the timeout of the waiting ranks. Here all ranks
+compile at the same time, then meet, and then use each communicator once, in the same order on all ranks.
 
-The calls to compile are those of a dry step (train/dry_steps.py). On a CPU nothing is compiled, and connections are
-made with the process groups.
+The calls to compile are the calls of a dry step (train/dry_steps.py). On a CPU nothing is compiled, and process groups
+connect when they are made.
 """
 
 import time
@@ -27,13 +28,13 @@ from shardwright.schedule.job_program import plan_faults
 from shardwright.schedule.schedule import Program
 from shardwright.train.dry_steps import DrySteps
 
-_NAMESPACE = "shardwright"  # of operators that the compiler makes (precision/fused_operator.py)
-_MOST_S = 1800.0  # that all ranks together may take to compile
+_NAMESPACE = "shardwright"  # of compiled operators (precision/fused_operator.py)
+_MOST_S = 1800.0  # within which all ranks must have compiled
 
 
 @dataclass(frozen=True)
 class BareTensor:
-    """The memory of a tensor without its values."""
+    """The layout of a tensor, without values."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -42,28 +43,29 @@ class BareTensor:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A call of an operator that is compiled: its name, its arguments with layouts for tensors, and whether gradients
-    are on, for which a kernel is compiled again."""
+    """A call of a compiled operator: its name, its arguments with layouts instead of tensors, and if gradients are on:
+    a kernel is compiled separately for that."""
 
     operator: str
     arguments: tuple[Any, ...]
     has_gradients: bool
 
     def make(self, device: torch.device) -> None:
-        """Call it, on tensors of zeros: whole numbers may be places in others."""
-        tensors = [_tensor(given, device) for given in self.arguments]
+        """Call the operator with tensors of zeros, since integers may be indices of other tensors."""
+        arguments = [_with_memory(argument, device) for argument in self.arguments]
         with torch.set_grad_enabled(self.has_gradients):
-            getattr(getattr(torch.ops, _NAMESPACE), self.operator)(*tensors)
+            getattr(getattr(torch.ops, _NAMESPACE), self.operator)(*arguments)
 
 
-def _tensor(given: Any, device: torch.device) -> Any:
-    if not isinstance(given, BareTensor):
-        return given
-    return torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device=device).zero_()
+def _with_memory(argument: Any, device: torch.device) -> Any:
+    """The argument, or a tensor of zeros for a layout."""
+    if not isinstance(argument, BareTensor):
+        return argument
+    return torch.empty_strided(argument.shape, argument.stride, dtype=argument.dtype, device=device).zero_()
 
 
 class KernelCalls(TorchDispatchMode):
-    """Notes each call of a compiled operator once."""
+    """Records each distinct call of a compiled operator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +74,8 @@ class KernelCalls(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator.namespace == _NAMESPACE:
             layouts = (
-                BareTensor(tuple(given.shape), given.stride(), given.dtype) if isinstance(given, Tensor) else given
-                for given in args
+                BareTensor(tuple(arg.shape), arg.stride(), arg.dtype) if isinstance(arg, Tensor) else arg
+                for arg in args
             )
             name = operator.overloadpacket.__name__
             self.calls[KernelCall(name, tuple(layouts), torch.is_grad_enabled())] = None
@@ -81,27 +83,27 @@ class KernelCalls(TorchDispatchMode):
 
 
 def kernel_calls(job: JobSpec, rank: int) -> list[KernelCall]:
-    """The calls of compiled operators that a rank makes in a step on CUDA, one of each."""
+    """The distinct calls of compiled operators that a rank makes in a step on CUDA."""
     steps = DrySteps(_with_few_microbatches(job), rank, "cuda")
-    with KernelCalls() as noted:
+    with KernelCalls() as recorder:
         steps.run()
-    return list(noted.calls)
+    return list(recorder.calls)
 
 
 def _with_few_microbatches(job: JobSpec) -> JobSpec:
-    """The job with the smallest batch that its schedule takes: each microbatch makes the same calls."""
+    """The job with a small batch that its schedule allows: each microbatch makes the same calls."""
     job = job.grown()
     for number in (1, job.plan.pp, 2 * job.plan.pp):
         batch = job.batch.with_size(number * job.plan.dp * job.plan.microbatch_size)
-        few = job.model_copy(update={"batch": batch})
-        if number < job.num_microbatches and not plan_faults(few):
-            return few
+        smaller_job = job.model_copy(update={"batch": batch})
+        if number < job.num_microbatches and not plan_faults(smaller_job):
+            return smaller_job
     return job
 
 
 def warm_up(job: JobSpec, mesh: Mesh, program: Program, say: Callable[[str], None]) -> None:
-    """Compile what the rank will call and meet those that it will talk to in a program, and `say` so. Where there is
-    nothing to be warmed up, nothing is done or said. Every rank calls this."""
+    """Compile the kernels that this rank will call, connect it to the ranks with which it communicates in the program,
+    and `say` so. Without CUDA do nothing. Every rank calls this."""
     if mesh.ledger.kind != "cuda":
         return
     say("warm-up: every rank compiles its kernels, which takes a minute where none is kept from before")

@@ -1,1 +1,1 @@
-"""Gates, one a file: which experts each token gets, and with what weights."""
+"""Gates, one in each file: the choice of experts for each token, and their weights."""

@@ -1,7 +1,7 @@
-"""The interface of every gate: its inputs and its answer.
+"""The interface of every gate: its inputs and its choice.
 
-Scores, choices and weights are float32, whatever the model computes in: experts lie close together, and a choice that
-flips on a rounding is another function.
+Scores and weights are float32, whatever the model's dtype: scores of experts lie close together, and a choice that
+flips on a rounding error is another function.
 
 Shape suffixes: T tokens, K choices of a token, E experts.
 """
@@ -15,17 +15,17 @@ from torch import Tensor
 from shardwright.config.moe import MoeSpec
 from shardwright.parallel.device_streams import DeviceStreams
 
-_LEVELS = 2.0**12
+_LEVELS = 2.0**12  # of the mantissas that `order_of` compares
 
 
 @dataclass(frozen=True)
 class Known:
     """The inputs of a gate besides the scores.
 
-    `bias_E` is added to scores for the choice alone. `together_EE` counts how often two experts were chosen by one
-    token. `draws_T` are random numbers in [0, 1), one a token; None where nothing is drawn, as in an evaluation.
-    `real_T` are the tokens that do not only fill a sample up, `num_real` of them in all; None where all are.
-    `streams` are those of the device that the host may wait for.
+    `bias_E` is added to scores for the choice, but not for the weights. `together_EE` counts how often one token chose
+    two experts. `draws_T` are random numbers in [0, 1), one for each token; None without draws, as in an evaluation.
+    `real_T` masks the tokens that do not only fill a sample up, None if all are real; `num_real` is their number on all
+    ranks. `streams` are the streams of the device, for which the host may wait.
     """
 
     bias_E: Tensor
@@ -38,10 +38,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Choice:
-    """The experts that the tokens chose: [T, K], int64, the first choice first, and whether each choice holds, bool.
+    """The experts that the tokens chose, [T, K], int64, first choices first, and a mask of the choices that hold, [T,
+    K].
 
-    `preference_TE` is what choices went by, -inf where a token may not go: a token that finds no room looks there for
-    its next choice.
+    `preference_TE` ranks the experts of each token, -inf for forbidden experts: a token without room takes its next
+    choice from it.
     """
 
     experts_TK: Tensor
@@ -51,23 +52,21 @@ class Choice:
 
 @dataclass(frozen=True)
 class Gate(ABC):
-    """A rule by which tokens and experts find each other. Scores are probabilities, and weights are the scores, where a
-    gate does not say otherwise.
-    """
+    """A rule that assigns experts to tokens. By default scores are probabilities, and weights are the scores."""
 
     spec: MoeSpec
 
     @property
     def sees_all(self) -> bool:
-        """True where the choice for one token depends on the others of the microbatch."""
+        """True if the choice for one token depends on the other tokens of the microbatch."""
         return self.spec.gate_facts.sees_all
 
     def score(self, logits_TE: Tensor) -> Tensor:
-        """Scores of the logits of a product with x, both float32, [T, E]. Differentiable."""
+        """The scores of the router's logits, both float32, [T, E]. Differentiable."""
         return logits_TE.softmax(dim=-1)
 
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
-        """The choice; filling has none that holds. Not differentiable."""
+        """The choice, in which no choice of filling holds. Not differentiable."""
         choice = self.choose_freely(scores_TE, known)
         if known.real_T is None:
             return choice
@@ -75,31 +74,31 @@ class Gate(ABC):
 
     @abstractmethod
     def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
-        """The choice, where nothing need hold for filling."""
+        """The choice, in which choices of filling may hold."""
 
     def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
-        """Weights of what these experts give, float32, [T, K]. Differentiable."""
+        """The weights of these experts' results, float32, [T, K]. Differentiable."""
         return scores_TE.gather(-1, experts_TK) * self.spec.routed_scaling
 
 
 def largest(preference_TE: Tensor, count: int) -> Tensor:
-    """The `count` most preferred experts of each token, first the best; among equals the one with the lower number."""
-    # A copy of the few, so that what is kept of a choice does not keep the order of all.
+    """The `count` most preferred experts of each token, best first; among equals the lower number first."""
+    # A copy, so that a kept choice does not keep the order of all experts alive.
     return by_preference(preference_TE)[..., :count].contiguous()
 
 
 def by_preference(preference_TE: Tensor) -> Tensor:
-    """All experts of each token, first the most preferred; among equals the one with the lower number."""
-    # topk leaves open which of equals it takes, and may take another one for another number of tokens.
+    """All experts of each token, most preferred first; among equals the lower number first."""
+    # topk does not define the order of equals, and it may differ with the number of tokens.
     return torch.sort(preference_TE, dim=-1, descending=True, stable=True).indices
 
 
 def order_of(values: Tensor) -> Tensor:
-    """Indices along the last dim, from the largest value to the least; among equals the earlier first.
+    """Indices along the last dim, from the largest value to the smallest; among equals the earlier index first.
 
-    Values are compared in 12 bits. Tokens with the same past, such as all that begin a document, have the same scores,
-    but the ranks of one plan compute them in other shapes than those of another, and round them otherwise. Which of
-    them an expert has room for should follow from their places and not from the last bit.
+    Values are compared in 12 bits. Tokens with the same past, such as the first tokens of documents, have the same
+    scores, but two plans compute them in different shapes and round them differently. Their positions, and
+    not the last bit of a score, must decide for which of these tokens an expert has room.
     """
     mantissa, exponent = torch.frexp(values)
     rounded = torch.ldexp((mantissa * _LEVELS).round(), exponent)
@@ -107,11 +106,11 @@ def order_of(values: Tensor) -> Tensor:
 
 
 def all_hold(experts_TK: Tensor, preference_TE: Tensor) -> Choice:
-    """A choice of which nothing is taken back."""
+    """A choice in which every choice holds."""
     return Choice(experts_TK, torch.ones_like(experts_TK, dtype=torch.bool), preference_TE)
 
 
 def add_to_one(weights_TK: Tensor) -> Tensor:
     """The weights of each token, divided by their sum."""
-    # Sigmoids may all be 0; what is added is that of DeepSeek-V3, and nothing beside any other sum.
+    # Sigmoids may all be 0. DeepSeek-V3 adds the same number, which is negligible beside any other sum.
     return weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + 1e-20)

@@ -1,9 +1,9 @@
 """The gate of GShard: the best expert, and at random the second best. Lepikhin et al. 2021 (arXiv 2006.16668,
 algorithm 1).
 
-The two weights add up to one. The second choice holds with a probability of twice its weight: one that would add
-little is rarely worth the way. What is drawn is a hash of the token's place in the run (counter_rng.py). Where
-nothing is drawn, in an evaluation, it always holds.
+The two weights add up to one. The second choice holds with a probability of twice its weight: an expert that adds
+little is rarely worth the communication. The random number is a hash of the token's place in the run (counter_rng.py).
+In an evaluation there are no random numbers, and the second choice always holds.
 
 Shape suffixes: T tokens, K = 2, E experts.
 """
@@ -14,10 +14,10 @@ from shardwright.model.gates.choice import Choice, Gate, Known, add_to_one, all_
 
 
 class GShard(Gate):
-    """A token whose second choice does not hold keeps the weight of its first as it is."""
+    """The gate. If the second choice of a token does not hold, the weight of its first choice stays the same."""
 
     def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
-        """The two largest, the second if the draw says so."""
+        """The two experts with the largest scores, the second one if the random number allows it."""
         choice = all_hold(largest(scores_TE, 2), scores_TE)
         if known.draws_T is not None:
             second_T = add_to_one(scores_TE.gather(-1, choice.experts_TK))[:, 1]

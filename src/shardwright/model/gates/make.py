@@ -7,7 +7,7 @@ from shardwright.model.gates.choice import Gate
 
 
 def make_gate(spec: MoeSpec) -> Gate:
-    """The gate that `spec.gate` names, whose facts say where its arithmetic is."""
+    """The gate that `spec.gate` names. The gate's facts name the class."""
     rule = resolve_name(spec.gate_facts.rule)
     assert issubclass(rule, Gate), spec.gate_facts
     gate: Gate = rule(spec)

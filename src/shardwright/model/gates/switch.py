@@ -10,8 +10,8 @@ from shardwright.model.gates.choice import Choice, Gate, Known, all_hold, larges
 
 
 class Switch(Gate):
-    """The weight is the probability itself, so that the gate learns from how well the expert did."""
+    """The gate. The weight is the probability itself, so that the gate learns from the expert's result."""
 
     def choose_freely(self, scores_TE: Tensor, known: Known) -> Choice:
-        """The largest."""
+        """The expert with the largest probability."""
         return all_hold(largest(scores_TE, 1), scores_TE)

@@ -1,4 +1,4 @@
-"""Group-limited choice: a token's experts lie in a few groups, such as the nodes of a cluster, so that it visits few.
+"""Group-limited choice: a token's experts lie in a few groups, such as nodes, so that it visits few of them.
 
 DeepSeek-V2 (arXiv 2405.04434, section 2.2.2) compares groups by their best expert, DeepSeek-V3 (arXiv 2412.19437,
 section 2.1.2) by the sum of their best two.
@@ -15,7 +15,7 @@ from shardwright.model.gates.choice import largest
 
 
 def within_groups(preference_TE: Tensor, spec: MoeSpec) -> Tensor:
-    """The preference, -inf outside of the groups that a token keeps."""
+    """The preference, -inf outside of each token's best groups."""
     if spec.num_groups == 1:
         return preference_TE
     by_group_TGe = preference_TE.unflatten(-1, (spec.num_groups, -1))
