@@ -168,7 +168,7 @@ def test_how_far_it_is_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_who_waits_says_for_whom_once_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between taking the lock and writing who it is, the other one has said nothing yet."""
     words, lines = iter(["", "", "process 7 on a (beginning)"]), list[str]()
-    monkeypatch.setattr(cache_lock, "_taken", lambda path: (_ for _ in ()).throw(BlockingIOError))
+    monkeypatch.setattr(cache_lock, "_acquire", lambda path: (_ for _ in ()).throw(BlockingIOError))
     monkeypatch.setattr(cache_lock, "_read", lambda path: next(words, "process 7 on a (beginning)"))
     with cache_lock.alone(tmp_path / "lock", lambda: bool(lines), lines.append) as tell:
         assert tell is None
