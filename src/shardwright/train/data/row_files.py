@@ -296,7 +296,7 @@ def _refuse_growth(file: SourceFile, num_unpacked: int, num_packed: int) -> None
 
 
 def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> Sequence[str]:
-    """Those of `columns` that are among `names`. Raises FaultError if none is."""
+    """The columns that are among `names`. Raises FaultError if none is."""
     if present := [name for name in columns if name in names]:
         return present
     if len(columns) == 1:
