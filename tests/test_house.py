@@ -51,7 +51,7 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
 
 
 # Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 156, "of": 141, "cut": 61, "said": 32, "theirs": 15, "ours": 5}
+VAGUE = {"found": 122, "of": 133, "cut": 58, "said": 26, "theirs": 12, "ours": 2}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

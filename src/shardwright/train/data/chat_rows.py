@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwright.train.data.row_files import FaultError, refuse_halves
 
-# The columns of a file that are read. Those beside the messages are for the template.
+# The columns of a file that are read. Columns without messages are for the template.
 CHAT_COLUMNS = ("messages", "conversations", "prompt", "completion", "tools", "system", "documents")
 _SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
@@ -27,8 +27,8 @@ ASSISTANT = "assistant"
 @dataclass(frozen=True)
 class Chat:
     """Either messages, of which those from index `first_learned` on are learned, with more fields for the template; or
-    a prompt and a completion, which is learned. `where` names the chat's place in error messages. If `asks`, the chat
-    is rendered with the prompt for an answer at its end."""
+    a prompt and a completion, which is learned. `where` names the chat's place in error messages. If `adds_prompt`, the
+    template writes the prompt for an answer after the messages."""
 
     where: str
     messages: tuple[dict[str, Any], ...] = ()
@@ -36,7 +36,7 @@ class Chat:
     template_fields: Mapping[str, Any] | None = None
     prompt: str = ""
     completion: str = ""
-    asks: bool = False
+    adds_prompt: bool = False
 
     @property
     def beginning(self) -> str:
@@ -83,7 +83,7 @@ def chat_of(record: object, where: str) -> Chat:
 
 def question(text: str, where: str) -> Chat:
     """A chat of one message of a user, rendered with the prompt for an answer."""
-    return Chat(where, ({"role": "user", "content": text},), asks=True)
+    return Chat(where, ({"role": "user", "content": text},), adds_prompt=True)
 
 
 def _messages(value: object, where: str) -> list[dict[str, Any]]:

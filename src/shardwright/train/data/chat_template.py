@@ -97,23 +97,27 @@ class ChatTemplate:
 
     def write(self, chat: Chat) -> WrittenChat:
         """The chat as text. Raises TemplateError."""
-        messages, extra_fields = list(chat.messages), dict(chat.template_fields or {})
-        raw = self._render(chat, messages, extra_fields, asks=chat.asks)
+        messages, template_fields = list(chat.messages), dict(chat.template_fields or {})
+        raw = self._render(chat, messages, template_fields, adds_prompt=chat.adds_prompt)
         learned = [i for i in range(chat.first_learned, len(messages)) if messages[i]["role"] == ASSISTANT]
         if self._is_marking:
             text, answers = self._without_marks(raw, chat)
             if chat.first_learned:
-                context = self._render(chat, messages[: chat.first_learned], extra_fields)
+                context = self._render(chat, messages[: chat.first_learned], template_fields)
                 answers = answers[context.count(self._begin) :]
             return WrittenChat(text, tuple(answers), max(len(learned), len(answers)))
-        prefixes = _Prefixes(lambda n, asks: self._render(chat, messages[:n], extra_fields, asks), raw, len(messages))
+        prefixes = _Prefixes(
+            lambda number, adds_prompt: self._render(chat, messages[:number], template_fields, adds_prompt),
+            raw,
+            len(messages),
+        )
         return WrittenChat(raw, tuple(_answer_ranges(prefixes, learned)), len(learned))
 
     def _render(
-        self, chat: Chat, messages: list[dict[str, Any]], extra_fields: dict[str, Any], asks: bool = False
+        self, chat: Chat, messages: list[dict[str, Any]], template_fields: dict[str, Any], adds_prompt: bool = False
     ) -> str:
         try:
-            fields = self._special | extra_fields | {"messages": messages, "add_generation_prompt": asks}
+            fields = self._special | template_fields | {"messages": messages, "add_generation_prompt": adds_prompt}
             text = self._template.render(**fields)
             text.encode()
         except LateError:
@@ -159,17 +163,17 @@ class _Prefixes:
         self._render, self._num_messages = render, num_messages
         self._last = 0, ""  # the number of messages and the text of the last rendering without a prompt
 
-    def text(self, number: int, asks: bool = False) -> str:
-        """The text of the first `number` messages, followed by the prompt for an answer if `asks`. Raises
+    def text(self, number: int, adds_prompt: bool = False) -> str:
+        """The text of the first `number` messages, followed by the prompt for an answer if `adds_prompt`. Raises
         TemplateError."""
         if number == self._num_messages:
             return self.full_text
-        if number and number == self._last[0] and not asks:
+        if number and number == self._last[0] and not adds_prompt:
             return self._last[1]
         self.work += _MESSAGE_WORK * number
-        text = self._render(number, asks)
+        text = self._render(number, adds_prompt)
         self.work += len(text)
-        if not asks:  # if answers follow each other, the end of one is the beginning of the next
+        if not adds_prompt:  # if answers follow each other, the end of one is the beginning of the next
             self._last = number, text
         return text
 
@@ -183,7 +187,7 @@ class _Prefixes:
             with_answer = self.text(i + 1)
             if not (len(prefix) < len(with_answer) and full_text.startswith(with_answer)):
                 return None
-            with_prompt = self.text(i, asks=True)
+            with_prompt = self.text(i, adds_prompt=True)
         except (LateError, NoDateError):
             raise
         except TemplateError:  # the template refuses a chat that ends there

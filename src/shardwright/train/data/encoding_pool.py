@@ -33,7 +33,7 @@ def encoders(setup: EncodingSetup, tokenizer: Tokenizer, num_bytes: int) -> "Enc
     return HereAndNow(HereEncoder(tokenizer, None))
 
 
-# Starting a process takes some tenths of a second, in which one process encodes about so much.
+# A process starts in some tenths of a second, in which another encodes about this many bytes.
 _BYTES_PER_PROCESS = 4 << 20
 
 
@@ -110,7 +110,7 @@ class _Purpose:
     position: str
     hint: str
 
-    def obituary(self, status: str) -> str:
+    def end_message(self, status: str) -> str:
         """The message about a process that has ended with `status`."""
         return f"a process that {self.task} has ended ({status}){self.position}: {self.hint}"
 
@@ -153,7 +153,7 @@ class _Process:
             self._process.kill()  # if it still runs, and only its answer was broken
             status = self._process.wait()
             ending = f"signal {-status}" if status < 0 else f"exit status {status}{self._last_words()}"
-            raise RunError(purpose.obituary(ending))
+            raise RunError(purpose.end_message(ending))
         if "faults" in answer[0]:
             raise PlanError("data", answer[0]["faults"])
         return answer

@@ -87,16 +87,16 @@ def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[
 
 def _bounded(paths: Iterator[Path], text: str, faults: list[str]) -> list[Path]:
     """The paths as a list; if there are too many, an empty list and a fault."""
-    kept: list[Path] = []
+    listed: list[Path] = []
     for path in paths:
-        if len(kept) == MOST_FILES:
+        if len(listed) == MOST_FILES:
             faults.append(
                 f"data.path {text} has more than {MOST_FILES:,} files; join them into fewer, such as one .jsonl with a "
                 "document a line, or name a part of them by a glob"
             )
             return []
-        kept.append(path)
-    return kept
+        listed.append(path)
+    return listed
 
 
 def _search(

@@ -58,7 +58,7 @@ class Mixture:
     def __init__(self, weights: Sequence[float]) -> None:
         self.weights = whole_weights(weights)
         self._picks = picks(self.weights)
-        # The number of each sample among those of the same source in its period.
+        # The number of each sample of a period among the samples of its source.
         self._numbers = np.empty(len(self._picks), np.int64)
         for source in range(len(self.weights)):
             is_picked = self._picks == source

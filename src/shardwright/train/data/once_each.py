@@ -1,8 +1,8 @@
 """Held-out samples in microbatches, each sample once, also if their number is no multiple of the microbatch size.
 
-As many microbatches as possible are full. Each of the remaining samples has a microbatch of its own, in which it is
-repeated: the mean loss of copies is the loss of the sample. So microbatches need no filling, and all samples have the
-same weight. Further microbatches, up to the end of the last global batch, have weight 0.
+Full microbatches come first. Each of the remaining samples has a microbatch of its own, in which it is repeated: the
+mean loss of copies is the loss of the sample. So microbatches need no filling, and samples weigh the same. Further
+microbatches, up to the end of the last global batch, have weight 0.
 """
 
 from collections.abc import Sequence

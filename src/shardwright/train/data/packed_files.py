@@ -15,7 +15,7 @@ from shardwright.config.user_file import FileFault, open_file
 
 UNPACKING_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError)
 _JSON = re.compile(r"\.json(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
-# So many bytes are read to see how a file begins.
+# How many bytes are read to see how a file begins.
 _HEAD_BYTES = 1 << 16
 
 

@@ -2,7 +2,7 @@
 
 A number of samples alone is not enough: a file may have grown, or sources may be mixed with other weights. So the place
 identifies each source by a digest of its training tokens, and counts the samples consumed from it. A run that resumes
-continues each source where it stopped. Other data are refused, unless data.begin_new says that they begin.
+continues each source after its last sample. Other data are refused, unless data.begin_new is set.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from shardwright.train.data.mixed_samples import MixedSamples, Mixture, whole_we
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.token_stream import TokenStream
 
-# Up to so many tokens the digest covers all of them; of more it covers blocks, evenly spread.
+# The digest covers all tokens if there are at most _WHOLE_TOKENS of them, else evenly spread blocks.
 _WHOLE_TOKENS = 1 << 22
 _NUM_BLOCKS, _BLOCK_TOKENS = 1 << 10, 1 << 10
 

@@ -36,12 +36,12 @@ class TokenFiles:
     sequence: int
     seed: int
     separate_documents: bool = False
-    dropped_share: float = 0.0  # of the text's characters: those for which the tokenizer has no token
+    dropped_share: float = 0.0  # the share of the text's characters without a token
     packed: bool = False
     notes: tuple[str, ...] = ()
 
     def train_samples(self) -> SampleReader:
-        """Training samples, shuffled anew in every epoch."""
+        """Training samples, shuffled again in every epoch."""
         return self._samples(self.train, shuffle=True)
 
     def validation_samples(self) -> SampleReader | None:
@@ -124,7 +124,7 @@ class MixedTokens:
         return max(source.dropped_share for source in self.sources)
 
     def train_samples(self) -> MixedSamples:
-        """Training samples: each source's are shuffled anew in each of its epochs."""
+        """Training samples; the samples of each source are shuffled again in each of its epochs."""
         return MixedSamples([source.train_samples() for source in self.sources], self.weights)
 
     def validation_samples(self) -> InTurn | None:

@@ -47,18 +47,18 @@ class Progress:
         self.place = ReadPlace(on_change=lambda: self.step(self._num_tokens))
         self._total_bytes = max(1, sum(file.size_bytes for file in files))
         self._data_path, self._say, self._tell = data_path, say, tell
-        self._begun_s = self._told_s = time.monotonic()
-        self._said_s = self._begun_s - _EVERY_S + _FIRST_S
+        self._begun_s = self._last_tell_s = time.monotonic()
+        self._last_say_s = self._begun_s - _EVERY_S + _FIRST_S
 
     def step(self, num_tokens: int) -> None:
         """Report if it is time; `num_tokens` were written so far."""
         self._num_tokens = num_tokens
         now_s = time.monotonic()
-        if now_s - self._told_s >= 1.0:
-            self._told_s = now_s
+        if now_s - self._last_tell_s >= 1.0:
+            self._last_tell_s = now_s
             self._tell(self._in_words(num_tokens, now_s))
-        if now_s - self._said_s >= _EVERY_S:
-            self._said_s = now_s
+        if now_s - self._last_say_s >= _EVERY_S:
+            self._last_say_s = now_s
             self._say(f"tokens of {self._data_path}: {self._in_words(num_tokens, now_s)}")
 
     def _in_words(self, num_tokens: int, now_s: float) -> str:

@@ -26,7 +26,7 @@ _FORMATS = {
 _TABLES = (".csv", ".tsv")
 # Compressed files of rows, with JSON on each line.
 _PACKED_ROWS = re.compile(r"\.(jsonl|ndjson|json)\.(gz|bz2|xz|zst)$", re.IGNORECASE)
-# Reading stops after so many faults: a wrong text_field is a fault in every line.
+# Reading stops after this number of faults: a wrong text_field is a fault in every line.
 MOST_FAULTS = 10
 # Formats whose files hold token ids, and are used in place.
 IN_PLACE = ("tokens", "megatron")
@@ -34,15 +34,15 @@ IN_PLACE = ("tokens", "megatron")
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of the data set. `name` is its path within data.path, the same on every machine. `beside` holds the size
-    and the modification time of a second file that belongs to it."""
+    """A file of the data set. `name` is its path within data.path, the same on every machine. `index_status` holds
+    the size and the modification time of a Megatron index that belongs to it."""
 
     path: Path
     name: str
     size_bytes: int
     mtime_ns: int
     format: str
-    beside: tuple[int, ...] = ()
+    index_status: tuple[int, ...] = ()
 
 
 def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None) -> list[SourceFile]:
@@ -135,10 +135,10 @@ def _described(
             status = path.stat()
             detected = "jsonl" if path in in_json else _format_of(path)
             format_ = detected if data.format == "auto" else data.format
-            beside: tuple[int, ...] = ()
+            index_status: tuple[int, ...] = ()
             if format_ == "megatron":
                 index = index_of(path).stat()
-                beside = (index.st_size, index.st_mtime_ns)
+                index_status = (index.st_size, index.st_mtime_ns)
         except OSError as error:
             faults.append(unreadable(Path(error.filename or path), error))
             continue
@@ -146,7 +146,9 @@ def _described(
             faults.append(f"{path} is not a regular file but {kind}; copy its contents to one, or leave it out")
             continue
         name = path.relative_to(root).as_posix()
-        files.append(SourceFile(path.absolute(), name, status.st_size, status.st_mtime_ns, format_, beside=beside))
+        files.append(
+            SourceFile(path.absolute(), name, status.st_size, status.st_mtime_ns, format_, index_status=index_status)
+        )
     return files
 
 

@@ -88,7 +88,8 @@ def cache_key(
         settings += ["chats", template.fingerprint if template else ""] if data.chats else []
         settings += ["today", data.today] if data.chats and data.today else []
     described = [
-        [os.fspath(file.path), file.name, file.size_bytes, file.mtime_ns, file.format, *file.beside] for file in files
+        [os.fspath(file.path), file.name, file.size_bytes, file.mtime_ns, file.format, *file.index_status]
+        for file in files
     ]
     # A file name that is not UTF-8 comes as surrogates, which json escapes.
     return "tokens-" + blake2b(json.dumps([settings, described]).encode(), digest_size=16).hexdigest()
@@ -145,9 +146,12 @@ def _make(
         numbers = (writer.num_tokens[0], writer.num_tokens[1])
         summary = make_summary(id_dtype(tokenizer).str, writer.num_documents, numbers, writer.counts)
         summary = replace(
-            summary, dropped_share=writer.dropped.share, has_answers=data.chats, num_answers=writer.num_answers,
+            summary,
+            dropped_share=writer.dropped.share,
+            has_answers=data.chats,
+            num_answers=writer.num_answers,
             num_lost=writer.num_lost,
-        )  # fmt: skip
+        )
         _write_summary(create, folder / f"{key}.json", summary)
     return summary
 
@@ -165,7 +169,7 @@ def cached_spans(summary: Summary, folder: Path, key: str) -> Sides:
     return span(SIDES[0], summary.num_train_tokens), span(SIDES[1], summary.num_held_out_tokens)
 
 
-# A document's side of the split is decided by its name and so many of its first characters.
+# A document's side of the split is decided by its name and its first _HASHED_CHARACTERS characters.
 _HASHED_CHARACTERS = 1024
 
 
@@ -187,8 +191,8 @@ def _write_document(writer: TokenWriter, document: Document, validation_share: f
 
 
 def make_summary(dtype: str, num_documents: int, numbers: tuple[int, int], counts: NDArray[np.int64]) -> Summary:
-    """A summary from `numbers`, the numbers of train and held-out tokens, and `counts`, how often each id occurs:
-    [vocab]."""
+    """Make a summary. `numbers` are the numbers of training and held-out tokens; `counts` tells how often each id
+    occurs: [vocab]."""
     occurring = counts[counts > 0] / max(int(counts.sum()), 1)
     entropy = math.fsum(-occurring * np.log(occurring))
     largest_id = int(np.flatnonzero(counts)[-1]) if occurring.size else 0

@@ -35,9 +35,14 @@ class TokenWriter:
     its `starts` file, and the ranges of learned tokens of chats to its `answers` file."""
 
     def __init__(
-        self, tokenizer: Tokenizer, encoding: EncodingPool | HereAndNow, outputs: Sequence[BinaryIO],
-        starts: Sequence[BinaryIO], answers: Sequence[BinaryIO], progress: Progress,
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: Tokenizer,
+        encoding: EncodingPool | HereAndNow,
+        outputs: Sequence[BinaryIO],
+        starts: Sequence[BinaryIO],
+        answers: Sequence[BinaryIO],
+        progress: Progress,
+    ) -> None:
         self.num_documents = self.num_answers = self.num_lost = 0
         self.num_tokens = [0, 0]
         self.counts = np.zeros(tokenizer.num_ids, np.int64)

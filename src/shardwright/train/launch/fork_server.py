@@ -71,7 +71,7 @@ class Server:
         try:
             socket.send_fds(self._control, [REQUEST.pack(len(self._ranks), is_preemptible)], [descriptor])
         except OSError:
-            raise ServerEndedError(self.obituary()) from None
+            raise ServerEndedError(self.end_message()) from None
         self._ranks.append(ForkedRank())
         return self._ranks[-1]
 
@@ -85,7 +85,7 @@ class Server:
         with suppress(OSError):
             report = self._control.recv(REPORT.size, socket.MSG_WAITALL)
         if not report:
-            raise ServerEndedError(self.obituary())
+            raise ServerEndedError(self.end_message())
         number, pid, status = REPORT.unpack(report)
         rank = self._ranks[number]
         rank.pid = pid
@@ -95,7 +95,7 @@ class Server:
         """True if the server's process runs, or is stopped."""
         return self._process.poll() is None
 
-    def obituary(self) -> str:
+    def end_message(self) -> str:
         """The message about the server's end."""
         with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(ENDING_S)

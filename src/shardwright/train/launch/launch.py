@@ -44,7 +44,7 @@ SETTLING_AFTER_LOSS_S = 5.0
 
 
 class RankFailedError(RunError):
-    """A rank failed. The message tells which and why; `failure` is the note of the rank that failed first, if any."""
+    """A rank failed. The message tells which and why; `failure` is that rank's note, if it sent one."""
 
     def __init__(self, message: str, failure: Failure | None = None) -> None:
         super().__init__(message)

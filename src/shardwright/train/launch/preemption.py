@@ -49,7 +49,7 @@ class EndedUnkept(Ended):
 
 @contextmanager
 def unkept() -> Iterator[None]:
-    """During the block, the message of a signal that ends this command tells that nothing of its run is kept."""
+    """During the block, if a signal ends this command, its message adds that nothing of the run is kept."""
     with offering((), lambda _: False, EndedUnkept):
         yield
 
@@ -131,9 +131,11 @@ def is_asked() -> bool:
 
 @contextmanager
 def heeded(
-    at_first_look: Callable[[], None] = lambda: None, before_a_look: Callable[[int], None] = lambda _: None,
-    hears_interrupts: bool = False, tells: bool = False,
-) -> Iterator[None]:  # fmt: skip
+    at_first_look: Callable[[], None] = lambda: None,
+    before_a_look: Callable[[int], None] = lambda _: None,
+    hears_interrupts: bool = False,
+    tells: bool = False,
+) -> Iterator[None]:
     """During the block, SIGTERM and SIGUSR1 make `is_asked` return True on this rank. The first call of `is_asked`
     calls `at_first_look`; a signal before that also calls `before_a_look` with its number.
 
