@@ -147,7 +147,7 @@ def taken_up(stored: StoredPlace, current: PlaceInData, job: JobSpec) -> tuple[P
         matches.append(match)
         if match is not None:
             unmatched.remove(match)
-    if not (None not in matches or job.data.begin_new):
+    if None in matches and not job.data.begin_new:
         raise PlanError(f"checkpoint {stored.checkpoint}", [_other_data(stored, current, job, matches, unmatched)])
     # A source's seed depends on its number among the sources, which may have changed: keep the order of its samples.
     is_same_seed = stored.data.seed == current.seed
