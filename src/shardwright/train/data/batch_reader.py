@@ -56,10 +56,10 @@ class BatchReader:
         """Batches have numbers from 0 to `num_batches` - 1, and the size of the step with that number."""
         self._samples, self._job, self._mesh, self._num_batches = samples, job, mesh, num_batches
         self._stream = mesh.streams.made() if mesh.streams else None
-        self._requests: SimpleQueue[BatchPlace | None] = SimpleQueue()
-        self._results: SimpleQueue[TokenBatch | Exception] = SimpleQueue()
-        self._pending: BatchPlace | None = None  # the batch that was requested and not taken yet
-        self._current: tuple[BatchPlace, Tensor] | None = None
+        self._asked: SimpleQueue[BatchPlace | None] = SimpleQueue()
+        self._read: SimpleQueue[TokenBatch | Exception] = SimpleQueue()
+        self._ahead: BatchPlace | None = None  # the batch that was requested and not taken yet
+        self._taken: tuple[BatchPlace, Tensor] | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -74,14 +74,14 @@ class BatchReader:
         Starts to read the next batch, unless `number` is the last. Raises the exception that reading this batch raised.
         """
         place = self._place(number, consumed)
-        if self._current is not None and self._current[0] == place:
-            return self._current[1]
-        self._current = None
-        if self._pending != place:
+        if self._taken is not None and self._taken[0] == place:
+            return self._taken[1]
+        self._taken = None
+        if self._ahead != place:
             self._drop()
             self._ask(place)
-        result = self._results.get()
-        self._pending = None
+        result = self._read.get()
+        self._ahead = None
         if isinstance(result, Exception):
             raise result
         if number + 1 < self._num_batches:
@@ -91,15 +91,15 @@ class BatchReader:
             current = streams.current()
             current.wait_event(result.copied)
             streams.lend(result.tokens_BS, current)
-        self._current = place, result.tokens_BS
+        self._taken = place, result.tokens_BS
         return result.tokens_BS
 
     def close(self, most_s: float | None = None) -> None:
         """End the thread after its current batch. Waits for it, at most `most_s` seconds."""
         if self._thread is not None:
-            self._requests.put(None)
+            self._asked.put(None)
             self._thread.join(most_s)
-            self._thread, self._pending, self._current = None, None, None
+            self._thread, self._ahead, self._taken = None, None, None
 
     def _place(self, number: int, consumed: int) -> BatchPlace:
         return BatchPlace(consumed, self._job.batch.size_at(number) // self._job.plan.dp)
@@ -108,20 +108,20 @@ class BatchReader:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
             self._thread.start()
-        self._pending = place
-        self._requests.put(place)
+        self._ahead = place
+        self._asked.put(place)
 
     def _drop(self) -> None:
-        if self._pending is not None:
-            self._results.get()
-            self._pending = None
+        if self._ahead is not None:
+            self._read.get()
+            self._ahead = None
 
     def _run(self) -> None:
-        while (place := self._requests.get()) is not None:
+        while (place := self._asked.get()) is not None:
             try:
-                self._results.put(self._fetch(place))
+                self._read.put(self._fetch(place))
             except Exception as error:
-                self._results.put(error)
+                self._read.put(error)
 
     def _fetch(self, place: BatchPlace) -> TokenBatch:
         tokens_BS = _on_host(self._samples, place.consumed, place.share, self._mesh)
