@@ -51,7 +51,7 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
 
 
 # Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 66, "of": 19, "cut": 6, "said": 8, "theirs": 3, "ours": 3}
+VAGUE = {"found": 32, "of": 11, "cut": 3, "said": 2, "theirs": 0, "ours": 0}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

@@ -60,7 +60,7 @@ def test_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.Mon
     docs, tokenizer = write_texts(tmp_path), str(tokenizer_file(tmp_path))
     one = cache_of(docs, tmp_path / "one", tokenizer=tokenizer, workers=1)
     assert len(one) == 5
-    monkeypatch.setattr(encoding_pool, "_PAYS_BYTES", 1)
+    monkeypatch.setattr(encoding_pool, "_BYTES_PER_PROCESS", 1)
     for characters in (500, 1 << 20):
         monkeypatch.setattr(encoding_pool.EncodingPool, "batch_characters", characters)
         assert cache_of(docs, tmp_path / f"three{characters}", tokenizer=tokenizer, workers=3) == one
@@ -72,7 +72,7 @@ def test_faults_are_the_same_from_processes(tmp_path: Path, monkeypatch: pytest.
     letters.save(str(tmp_path / "letters.json"))
     docs, said = write_texts(tmp_path), []
     for workers in (1, 2):
-        monkeypatch.setattr(encoding_pool, "_PAYS_BYTES", 1 if workers > 1 else 1 << 30)
+        monkeypatch.setattr(encoding_pool, "_BYTES_PER_PROCESS", 1 if workers > 1 else 1 << 30)
         with pytest.raises(PlanError) as caught:
             cache_of(docs, tmp_path / str(workers), tokenizer=str(tmp_path / "letters.json"), workers=workers)
         said.append(caught.value.faults)
@@ -168,7 +168,7 @@ def test_how_far_it_is_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_who_waits_says_for_whom_once_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between taking the lock and writing who it is, the other one has said nothing yet."""
     words, lines = iter(["", "", "process 7 on a (beginning)"]), list[str]()
-    monkeypatch.setattr(cache_lock, "_taken", lambda path: (_ for _ in ()).throw(BlockingIOError))
+    monkeypatch.setattr(cache_lock, "_acquire", lambda path: (_ for _ in ()).throw(BlockingIOError))
     monkeypatch.setattr(cache_lock, "_read", lambda path: next(words, "process 7 on a (beginning)"))
     with cache_lock.alone(tmp_path / "lock", lambda: bool(lines), lines.append) as tell:
         assert tell is None

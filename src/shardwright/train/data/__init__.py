@@ -1,1 +1,1 @@
-"""From what the user names to samples of tokens."""
+"""The data of a run: from data.path to samples of tokens."""

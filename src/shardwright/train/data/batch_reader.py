@@ -1,9 +1,9 @@
-"""Batches that are read while the one before is computed with.
+"""Reads the next batch while the current one is computed.
 
-A batch may lie on a disk or behind a network that is slow. One thread of each rank reads the next one, packs it and
-copies it to the device. It is asked for one batch at a time, so that what is read is a function of what was asked for,
-and one that is not wanted, after a rewind, is dropped. Where a run stands in its data is what its steps have consumed:
-what was read ahead is no part of it.
+A batch may come from a slow disk or network. One thread of each rank reads the next batch, packs it, and copies it to
+the device. It gets one request at a time, so the batches that are read follow from the requests; a batch that is not
+needed, after a rewind, is dropped. The position of a run in its data counts the samples that steps have consumed, not
+those read ahead.
 """
 
 import threading
@@ -19,7 +19,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.device_streams import Event
 from shardwright.train.data.samples import SampleReader
 
-# What went wrong is not to be kept back by a disk that gives no answer: the thread ends with the process then.
+# How long an exception may wait for the thread, which a disk without an answer blocks; it then ends with the process.
 _PATIENCE_S = 5.0
 
 
@@ -34,7 +34,7 @@ def _on_host(samples: SampleReader, consumed: int, share: int, mesh: Mesh) -> Te
 
 @dataclass(frozen=True)
 class BatchPlace:
-    """Where a batch lies: behind so many samples, of which a replica has a `share`."""
+    """The place of a batch: it begins after `consumed` samples, and each replica has `share` samples of it."""
 
     consumed: int
     share: int
@@ -42,22 +42,23 @@ class BatchPlace:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Tokens on the device; on CUDA they are there once the copy is over."""
+    """Tokens on the device; on CUDA they are valid once the event `copied` has happened."""
 
     tokens_BS: Tensor
     copied: Event | None = None
 
 
 class BatchReader:
-    """This replica's part of global batches, one after the other. Close it, or use it in a `with`: it has a thread."""
+    """Reads this replica's part of global batches, one after the other. It has a thread, so close it, or use it in a
+    `with` statement."""
 
     def __init__(self, samples: SampleReader, job: JobSpec, mesh: Mesh, num_batches: int) -> None:
-        """Nothing is read beyond `num_batches`, which are counted from 0 and as large as steps of those numbers are."""
+        """Batches have numbers from 0 to `num_batches` - 1, and the size of the step with that number."""
         self._samples, self._job, self._mesh, self._num_batches = samples, job, mesh, num_batches
         self._stream = mesh.streams.made() if mesh.streams else None
         self._asked: SimpleQueue[BatchPlace | None] = SimpleQueue()
         self._read: SimpleQueue[TokenBatch | Exception] = SimpleQueue()
-        self._ahead: BatchPlace | None = None  # of the batch that is being read, or was, and nobody has taken
+        self._ahead: BatchPlace | None = None  # the batch that was requested and not taken yet
         self._taken: tuple[BatchPlace, Tensor] | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,10 +69,9 @@ class BatchReader:
         self.close(_PATIENCE_S if kind is not None else None)
 
     def batch(self, number: int, consumed: int) -> Tensor:
-        """The batch that begins after `consumed` samples, [B, S + 1]; the same again, where it is asked for again.
+        """Batch `number`, which begins after `consumed` samples: [B, S + 1]. A repeated call returns the same tensor.
 
-        The one behind it is read from now on, unless this is the last one by its number. What reading raised, this
-        raises, once that batch is asked for.
+        Starts to read the next batch, unless `number` is the last. Raises the exception that reading this batch raised.
         """
         place = self._place(number, consumed)
         if self._taken is not None and self._taken[0] == place:
@@ -80,22 +80,22 @@ class BatchReader:
         if self._ahead != place:
             self._drop()
             self._ask(place)
-        found = self._read.get()
+        result = self._read.get()
         self._ahead = None
-        if isinstance(found, Exception):
-            raise found
+        if isinstance(result, Exception):
+            raise result
         if number + 1 < self._num_batches:
             self._ask(self._place(number + 1, consumed + self._job.batch.size_at(number)))
         streams = self._mesh.streams
-        if streams is not None and found.copied is not None:
-            here = streams.current()
-            here.wait_event(found.copied)
-            streams.lend(found.tokens_BS, here)
-        self._taken = place, found.tokens_BS
-        return found.tokens_BS
+        if streams is not None and result.copied is not None:
+            current = streams.current()
+            current.wait_event(result.copied)
+            streams.lend(result.tokens_BS, current)
+        self._taken = place, result.tokens_BS
+        return result.tokens_BS
 
     def close(self, most_s: float | None = None) -> None:
-        """End the thread, once it has read what it is at, or wait for that so long."""
+        """End the thread after its current batch. Waits for it, at most `most_s` seconds."""
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join(most_s)
@@ -128,5 +128,5 @@ class BatchReader:
         streams = self._mesh.streams
         if streams is None or self._stream is None:
             return TokenBatch(tokens_BS.to(self._mesh.device))
-        with streams.using(self._stream):  # beside the stream that computes: neither waits for the other
+        with streams.using(self._stream):  # a separate stream: the copy and the computation do not wait for each other
             return TokenBatch(streams.brought(tokens_BS), self._stream.record_event())

@@ -1,8 +1,8 @@
-"""One process at a time makes what many want, in a folder that they share; the others wait, and say for whom.
+"""A lock in a shared folder: one process makes the cached files, and others wait and tell the user for which process.
 
-The lock is a file of the folder that the system gives back however its holder ends. It says who that is and how far.
-One that has said nothing new for long may be stopped, and is not waited for any longer: what is made appears whole, so
-that making it twice costs time alone. So it is where a file system knows no locks.
+The lock is a locked file in the folder, which the system releases however its holder ends. Its text names the holder
+and its progress. If that text does not change for long, the holder may be stopped, and others stop waiting: files
+appear only when complete, so making them twice costs time alone. A file system without locks is used without waiting.
 """
 
 import fcntl
@@ -15,35 +15,36 @@ from pathlib import Path
 
 from shardwright.train.run_files import open_own
 
-# Without a word of the holder.
+# How long others wait while the holder's text does not change.
 _SILENT_S = 120.0
 _TELL_EVERY_S = 30.0
-_FIRST_WORD_S = 5.0  # in which who has just taken the lock writes who it is
+_FIRST_WORD_S = 5.0  # time for a new holder to write its text
 Say = Callable[[str], None]
 
 
 @contextmanager
 def alone(path: Path, is_made: Callable[[], bool], say: Say) -> Iterator[Say | None]:
-    """Hold the lock `path`, and give what tells others how far it is; None where what is wanted was made meanwhile."""
+    """Hold the lock `path` during the block. Yields a function that tells others the progress, or None if the files
+    were made meanwhile, which `is_made` finds out. Messages to the user go to `say`."""
     descriptor = None
-    waited_s, told_s, heard = 0.0, -_TELL_EVERY_S, ""
+    changed_s, told_s, holder = 0.0, -_TELL_EVERY_S, ""
     begun_s = time.monotonic()
     while descriptor is None:
         try:
-            descriptor = _taken(path)
+            descriptor = _acquire(path)
         except BlockingIOError:
             if is_made():
                 yield None
                 return
-            said, now_s = _read(path), time.monotonic() - begun_s
-            if said != heard:
-                heard, waited_s = said, now_s
-            if now_s - waited_s > _SILENT_S:
-                say(f"{heard or 'who makes these tokens'} has said nothing for {_SILENT_S:.0f} s: made here, too")
+            text, now_s = _read(path), time.monotonic() - begun_s
+            if text != holder:
+                holder, changed_s = text, now_s
+            if now_s - changed_s > _SILENT_S:
+                say(f"{holder or 'who makes these tokens'} has said nothing for {_SILENT_S:.0f} s: made here, too")
                 break
-            if now_s - told_s >= _TELL_EVERY_S and (heard or now_s > _FIRST_WORD_S):
+            if now_s - told_s >= _TELL_EVERY_S and (holder or now_s > _FIRST_WORD_S):
                 told_s = now_s
-                say(f"waiting for {heard or 'another process'}, which makes the same tokens")
+                say(f"waiting for {holder or 'another process'}, which makes the same tokens")
             time.sleep(min(1.0, 0.05 + now_s / 10))
         except OSError:  # a file system without locks
             break
@@ -51,13 +52,13 @@ def alone(path: Path, is_made: Callable[[], bool], say: Say) -> Iterator[Say | N
         _release(path, descriptor)
         yield None
         return
-    who = f"process {os.getpid()} on {socket.gethostname()}"
+    process = f"process {os.getpid()} on {socket.gethostname()}"
 
-    def tell(how_far: str) -> None:
+    def tell(progress: str) -> None:
         if descriptor is not None:
             with suppress(OSError):
-                os.pwrite(descriptor, text := f"{who} ({how_far})\n".encode(), 0)
-                os.ftruncate(descriptor, len(text))
+                os.pwrite(descriptor, raw := f"{process} ({progress})\n".encode(), 0)
+                os.ftruncate(descriptor, len(raw))
 
     tell("beginning")
     try:
@@ -66,14 +67,14 @@ def alone(path: Path, is_made: Callable[[], bool], say: Say) -> Iterator[Say | N
         _release(path, descriptor)
 
 
-def _taken(path: Path) -> int:
-    """The lock's descriptor. BlockingIOError where another has it."""
+def _acquire(path: Path) -> int:
+    """Take the lock. Returns its file descriptor. Raises BlockingIOError if another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who had it may have removed it before it was locked here.
+            # The previous holder may have removed the file before it was locked here.
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
         except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Chats in rows: messages of roles, in one of the ways in which people keep them.
+"""Chats in rows, in one of the usual formats:
 
 - `messages`: a list of {"role": ..., "content": ...};
-- `conversations`: such a list, or one of {"from": ..., "value": ...} (ShareGPT), whose human is the user and gpt the
-  assistant;
+- `conversations`: such a list, or a list of {"from": ..., "value": ...} (ShareGPT), with the roles human and gpt for
+  user and assistant;
 - `prompt` and `completion`: two texts, or two lists of messages.
 
-Other fields of a message, such as tool calls, go to the template as they are; those of a row, such as `tools`, do too.
+Other fields of a message, such as tool calls, and of a row, such as `tools`, go to the template unchanged.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwright.train.data.row_files import FaultError, refuse_halves
 
-# Columns of a file that are looked at; what is beside the messages is for the template.
+# The columns of a file that are read. Columns without messages are for the template.
 CHAT_COLUMNS = ("messages", "conversations", "prompt", "completion", "tools", "system", "documents")
 _SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
@@ -26,26 +26,28 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages, of which those from number `first_learned` on can be learned, with what else the template is told; or
-    two texts, of which the second is learned. One that `asks` ends with what an answer begins with."""
+    """Either messages, of which those from index `first_learned` on are learned, with more fields for the template; or
+    a prompt and a completion, which is learned. `where` names the chat's place in error messages. If `adds_prompt`, the
+    template writes the prompt for an answer after the messages."""
 
     where: str
     messages: tuple[dict[str, Any], ...] = ()
     first_learned: int = 0
-    told: Mapping[str, Any] | None = None
+    template_fields: Mapping[str, Any] | None = None
     prompt: str = ""
     completion: str = ""
-    asks: bool = False
+    adds_prompt: bool = False
 
     @property
     def beginning(self) -> str:
-        """The beginning that tells the chat from others: the first message."""
+        """The text that identifies the chat: its first message, or its prompt."""
         return self.prompt or str(self.messages[0].get("content") if self.messages else self.completion)
 
     @property
     def num_characters(self) -> int:
-        """About how long it is."""
-        return len(self.prompt) + len(self.completion) + sum(len(str(one.get("content"))) for one in self.messages)
+        """About the length of the chat."""
+        num_in_messages = sum(len(str(message.get("content"))) for message in self.messages)
+        return len(self.prompt) + len(self.completion) + num_in_messages
 
 
 def chat_of(record: object, where: str) -> Chat:
@@ -53,25 +55,26 @@ def chat_of(record: object, where: str) -> Chat:
     if not isinstance(record, dict):
         kind = f"of type {type(record).__name__}"
         raise FaultError(f'{where} is {kind}; each line must be an object such as {{"messages": [...]}}')
-    found = {name: value for name, value in record.items() if value is not None}
-    told = {name: found[name] for name in ("tools", "documents") if name in found}
-    if name := next((name for name in ("messages", "conversations") if name in found), ""):
-        messages = _messages(found[name], f"{where}: field {name!r}")
-        if isinstance(system := found.get("system"), str) and system and messages[0]["role"] != "system":
+    fields = {name: value for name, value in record.items() if value is not None}
+    template_fields = {name: fields[name] for name in ("tools", "documents") if name in fields}
+    if name := next((name for name in ("messages", "conversations") if name in fields), ""):
+        messages = _messages(fields[name], f"{where}: field {name!r}")
+        if isinstance(system := fields.get("system"), str) and system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system}, *messages]
-        return Chat(where, _answered(messages, 0, where), told=told)
-    if "prompt" in found and "completion" in found:
-        prompt, completion = found["prompt"], found["completion"]
+        return Chat(where, _with_answer(messages, 0, where), template_fields=template_fields)
+    if "prompt" in fields and "completion" in fields:
+        prompt, completion = fields["prompt"], fields["completion"]
         if isinstance(prompt, str) and isinstance(completion, str):
             for field, text in (("prompt", prompt), ("completion", completion)):
                 refuse_halves(text, f"{where}: field {field!r}")
             if not completion:
                 raise FaultError(f"{where}: field 'completion' is empty, so nothing is to be learned; drop that record")
             return Chat(where, prompt=prompt, completion=completion)
-        before = _messages(prompt, f"{where}: field 'prompt'")
-        messages = before + _messages(completion, f"{where}: field 'completion'")
-        return Chat(where, _answered(messages, len(before), where), len(before), told=told)
-    present = ", ".join(map(repr, list(found)[:12])) or "nothing"
+        prompt_messages = _messages(prompt, f"{where}: field 'prompt'")
+        messages = prompt_messages + _messages(completion, f"{where}: field 'completion'")
+        num_prompt = len(prompt_messages)
+        return Chat(where, _with_answer(messages, num_prompt, where), num_prompt, template_fields=template_fields)
+    present = ", ".join(map(repr, list(fields)[:12])) or "nothing"
     raise FaultError(
         f"{where} has neither 'messages' nor 'conversations' nor 'prompt' and 'completion', but {present}; name files "
         "of chats, or set data.chats to false"
@@ -79,23 +82,25 @@ def chat_of(record: object, where: str) -> Chat:
 
 
 def question(text: str, where: str) -> Chat:
-    """A chat that asks for an answer to what a user says."""
-    return Chat(where, ({"role": "user", "content": text},), asks=True)
+    """A chat of one message of a user, rendered with the prompt for an answer."""
+    return Chat(where, ({"role": "user", "content": text},), adds_prompt=True)
 
 
 def _messages(value: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        what = "is an empty list" if value == [] else "is no list"
-        raise FaultError(f'{where} {what} of messages such as {{"role": "user", "content": "..."}}; mend that record')
-    return [_message(one, f"{where}, message {number}") for number, one in enumerate(value, 1)]
+        problem = "is an empty list" if value == [] else "is no list"
+        raise FaultError(
+            f'{where} {problem} of messages such as {{"role": "user", "content": "..."}}; mend that record'
+        )
+    return [_message(message, f"{where}, message {number}") for number, message in enumerate(value, 1)]
 
 
 def _message(value: object, where: str) -> dict[str, Any]:
     example = 'a message is such as {"role": "user", "content": "..."}, or {"from": "human", "value": "..."}'
     if not isinstance(value, dict):
         raise FaultError(f"{where} is of type {type(value).__name__}; {example}")
-    # A column of structs has every field in every row, those that are not there as null.
-    fields = {name: one for name, one in value.items() if one is not None}
+    # A column of structs has every field in every row; missing ones are null.
+    fields = {name: content for name, content in value.items() if content is not None}
     if "role" not in fields and "from" in fields:
         role = fields.pop("from")
         fields["content"] = fields.pop("value", "")
@@ -111,19 +116,20 @@ def _message(value: object, where: str) -> dict[str, Any]:
 
 
 def _check_texts(value: object, where: str) -> None:
-    """Raises FaultError for half a character, however deep it is."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            refuse_halves(one, where)
-        elif isinstance(one, dict):
-            left += [*one, *one.values()]
-        elif isinstance(one, list):
-            left += one
+    """Raises FaultError for a lone surrogate in any text of a nested value."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            refuse_halves(item, where)
+        elif isinstance(item, dict):
+            pending += [*item, *item.values()]
+        elif isinstance(item, list):
+            pending += item
 
 
-def _answered(messages: list[dict[str, Any]], first: int, where: str) -> tuple[dict[str, Any], ...]:
+def _with_answer(messages: list[dict[str, Any]], first: int, where: str) -> tuple[dict[str, Any], ...]:
+    """The messages as a tuple. Raises FaultError if none from number `first` on is the assistant's."""
     if not any(message["role"] == ASSISTANT for message in messages[first:]):
         roles = ", ".join(dict.fromkeys(message["role"][:20] for message in messages))
         raise FaultError(f'{where} has no message of the role "{ASSISTANT}" to learn, but of {roles}; drop that record')

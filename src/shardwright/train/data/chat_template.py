@@ -1,15 +1,15 @@
-"""Chats as the text that a model is trained on: a Jinja template writes it, and says or shows where the answers are.
+"""Chat templates: a Jinja template renders a chat as the text to train on, and the answers are located in that text.
 
-Templates come with tokenizers, from strangers. They are run in Jinja's sandbox, with nothing to call but what is given
-here, in a process of its own that has so much time and memory (encoding_process.py). They are not told the time: tokens
-are a function of the data. Those that write a date (strftime_now) are told that of data.today.
+Templates come with tokenizers, from strangers. They run in Jinja's sandbox, with a few functions to call, in a separate
+process with limits on time and memory (encoding_process.py). They do not see the clock, since tokens must be a function
+of the data: a template that writes a date (strftime_now) gets data.today.
 
-Where a template marks what the assistant says ({% generation %} ... {% endgeneration %}), that is what is learned. Else
-an answer is what it adds: from the end of what comes before, with the prompt for an answer behind that, to its own end.
-A template may show an earlier turn otherwise once there are later ones (thoughts are left out, for example); then that
-answer is not where it would be looked for, has no loss, and is counted. Each answer that is looked for is up to three
-more texts, so what that costs grows with the square of a chat's length. It is bounded by what is written, not by the
-time that it takes: which answers are learned is a function of the data, too.
+If a template marks answers ({% generation %} ... {% endgeneration %}), the marked text is learned. Else an answer is
+located by rendering the chat up to it: it lies between the rendering of the messages before it, with the prompt for an
+answer, and the rendering that includes it. A template may render an earlier turn differently once later turns exist
+(it drops thoughts, for example). Such an answer can't be located, has no loss, and is counted. Each answer takes up to
+three more renderings, so the cost grows with the square of a chat's length. It is bounded by the number of characters
+rendered, not by time, so that also the learned answers are a function of the data.
 """
 
 import json
@@ -25,8 +25,8 @@ from shardwright.train.data.chat_rows import ASSISTANT, Chat
 from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.template_sandbox import UnsafeJinjaError, template_sandbox
 
-# What may be written to look for the answers of a chat, in characters. To begin a message takes as long as a thousand
-# of them. That is 1,100 answers of a sentence, or 650 of 2,000 characters; those behind them have no loss.
+# How many characters may be rendered to locate the answers of a chat; a message counts as a thousand more. That is
+# enough for 1,100 answers of a sentence, or 650 of 2,000 characters; later ones have no loss.
 MOST_WORK = 4_000_000_000
 _MESSAGE_WORK = 1000
 
@@ -40,13 +40,13 @@ class LateError(TemplateError):
 
 
 class NoDateError(TemplateError):
-    """A template that writes a date, and is told none."""
+    """A template that writes a date, although data.today is not set."""
 
 
 @dataclass(frozen=True)
 class WrittenChat:
-    """The text of a chat, and the ranges of its characters that are learned, ascending. Of so many answers some could
-    not be told from what is around them."""
+    """The text of a chat, and the ranges of its characters that are learned, ascending. `num_answers` also counts
+    answers that could not be located."""
 
     text: str
     answers: tuple[tuple[int, int], ...]
@@ -59,10 +59,10 @@ class WrittenChat:
 
 
 class ChatTemplate:
-    """A template, ready to write chats with."""
+    """A compiled template that renders chats."""
 
     def __init__(self, files: TemplateFiles, today: str = "") -> None:
-        """A template that is told which day it is, such as 2026-07-26, or nothing of it. Raises TemplateError."""
+        """Compile a template; `today` is the date that it sees, such as 2026-07-26, or empty. Raises TemplateError."""
         from jinja2 import TemplateError as JinjaError
 
         try:
@@ -70,10 +70,10 @@ class ChatTemplate:
         except UnsafeJinjaError as error:
             raise TemplateError(str(error)) from None
         environment.globals["raise_exception"] = _refuse
-        if today:  # without, templates that ask whether it is defined have a date of their own
+        if today:  # else the function stays undefined: some templates check for it and have a default date
             environment.globals["strftime_now"] = datetime.fromisoformat(today).strftime
         self._path = files.path
-        # Nobody who writes a chat can guess them and mark a text of his own.
+        # Random marks, so that no chat can contain them.
         self._begin, self._end = (f"\ue000{secrets.token_hex(16)}{kind}\ue000" for kind in ("begin", "end"))
         environment.globals["_mark_answer"] = partial(_marked, self._begin, self._end)
         self._marks = re.compile(f"{self._begin}|{self._end}")
@@ -83,9 +83,9 @@ class ChatTemplate:
             self._template = environment.from_string(files.text)
         except JinjaError as error:
             line = getattr(error, "lineno", None)
-            where = f" in line {line}" if line else ""
+            in_line = f" in line {line}" if line else ""
             raise TemplateError(
-                f"the chat template of {files.path} is broken: {error}{where}; mend it, or name another in "
+                f"the chat template of {files.path} is broken: {error}{in_line}; mend it, or name another in "
                 "data.chat_template"
             ) from None
         except LateError:
@@ -97,26 +97,32 @@ class ChatTemplate:
 
     def write(self, chat: Chat) -> WrittenChat:
         """The chat as text. Raises TemplateError."""
-        messages, told = list(chat.messages), dict(chat.told or {})
-        raw = self._render(chat, messages, told, asks=chat.asks)
+        messages, template_fields = list(chat.messages), dict(chat.template_fields or {})
+        raw = self._render(chat, messages, template_fields, adds_prompt=chat.adds_prompt)
         learned = [i for i in range(chat.first_learned, len(messages)) if messages[i]["role"] == ASSISTANT]
         if self._is_marking:
             text, answers = self._without_marks(raw, chat)
             if chat.first_learned:
-                before = self._render(chat, messages[: chat.first_learned], told)
-                answers = answers[before.count(self._begin) :]
+                context = self._render(chat, messages[: chat.first_learned], template_fields)
+                answers = answers[context.count(self._begin) :]
             return WrittenChat(text, tuple(answers), max(len(learned), len(answers)))
-        parts = _Parts(lambda number, asks: self._render(chat, messages[:number], told, asks), raw, len(messages))
-        return WrittenChat(raw, tuple(_places(parts, learned)), len(learned))
+        prefixes = _Prefixes(
+            lambda number, adds_prompt: self._render(chat, messages[:number], template_fields, adds_prompt),
+            raw,
+            len(messages),
+        )
+        return WrittenChat(raw, tuple(_answer_ranges(prefixes, learned)), len(learned))
 
-    def _render(self, chat: Chat, messages: list[dict[str, Any]], told: dict[str, Any], asks: bool = False) -> str:
+    def _render(
+        self, chat: Chat, messages: list[dict[str, Any]], template_fields: dict[str, Any], adds_prompt: bool = False
+    ) -> str:
         try:
-            fields = self._special | told | {"messages": messages, "add_generation_prompt": asks}
+            fields = self._special | template_fields | {"messages": messages, "add_generation_prompt": adds_prompt}
             text = self._template.render(**fields)
             text.encode()
         except LateError:
             raise
-        # A template is a program: whatever goes wrong in it is said of it.
+        # A template is a program, which may raise anything.
         except Exception as error:
             if _wants_date(error):
                 raise NoDateError(
@@ -149,85 +155,86 @@ class ChatTemplate:
         return "".join([*parts, raw[position:]]), answers
 
 
-class _Parts:
-    """The texts of the first messages of a chat beside that of all, and what it has cost to write them."""
+class _Prefixes:
+    """Renderings of the first messages of a chat, beside the full text, and the cost of making them (`work`)."""
 
-    def __init__(self, render: Callable[[int, bool], str], whole: str, num_messages: int) -> None:
-        self.whole, self.work = whole, 0
+    def __init__(self, render: Callable[[int, bool], str], full_text: str, num_messages: int) -> None:
+        self.full_text, self.work = full_text, 0
         self._render, self._num_messages = render, num_messages
-        self._kept = 0, ""
+        self._last = 0, ""  # the number of messages and the text of the last rendering without a prompt
 
-    def text(self, number: int, asks: bool = False) -> str:
-        """The text of the first so many messages, with what asks for an answer or without. Raises TemplateError."""
+    def text(self, number: int, adds_prompt: bool = False) -> str:
+        """The text of the first `number` messages, followed by the prompt for an answer if `adds_prompt`. Raises
+        TemplateError."""
         if number == self._num_messages:
-            return self.whole
-        if number and number == self._kept[0] and not asks:
-            return self._kept[1]
+            return self.full_text
+        if number and number == self._last[0] and not adds_prompt:
+            return self._last[1]
         self.work += _MESSAGE_WORK * number
-        written = self._render(number, asks)
-        self.work += len(written)
-        if not asks:  # where an answer follows another, the end of one is the beginning of the next
-            self._kept = number, written
-        return written
+        text = self._render(number, adds_prompt)
+        self.work += len(text)
+        if not adds_prompt:  # if answers follow each other, the end of one is the beginning of the next
+            self._last = number, text
+        return text
 
-    def place(self, i: int) -> tuple[int, int] | None:
-        """Where message i stands in the whole text; None where it can't be told."""
-        whole = self.whole
+    def answer_range(self, i: int) -> tuple[int, int] | None:
+        """The range of characters of answer `i` in the full text; None if it can't be located."""
+        full_text = self.full_text
         try:
-            before = self.text(i)
-            if not whole.startswith(before):
+            prefix = self.text(i)
+            if not full_text.startswith(prefix):
                 return None
-            after = self.text(i + 1)
-            if not (len(before) < len(after) and whole.startswith(after)):
+            with_answer = self.text(i + 1)
+            if not (len(prefix) < len(with_answer) and full_text.startswith(with_answer)):
                 return None
-            asked = self.text(i, asks=True)
+            with_prompt = self.text(i, adds_prompt=True)
         except (LateError, NoDateError):
             raise
-        except TemplateError:  # it refuses what is cut off there
+        except TemplateError:  # the template refuses a chat that ends there
             return None
-        # What asks for an answer may have more than stands before one that is given.
-        begin = _num_common(asked, whole)
-        return (begin, len(after)) if len(before) <= begin < len(after) else None
+        # The prompt for an answer may contain more than precedes a given answer.
+        begin = _num_common(with_prompt, full_text)
+        return (begin, len(with_answer)) if len(prefix) <= begin < len(with_answer) else None
 
 
-def _places(parts: _Parts, learned: list[int]) -> Iterator[tuple[int, int]]:
-    """Where these messages stand that can be told, as far as there is time to look for them."""
+def _answer_ranges(prefixes: _Prefixes, learned: list[int]) -> Iterator[tuple[int, int]]:
+    """The ranges of characters of the messages `learned` that can be located, until MOST_WORK is spent."""
     for i in learned:
-        if parts.work > MOST_WORK:
+        if prefixes.work > MOST_WORK:
             return
-        if place := parts.place(i):
-            yield place
+        if answer := prefixes.answer_range(i):
+            yield answer
 
 
 def work_of(chat: Chat) -> int:
-    """About what it takes to look for the answers of a chat, in characters that are written."""
+    """About how many characters are rendered to locate the answers of a chat."""
     num_answers = sum(message["role"] == ASSISTANT for message in chat.messages)
     return min(MOST_WORK, 3 * num_answers * (chat.num_characters + _MESSAGE_WORK * len(chat.messages)) // 2)
 
 
 def _num_common(first: str, second: str) -> int:
-    """How many characters two texts begin with alike. Blocks are compared at once, and one of them by halves."""
+    """The length of the common prefix of two texts. Blocks are compared, whose size is halved again and again."""
     low, size = 0, 1 << 16
-    most = min(len(first), len(second))
+    shorter = min(len(first), len(second))
     while size:
-        while low + size <= most and second.startswith(first[low : low + size], low):
+        while low + size <= shorter and second.startswith(first[low : low + size], low):
             low += size
         size //= 2
     return low
 
 
 def _generation_tag() -> type:
-    """The tag that stands around what the assistant says."""
+    """The Jinja extension for {% generation %}, the tag around an answer."""
     from jinja2 import nodes
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        """Puts marks around what it holds."""
+        """Puts marks around the text within the tag."""
 
-        tags = {"generation"}  # noqa: RUF012 (as the library has it)
+        tags = {"generation"}  # noqa: RUF012 (a plain set, as in the library)
 
         def parse(self, parser: Any) -> Any:
-            """The tag's body, given to what marks it."""
+            """A call that puts marks around the tag's body."""
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             mark = nodes.Call(nodes.Name("_mark_answer", "load"), [], [], None, None)
@@ -260,5 +267,5 @@ def _refuse(message: object) -> None:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON without what HTML needs, as templates expect it."""
+    """JSON without escapes for HTML, as templates expect it (Jinja's own `tojson` has them)."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

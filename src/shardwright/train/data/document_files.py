@@ -1,6 +1,6 @@
-"""The documents in files: a file of text, or a row of one with rows.
+"""The documents in files: each file of text is a document, and each row of a file of rows.
 
-A fault is not raised where it is met but appended to a list, so that the caller can report all at once.
+Faults are appended to a list instead of being raised, so that the caller can report all at once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,8 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Document:
-    """One document: `name` says where in the data it is; `pieces` are its text, to be read once, or it is a chat."""
+    """One document: `name` identifies it within the data. It is a chat, or its text comes in `pieces`, which are read
+    once."""
 
     name: str
     pieces: Iterable[str] = ()
@@ -41,17 +42,17 @@ class Document:
 def read_documents(
     files: Sequence[SourceFile], data: DataSpec, faults: list[str], place: ReadPlace
 ) -> Iterator[Document]:
-    """The documents of `files` in their order; what is wrong goes to `faults`, how far it is to `place`, and reading
-    goes on.
+    """The documents of `files` in their order. Faults are appended to `faults`, and reading continues; progress goes to
+    `place`.
 
-    The pieces of a document must be read before the next document is asked for.
+    The pieces of a document must be read before the next document is requested.
     """
     for file in files:
         place.begin(file)
         if file.format == "text":
             yield Document(file.name, _text_pieces(file, faults, place))
         else:
-            yield from _of_rows(file, data, faults, place)
+            yield from _row_documents(file, data, faults, place)
         if len(faults) >= MOST_FAULTS:
             faults.append(f"reading stopped after {len(faults)} faults; there may be more behind them")
             return
@@ -59,7 +60,7 @@ def read_documents(
 
 @contextmanager
 def _collect(file: SourceFile, faults: list[str]) -> Iterator[None]:
-    """Turn what ends the reading of `file` into a fault."""
+    """Turn an exception that ends the reading of `file` into a fault."""
     try:
         yield
     except (FaultError, FileFault) as fault:
@@ -70,25 +71,25 @@ def _collect(file: SourceFile, faults: list[str]) -> Iterator[None]:
 
 def _text_pieces(file: SourceFile, faults: list[str], place: ReadPlace) -> Iterator[str]:
     with _collect(file, faults), open_file(file.path) as stream:
-        rest, position = b"", 0
+        remainder, position = b"", 0
         while block := stream.read(_PIECE_BYTES):
-            raw = rest + block
+            raw = remainder + block
             if position == 0 and raw.startswith(b"\xef\xbb\xbf"):  # a byte order mark is not text
                 raw, position = raw[3:], 3
-            # Cut behind the last line; in a line longer than a piece, in front of a character.
-            cut = raw.rfind(b"\n") + 1
-            if not cut:
-                cut = end_of_character(raw)
-            if text := decoded(raw[:cut], file, position):
+            # Cut after the last newline; if a line is longer than a piece, between two characters.
+            end = raw.rfind(b"\n") + 1
+            if not end:
+                end = end_of_character(raw)
+            if text := decoded(raw[:end], file, position):
                 yield text
-            rest, position = raw[cut:], position + cut
+            remainder, position = raw[end:], position + end
             place.at(position / max(1, file.size_bytes))
-        if rest:
-            yield decoded(rest, file, position)
+        if remainder:
+            yield decoded(remainder, file, position)
 
 
-def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPlace) -> Iterator[Document]:
-    """A document a row."""
+def _row_documents(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPlace) -> Iterator[Document]:
+    """One document for each row."""
     columns = CHAT_COLUMNS if data.chats else [data.text_field]
     wrong = _WrongRows(faults)
     with _collect(file, faults):
@@ -102,7 +103,7 @@ def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPla
                 elif data.chats:
                     yield Document(row.name, chat=chat_of(row.record, row.where))
                 else:
-                    yield Document(row.name, _cut(_text_of(row, data.text_field)))
+                    yield Document(row.name, _pieces(_text_of(row, data.text_field)))
             except FaultError as fault:
                 wrong.add(str(fault), row.where)
             if wrong.number >= MOST_FAULTS or len(faults) >= MOST_FAULTS:
@@ -111,29 +112,29 @@ def _of_rows(file: SourceFile, data: DataSpec, faults: list[str], place: ReadPla
 
 
 class _WrongRows:
-    """Faults of the rows of a file. One that only says of another row what was said already is counted, for a wrong
-    field is so in every row."""
+    """Faults of the rows of a file. A fault that occurs in several rows is listed once, with their number: a missing
+    field is often missing in every row."""
 
     def __init__(self, faults: list[str]) -> None:
         self.number = 0
         self._faults = faults
-        self._told: dict[str, tuple[int, int]] = {}  # by what is wrong: where its fault is, and how often it came
+        self._kinds: dict[str, tuple[int, int]] = {}  # by the text without the row: index in the list, and how often
 
     def add(self, fault: str, where: str) -> None:
         """Add a fault of the present row."""
         self.number += 1
         kind = fault.replace(where, "", 1)
-        at, times = self._told.get(kind, (len(self._faults), 0))
+        index, times = self._kinds.get(kind, (len(self._faults), 0))
         if not times:
             self._faults.append(fault)
-        self._told[kind] = at, times + 1
+        self._kinds[kind] = index, times + 1
 
     def conclude(self) -> None:
-        """No row follows: say how often each came."""
-        for at, times in self._told.values():
+        """After the last row: add to each fault in how many more rows it occurs."""
+        for index, times in self._kinds.values():
             if times > 1:
-                more = "at least " if self.number >= MOST_FAULTS else ""
-                self._faults[at] += f" (and so in {more}{times - 1} more)"
+                at_least = "at least " if self.number >= MOST_FAULTS else ""
+                self._faults[index] += f" (and so in {at_least}{times - 1} more)"
 
 
 def _text_of(row: FileRow, text_field: str) -> str:
@@ -155,8 +156,8 @@ def _text_of(row: FileRow, text_field: str) -> str:
     return value
 
 
-def _cut(text: str) -> list[str]:
-    """`text` in pieces of at most _PIECE_BYTES characters, cut behind a newline where there is one."""
+def _pieces(text: str) -> list[str]:
+    """`text` in pieces of at most _PIECE_BYTES characters, cut after a newline if there is one."""
     pieces, start = [], 0
     while start < len(text):
         stop = start + _PIECE_BYTES

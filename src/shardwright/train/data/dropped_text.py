@@ -1,8 +1,8 @@
-"""Text that a tokenizer without an unknown token drops in silence: how much of it, and whether that is too much.
+"""Counts text that a tokenizer drops silently, and refuses a tokenizer that drops too much.
 
-A vocabulary of characters, or one of merges without bytes below them (BPE that is not over bytes), has no token for
-what it has never seen, and Hugging Face tokenizers leave it out where no unknown token is named. A model would be
-trained on what remains and nobody would know.
+A vocabulary of characters, or BPE that is not over bytes, has no token for characters that it has never seen, and
+Hugging Face tokenizers leave them out if there is no unknown token. A model would be trained on the remaining text, and
+nobody would notice.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
-# Of the characters that are not blank. Text from the web has some that no vocabulary holds.
+# The largest share of non-blank characters that may be dropped. Text from the web has some that no vocabulary holds.
 MOST_SHARE = 0.01
-# Says of each character whether a tokenizer makes a token of it.
+# For each character: True if the tokenizer has a token for it.
 HasToken = Callable[[Sequence[str]], Iterable[bool]]
 
 
 @dataclass
 class Dropped:
-    """Counts of the encoded text: characters that are not blank, those without a token, one of these, and for each
-    character that occurred whether it has a token."""
+    """Counts of encoded text: non-blank characters, and those without a token, such as `example`. `has_token` tells
+    for each character that occurred if it has a token."""
 
     num_characters: int = 0
     num_dropped: int = 0
     example: str = ""
-    known: dict[str, bool] = field(default_factory=dict)
+    has_token: dict[str, bool] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -33,26 +33,27 @@ class Dropped:
         return self.num_dropped / self.num_characters if self.num_characters else 0.0
 
     def add(self, texts: Sequence[str], has_token: HasToken) -> None:
-        """Count texts. A character is dropped if it leaves nothing where it is encoded alone."""
+        """Count texts. A character counts as dropped if it gives no token when it is encoded alone."""
         codes, counts = np.unique(np.frombuffer("".join(texts).encode("utf-32-le"), "<u4"), return_counts=True)
         characters = {chr(code): int(count) for code, count in zip(codes, counts, strict=True)}
-        characters = {one: count for one, count in characters.items() if not one.isspace()}  # blanks are cut at
-        new = [one for one in characters if one not in self.known]
-        self.known |= dict(zip(new, has_token(new), strict=True))
+        # Blanks separate words, and may have no token.
+        characters = {character: count for character, count in characters.items() if not character.isspace()}
+        new_characters = [character for character in characters if character not in self.has_token]
+        self.has_token |= dict(zip(new_characters, has_token(new_characters), strict=True))
         self.num_characters += sum(characters.values())
-        for one, count in characters.items():
-            if not self.known[one]:
+        for character, count in characters.items():
+            if not self.has_token[character]:
                 self.num_dropped += count
-                self.example = self.example or one
+                self.example = self.example or character
 
     def count(self, num_characters: int, num_dropped: int, example: str) -> None:
-        """Add what was counted elsewhere."""
+        """Add the counts of another process or batch."""
         self.num_characters += num_characters
         self.num_dropped += num_dropped
         self.example = self.example or example
 
     def fault(self, tokenizer: str) -> str:
-        """One sentence if too much was dropped, else nothing."""
+        """The fault if too much text was dropped, else ""."""
         if self.share <= MOST_SHARE:
             return ""
         return (
@@ -64,8 +65,8 @@ class Dropped:
 
 
 def may_drop(fields: dict[str, Any]) -> bool:
-    """True if the tokenizer with these fields of tokenizer.json can leave text out: it has no unknown token, and not
-    every byte."""
+    """True if the tokenizer with these fields of tokenizer.json may drop text: it has no unknown token, and not a token
+    for every byte."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     model = fields["model"]

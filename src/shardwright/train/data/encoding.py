@@ -1,4 +1,4 @@
-"""Texts and chats to token ids: what one process does with a batch of them."""
+"""Encodes a batch of texts and chats as token ids, in one process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,14 @@ Item = str | Chat
 
 
 class EncodingError(ValueError):
-    """Why a batch could not be encoded, in one sentence."""
+    """A batch can't be encoded; the message is one sentence that tells why."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The ids of a batch's items one after the other, how many each has, and pairs of where what is learned begins and
-    ends, of chats; so many characters have no token, such as `example`, and so many answers no loss."""
+    """An encoded batch: the ids of all items, one after the other; the number of ids of each item; and for chats the
+    begin and end of each learned range. `num_dropped` characters, such as `example`, have no token, and `num_lost`
+    answers have no loss."""
 
     ids: NDArray[np.integer]
     lengths: NDArray[np.int64]
@@ -33,23 +34,23 @@ class Encoded:
     num_lost: int
 
 
-# The fields of Encoded that are arrays: they travel between processes as they lie in memory.
+# The fields of Encoded that are arrays, which are sent between processes as raw bytes.
 ARRAYS = ("ids", "lengths", "answers")
 
 
 class Encoder(Protocol):
-    """Encodes batches."""
+    """Encodes batches of texts or chats."""
 
     def encode(self, items: Sequence[Item]) -> Encoded:
-        """Raises EncodingError."""
+        """Encode a batch. Raises EncodingError."""
 
 
 class HereEncoder:
-    """Encodes in this process."""
+    """Encodes batches in this process."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, begins_chats: bool = False) -> None:
-        """A template says by itself what a chat begins with; where this `begins_chats`, those that do not begin with
-        the tokenizer's token get it, too."""
+        """A template usually writes the begin of a chat itself. With `begins_chats`, a chat that does not begin with
+        the tokenizer's begin token gets it, too."""
         self._tokenizer, self._template, self._begins_chats = tokenizer, template, begins_chats
         self._dtype = id_dtype(tokenizer)
 
@@ -58,13 +59,14 @@ class HereEncoder:
         return self._tokenizer.encode_batch(texts)
 
     def places_of(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ids of a text, and which characters each stands for. Raises ValueError."""
+        """The ids of a text, and the range of characters that each stands for. Raises ValueError."""
         return self._tokenizer.encode_with_places(text)
 
     def encode(self, items: Sequence[Item]) -> Encoded:
-        """Raises EncodingError."""
+        """Encode a batch. Raises EncodingError."""
         dropped = self._tokenizer.dropped
-        before, dropped.example = (dropped.num_characters, dropped.num_dropped), ""
+        previous_characters, previous_dropped = dropped.num_characters, dropped.num_dropped
+        dropped.example = ""
         answers: list[NDArray[np.int64]] = []
         num_answers = num_lost = 0
         try:
@@ -74,11 +76,11 @@ class HereEncoder:
                 ids, begin = [], 0
                 for item in items:
                     assert isinstance(item, Chat)
-                    of_chat, learned, counted = self._chat(item)
-                    ids.append(of_chat)
+                    chat_ids, learned, (num_in_chat, num_lost_in_chat) = self._chat(item)
+                    ids.append(chat_ids)
                     answers.append(begin + learned)
-                    begin += len(of_chat)
-                    num_answers, num_lost = num_answers + counted[0], num_lost + counted[1]
+                    begin += len(chat_ids)
+                    num_answers, num_lost = num_answers + num_in_chat, num_lost + num_lost_in_chat
         except (EncodingError, LateError):
             raise
         except ValueError as error:
@@ -88,18 +90,18 @@ class HereEncoder:
             ) from None
         return Encoded(
             np.concatenate(ids).astype(self._dtype) if ids else np.empty(0, self._dtype),
-            np.array([len(one) for one in ids], np.int64),
+            np.array([len(item_ids) for item_ids in ids], np.int64),
             np.concatenate(answers) if answers else np.empty(0, np.int64),
-            num_characters=dropped.num_characters - before[0],
-            num_dropped=dropped.num_dropped - before[1],
+            num_characters=dropped.num_characters - previous_characters,
+            num_dropped=dropped.num_dropped - previous_dropped,
             example=dropped.example,
             num_answers=num_answers,
             num_lost=num_lost,
         )
 
     def _chat(self, chat: Chat) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[int, int]]:
-        """The ids of a chat, pairs of where what is learned begins and ends, and how many answers there are and are
-        lost."""
+        """The ids of a chat; the begin and end of each learned range; and the numbers of answers, and of answers
+        without a loss."""
         if chat.messages:
             if self._template is None:
                 raise EncodingError(
@@ -107,26 +109,26 @@ class HereEncoder:
                     "with; name one in data.chat_template, or in data.tokenizer the folder of a tokenizer that has one"
                 )
             try:
-                written = self._template.write(chat)
+                rendered = self._template.write(chat)
             except ValueError as error:
                 raise EncodingError(str(error)) from None
-            text, ranges, counted = written.text, written.answers, (written.num_answers, written.num_lost)
+            text, ranges, counted = rendered.text, rendered.answers, (rendered.num_answers, rendered.num_lost)
             end: tuple[int, ...] = ()
         else:
             text, end = chat.prompt + chat.completion, self._tokenizer.end_of_text
             ranges, counted = ((len(chat.prompt), len(text)),), (1, 0)
         ids, offsets = self.places_of(text)
         learned = np.zeros(len(ids), np.bool_)
-        for first, last in ranges:
-            learned |= (offsets[:, 0] < last) & (offsets[:, 1] > first)
+        for start, stop in ranges:
+            learned |= (offsets[:, 0] < stop) & (offsets[:, 1] > start)
         begin = np.array(self._tokenizer.begin_of_text, np.int64)
-        put_before = missing_begin(ids, begin) if self._begins_chats or not chat.messages else begin[:0]
-        # What ends a completion is learned, too.
-        learned = np.concatenate((np.zeros(len(put_before), np.bool_), learned, np.ones(len(end), np.bool_)))
-        turns = np.flatnonzero(np.diff(learned.astype(np.int8), prepend=0, append=0))
-        return np.concatenate((put_before, ids, end)).astype(np.int64), turns.astype(np.int64), counted
+        prefix = missing_begin(ids, begin) if self._begins_chats or not chat.messages else begin[:0]
+        # The end of text after a completion is learned, too.
+        learned = np.concatenate((np.zeros(len(prefix), np.bool_), learned, np.ones(len(end), np.bool_)))
+        bounds = np.flatnonzero(np.diff(learned.astype(np.int8), prepend=0, append=0))
+        return np.concatenate((prefix, ids, end)).astype(np.int64), bounds.astype(np.int64), counted
 
 
 def id_dtype(tokenizer: Tokenizer) -> np.dtype:
-    """The smallest type that holds a tokenizer's ids, little-endian."""
+    """The smallest unsigned type that holds a tokenizer's ids, little-endian."""
     return np.min_scalar_type(max(tokenizer.num_ids - 1, 0)).newbyteorder("<")

@@ -1,7 +1,6 @@
-"""Messages of two processes over pipes: fields as JSON, with arrays behind them as they lie in memory.
+"""Messages between two processes over pipes: fields as JSON, followed by arrays as raw bytes.
 
-Nothing that is received is run, as it would be with pickles: a chat template is a stranger's, and where it is run is
-one end of this.
+Unlike with pickles, no received data is executed: the process at one end runs a stranger's chat template.
 """
 
 import json
@@ -16,11 +15,11 @@ _LENGTH = struct.Struct("<Q")
 
 
 class BrokenMessageError(ValueError):
-    """A message that is not whole."""
+    """A message is incomplete or invalid."""
 
 
 def send(stream: IO[bytes], fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
-    """Write a message. Raises OSError where nobody reads it."""
+    """Write a message. Raises OSError if the other end is closed."""
     described = [[array.dtype.str, len(array)] for array in arrays]
     raw = json.dumps({"fields": fields, "arrays": described}, default=str).encode()
     stream.write(_LENGTH.pack(len(raw)) + raw)
@@ -30,21 +29,22 @@ def send(stream: IO[bytes], fields: Mapping[str, Any], arrays: Sequence[NDArray[
 
 
 def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[NDArray[Any]]] | None:
-    """Read a message; None where the other end is closed. Raises BrokenMessageError or OSError."""
+    """Read a message; None if the other end is closed. Raises BrokenMessageError or OSError."""
     length = stream.read(_LENGTH.size)
     if not length:
         return None
     try:
-        said = json.loads(_whole(stream, _LENGTH.unpack(length)[0]))
+        header = json.loads(_read_exactly(stream, _LENGTH.unpack(length)[0]))
         arrays = [
-            np.frombuffer(_whole(stream, np.dtype(dtype).itemsize * size), dtype) for dtype, size in said["arrays"]
+            np.frombuffer(_read_exactly(stream, np.dtype(dtype).itemsize * size), dtype)
+            for dtype, size in header["arrays"]
         ]
-        return said["fields"], arrays
+        return header["fields"], arrays
     except (ValueError, TypeError, KeyError, struct.error, OverflowError, MemoryError) as error:
         raise BrokenMessageError(str(error)) from None
 
 
-def _whole(stream: IO[bytes], size: int) -> bytes:
+def _read_exactly(stream: IO[bytes], size: int) -> bytes:
     raw = stream.read(size)
     if len(raw) != size:
         raise BrokenMessageError(f"{len(raw)} bytes came of {size}")

@@ -1,6 +1,5 @@
-"""Processes that encode batches beside each other, whose results come in the order of the batches.
-
-So what is written does not depend on how many there are. Each has a thread here that waits for it.
+"""Processes that encode batches in parallel. Results are used in the order of the batches, so the tokens do not depend
+on the number of processes. A thread of this process waits for each of them.
 """
 
 import os
@@ -25,17 +24,17 @@ _MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encodin
 
 
 def encoders(setup: EncodingSetup, tokenizer: Tokenizer, num_bytes: int) -> "EncodingPool | HereAndNow":
-    """The encoders for so many bytes of files: processes, as many as data.workers says, if that pays."""
+    """The encoders for `num_bytes` of files: up to data.workers processes, or this process if that is as fast."""
     workers = setup.data.workers or _num_cores()
-    # A chat template and a tokenizer's file are a stranger's: their processes have limits, and this one has none.
+    # A chat template or a tokenizer file from a stranger runs only in separate processes, which have limits.
     is_strange = setup.data.chats or setup.data.tokenizer != "bytes"
-    if is_strange or (workers > 1 and num_bytes >= _PAYS_BYTES):
-        return EncodingPool(setup, max(1, min(workers, num_bytes // _PAYS_BYTES + 1)))
+    if is_strange or (workers > 1 and num_bytes >= _BYTES_PER_PROCESS):
+        return EncodingPool(setup, max(1, min(workers, num_bytes // _BYTES_PER_PROCESS + 1)))
     return HereAndNow(HereEncoder(tokenizer, None))
 
 
-# To start a process takes some tenths of a second, in which one encodes about so much.
-_PAYS_BYTES = 4 << 20
+# A process starts in some tenths of a second, in which another encodes about this many bytes.
+_BYTES_PER_PROCESS = 4 << 20
 
 
 def _num_cores() -> int:
@@ -44,7 +43,7 @@ def _num_cores() -> int:
 
 
 class HereAndNow:
-    """Encodes batches in this process, one after the other: for text as bytes."""
+    """Encodes batches in this process, one after the other: for the tokenizer "bytes"."""
 
     num_ahead = 0
     batch_characters = 4 << 20
@@ -69,7 +68,7 @@ class HereAndNow:
 
 
 class EncodingPool:
-    """Encodes batches in processes of their own, several at once."""
+    """Encodes batches in separate processes, several at once."""
 
     batch_characters = 1 << 20
 
@@ -105,19 +104,19 @@ class EncodingPool:
 
 @dataclass(frozen=True)
 class _Purpose:
-    """A process's task in words, for where it ends before it is done: `what` it does, `where` it was, and a hint."""
+    """A process's task in words, for the message if it ends early: what it does, at which item it was, and a hint."""
 
-    what: str
-    where: str
+    task: str
+    position: str
     hint: str
 
-    def obituary(self, ended: str) -> str:
-        """The sentence of a process that has ended so."""
-        return f"a process that {self.what} has ended ({ended}){self.where}: {self.hint}"
+    def end_message(self, status: str) -> str:
+        """The message about a process that has ended with `status`."""
+        return f"a process that {self.task} has ended ({status}){self.position}: {self.hint}"
 
 
 class _Process:
-    """One process, which is started at once and told what it encodes with when it is first asked."""
+    """One process. It is started at once, and gets its setup with the first batch."""
 
     def __init__(self, setup: EncodingSetup) -> None:
         self._setup: EncodingSetup | None = setup
@@ -132,78 +131,78 @@ class _Process:
         )
 
     def encode(self, items: list[Item]) -> Encoded:
-        """Raises PlanError, or RunError where the process has ended."""
+        """Encode a batch. Raises PlanError, or RunError if the process has ended."""
         if self._setup is not None:
             setup, self._setup = self._setup, None
-            self._ask(setup.as_fields(), _beginning(setup))
-        asked = {"items": [item if isinstance(item, str) else vars(item) for item in items]}
-        fields, arrays = self._ask(asked, _encoding(items))
+            self._ask(setup.as_fields(), _setup_purpose(setup))
+        request = {"items": [item if isinstance(item, str) else vars(item) for item in items]}
+        fields, arrays = self._ask(request, _batch_purpose(items))
         return Encoded(**dict(zip(ARRAYS, arrays, strict=True)), **fields)
 
-    def _ask(self, what: dict[str, Any], purpose: _Purpose) -> tuple[dict[str, Any], list[Any]]:
-        """The answer to a message. Raises PlanError, or RunError with what the process was at where it has ended."""
+    def _ask(self, request: dict[str, Any], purpose: _Purpose) -> tuple[dict[str, Any], list[Any]]:
+        """The answer to a request: fields and arrays. Raises PlanError, or RunError with the purpose if the process has
+        ended."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None and answers is not None
         try:
-            send(requests, what)
-            found = receive(answers)
+            send(requests, request)
+            answer = receive(answers)
         except (OSError, BrokenMessageError):
-            found = None
-        if found is None:
-            self._process.kill()  # where it said what nobody understands
+            answer = None
+        if answer is None:
+            self._process.kill()  # if it still runs, and only its answer was broken
             status = self._process.wait()
-            ended = f"signal {-status}" if status < 0 else f"exit status {status}{self._last_words()}"
-            raise RunError(purpose.obituary(ended))
-        if "faults" in found[0]:
-            raise PlanError("data", found[0]["faults"])
-        return found
+            ending = f"signal {-status}" if status < 0 else f"exit status {status}{self._last_words()}"
+            raise RunError(purpose.end_message(ending))
+        if "faults" in answer[0]:
+            raise PlanError("data", answer[0]["faults"])
+        return answer
 
     def _last_words(self) -> str:
-        """The last line that it wrote to its standard error, which says why Python ended."""
+        """The last line of its standard error, which tells why Python ended; "" if there is none."""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 1000))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f": {shortened(lines[-1], 200)}" if lines else ""
 
     def end(self) -> None:
-        """Have it end, whatever it is at."""
+        """Kill the process, whatever it is doing."""
         self._process.kill()
 
     def wait(self) -> None:
-        """Until it has ended, and let go of what was held for it."""
+        """Wait for the end of the process, and close its files."""
         self._process.wait()
         self._errors.close()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            with suppress(OSError):  # it has not read what was written to it
+            with suppress(OSError):  # the process has not read all of its input
                 stream.close()
 
 
 _LIMITS = f"{BATCH_MEMORY_MIB} MiB and {CHAT_S} s of the processor, and more in proportion to its length"
 
 
-def _beginning(setup: EncodingSetup) -> _Purpose:
-    """A process reads a tokenizer and a template."""
+def _setup_purpose(setup: EncodingSetup) -> _Purpose:
+    """The purpose of a process that reads its tokenizer and template."""
     template = f" and the chat template {setup.template.path}" if setup.template is not None else ""
     hint = f"to read them it may take {BATCH_MEMORY_MIB} MiB and {CHAT_S} s; name others"
     return _Purpose("turns text into tokens", f" while it read {setup.data.tokenizer}{template}", hint)
 
 
-def _encoding(items: Sequence[Item]) -> _Purpose:
-    """A process encodes a batch."""
-    first = items[0] if items else ""
-    if isinstance(first, str):
+def _batch_purpose(items: Sequence[Item]) -> _Purpose:
+    """The purpose of a process that encodes a batch."""
+    first_item = items[0] if items else ""
+    if isinstance(first_item, str):
         hint = f"a text may take {_LIMITS}; name another tokenizer, or where memory is short use fewer by data.workers"
         return _Purpose("turns text into tokens", "", hint)
     hint = f"a chat may take {_LIMITS}; drop it, or name another template in data.chat_template"
-    return _Purpose("writes chats", f" in those from {first.where} on", hint)
+    return _Purpose("writes chats", f" in those from {first_item.where} on", hint)
 
 
-# A library needs these to be found and to know its language; what else is there may be a secret, and a template of a
-# stranger is run in this process.
+# Variables that Python and its libraries need. Others may be secrets, and the process runs a stranger's template.
 _PASSED = re.compile(r"PATH|HOME|TMPDIR|LANG|LC_\w+|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON\w+|OMP_NUM_THREADS")
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a process that encodes."""
-    kept = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
-    return kept | {"TOKENIZERS_PARALLELISM": "false"}  # there are as many processes as cores
+    """The environment variables of a process that encodes."""
+    passed = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
+    return passed | {"TOKENIZERS_PARALLELISM": "false"}  # there are as many processes as cores

@@ -1,7 +1,7 @@
-"""A process that encodes batches for another: it reads them from its standard input, and ends where that does.
+"""A process that encodes batches for another: it reads them from its standard input, and ends when that is closed.
 
-A chat template and a tokenizer's file are a stranger's programs: for a text they have so much time of the processor
-and memory, in proportion to its length, and what takes more ends the batch with a sentence, or the process.
+A chat template and a tokenizer file are programs of strangers. They get CPU time and memory in proportion to the length
+of a text. If they take more, the batch ends with an error message, or the process is killed.
 """
 
 import json
@@ -29,14 +29,15 @@ from shardwright.train.data.memory_limit import limit_memory, virtual_bytes
 from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.tokenizer import load_tokenizer
 
-# A template takes milliseconds. What is in a library's hands can't be interrupted, only ended: a second or two later.
-# What the answers of a long chat are looked for with is more, in proportion: some ten times what a fast machine takes.
+# A template takes milliseconds. Code inside a library can't be interrupted; the system kills the process a second or
+# two later. Locating the answers of a long chat gets more time, in proportion to its work: some ten times what a fast
+# machine takes.
 CHAT_S = 2
 _WORK_S = 5e-9
-# A tokenizer takes 1 to 4 microseconds a character, and 200 to 1,050 bytes: most for texts of one character each.
+# A tokenizer takes 1 to 4 microseconds and 200 to 1,050 bytes for each character: most for texts of one character.
 _CHARACTER_S = 5e-5
 _CHARACTER_BYTES = 1536
-BATCH_MEMORY_MIB = 384  # beside what the process has once it has begun
+BATCH_MEMORY_MIB = 384  # beside the memory of the process after its start
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,23 @@ class EncodingSetup:
     template: TemplateFiles | None
 
     def as_fields(self) -> dict[str, Any]:
-        """To be read by `of_fields`."""
-        found = self.template
-        written = None if found is None else {"text": found.text, "path": str(found.path), "special": found.special}
-        return {"data": self.data.model_dump(mode="json"), "template": written}
+        """The setup as fields of JSON, which `of_fields` reads."""
+        files = self.template
+        template = None if files is None else {"text": files.text, "path": str(files.path), "special": files.special}
+        return {"data": self.data.model_dump(mode="json"), "template": template}
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> "EncodingSetup":
         """Read the fields that `as_fields` wrote."""
-        written = fields["template"]
-        template = written and TemplateFiles(written["text"], Path(written["path"]), written["special"])
+        template_fields = fields["template"]
+        template = template_fields and TemplateFiles(
+            template_fields["text"], Path(template_fields["path"]), template_fields["special"]
+        )
         return cls(DataSpec.model_validate_json(json.dumps(fields["data"])), template)
 
 
 class BoundedTemplate(ChatTemplate):
-    """A template that has so much time for a chat."""
+    """A chat template with a limit on CPU time for each chat."""
 
     def write(self, chat: Chat) -> WrittenChat:
         with bounded(CHAT_S + _WORK_S * work_of(chat), f"{chat.where}: the chat template", _OTHER_TEMPLATE):
@@ -72,7 +75,7 @@ _OTHER_TEMPLATE = "drop that chat, or name another template in data.chat_templat
 
 
 class BoundedEncoder(HereEncoder):
-    """An encoder whose tokenizer has so much time for the texts of a call."""
+    """An encoder whose tokenizer has a limit on CPU time for each call."""
 
     def ids_of(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         with self._bounded(texts):
@@ -84,18 +87,18 @@ class BoundedEncoder(HereEncoder):
 
     def _bounded(self, texts: Sequence[str]) -> AbstractContextManager[None]:
         num_characters = sum(map(len, texts))
-        what = f"the tokenizer of data.tokenizer, for {num_characters:,} characters,"
-        return bounded(CHAT_S + _CHARACTER_S * num_characters, what, "name another tokenizer")
+        subject = f"the tokenizer of data.tokenizer, for {num_characters:,} characters,"
+        return bounded(CHAT_S + _CHARACTER_S * num_characters, subject, "name another tokenizer")
 
 
 def serve() -> None:
-    """Answer what comes on the standard input until it ends: a setup, then batches."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is for the process that asks
+    """Answer requests from the standard input until it ends: a setup, then batches."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent process
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # a library that prints must not print into an answer
-    if (asked := receive(requests)) is None:
+    sys.stdout = sys.stderr  # output that a library prints must not get into an answer
+    if (request := receive(requests)) is None:
         return
-    setup = EncodingSetup.of_fields(asked[0])
+    setup = EncodingSetup.of_fields(request[0])
     try:
         tokenizer, template = load_tokenizer(setup.data), None
         begun_bytes = virtual_bytes()
@@ -108,8 +111,8 @@ def serve() -> None:
         send(answers, {"faults": faults_in(error)})
         return
     send(answers, {})
-    while (asked := receive(requests)) is not None:
-        items = [item if isinstance(item, str) else Chat(**item) for item in asked[0]["items"]]
+    while (request := receive(requests)) is not None:
+        items = [item if isinstance(item, str) else Chat(**item) for item in request[0]["items"]]
         num_characters = sum(len(item) if isinstance(item, str) else item.num_characters for item in items)
         _bound_memory(begun_bytes, num_characters)
         try:
@@ -118,34 +121,36 @@ def serve() -> None:
             send(answers, {"faults": [str(error)]})
         except MemoryError:
             most_mib = BATCH_MEMORY_MIB + num_characters * _CHARACTER_BYTES // MIB
-            told = f"{num_characters:,} characters of text take more than {most_mib:,} MiB to be made tokens"
-            send(answers, {"faults": [f"{told}; name another tokenizer in data.tokenizer, or cut longer documents"]})
+            fault = f"{num_characters:,} characters of text take more than {most_mib:,} MiB to be made tokens"
+            send(answers, {"faults": [f"{fault}; name another tokenizer in data.tokenizer, or cut longer documents"]})
         else:
             fields = {name: value for name, value in vars(encoded).items() if name not in ARRAYS}
             send(answers, fields, [getattr(encoded, name) for name in ARRAYS])
 
 
 def _bound_memory(begun_bytes: int, num_characters: int) -> None:
-    """So much memory for a text of so many characters, beside what the process had when it began."""
+    """Limit the memory of this process to `begun_bytes`, its memory after the start, and more for a text of
+    `num_characters`. No limit if `begun_bytes` is 0, which means unknown."""
     if begun_bytes:
         limit_memory(begun_bytes + BATCH_MEMORY_MIB * MIB + num_characters * _CHARACTER_BYTES)
 
 
 @contextmanager
-def bounded(most_s: float, what: str, way_out: str) -> Iterator[None]:
-    """So much time of the processor. LateError where it is over: `what` takes more, and there is a way out."""
+def bounded(most_s: float, subject: str, way_out: str) -> Iterator[None]:
+    """Limit the CPU time of the block to `most_s` seconds. Raises LateError if `subject` takes more; the message ends
+    with `way_out`. Code that can't be interrupted is killed by the system."""
 
     def late(*_: object) -> None:
-        raise LateError(f"{what} takes more than {most_s:.3g} s; {way_out}")
+        raise LateError(f"{subject} takes more than {most_s:.3g} s; {way_out}")
 
     used = resource.getrusage(resource.RUSAGE_SELF)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    most = math.ceil(used.ru_utime + used.ru_stime + most_s) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (most if hard < 0 else min(most, hard), hard))
+    hard_s = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft_s = math.ceil(used.ru_utime + used.ru_stime + most_s) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft_s if hard_s < 0 else min(soft_s, hard_s), hard_s))
     signal.signal(signal.SIGPROF, late)
     signal.setitimer(signal.ITIMER_PROF, most_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (hard_s, hard_s))

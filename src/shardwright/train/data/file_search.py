@@ -1,7 +1,7 @@
-"""The files that a user means by data.path: a file, a folder that is searched, or a glob. Nothing is opened here.
+"""The files that data.path names: a file, a folder, which is searched, or a glob. No file is opened here.
 
-A search is bounded: it looks at so many names at most, and never enters what the kernel shows of itself (/proc, /sys,
-/dev), where files have no end or wait for ever. A folder is the glob FOLDER/**.
+A search is bounded: it looks at a limited number of names, and never enters the kernel's file systems (/proc, /sys,
+/dev), whose files may have no end or block for ever. A folder is searched as the glob FOLDER/**.
 """
 
 import os
@@ -18,12 +18,12 @@ from shardwright.config.user_file import is_of_the_kernel
 _STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 # ORGANISATION/NAME, as the Hugging Face hub calls data sets.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*")
-# A file becomes about a kilobyte of memory; a name is looked at in some microseconds.
+# A file takes about a kilobyte of memory; a name takes some microseconds.
 MOST_FILES, MOST_NAMES = 100_000, 1_000_000
 
 
 def list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and all files, sorted; what is wrong goes to `faults`. Raises OSError or
+    """The folder that names are relative to, and all files, sorted. Faults are appended to `faults`. Raises OSError or
     ValueError."""
     if text == STDLIB:
         return _list_stdlib(faults)
@@ -37,10 +37,10 @@ def list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
     if not stat.S_ISDIR(mode):
         return path.parent, [path]
     num_faults = len(faults)
-    found = _bounded(_search(path, ("**",), faults), text, faults)
-    if not found and len(faults) == num_faults:
+    paths = _bounded(_search(path, ("**",), faults), text, faults)
+    if not paths and len(faults) == num_faults:
         faults.append(f"folder {path} holds no files (hidden ones are skipped); name one with text in it")
-    return path, found
+    return path, paths
 
 
 def unreadable(path: Path | str, error: OSError) -> str:
@@ -51,15 +51,15 @@ def unreadable(path: Path | str, error: OSError) -> str:
 
 def _list_stdlib(faults: list[str]) -> tuple[Path, list[Path]]:
     root = Path(os.__file__).parent
-    # Build settings hold paths of the machine that Python was built on.
-    found = [
+    # Files of build settings (_sysconfigdata*) hold paths of the machine that built Python.
+    paths = [
         path
         for path in _search(root, ("**",), faults, _STDLIB_LEFT_OUT)
         if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
     ]
-    if not found:
+    if not paths:
         faults.append(f"this Python keeps no .py files in {root}; set data.path to files of your own")
-    return root, found
+    return root, paths
 
 
 def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[Path]]:
@@ -77,26 +77,26 @@ def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[
     root, num_faults = Path(*parts[:fixed]), len(faults)
     folders: list[Path] = []
     matches = _search(root, parts[fixed:], faults, matching_folders=folders) if root.is_dir() else iter(())
-    found = sorted(_bounded(matches, text, faults))
-    if not found and len(faults) == num_faults:
+    paths = sorted(_bounded(matches, text, faults))
+    if not paths and len(faults) == num_faults:
         way_out = "check it, or name a folder, which is searched recursively"
         also = "matches folders and no file" if folders else "matches nothing"
         faults.append(f"glob {text} {also} (looked from {Path.cwd()}); {way_out}")
-    return root, found
+    return root, paths
 
 
 def _bounded(paths: Iterator[Path], text: str, faults: list[str]) -> list[Path]:
-    """A list of the paths, or an empty one and a fault if there are too many to hold."""
-    found: list[Path] = []
+    """The paths as a list; if there are too many, an empty list and a fault."""
+    listed: list[Path] = []
     for path in paths:
-        if len(found) == MOST_FILES:
+        if len(listed) == MOST_FILES:
             faults.append(
                 f"data.path {text} has more than {MOST_FILES:,} files; join them into fewer, such as one .jsonl with a "
                 "document a line, or name a part of them by a glob"
             )
             return []
-        found.append(path)
-    return found
+        listed.append(path)
+    return listed
 
 
 def _search(
@@ -106,20 +106,20 @@ def _search(
     left_out: Collection[str] = (),
     matching_folders: list[Path] | None = None,
 ) -> Iterator[Path]:
-    """Files under `root` that match a pattern part by part: folder by folder, names sorted, links followed.
+    """Files under `root` that match a pattern, given as its parts: folder by folder, names sorted, links followed.
 
-    A folder carries at which parts of the pattern its names may be; "**" is any number of folders. Where there is one,
-    no folder is searched twice, so that a link back to a folder above ends.
+    Each folder carries states: the indices of the pattern's parts that names in it may match. "**" matches any number
+    of folders. With "**" no folder is searched twice, so links back to a parent folder do no harm.
     """
-    seen: set[str] = set()
+    searched: set[str] = set()
     num_names = 0
-    left = [(root, _skipping({0}, pattern))]
-    while left:
-        folder, states = left.pop()
+    pending = [(root, _skipping({0}, pattern))]
+    while pending:
+        folder, states = pending.pop()
         real = os.path.realpath(folder)
-        if "**" in pattern and real in seen:
+        if "**" in pattern and real in searched:
             continue
-        seen.add(real)
+        searched.add(real)
         if is_of_the_kernel(real):
             faults.append(
                 f"{folder} is what the kernel shows of itself, not a folder of text; name a folder on a disk, or leave "
@@ -140,36 +140,37 @@ def _search(
             return
         folders = []
         for entry in entries:
-            after = _after(states, entry.name, pattern)
+            next_states = _next_states(states, entry.name, pattern)
             if entry.is_dir():
-                if len(pattern) in after and matching_folders is not None:
+                if len(pattern) in next_states and matching_folders is not None:
                     matching_folders.append(folder / entry.name)
-                if after - {len(pattern)} and entry.name not in left_out:
-                    folders.append((folder / entry.name, after))
-            elif len(pattern) in after:
+                if next_states - {len(pattern)} and entry.name not in left_out:
+                    folders.append((folder / entry.name, next_states))
+            elif len(pattern) in next_states:
                 yield folder / entry.name
-        left += reversed(folders)
+        pending += reversed(folders)
 
 
-def _after(states: set[int], name: str, pattern: Sequence[str]) -> set[int]:
-    """At which parts of a pattern the names within `name` may be; its length is the end. Hidden names match a dot."""
-    found = set()
+def _next_states(states: set[int], name: str, pattern: Sequence[str]) -> set[int]:
+    """The states after `name` has matched; the length of the pattern is the final state. A part matches hidden names
+    only if it begins with a dot."""
+    next_states = set()
     for state in states - {len(pattern)}:
         part = pattern[state]
         if name[0] == "." and part[0] != ".":
             continue
         if part == "**":
-            found.add(state)
+            next_states.add(state)
         elif fnmatchcase(name, part):
-            found.add(state + 1)
-    return _skipping(found, pattern)
+            next_states.add(state + 1)
+    return _skipping(next_states, pattern)
 
 
 def _skipping(states: set[int], pattern: Sequence[str]) -> set[int]:
-    """The states, and those behind a "**" that matches no folder."""
-    found = set(states)
+    """The states, and the states after each "**" that matches no folder."""
+    reached = set(states)
     for state in states:
         while state < len(pattern) and pattern[state] == "**":
             state += 1
-            found.add(state)
-    return found
+            reached.add(state)
+    return reached

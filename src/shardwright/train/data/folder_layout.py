@@ -1,8 +1,8 @@
-"""Folders as others lay them out: which of their files hold rows, and of which split they are.
+"""Usual layouts of data folders: which files hold rows, and to which split they belong.
 
-What Hugging Face's hub keeps of a data set is a folder of parquet or JSONL files named after splits, beside a README;
-what `datasets` saves is a folder of Arrow files that state.json names, or one such folder a split. Only what lies on
-this machine is read.
+A data set of the Hugging Face hub is a folder of parquet or JSONL files named after splits, beside a README. A data set
+saved by `datasets` is a folder of Arrow files that its state.json names, or one such folder for each split. Only files
+on this machine are read.
 """
 
 import json
@@ -17,66 +17,71 @@ from shardwright.train.data.packed_files import begins_with_rows
 
 ALL = "all"
 _ROWS = re.compile(r"\.(parquet|arrow|(jsonl|ndjson|json)\.(gz|bz2|xz|zst)|jsonl|ndjson)$", re.IGNORECASE)
-# What lies beside the rows and says something about them.
-_BESIDE = re.compile(
+# Files that lie beside the rows and describe them.
+_DESCRIPTION = re.compile(
     r"^(readme|license|licence|changelog|citation)(\.\w+)?$|^(dataset_infos?|dataset_dict|state)\.json$|\.idx$",
     re.IGNORECASE,
 )
 _SHARD = re.compile(r"^(.+?)-\d{5}-of-\d{5}$")
-_WORDS = {
+_SPLIT_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-_SPLIT_OF = {word: split for split, words in _WORDS.items() for word in words}
-_MOST_LOOKED_AT = 20  # of .json files beside text, for a note
+_SPLIT_OF = {word: split for split, split_words in _SPLIT_WORDS.items() for word in split_words}
+_MOST_LOOKED_AT = 20  # how many .json files beside text are opened, for a note
 _STATE, _MOST_BYTES = "state.json", 16 * MIB
 
 
 def json_rows(paths: Sequence[Path], data: DataSpec, notes: list[str]) -> frozenset[Path]:
-    """The .json files that are rows by what they begin with. Beside files of text, such as the sources of a program,
-    they are text, unless chats are wanted; a note says so."""
-    named = [path for path in paths if path.suffix.lower() == ".json" and not _BESIDE.search(path.name)]
-    if data.format != "auto" or not named:
+    """The .json files whose beginnings show rows. Beside files of text, such as the sources of a program, they are read
+    as text, unless data.chats is set; a note tells so."""
+    json_paths = [path for path in paths if path.suffix.lower() == ".json" and not _DESCRIPTION.search(path.name)]
+    if data.format != "auto" or not json_paths:
         return frozenset()
-    texts = [path for path in paths if path.suffix.lower() != ".json" and not _is_told_by_name(path)]
+    texts = [path for path in paths if path.suffix.lower() != ".json" and not _is_known_by_name(path)]
     if not texts or data.chats:
-        return frozenset(path for path in named if begins_with_rows(path))
-    if found := next((path for path in named[:_MOST_LOOKED_AT] if begins_with_rows(path)), None):
+        return frozenset(path for path in json_paths if begins_with_rows(path))
+    if example := next((path for path in json_paths[:_MOST_LOOKED_AT] if begins_with_rows(path)), None):
         notes.append(
-            f"{data.path}: {found.name} and other .json files are read as text, as {texts[0].name} is; name the files "
-            "of rows by a glob to read them as rows"
+            f"{data.path}: {example.name} and other .json files are read as text, as {texts[0].name} is; name the "
+            "files of rows by a glob to read them as rows"
         )
     return frozenset()
 
 
-def _is_told_by_name(path: Path) -> bool:
-    return bool(_BESIDE.search(path.name) or _ROWS.search(path.name))
+def _is_known_by_name(path: Path) -> bool:
+    return bool(_DESCRIPTION.search(path.name) or _ROWS.search(path.name))
 
 
 def chosen_paths(
-    root: Path, paths: Sequence[Path], data: DataSpec, faults: list[str], notes: list[str],
+    root: Path,
+    paths: Sequence[Path],
+    data: DataSpec,
+    faults: list[str],
+    notes: list[str],
     in_json: Collection[Path] = (),
-) -> list[Path]:  # fmt: skip
-    """The files of a folder that are data, where these .json files are rows. Raises OSError."""
+) -> list[Path]:
+    """The files of a folder that are data, without descriptions and other splits. `in_json` are the .json files of
+    rows. Raises OSError."""
     if data.format in ("text", "tokens"):
         return list(paths)
     saved = [path.parent for path in paths if path.name == _STATE]
-    kept = [path for path in paths if path.parent not in saved]
+    candidates = [path for path in paths if path.parent not in saved]
     for folder in saved:
-        kept += _saved_files(folder, paths, faults)
-    rows = [path for path in kept if _ROWS.search(path.name) or path in in_json]
+        candidates += _saved_files(folder, paths, faults)
+    rows = [path for path in candidates if _ROWS.search(path.name) or path in in_json]
     if not rows:
-        return kept
-    kept = sorted(path for path in kept if not _BESIDE.search(path.name))
-    return _of_split(root, kept, data, faults, notes)
+        return candidates
+    candidates = sorted(path for path in candidates if not _DESCRIPTION.search(path.name))
+    return _in_split(root, candidates, data, faults, notes)
 
 
 def _saved_files(folder: Path, paths: Sequence[Path], faults: list[str]) -> list[Path]:
-    """The files of a data set that `datasets` saved in a folder: those that its state.json names, and no caches."""
-    here = [path for path in paths if path.parent == folder]
-    if not any(path.suffix == ".arrow" for path in here):
-        return here
+    """The files of a data set that `datasets` saved in a folder: those that its state.json names, without caches."""
+    in_folder = [path for path in paths if path.parent == folder]
+    if not any(path.suffix == ".arrow" for path in in_folder):
+        return in_folder
     state = folder / _STATE
     way_out = "save the data set again, or name its files by a glob"
     try:
@@ -87,37 +92,43 @@ def _saved_files(folder: Path, paths: Sequence[Path], faults: list[str]) -> list
     except (FileFault, ValueError, TypeError, KeyError, RecursionError) as error:
         faults.append(f"{state} does not say which files the data are: {type(error).__name__} {error}; {way_out}")
         return []
-    by_name = {path.name: path for path in here}
+    by_name = {path.name: path for path in in_folder}
     if missing := [str(name) for name in names if not isinstance(name, str) or name not in by_name]:
         faults.append(f"{state} names {missing[0][:100]!r}, which is not in {folder}; {way_out}")
         return []
     return [by_name[name] for name in names]
 
 
-def _of_split(root: Path, paths: Sequence[Path], data: DataSpec, faults: list[str], notes: list[str]) -> list[Path]:
+def _in_split(root: Path, paths: Sequence[Path], data: DataSpec, faults: list[str], notes: list[str]) -> list[Path]:
+    """The files of data.split, or all files if their names tell no splits."""
     splits = {path: split_of(path.relative_to(root)) for path in paths}
-    named = sorted({split for split in splits.values() if split})
-    if data.split == ALL or not named:
+    split_names = sorted({split for split in splits.values() if split})
+    if data.split == ALL or not split_names:
         return list(paths)
-    wanted = _SPLIT_OF.get(data.split, data.split)
-    # Where some files are of no split, they are what is trained on.
-    chosen = [path for path, split in splits.items() if split == wanted or (not split and wanted == "train")]
+    wanted_split = _SPLIT_OF.get(data.split, data.split)
+    # Files without a split count as training data.
+    chosen = [
+        path for path, split in splits.items() if split == wanted_split or (not split and wanted_split == "train")
+    ]
     if not chosen:
         faults.append(
-            f"data.path {data.path} has files of the splits {', '.join(named)} and none of data.split "
+            f"data.path {data.path} has files of the splits {', '.join(split_names)} and none of data.split "
             f'"{data.split}"; set data.split to one of these, or to "{ALL}"'
         )
-    elif others := [split for split in named if split != wanted]:
+    elif other_splits := [split for split in split_names if split != wanted_split]:
         notes.append(
-            f"{data.path}: split {wanted} alone is read ({len(chosen)} of {len(paths)} files), and not "
-            f'{", ".join(others)}; data.split = "{ALL}" reads every file'
+            f"{data.path}: split {wanted_split} alone is read ({len(chosen)} of {len(paths)} files), and not "
+            f'{", ".join(other_splits)}; data.split = "{ALL}" reads every file'
         )
     return chosen
 
 
 def split_of(name: Path) -> str:
-    """The split that a file is of by its name within the folder, or nothing. "data/train_sft-00000-of-00003.parquet" is
-    of train_sft, "en/valid.jsonl.gz" and "validation/data-00000-of-00001.arrow" are of validation."""
+    """The split of a file, from its path within the folder; "" if it tells none.
+
+    "data/train_sft-00000-of-00003.parquet" is in train_sft, "en/valid.jsonl.gz" and
+    "validation/data-00000-of-00001.arrow" are in validation.
+    """
     stem = name.name.split(".")[0]
     shard = _SHARD.match(stem)
     if shard and shard[1] != "data":

@@ -1,8 +1,9 @@
-"""The index of a Megatron data set: PREFIX.idx, which says where documents lie among the token ids of PREFIX.bin.
+"""The index of a Megatron data set: PREFIX.idx, which locates documents among the token ids of PREFIX.bin.
 
-A header (a magic text, a version, a code of the ids' type, numbers of sequences and of documents, little-endian), then
-for each sequence its tokens (int32), for each the byte at which it begins (int64), and between which sequences
-documents lie (int64, one more than there are documents). Both files are mapped; nothing is copied.
+It has a header (magic text, version, code of the ids' type, numbers of sequences and of document bounds,
+little-endian), then the number of tokens of each sequence (int32), the byte at which each sequence begins (int64), and
+the document bounds as numbers of sequences (int64, one more than documents). Files are memory-mapped; nothing is
+copied.
 """
 
 import struct
@@ -18,13 +19,14 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
-# Sequences that are checked at a time.
+# Sequences that are checked at once.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class MegatronIndex:
-    """The contents of an index: the ids' type, their number, and the places at which documents begin, ascending."""
+    """The contents of an index: the ids' type, the number of tokens, and the tokens at which documents begin,
+    ascending."""
 
     dtype: str
     num_tokens: int
@@ -32,7 +34,8 @@ class MegatronIndex:
 
 
 def read_index(path: Path, bin_bytes: int) -> MegatronIndex:
-    """The index of a file of ids that has so many bytes. Raises FileFault, OSError, or ValueError with the fault."""
+    """Read and check the index of a .bin file of `bin_bytes` bytes. Raises FileFault, OSError, or ValueError with the
+    fault."""
     with open_file(path, what="index of a Megatron data set") as file:
         raw = file.read(_HEADER.size)
         size = file.seek(0, 2)
@@ -48,17 +51,18 @@ def read_index(path: Path, bin_bytes: int) -> MegatronIndex:
     if not num_sequences or not bin_bytes:
         raise ValueError(f"{path} says that there are no sequences; leave it out of data.path")
     sizes = np.asarray(np.memmap(path, "<i4", "r", _HEADER.size, (num_sequences,)))
-    at = _HEADER.size + 4 * num_sequences
-    pointers = np.asarray(np.memmap(path, "<i8", "r", at, (num_sequences,)))
+    pointers_offset = _HEADER.size + 4 * num_sequences
+    pointers = np.asarray(np.memmap(path, "<i8", "r", pointers_offset, (num_sequences,)))
     item_bytes = np.dtype(dtype).itemsize
     _check_sequences(path, sizes, pointers, item_bytes=item_bytes, bin_bytes=bin_bytes)
-    bounds = np.asarray(np.memmap(path, "<i8", "r", at + 8 * num_sequences, (num_bounds,)))
+    bounds_offset = pointers_offset + 8 * num_sequences
+    bounds = np.asarray(np.memmap(path, "<i8", "r", bounds_offset, (num_bounds,)))
     starts, num_tokens = _starts(path, bounds, pointers, item_bytes), bin_bytes // item_bytes
     return MegatronIndex(dtype, num_tokens, starts[starts < num_tokens])
 
 
 def _header(path: Path, raw: bytes) -> tuple[str, int, int]:
-    """The ids' type, and the numbers of sequences and of bounds between documents."""
+    """The ids' type, and the numbers of sequences and of document bounds. Raises ValueError."""
     if len(raw) < _HEADER.size or not raw.startswith(_MAGIC):
         raise ValueError(
             f"{path} does not begin as the index of a Megatron data set does ({_MAGIC!r}); name one that "
@@ -68,29 +72,29 @@ def _header(path: Path, raw: bytes) -> tuple[str, int, int]:
     if version != 1:
         raise ValueError(f"{path} is of version {version}, and version 1 is read; write it again with Megatron")
     if code not in _DTYPES:
-        is_float = f"{_FLOATS[code]}, and token ids are integers" if code in _FLOATS else "none that Megatron writes"
-        known = ", ".join(f"{number} ({np.dtype(name).name})" for number, name in _DTYPES.items())
-        raise ValueError(f"{path}: the code of the ids' type is {code}, {is_float}; known are {known}: write it again")
+        meaning = f"{_FLOATS[code]}, and token ids are integers" if code in _FLOATS else "none that Megatron writes"
+        codes = ", ".join(f"{number} ({np.dtype(name).name})" for number, name in _DTYPES.items())
+        raise ValueError(f"{path}: the code of the ids' type is {code}, {meaning}; known are {codes}: write it again")
     return _DTYPES[code], num_sequences, num_bounds
 
 
 def _check_sequences(
     path: Path, sizes: NDArray[np.int32], pointers: NDArray[np.int64], item_bytes: int, bin_bytes: int
 ) -> None:
-    """Sequences follow each other from the first byte to the last. Raises ValueError."""
+    """Raises ValueError unless sequences follow each other without gaps, from the first byte to the last."""
     expected = 0
     for first in range(0, len(sizes), _CHUNK):
         tokens = sizes[first : first + _CHUNK].astype(np.int64)
         if (negative := np.flatnonzero(tokens < 0)).size:
-            at = int(negative[0])
-            raise ValueError(f"{path}: sequence {first + at} has {tokens[at]} tokens; write the data set again")
+            i = int(negative[0])
+            raise ValueError(f"{path}: sequence {first + i} has {tokens[i]} tokens; write the data set again")
         ends = expected + np.cumsum(tokens * item_bytes)
         begins = ends - tokens * item_bytes
         if (wrong := np.flatnonzero(pointers[first : first + _CHUNK] != begins)).size:
-            at = int(wrong[0])
+            i = int(wrong[0])
             raise ValueError(
-                f"{path}: sequence {first + at} begins at byte {pointers[first + at]:,}, and those before it end at "
-                f"{begins[at]:,}; sequences must follow each other: write the data set again"
+                f"{path}: sequence {first + i} begins at byte {pointers[first + i]:,}, and those before it end at "
+                f"{begins[i]:,}; sequences must follow each other: write the data set again"
             )
         expected = int(ends[-1])
         if expected > bin_bytes:
@@ -103,12 +107,12 @@ def _check_sequences(
 
 
 def _starts(path: Path, bounds: NDArray[np.int64], pointers: NDArray[np.int64], item_bytes: int) -> NDArray[np.int64]:
-    """At which tokens documents begin; an empty one is none."""
+    """The tokens at which documents begin; empty documents are left out. Raises ValueError."""
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(pointers) or (np.diff(bounds) < 0).any():
-        shown = ", ".join(map(str, bounds[:4].tolist()))
+        head = ", ".join(map(str, bounds[:4].tolist()))
         raise ValueError(
-            f"{path}: documents lie between sequences {shown}{' ...' if len(bounds) > 4 else ''}, and these must rise "
+            f"{path}: documents lie between sequences {head}{' ...' if len(bounds) > 4 else ''}, and these must rise "
             f"from 0 to the number of sequences, {len(pointers):,}; write the data set again"
         )
-    first = bounds[:-1][np.diff(bounds) > 0]
-    return np.unique(pointers[first] // item_bytes)
+    first_sequences = bounds[:-1][np.diff(bounds) > 0]
+    return np.unique(pointers[first_sequences] // item_bytes)

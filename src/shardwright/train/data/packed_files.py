@@ -1,4 +1,4 @@
-"""Files as they were before they were packed, and what JSON files begin with: rows, or something else."""
+"""Decompresses files, and finds out from the beginning of a JSON file if it holds rows."""
 
 import bz2
 import gzip
@@ -15,12 +15,12 @@ from shardwright.config.user_file import FileFault, open_file
 
 UNPACKING_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError)
 _JSON = re.compile(r"\.json(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
-# So much is looked at to say what a file begins with.
+# How many bytes are read to see how a file begins.
 _HEAD_BYTES = 1 << 16
 
 
 def unpacked(path: Path, packed: BinaryIO) -> BinaryIO:
-    """The bytes of a file as they were before it was packed."""
+    """A stream of a file's decompressed bytes; `packed` is its open file."""
     match path.suffix.lower():
         case ".gz":
             return cast(BinaryIO, gzip.open(packed))
@@ -36,12 +36,12 @@ def unpacked(path: Path, packed: BinaryIO) -> BinaryIO:
 
 
 def begins_with_list(path: Path) -> bool:
-    """True if a .json file, packed or not, is an array and no lines of JSON."""
+    """True if a .json file, compressed or not, is an array, and not lines of JSON."""
     return _JSON.search(path.name) is not None and _head(path).startswith(b"[")
 
 
 def begins_with_rows(path: Path) -> bool:
-    """True if a .json file is an array of objects, or has an object on its first line: what else it may be is text."""
+    """True if a .json file is an array of objects, or has an object on its first line; else it is read as text."""
     head = _head(path)
     if head.startswith(b"["):
         return head[1:].lstrip().startswith(b"{")
@@ -51,14 +51,14 @@ def begins_with_rows(path: Path) -> bool:
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
-        return not end and len(line) > _HEAD_BYTES // 2  # a long record, of which the rest was not read
+        return not end and len(line) > _HEAD_BYTES // 2  # a long record, of which only a part was read
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file, behind blank ones; empty if it can't be read."""
+    """The first bytes of a file, without leading blanks; empty if it can't be read."""
     try:
         with open_file(path) as packed, unpacked(path, packed) as stream:
             head = stream.read(_HEAD_BYTES)
     except (FileFault, *UNPACKING_ERRORS):
-        return b""  # which is said when it is read
+        return b""  # reading the file will raise the error
     return head.removeprefix(b"\xef\xbb\xbf").lstrip()

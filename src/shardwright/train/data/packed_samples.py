@@ -1,8 +1,8 @@
-"""Chats to samples: each whole within one, several side by side, and the rest filled up.
+"""Samples from chats: several complete chats are packed into each sample, and the remaining room is filled up.
 
 Windows of the stream would cut chats in two, and an answer without its question teaches little. So chats are packed:
 the longest first, each into the sample with the least room that still holds it (best fit decreasing; Johnson 1973 shows
-that at most 11/9 of the fewest samples, and 4 more, are used). One that is longer than a sample is cut at its end.
+that it uses at most 11/9 of the fewest samples, and 4 more). A chat that is longer than a sample is cut at its end.
 """
 
 from bisect import bisect_left, insort
@@ -19,8 +19,8 @@ from shardwright.train.data.token_stream import TokenSpan, TokenStream
 
 @dataclass(frozen=True)
 class Packing:
-    """The documents of each sample: sample n has those that stand before `ends`[n] in `order`, and not before `ends`[n
-    - 1]. So many of them were cut, by so many tokens in all."""
+    """The documents of each sample: sample n has order[ends[n - 1] : ends[n]]. `num_cut` documents were cut, by
+    `cut_tokens` tokens together."""
 
     order: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -32,46 +32,46 @@ class Packing:
 
 
 def pack(lengths: NDArray[np.int64], room: int) -> Packing:
-    """Pack documents of these lengths into samples of `room` tokens. A function of these numbers alone."""
-    held = np.minimum(lengths, room)
-    by_length = np.argsort(-held, kind="stable")
+    """Pack documents of these lengths into samples of `room` tokens. The result depends on these numbers alone."""
+    cut_lengths = np.minimum(lengths, room)
+    by_length = np.argsort(-cut_lengths, kind="stable")
     members: list[list[int]] = []
-    open_by_room: dict[int, list[int]] = {}  # samples with so much room left, the newest last
-    rooms: list[int] = []  # those for which there are any, ascending
-    for document, length in zip(by_length.tolist(), held[by_length].tolist(), strict=True):
-        at = bisect_left(rooms, length)
-        if at == len(rooms):
-            sample, left = len(members), room
+    open_by_room: dict[int, list[int]] = {}  # samples by their free room, the newest last
+    rooms: list[int] = []  # the keys of open_by_room, ascending
+    for document, length in zip(by_length.tolist(), cut_lengths[by_length].tolist(), strict=True):
+        index = bisect_left(rooms, length)
+        if index == len(rooms):
+            sample, free = len(members), room
             members.append([])
         else:
-            left = rooms[at]
-            sample = open_by_room[left].pop()
-            if not open_by_room[left]:
-                del open_by_room[left], rooms[at]
+            free = rooms[index]
+            sample = open_by_room[free].pop()
+            if not open_by_room[free]:
+                del open_by_room[free], rooms[index]
         members[sample].append(document)
-        left -= length
-        if left > 0:
-            if left not in open_by_room:
-                open_by_room[left] = []
-                insort(rooms, left)
-            open_by_room[left].append(sample)
+        free -= length
+        if free > 0:
+            if free not in open_by_room:
+                open_by_room[free] = []
+                insort(rooms, free)
+            open_by_room[free].append(sample)
     order = np.array([document for sample in members for document in sample], np.int64)
     ends = np.cumsum([len(sample) for sample in members], dtype=np.int64)
-    over = lengths[lengths > room] - room
-    return Packing(order, ends, len(over), int(over.sum()))
+    excess = lengths[lengths > room] - room
+    return Packing(order, ends, len(excess), int(excess.sum()))
 
 
 def is_unlearned(stream: TokenStream, room: int) -> NDArray[np.bool_]:
-    """A mask of the documents of a stream that have nothing to learn if they are cut to `room` tokens."""
+    """A mask of the documents that have no learned token within their first `room` tokens: [documents]."""
     return stream.first_learned() >= np.minimum(np.diff(stream.documents()), room)
 
 
 class PackedSamples:
-    """The samples of one side of chats, as an endless sequence: in each epoch every one once, in an order of that
-    epoch's own, or in that of the packing if `shuffle` is false.
+    """The samples of one side of chats, as an endless sequence: each epoch has every sample once, in its own order, or
+    in the order of the packing if `shuffle` is false.
 
-    What fills a sample up is a document of zeros that bear the mark of filling. Marks as in token_stream.py. Of so many
-    documents nothing is learned, as they are cut: `num_unlearned`.
+    The free room of a sample is filled with a document of zeros that have the mark of filling; other marks are
+    explained in token_stream.py. `num_unlearned` documents have no learned token after they are cut.
     """
 
     def __init__(self, tokens: Sequence[TokenSpan], sequence: int, seed: int, shuffle: bool = True) -> None:
@@ -86,7 +86,7 @@ class PackedSamples:
             raise ValueError("there are no chats to pack")
 
     def __len__(self) -> int:
-        """Samples of one epoch."""
+        """The number of samples in an epoch."""
         return len(self.packing)
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:

@@ -1,8 +1,8 @@
-"""Where a run stands in its data, and of which data that is.
+"""The position of a run in its data, stored in checkpoints so that a run resumes with the next sample of each source.
 
-A number of samples alone says nothing of a file that grew, or of sources that are mixed by other weights. So the place
-names each source by a digest of the tokens to train on, and says how many of its samples were had. A run that goes on
-takes them up where each stands; other data are refused, unless data.begin_new says that they begin.
+A number of samples alone is not enough: a file may have grown, or sources may be mixed with other weights. So the place
+identifies each source by a digest of its training tokens, and counts the samples consumed from it. A run that resumes
+continues each source after its last sample. Other data are refused, unless data.begin_new is set.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from shardwright.train.data.mixed_samples import MixedSamples, Mixture, whole_we
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.token_stream import TokenStream
 
-# Tokens of which the digest is whole; of more, so many blocks of so many tokens, evenly spread, are in it.
+# The digest covers all tokens if there are at most _WHOLE_TOKENS of them, else evenly spread blocks.
 _WHOLE_TOKENS = 1 << 22
 _NUM_BLOCKS, _BLOCK_TOKENS = 1 << 10, 1 << 10
 
 
 def data_digest(tokens: TokenFiles) -> str:
-    """32 characters that tell apart what is trained on: how many tokens there are, and which; of chats, which are
-    packed by their lengths, also where each begins. The same wherever the files lie. A change within a file of more
-    than four million tokens that leaves their number may be overlooked."""
+    """A digest of the training tokens, 32 characters: of their number and ids, and for chats, which are packed by their
+    lengths, of their bounds. It does not depend on paths. In more than four million tokens it may miss a change that
+    keeps their number."""
     stream = TokenStream(tokens.train, marks=tokens.packed)
     bounds = stream.documents() if tokens.packed else np.empty(0, np.int64)
     digest = blake2b(f"{len(stream)} {len(bounds)} ".encode(), digest_size=16)
@@ -43,19 +43,19 @@ def data_digest(tokens: TokenFiles) -> str:
 
 
 def _blocks(num_tokens: int) -> list[tuple[int, int]]:
-    """From where to where tokens are read for a digest."""
+    """The ranges of tokens that a digest covers: start and stop."""
     if num_tokens <= _WHOLE_TOKENS:
         size = _NUM_BLOCKS * _BLOCK_TOKENS
         return [(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
-    last = num_tokens - _BLOCK_TOKENS
-    starts = [last * block // (_NUM_BLOCKS - 1) for block in range(_NUM_BLOCKS)]
+    last_start = num_tokens - _BLOCK_TOKENS
+    starts = [last_start * block // (_NUM_BLOCKS - 1) for block in range(_NUM_BLOCKS)]
     return [(start, start + _BLOCK_TOKENS) for start in starts]
 
 
 @dataclass(frozen=True)
 class PlaceInData:
-    """The sources of a run, and from where on these are mixed as they are: sample number `begun` of the run, before
-    which so many of each source were had, `firsts`. `others` were sources before that. `seed` is that of the run."""
+    """The sources of a run, mixed with these weights since sample number `begun` of the run. `firsts` are the samples
+    consumed from each source before that, and `others` are sources used only before that. `seed` is the run's."""
 
     sources: tuple[TokenFiles, ...]
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ class PlaceInData:
 
     @classmethod
     def at_beginning(cls, tokens: TokenFiles | MixedTokens, job: JobSpec) -> "PlaceInData":
-        """Before the first sample."""
+        """The place before the first sample of a run."""
         sources = tokens.sources if isinstance(tokens, MixedTokens) else (tokens,)
         weights = tokens.weights if isinstance(tokens, MixedTokens) else (1.0,)
         names = tuple(data.path for data in job.data.each)
@@ -80,40 +80,44 @@ class PlaceInData:
         return Mixture(self.weights)
 
     def train_samples(self) -> MixedSamples:
-        """The run's samples, by their number in it, from `begun` on."""
+        """The samples of the run by their number in the run, from `begun` on."""
         readers = [source.train_samples() for source in self.sources]
         return MixedSamples(readers, self.weights, self.begun, self.firsts)
 
     def had(self, samples: int) -> list[int]:
-        """How many samples of each source are among the first so many of the run, `begun` at least."""
+        """How many samples of each source are among the first `samples` of the run; `samples` is at least `begun`."""
         shares = self._mixture.shares(samples - self.begun)
         return [first + share for first, share in zip(self.firsts, shares, strict=True)]
 
     def to_store(self, samples: int) -> DataPlace:
-        """The fields of the place for a checkpoint, behind so many samples."""
-        rows = zip(
-            self.names, self.digests, self.sources, self.weights, self.firsts, self.had(samples), strict=True
-        )  # fmt: skip
+        """The place after `samples` samples, in the form stored in a checkpoint."""
+        had = self.had(samples)
+        rows = zip(self.names, self.digests, self.sources, self.weights, self.firsts, had, strict=True)
         places = [
             SourcePlace(
-                path=name[:MOST_PATH], digest=digest, num_tokens=source.num_train_tokens, weight=weight,
-                seed=source.seed, first=first, had=had,
+                path=name[:MOST_PATH],
+                digest=digest,
+                num_tokens=source.num_train_tokens,
+                weight=weight,
+                seed=source.seed,
+                first=first,
+                had=num_had,
             )
-            for name, digest, source, weight, first, had in rows
-        ]  # fmt: skip
+            for name, digest, source, weight, first, num_had in rows
+        ]
         return DataPlace(begun=self.begun, seed=self.seed, sources=(*places, *self.others))
 
     def described(self, num_samples: int) -> list[str]:
-        """The facts of the data for a run of so many samples: for several sources the share of each, and the number of
-        passes through it."""
+        """Lines that describe the data for a run of `num_samples` samples. With several sources they tell the share and
+        the epochs of each."""
         if len(self.sources) == 1:
             return self.sources[0].described(num_samples)
-        lines, whole = [], whole_weights(self.weights)
+        lines, parts = [], whole_weights(self.weights)
         had = self.had(max(num_samples, self.begun))
-        for name, part, number, source in zip(self.names, whole, had, self.sources, strict=True):
+        for name, part, number, source in zip(self.names, parts, had, self.sources, strict=True):
             epoch = len(source.train_samples())
             lines.append(
-                f"{part / sum(whole):.2%} of the samples from {name}: {number:,} in this run, of {epoch:,} "
+                f"{part / sum(parts):.2%} of the samples from {name}: {number:,} in this run, of {epoch:,} "
                 f"({number / epoch:.2f} epochs)"
             )
             lines += source.described(number)
@@ -122,8 +126,8 @@ class PlaceInData:
 
 @dataclass(frozen=True)
 class StoredPlace:
-    """A place in the data, as a checkpoint has it: its name, its job, the samples that were read, and of which data;
-    None if its version did not say that."""
+    """A place in the data read from a checkpoint: the checkpoint's name and job, the number of samples consumed, and
+    the place of each source; `data` is None in checkpoints of earlier versions."""
 
     checkpoint: str
     job: dict[str, Any]
@@ -131,39 +135,43 @@ class StoredPlace:
     data: DataPlace | None
 
 
-def taken_up(stored: StoredPlace, now: PlaceInData, job: JobSpec) -> tuple[PlaceInData, list[str]]:
-    """The place of a run that goes on from a checkpoint with the data that it has `now`, and lines for the user.
-    Raises PlanError where these are other data, and nobody says that they begin."""
+def taken_up(stored: StoredPlace, current: PlaceInData, job: JobSpec) -> tuple[PlaceInData, list[str]]:
+    """The place of a run that resumes from a checkpoint with `current` data, and lines for the user. Raises PlanError
+    if these are other data and data.begin_new is not set."""
     if stored.data is None:
-        return _of_old_version(stored, now, job)
-    left = list(stored.data.sources)
+        return _from_old_version(stored, current, job)
+    unmatched = list(stored.data.sources)
     matches: list[SourcePlace | None] = []
-    for digest in now.digests:
-        match = next((source for source in left if source.digest == digest), None)
+    for digest in current.digests:
+        match = next((source for source in unmatched if source.digest == digest), None)
         matches.append(match)
         if match is not None:
-            left.remove(match)
-    if not (None not in matches or job.data.begin_new):
-        raise PlanError(f"checkpoint {stored.checkpoint}", [_other_data(stored, now, job, matches, left)])
-    # Where a source's samples are drawn by its number among others, that is another now: its own order stays.
-    is_same_seed = stored.data.seed == now.seed
+            unmatched.remove(match)
+    if None in matches and not job.data.begin_new:
+        raise PlanError(f"checkpoint {stored.checkpoint}", [_other_data(stored, current, job, matches, unmatched)])
+    # A source's seed depends on its number among the sources, which may have changed: keep the order of its samples.
+    is_same_seed = stored.data.seed == current.seed
     sources = tuple(
         replace(source, seed=match.seed) if match is not None and is_same_seed else source
-        for source, match in zip(now.sources, matches, strict=True)
+        for source, match in zip(current.sources, matches, strict=True)
     )
     mixed_before = [source for source in stored.data.sources if source.weight]
-    if matches == mixed_before and whole_weights([m.weight for m in mixed_before]) == whole_weights(now.weights):
+    if matches == mixed_before and whole_weights([m.weight for m in mixed_before]) == whole_weights(current.weights):
         firsts = tuple(source.first for source in mixed_before)
-        others = tuple(source for source in left if not source.weight)
-        return replace(now, sources=sources, firsts=firsts, begun=stored.data.begun, others=others), []
+        others = tuple(source for source in unmatched if not source.weight)
+        return replace(current, sources=sources, firsts=firsts, begun=stored.data.begun, others=others), []
     firsts = tuple(0 if match is None else match.had for match in matches)
-    others = tuple(source.model_copy(update={"weight": 0.0, "first": source.had}) for source in left[: largest.SOURCES])
-    place = replace(now, sources=sources, firsts=firsts, begun=stored.samples, others=others)
-    return place, _change_lines(place, matches, [source for source in left if source.weight])
+    others = tuple(
+        source.model_copy(update={"weight": 0.0, "first": source.had}) for source in unmatched[: largest.SOURCES]
+    )
+    place = replace(current, sources=sources, firsts=firsts, begun=stored.samples, others=others)
+    return place, _change_lines(place, matches, [source for source in unmatched if source.weight])
 
 
-def _change_lines(place: PlaceInData, matches: Sequence[SourcePlace | None], left: Sequence[SourcePlace]) -> list[str]:
-    """How a run goes on with each source where not all is as it was."""
+def _change_lines(
+    place: PlaceInData, matches: Sequence[SourcePlace | None], dropped: Sequence[SourcePlace]
+) -> list[str]:
+    """Lines that tell how a run continues with each source if sources or weights have changed."""
     lines = []
     for name, match in zip(place.names, matches, strict=True):
         if match is None:
@@ -177,7 +185,7 @@ def _change_lines(place: PlaceInData, matches: Sequence[SourcePlace | None], lef
         lines.append(
             "note: data.sources are mixed otherwise from here on: no sample of theirs is skipped or comes again"
         )
-    for source in left:
+    for source in dropped:
         is_same_name = _name(source) in place.names
         name = f"what {_name(source)} was before" if is_same_name else _name(source)
         lines.append(f"note: {name} is left out from here on, behind {source.had:,} of its samples")
@@ -185,63 +193,70 @@ def _change_lines(place: PlaceInData, matches: Sequence[SourcePlace | None], lef
 
 
 def _other_data(
-    stored: StoredPlace, now: PlaceInData, job: JobSpec, matches: Sequence[SourcePlace | None],
-    left: Sequence[SourcePlace],
-) -> str:  # fmt: skip
-    """The fault: what is another, and the ways out."""
-    parts = []
-    for name, source, match in zip(now.names, now.sources, matches, strict=True):
+    stored: StoredPlace,
+    current: PlaceInData,
+    job: JobSpec,
+    matches: Sequence[SourcePlace | None],
+    unmatched: Sequence[SourcePlace],
+) -> str:
+    """The fault of data that differ from the checkpoint's: the differences, and the ways out."""
+    differences = []
+    for name, source, match in zip(current.names, current.sources, matches, strict=True):
         if match is not None:
             continue
         number = source.num_train_tokens
-        before = next((one for one in left if one.path == name), left[0] if len(left) == len(matches) == 1 else None)
-        if before is None:
-            parts.append(f"{name} is new, with {number:,} tokens to train on")
-        elif before.num_tokens != number:
-            parts.append(f"{_name(before)} had {before.num_tokens:,} tokens to train on, and {name} has {number:,}")
+        only = unmatched[0] if len(unmatched) == len(matches) == 1 else None
+        previous = next((old_source for old_source in unmatched if old_source.path == name), only)
+        if previous is None:
+            differences.append(f"{name} is new, with {number:,} tokens to train on")
+        elif previous.num_tokens != number:
+            differences.append(
+                f"{_name(previous)} had {previous.num_tokens:,} tokens to train on, and {name} has {number:,}"
+            )
         else:
-            parts.append(f"{name} has {number:,} tokens to train on, as many as before, and they are others")
+            differences.append(f"{name} has {number:,} tokens to train on, as many as before, and they are others")
     fields = stored.job.get("data", {})
-    now_fields = job.data.model_dump(mode="json")
-    asked = [
+    current_fields = job.data.model_dump(mode="json")
+    changed_fields = [
         f"data.{name} was {_text(fields[name])} and is {_text(value)}"
-        for name, value in now_fields.items()
-        if name in _SAYS_WHICH_TOKENS and name in fields and fields[name] != value
+        for name, value in current_fields.items()
+        if name in _TOKEN_FIELDS and name in fields and fields[name] != value
     ]
+    what_differs = "; ".join([*differences, *changed_fields])
     return (
-        f"it stands behind {stored.samples:,} samples of other data than these: {'; '.join([*parts, *asked])}. So its "
+        f"it stands behind {stored.samples:,} samples of other data than these: {what_differs}. So its "
         "samples would come in another order, some again, and what was held out could be trained on. Give the data of "
         "before; or --set data.begin_new=true, which goes on with its weights and its optimizer and begins what is new "
         "at its first sample; or begin anew with --fresh, or in another run.folder"
     )
 
 
-# Fields of the data that decide which tokens there are on the training side.
-_SAYS_WHICH_TOKENS = (
+# Fields of `data` that decide the tokens of the training side.
+_TOKEN_FIELDS = (
     "path", "format", "split", "text_field", "chats", "token_dtype", "end_of_document", "tokenizer", "begin_token",
     "chat_template", "today", "validation_share",
 )  # fmt: skip
 
 
-def _of_old_version(stored: StoredPlace, now: PlaceInData, job: JobSpec) -> tuple[PlaceInData, list[str]]:
-    """The place where a checkpoint says how many samples were had, and not of which data."""
+def _from_old_version(stored: StoredPlace, current: PlaceInData, job: JobSpec) -> tuple[PlaceInData, list[str]]:
+    """The place of a run that resumes from a checkpoint of an earlier version, which has a number of samples alone."""
     if job.data.begin_new:
-        return replace(now, begun=stored.samples), [
+        return replace(current, begun=stored.samples), [
             "note: the data begin at their first sample from here on (data.begin_new)"
         ]
-    told = "note: the checkpoint, of an earlier version, does not say of which data it is: these are taken for the same"
+    note = "note: the checkpoint, of an earlier version, does not say of which data it is: these are taken for the same"
     sources = stored.job.get("data", {}).get("sources") or ()
     weights = [source.get("weight", 1.0) for source in sources if isinstance(source, dict)]
-    is_known = len(weights) == len(now.weights) and all(isinstance(w, int | float) and w > 0 for w in weights)
-    if not is_known or whole_weights(weights) == whole_weights(now.weights):
-        return now, [told]
-    firsts = tuple(replace(now, weights=tuple(weights)).had(stored.samples))
-    place = replace(now, firsts=firsts, begun=stored.samples)
-    goes_on = [
+    is_known = len(weights) == len(current.weights) and all(isinstance(w, int | float) and w > 0 for w in weights)
+    if not is_known or whole_weights(weights) == whole_weights(current.weights):
+        return current, [note]
+    firsts = tuple(replace(current, weights=tuple(weights)).had(stored.samples))
+    place = replace(current, firsts=firsts, begun=stored.samples)
+    source_notes = [
         f"note: {name} goes on behind the {first:,} of its samples that the run has had; none is skipped or comes again"
-        for name, first in zip(now.names, firsts, strict=True)
+        for name, first in zip(current.names, firsts, strict=True)
     ]
-    return place, [told, *goes_on]
+    return place, [note, *source_notes]
 
 
 def _name(source: SourcePlace) -> str:

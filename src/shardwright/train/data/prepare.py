@@ -1,8 +1,8 @@
-"""The data of a run: from what the user names to two streams of token ids, prepared once and cached.
+"""The data of a run: from data.path to two streams of token ids, prepared once and cached.
 
-`prepare_tokens` finds, checks, tokenizes and splits; samples are cut out of a stream (samples.py), packed from chats
-(packed_samples.py) or mixed from several sources (mixed_samples.py). Text is tokenized to files in a cache folder;
-files that are token ids already are used where they lie.
+`prepare_tokens` finds, checks, tokenizes and splits. Samples are windows of a stream (samples.py), chats packed into
+sequences (packed_samples.py), or mixed from several sources (mixed_samples.py). Text is tokenized to files in a cache
+folder; files that are token ids already are used in place.
 """
 
 import os
@@ -31,75 +31,77 @@ from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer
 def prepare_tokens(
     data: DataSpec, model: ModelSpec, seed: int, folder: Path, say: Say = lambda _: None
 ) -> TokenFiles | MixedTokens:
-    """Find the documents that `data` names, turn them into token ids and split them in two.
+    """Find the documents that `data` names, turn them into token ids, and split them into a training and a held-out
+    side.
 
-    A document is held out if a hash of its name and beginning falls under data.validation_share. That is the
-    same on every machine and for every seed, and stays the same for the old documents when new ones come.
-    Where it leaves a side without a whole window, and for one document or token files, the last
-    validation_share of all tokens is held out instead, and at least a window.
+    A document is held out if a hash of its name and beginning falls under data.validation_share. The split is the same
+    on every machine and for every seed, and new documents do not change the side of old ones. If a side has no whole
+    window then, and for a single document or token files, the last validation_share of all tokens is held out instead,
+    and at least a window.
 
-    Token files of text are cached in data.cache, or else in `folder`, which is made if need be, under a name that
-    depends on the files, their sizes and times, and how they are read. They appear under that name only when whole, so
-    that any number of processes may prepare the same data at once, or be killed while they do; one makes them, and
-    others wait for it. What takes long is told to `say`.
+    Token files of text are cached in data.cache, or else in `folder`, which is made if needed. Their name depends on
+    the text files, their sizes and times, and the settings that decide their tokens. They appear under that name only
+    when complete, so any number of processes may prepare the same data at once, or be killed meanwhile: one process
+    makes them, and others wait for it. Slow work reports its progress to `say`.
 
-    Raises PlanError with every fault: those that show before any text is read (paths, tokenizer, sizes), or
-    if there are none, those in the text.
+    Raises PlanError with every fault that shows before any text is read (paths, tokenizer, sizes), or if there are
+    none, with every fault in the text.
     """
     folder = Path(os.path.expanduser(data.cache)) if data.cache else folder
     if not data.sources:
         return _prepare_source(data, model, seed, folder, say=say)
     faults: list[str] = []
-    found: list[TokenFiles] = []
+    prepared: list[TokenFiles] = []
     for number, source in enumerate(data.each):
-        # Sources of the same size are not to be gone through in the same order.
+        # A seed for each source: sources of the same size must not have the same order.
         own_seed = int.from_bytes(blake2b(f"{seed}:{number}".encode(), digest_size=7).digest(), "big")
         try:
-            found.append(_prepare_source(source, model, own_seed, folder, say=say))
+            prepared.append(_prepare_source(source, model, own_seed, folder, say=say))
         except PlanError as error:
             faults += [f"data.sources[{number}]: {fault}" for fault in error.faults]
     if faults:
         raise PlanError("data", faults)
     return MixedTokens(
-        tuple(found), tuple(source.path for source in data.sources), tuple(source.weight for source in data.sources)
+        tuple(prepared), tuple(source.path for source in data.sources), tuple(source.weight for source in data.sources)
     )
 
 
 def refuse_missing(data: DataSpec, model: ModelSpec) -> None:
-    """PlanError where files of a source, or of a set of data.validation, are not there or are none to read: to make
-    tokens of the others can take an hour. With every other fault that shows before any text is read."""
-    named = [(f"data.sources[{number}]: " if data.sources else "", one) for number, one in enumerate(data.each)]
+    """Raises PlanError if files of a source, or of a set of data.validation, are missing or unreadable, with every
+    fault that shows before any text is read. Called early, since tokenizing the other sources can take an hour."""
+    specs = [(f"data.sources[{number}]: " if data.sources else "", spec) for number, spec in enumerate(data.each)]
     sets = zip(data.validation, data.each_validation, strict=True)
-    named += [(f"data.validation {one.name!r}: ", spec) for one, spec in sets]
+    specs += [(f"data.validation {validation_set.name!r}: ", spec) for validation_set, spec in sets]
     missing: list[str] = []
-    for _, spec in named:
+    for _, spec in specs:
         find_files(spec, missing)
     if not missing:
         return
     faults: list[str] = []
-    for where, spec in named:
+    for prefix, spec in specs:
         try:
-            _looked_at(spec, model)
+            _open_source(spec, model)
         except PlanError as error:
-            faults += [where + fault for fault in error.faults]
+            faults += [prefix + fault for fault in error.faults]
     raise PlanError("data", faults)
 
 
 def prepare_validation(
     data: DataSpec, model: ModelSpec, folder: Path, say: Say = lambda _: None
 ) -> dict[str, TokenFiles]:
-    """The sets of data.validation by their names, all of each on the side that is called `train`. As `prepare_tokens`.
+    """Prepare the sets of data.validation, as `prepare_tokens` prepares a source. Returns them by name; all tokens of a
+    set are on its `train` side.
 
     Raises PlanError with every fault.
     """
     folder = Path(os.path.expanduser(data.cache)) if data.cache else folder
     faults: list[str] = []
     sets: dict[str, TokenFiles] = {}
-    for one, spec in zip(data.validation, data.each_validation, strict=True):
+    for validation_set, spec in zip(data.validation, data.each_validation, strict=True):
         try:
-            sets[one.name] = _prepare_source(spec, model, 0, folder, say=say)
+            sets[validation_set.name] = _prepare_source(spec, model, 0, folder, say=say)
         except PlanError as error:
-            faults += [f"data.validation {one.name!r}: {fault}" for fault in error.faults]
+            faults += [f"data.validation {validation_set.name!r}: {fault}" for fault in error.faults]
     if faults:
         raise PlanError("data", faults)
     return sets
@@ -107,7 +109,7 @@ def prepare_validation(
 
 @dataclass(frozen=True)
 class _Source:
-    """A source before its text is read: its files, and of token files the spans and where they start."""
+    """A source before its text is read: its files, and if these are token files, their spans and document starts."""
 
     files: list[SourceFile]
     tokenizer: Tokenizer
@@ -116,8 +118,8 @@ class _Source:
     notes: list[str]
 
 
-def _looked_at(data: DataSpec, model: ModelSpec) -> _Source:
-    """The contents of a source. Raises PlanError with every fault that shows before any text is read."""
+def _open_source(data: DataSpec, model: ModelSpec) -> _Source:
+    """Find and check the files of a source. Raises PlanError with every fault that shows before any text is read."""
     faults: list[str] = []
     notes: list[str] = []
     files = find_files(data, faults, notes)
@@ -137,7 +139,7 @@ def _looked_at(data: DataSpec, model: ModelSpec) -> _Source:
 
 
 def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, say: Say) -> TokenFiles:
-    source = _looked_at(data, model)
+    source = _open_source(data, model)
     files, tokenizer, spans, notes = source.files, source.tokenizer, source.spans, source.notes
     template = find_template(data, model.weights) if data.chats else None
     key = cache_key(files, data, tokenizer, template, [span.dtype for span in spans])
@@ -187,7 +189,7 @@ def _load_checked(data: DataSpec, model: ModelSpec, in_place: bool, faults: list
             "weights were trained on; name their tokenizer in data.tokenizer, put token files in data.path, or write "
             'data.tokenizer = "bytes" if bytes it is'
         )
-    # Token files come from a tokenizer that we don't know; their ids are checked one by one.
+    # The tokenizer of token files is unknown; their ids are checked one by one.
     if tokenizer.num_ids > model.vocab and not in_place:
         num_ids, vocab = tokenizer.num_ids, model.vocab
         faults.append(
@@ -197,11 +199,8 @@ def _load_checked(data: DataSpec, model: ModelSpec, in_place: bool, faults: list
     return tokenizer
 
 
-# --- train and validation ---
-
-
 def _split(summary: Summary, sides: Sides, data: DataSpec, model: ModelSpec, seed: int) -> TokenFiles:
-    """The two sides, each with a window at least. Raises PlanError if there is too little data for that."""
+    """The training and held-out sides, each with at least a window. Raises PlanError if there is too little data."""
     if data.chats and not data.answers_only:
         sides = (
             tuple(replace(span, answers=None) for span in sides[0]),
@@ -242,7 +241,8 @@ def _split(summary: Summary, sides: Sides, data: DataSpec, model: ModelSpec, see
 def _split_chats(
     train: tuple[TokenSpan, ...], validation: tuple[TokenSpan, ...], data: DataSpec
 ) -> tuple[tuple[TokenSpan, ...], tuple[TokenSpan, ...], Literal["none", "documents", "tail"]]:
-    """The two sides, each with a chat at least. Raises PlanError if there are none for that."""
+    """The training and held-out sides of chats, each with at least one chat, and how they are split. Raises PlanError
+    if there are too few chats."""
     if train and (validation or not data.validation_share):
         return train, validation, "documents" if data.validation_share else "none"
     bounds = TokenStream(stream := train + validation, marks=True).documents()
@@ -257,19 +257,19 @@ def _split_chats(
             ],
         )
     num_tail = min(max(round(num_chats * data.validation_share), 1), num_chats - 1) if data.validation_share else 0
-    at = int(bounds[num_chats - num_tail])
-    return cut(stream, 0, at), cut(stream, at, int(bounds[-1])), "tail"
+    boundary = int(bounds[num_chats - num_tail])
+    return cut(stream, 0, boundary), cut(stream, boundary, int(bounds[-1])), "tail"
 
 
 def _refuse_unlearned(train: tuple[TokenSpan, ...], data: DataSpec, model: ModelSpec) -> None:
-    """PlanError where nothing would be learned: samples end before the first answers begin."""
+    """Raises PlanError if nothing would be learned, because every sample ends before its first answer begins."""
     stream = TokenStream(train, marks=True)
     unlearned = is_unlearned(stream, model.sequence + 1)
     if unlearned.all():
-        first = int(stream.first_learned().min())
+        begin = int(stream.first_learned().min())
         fault = (
             f"of none of {counted(len(unlearned), 'chat')} of data.path {data.path} an answer is left: they are cut to "
-            f"model.sequence {model.sequence} + 1 tokens, and the first answer begins behind {first:,}; use a longer "
+            f"model.sequence {model.sequence} + 1 tokens, and the first answer begins behind {begin:,}; use a longer "
             "model.sequence, or shorter chats"
         )
         raise PlanError("data", [fault])

@@ -15,14 +15,14 @@ from shardwright.train.data.token_stream import TokenSpan
 
 @dataclass(frozen=True)
 class TokenFiles:
-    """Prepared data: two streams of token ids, and what is known about them.
+    """Prepared data of one source: two streams of token ids, and facts about them.
 
-    `train` and `validation` are spans to be read one after the other; validation is None where nothing is
-    held out. `split` says what was held out: whole documents, or the tail of the stream. A token file counts as
-    one document, unless data.end_of_document or an index says where documents end in it. `unigram_entropy` is
-    that of all tokens, in nats per token. `seed` is that of the order of samples; which tokens are on which
-    side doesn't depend on it. With `separate_documents`, samples mark where documents begin. Documents that are
-    `packed`, chats, are each whole in a sample. `notes` say what of the data is not read or not learned.
+    `train` and `validation` are spans that are read one after the other; `validation` is None if nothing is held out.
+    `split` tells what is held out: documents, or the tail of the stream. A token file counts as one document, unless
+    data.end_of_document or an index separates its documents. `unigram_entropy` is of all tokens, in nats per token.
+    `seed` decides the order of samples, but not which tokens are held out. With `separate_documents`, samples mark
+    where documents begin. If `packed`, documents are chats, each complete within a sample. `notes` tell which data are
+    not read or not learned.
     """
 
     train: tuple[TokenSpan, ...]
@@ -36,28 +36,28 @@ class TokenFiles:
     sequence: int
     seed: int
     separate_documents: bool = False
-    dropped_share: float = 0.0  # of the text's characters: those for which the tokenizer has no token
+    dropped_share: float = 0.0  # the share of the text's characters without a token
     packed: bool = False
     notes: tuple[str, ...] = ()
 
     def train_samples(self) -> SampleReader:
-        """Training samples, shuffled anew in every epoch."""
+        """Training samples, shuffled again in every epoch."""
         return self._samples(self.train, shuffle=True)
 
     def validation_samples(self) -> SampleReader | None:
-        """Held-out samples in file order; None where nothing is held out."""
+        """Held-out samples in file order; None if nothing is held out."""
         return self._samples(self.validation, shuffle=False) if self.validation else None
 
     def in_file_order(self) -> SampleReader:
-        """The samples of the training side in file order, where it is a set that is evaluated."""
+        """The samples of the training side in file order, for a set of data.validation."""
         return self._samples(self.train, shuffle=False)
 
     def token_shares(self, vocab: int) -> NDArray[np.float64]:
-        """How large a share each id has of the tokens to train on, [vocab] (samples.py)."""
+        """The share of each id among the tokens to train on: [vocab] (samples.py)."""
         return token_shares(self.train, vocab)
 
     def described(self, num_samples: int) -> list[str]:
-        """The facts of these data for a run of so many samples."""
+        """Lines that describe these data for a run of `num_samples` samples."""
         return [*self.notes, *self._packing_note()]
 
     def _samples(self, spans: tuple[TokenSpan, ...], shuffle: bool) -> SampleReader:
@@ -70,10 +70,10 @@ class TokenFiles:
             return []
         samples = PackedSamples(self.train, self.sequence, self.seed)
         packing = samples.packing
-        room, held = len(packing) * (self.sequence + 1), self.num_train_tokens - packing.cut_tokens
+        room, num_packed = len(packing) * (self.sequence + 1), self.num_train_tokens - packing.cut_tokens
         lines = [
             f"{len(packing.order):,} chats to train on are packed into {len(packing):,} sequences, which they fill to "
-            f"{held / room:.1%}"
+            f"{num_packed / room:.1%}"
         ]
         if packing.num_cut:
             lines.append(
@@ -124,17 +124,16 @@ class MixedTokens:
         return max(source.dropped_share for source in self.sources)
 
     def train_samples(self) -> MixedSamples:
-        """Training samples: each source's are shuffled anew in each of its epochs."""
+        """Training samples; the samples of each source are shuffled again in each of its epochs."""
         return MixedSamples([source.train_samples() for source in self.sources], self.weights)
 
     def validation_samples(self) -> InTurn | None:
-        """Held-out samples of all sources, each once; None where nothing is held out."""
-        held = [source.validation_samples() for source in self.sources]
-        readers = [reader for reader in held if reader is not None]
-        return InTurn(readers, self.weights) if len(readers) == len(held) else None
+        """Held-out samples of all sources, each once; None if a source holds nothing out."""
+        readers = [reader for source in self.sources if (reader := source.validation_samples()) is not None]
+        return InTurn(readers, self.weights) if len(readers) == len(self.sources) else None
 
     def token_shares(self, vocab: int) -> NDArray[np.float64]:
-        """How large a share each id has of what is trained on, with the weights of the sources, [vocab]."""
+        """The share of each id among the tokens to train on, with the weights of the sources: [vocab]."""
         shares = np.array(self.weights) / sum(self.weights)
         parts = [share * source.token_shares(vocab) for source, share in zip(self.sources, shares, strict=True)]
         return np.sum(parts, axis=0)

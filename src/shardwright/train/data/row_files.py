@@ -1,6 +1,6 @@
 """Files of rows: JSON lines, packed or not, parquet, and the Arrow files of `datasets`; a bounded part in memory.
 
-A fault that ends a file is raised; one of a row is for who reads it.
+A fault that ends the reading of a file is raised. A fault of one row is given in place of its record.
 """
 
 import json
@@ -20,13 +20,14 @@ from shardwright.train.data.table_sizes import written_bytes
 _LONGEST_LINE_BYTES = 16 * MIB
 _LARGEST_GROUP_BYTES = 4 * GIB
 _BATCH_ROWS, _NESTED_ROWS = 256, 8
-# What reading a small file of columns may take, and what text may become of a few bytes that are packed: of gzip's at
-# most 1,032 times as much, of text that is not one line again and again below a hundred.
+# Memory that reading a small file of columns may take; the unpacked size up to which growth is not checked; and the
+# largest ratio of unpacked to packed bytes. gzip reaches at most 1,032, and text without endless repetition below 100.
 _READING_BYTES, _GROWN_BYTES, _MOST_GROWTH = 384 * MIB, 64 * MIB, 1_100
-# Of lines without a row one behind the other: a small packed file can have thousands of millions.
+# Limits on consecutive blank lines: a small packed file can have thousands of millions.
 _MOST_BLANK_LINES, _MOST_BLANK_BYTES = 1_000_000, 64 * MIB
-_TOLD_LINES = 10_000
-# Rows that hold nothing take no byte of a packed file, and some time each: of a file that has text, one has a byte.
+_BLANK_LINES_PER_REPORT = 10_000
+# Empty rows take almost no byte of a packed file, but some time each. In a file with text each row takes at least a
+# byte, so a file with more rows than bytes is refused, if it has more than this number.
 _MOST_SHORT_ROWS = 1 << 15
 
 
@@ -36,8 +37,8 @@ class FaultError(Exception):
 
 @dataclass(frozen=True)
 class FileRow:
-    """A row: `name` says where in the data it is, `where` does so in a fault. `record` is a dict of its columns, or in
-    a line of JSON whatever stands there, or what is wrong with that. This share of the file is behind it."""
+    """A row. `name` identifies it within the data, and `where` names its place in error messages. `record` is a dict of
+    its columns; in JSON files any value, or `Broken` or `Blank`. `share` is the share of the file read so far."""
 
     name: str
     where: str
@@ -47,19 +48,19 @@ class FileRow:
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is no row, in one sentence."""
+    """A line that is not valid JSON; `fault` is the error message."""
 
     fault: str
 
 
 @dataclass(frozen=True)
 class Blank:
-    """A sign of progress in place of a row, if many lines have none: the place in the file."""
+    """A placeholder for a row, which reports progress while many blank lines are skipped."""
 
 
 def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
-    """The rows of a file in their order, of which these columns will be looked at, where they are there. Raises
-    FaultError, FileFault or OSError."""
+    """The rows of a file in their order. From a table only the present ones of `columns` are read. Raises FaultError,
+    FileFault or OSError."""
     if file.format != "jsonl":
         rows = _read_columns(file, columns)
     else:
@@ -92,7 +93,7 @@ def _way_to_text(file: SourceFile) -> str:
 
 
 def _read_lines(file: SourceFile) -> Iterator[FileRow]:
-    """A row a line; blank lines are skipped, a bounded number of them at once."""
+    """One row for each line. Blank lines are skipped; too many consecutive ones raise FaultError."""
     with open_file(file.path) as packed, unpacked(file.path, packed) as stream:
         position = num_blank = blank_bytes = 0
         for number, raw in enumerate(iter(lambda: _line(file, stream), b""), 1):
@@ -117,12 +118,12 @@ def _read_lines(file: SourceFile) -> Iterator[FileRow]:
                     f"{where} and the {num_blank - 1:,} before it are blank ({blank_bytes:,} bytes); write the file "
                     "without them, or leave it out of data.path"
                 )
-            if num_blank % _TOLD_LINES == 0:
+            if num_blank % _BLANK_LINES_PER_REPORT == 0:
                 yield FileRow("", where, Blank(), share=packed.tell() / max(1, file.size_bytes))
 
 
 def _read_array(file: SourceFile) -> Iterator[FileRow]:
-    """A row an item of the JSON array that a file is."""
+    """One row for each item of a file that is a JSON array."""
     with open_file(file.path) as packed, unpacked(file.path, packed) as stream:
         number = 0
         items = array_items(_text_pieces(file, packed, stream), _LONGEST_LINE_BYTES)
@@ -141,24 +142,24 @@ def _read_array(file: SourceFile) -> Iterator[FileRow]:
 
 
 def _text_pieces(file: SourceFile, packed: BinaryIO, stream: BinaryIO) -> Iterator[str]:
-    rest, position = b"", 0
+    remainder, position = b"", 0
     while block := _read(file, lambda: stream.read(MIB)):
-        raw = rest + block
+        raw = remainder + block
         if position == 0 and raw.startswith(b"\xef\xbb\xbf"):
             raw, position = raw[3:], 3
-        cut = end_of_character(raw)
-        if text := decoded(raw[:cut], file, position):
+        end = end_of_character(raw)
+        if text := decoded(raw[:end], file, position):
             yield text
-        rest, position = raw[cut:], position + cut
+        remainder, position = raw[end:], position + end
         _refuse_growth(file, position, packed.tell())
-    if rest:
-        yield decoded(rest, file, position)
+    if remainder:
+        yield decoded(remainder, file, position)
 
 
 def end_of_character(raw: bytes) -> int:
-    """Where to cut a text that may end within a character: in front of its last one, which has up to 4 bytes."""
-    last = range(len(raw) - 1, max(len(raw) - 5, -1), -1)
-    return next((i for i in last if raw[i] & 0xC0 != 0x80), len(raw))
+    """The byte at which the last UTF-8 character of `raw` begins. It may be incomplete, so text is cut before it."""
+    last_bytes = range(len(raw) - 1, max(len(raw) - 5, -1), -1)  # a character has up to 4 bytes
+    return next((i for i in last_bytes if raw[i] & 0xC0 != 0x80), len(raw))
 
 
 _ENDED = object()
@@ -167,21 +168,22 @@ _ENDED = object()
 def _parsed(text: str, where: str) -> object:
     try:
         return cast(object, json.loads(text.rstrip("\r\n")))
-    except json.JSONDecodeError as error:  # its own words name a line, too: always the first
+    except json.JSONDecodeError as error:  # its own message names a line, too, which is always 1
         return Broken(f"{where} is not JSON: {error.msg} at character {error.pos}; mend that line, or drop it")
     except (ValueError, RecursionError) as error:
         return Broken(f"{where} is not JSON: {error}; mend that line, or drop it")
 
 
 def _line(file: SourceFile, stream: BinaryIO) -> bytes:
-    """The next line, or so much of it as may be; nothing at the end. Raises FaultError if it can't be unpacked."""
+    """The next line, or its first _LONGEST_LINE_BYTES + 1 bytes; empty at the end. Raises FaultError if it can't be
+    unpacked."""
     return _read(file, lambda: stream.readline(_LONGEST_LINE_BYTES + 1))
 
 
-def _read(file: SourceFile, read: Callable[[], bytes]) -> bytes:
+def _read(file: SourceFile, read_bytes: Callable[[], bytes]) -> bytes:
     """The next bytes of a stream. Raises FaultError if it can't be unpacked."""
     try:
-        return read()
+        return read_bytes()
     except UNPACKING_ERRORS as error:
         if isinstance(error, OSError) and error.errno:
             raise
@@ -191,23 +193,24 @@ def _read(file: SourceFile, read: Callable[[], bytes]) -> bytes:
 
 
 def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
-    """A row a row, a bounded number of them in memory."""
+    """The rows of a parquet or Arrow file, with a bounded number of them in memory."""
     import pyarrow as pa
 
-    read, number, written = (_parquet_batches if file.format == "parquet" else _arrow_batches), 0, 0
+    batches_of = _parquet_batches if file.format == "parquet" else _arrow_batches
+    number = num_unpacked_bytes = 0
     with open_file(file.path) as stream:
         try:
-            for batch, share in _limited(read(file, stream, columns), file):
-                written += _batch_bytes(batch, file, number)
-                _refuse_growth(file, written, file.size_bytes)
+            for batch, share in _limited(batches_of(file, stream, columns), file):
+                num_unpacked_bytes += _batch_bytes(batch, file, number)
+                _refuse_growth(file, num_unpacked_bytes, file.size_bytes)
                 names = batch.schema.names
                 for values in zip(*(batch.column(i) for i in range(len(names))), strict=True):
                     number += 1
                     record = {name: value.as_py() for name, value in zip(names, values, strict=True)}
                     yield FileRow(f"{file.name}:{number}", f"{file.path}, row {number}", record, share=share)
-        # The library has errors of Python's own for what it meets in a broken file.
+        # For broken files the library also raises Python's own errors.
         except (pa.ArrowException, UnicodeDecodeError, OSError, ValueError, OverflowError, MemoryError) as error:
-            if isinstance(error, OSError) and error.errno:  # the system's; without a number it is the library's
+            if isinstance(error, OSError) and error.errno:  # from the system; the library's errors have no number
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             way_out = "write it again, or leave it out of data.path"
@@ -225,19 +228,20 @@ def _parquet_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str])
         metadata = table.metadata
         _check_groups(metadata, file)
         plain = {metadata.schema.column(i).path for i in range(metadata.num_columns)}.intersection(present)
-    # Values that repeat stay references to a dictionary: written out, a small file could fill the memory. Those of
-    # nested columns can't (the library has no dictionaries there that change): they come a few rows at a time.
+    # Repeated values stay references to a dictionary, since expanded values of a small file could fill the memory. The
+    # library has no changing dictionaries for nested columns, so these are read a few rows at a time.
     size = _BATCH_ROWS if plain.issuperset(present) else _NESTED_ROWS
     with pq.ParquetFile(stream, metadata=metadata, read_dictionary=sorted(plain)) as table:
-        done, num_rows = 0, max(1, metadata.num_rows)
-        # In this thread: one of the library's own that gets no more memory ends the process.
+        num_read, num_rows = 0, max(1, metadata.num_rows)
+        # In this thread: if a thread of the library's own runs out of memory, the process ends.
         for batch in table.iter_batches(batch_size=size, columns=list(present), use_threads=False):
-            done += batch.num_rows
-            yield batch, done / num_rows
+            num_read += batch.num_rows
+            yield batch, num_read / num_rows
 
 
 def _arrow_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, float]]:
-    """The batches of a stream, as `datasets` writes it, or of a file; each is mapped, and checked before it is used."""
+    """The batches of an Arrow stream, as `datasets` writes it, or of an Arrow file. The file is memory-mapped, and each
+    batch is validated before use."""
     import pyarrow as pa
 
     is_file = stream.read(6) == b"ARROW1"
@@ -255,7 +259,7 @@ def _arrow_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -
 
 
 def _limited(batches: Iterator[tuple[Any, float]], file: SourceFile) -> Iterator[tuple[Any, float]]:
-    """Batches, each read with a bounded memory: a packed page or buffer says itself how large it will be."""
+    """The batches, each read under a memory limit: a packed page or buffer states its own unpacked size."""
     while True:
         with memory_limit(_reading_bytes(file)):
             if (item := next(batches, None)) is None:
@@ -264,35 +268,35 @@ def _limited(batches: Iterator[tuple[Any, float]], file: SourceFile) -> Iterator
 
 
 def _reading_bytes(file: SourceFile) -> int:
-    """The bytes that reading a file of columns may take besides the process's own."""
+    """The memory that reading a file of columns may take, beside what the process has already."""
     return _READING_BYTES + 8 * file.size_bytes
 
 
 def _batch_bytes(batch: Any, file: SourceFile, number: int) -> int:
-    """The bytes of a batch, written out, behind so many rows. Raises FaultError for a row that is too long."""
+    """The unpacked bytes of a batch that follows `number` rows. Raises FaultError for a row that is too long."""
     columns = [batch.column(i) for i in range(batch.num_columns)]
-    written = sum(map(written_bytes, columns))
-    if written > _LONGEST_LINE_BYTES:
+    num_bytes = sum(map(written_bytes, columns))
+    if num_bytes > _LONGEST_LINE_BYTES:
         for row in range(batch.num_rows):
             if (size := sum(written_bytes(column.slice(row, 1)) for column in columns)) > _LONGEST_LINE_BYTES:
                 raise FaultError(
                     f"{file.path}, row {number + row + 1} has about {size:,} bytes, and at most "
                     f"{_LONGEST_LINE_BYTES:,} are read; cut longer documents, or leave it out of data.path"
                 )
-    return written
+    return num_bytes
 
 
-def _refuse_growth(file: SourceFile, written: int, read: int) -> None:
-    """Raises FaultError where so many bytes were written out of a file's first ones, as no text packs."""
-    if written > max(_GROWN_BYTES, _MOST_GROWTH * read):
+def _refuse_growth(file: SourceFile, num_unpacked: int, num_packed: int) -> None:
+    """Raises FaultError if the first `num_packed` bytes of a file unpack to more than any text would."""
+    if num_unpacked > max(_GROWN_BYTES, _MOST_GROWTH * num_packed):
         raise FaultError(
-            f"{file.path} has {file.size_bytes:,} bytes, of which {read:,} have made {written:,} of text so far: more "
-            f"than {_MOST_GROWTH:,} times as many, as no text packs; leave it out of data.path"
+            f"{file.path} has {file.size_bytes:,} bytes, of which {num_packed:,} have made {num_unpacked:,} of text so "
+            f"far: more than {_MOST_GROWTH:,} times as many, as no text packs; leave it out of data.path"
         )
 
 
 def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> Sequence[str]:
-    """Columns of these that are there. Raises FaultError if none is."""
+    """The columns that are among `names`. Raises FaultError if none is."""
     if present := [name for name in columns if name in names]:
         return present
     if len(columns) == 1:
@@ -304,23 +308,26 @@ def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> 
 
 
 def refuse_halves(text: str, where: str) -> None:
-    """Raises FaultError for a text that has half a character, which no file of UTF-8 holds."""
+    """Raises FaultError for a text with a lone surrogate, which UTF-8 can't encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        what = f"half a surrogate pair ({text[error.start]!r}) at character {error.start}"
-        raise FaultError(f"{where} has {what}; mend that record, or drop it") from None
+        half = f"half a surrogate pair ({text[error.start]!r}) at character {error.start}"
+        raise FaultError(f"{where} has {half}; mend that record, or drop it") from None
 
 
-_OF_CHATS = (("messages",), ("conversations",), ("prompt", "completion"))  # columns that hold chats
+_CHAT_COLUMN_SETS = (("messages",), ("conversations",), ("prompt", "completion"))
 
 
-def one_of(names: Sequence[str], most: int = 12) -> str:
-    """The fields that are there in place of a missing one."""
-    present = ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
-    if chats := next((kind for kind in _OF_CHATS if {*kind} <= {*names}), None):
-        of = " and ".join(map(repr, chats))
-        return f"it has {present}: {of} {'is' if len(chats) == 1 else 'are'} of chats, which data.chats = true reads"
+def one_of(names: Sequence[str], most_shown: int = 12) -> str:
+    """The end of an error message about a missing field: the fields that exist, and which setting reads them."""
+    others = f" and {len(names) - most_shown} more" if len(names) > most_shown else ""
+    present = ", ".join(map(repr, names[:most_shown])) + others
+    if chats := next((columns for columns in _CHAT_COLUMN_SETS if {*columns} <= {*names}), None):
+        fields = " and ".join(map(repr, chats))
+        return (
+            f"it has {present}: {fields} {'is' if len(chats) == 1 else 'are'} of chats, which data.chats = true reads"
+        )
     if {"instruction", "output"} <= {*names}:
         return (
             f"it has {present}, as Alpaca's rows: write them as 'prompt' (instruction and input) and 'completion' "
@@ -330,7 +337,7 @@ def one_of(names: Sequence[str], most: int = 12) -> str:
 
 
 def _check_groups(metadata: Any, file: SourceFile) -> None:
-    """Raises FaultError for a group of rows that would fill the memory."""
+    """Raises FaultError for a row group that is too large for memory."""
     for number in range(metadata.num_row_groups):
         if (size := metadata.row_group(number).total_byte_size) > _LARGEST_GROUP_BYTES:
             raise FaultError(

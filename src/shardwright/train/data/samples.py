@@ -1,6 +1,6 @@
-"""Token files to samples: windows of tokens, in an order that is a function of (seed, samples consumed).
+"""Samples from token files: windows of tokens, in an order that is a function of the seed and the sample's number.
 
-No rank, world size or batch size enters, so a run that changes its plan in the middle sees the same samples.
+It does not depend on ranks, world size or batch size, so a run that changes its plan sees the same samples.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from shardwright.train.data.token_stream import TokenSpan, TokenStream, num_toke
 
 
 class SampleReader(Protocol):
-    """An endless sequence of samples of `sequence` + 1 tokens; its length is that of an epoch."""
+    """An endless sequence of samples of `sequence` + 1 tokens. Its `len` is the number of samples in an epoch."""
 
     sequence: int
 
@@ -27,18 +27,18 @@ class SampleReader(Protocol):
 class Samples:
     """The windows of one side of the data, as an endless sequence of samples.
 
-    Window w is tokens[w * sequence : (w + 1) * sequence + 1]: `sequence` inputs, and as targets the same
-    shifted by one. Inputs don't overlap, and a rest shorter than a window is left out. Sample `number` is
-    the number-th ever consumed: epoch = number // len(samples), and in each epoch every window comes once,
-    in an order of that epoch's own (`shuffled`), or in file order if `shuffle` is false.
+    Window w is tokens[w * sequence : (w + 1) * sequence + 1]: `sequence` inputs, and as targets the same shifted by
+    one. Inputs don't overlap, and a tail shorter than a window is left out. Samples are numbered over the whole run:
+    sample n is in epoch n // len(samples). Each epoch has every window once, in its own order (`shuffled`), or in file
+    order if `shuffle` is false.
 
-    `marks` as in token_stream.py.
+    `marks` are explained in token_stream.py.
     """
 
     def __init__(
         self, tokens: Sequence[TokenSpan], sequence: int, seed: int, shuffle: bool = True, marks: bool = False
     ) -> None:
-        """Map the files. Raises ValueError if `tokens` hold no whole window, OSError if a file is gone."""
+        """Map the files. Raises ValueError if `tokens` are fewer than a window, OSError if a file is gone."""
         self.sequence = sequence
         self.seed = seed
         self.shuffle = shuffle
@@ -49,7 +49,7 @@ class Samples:
         self._stream = TokenStream(tokens, marks)
 
     def __len__(self) -> int:
-        """Windows, and so samples of one epoch."""
+        """The number of windows, which is the number of samples in an epoch."""
         return self._num_windows
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
@@ -64,39 +64,38 @@ class Samples:
 
 
 def refuse_negative(first: int, count: int) -> None:
-    """Raises ValueError for samples that there are none of."""
+    """Raises ValueError if the number of the first sample, or their count, is negative."""
     if first < 0 or count < 0:
         raise ValueError(f"samples are counted from 0, and {count} from {first} on were asked for")
 
 
 def in_order(first: int, count: int, size: int, seed: int | None) -> NDArray[np.int64]:
-    """The number of each sample's window among `size` windows, [count]: every window once in each epoch, in an order of
-    that epoch's own, or in file order if there is no seed."""
+    """The window of each of `count` samples from number `first` on: [count]. Each epoch has every one of `size` windows
+    once, in its own order, or in file order if `seed` is None."""
     epochs, positions = np.divmod(np.arange(first, first + count, dtype=np.int64), size)
     if seed is None:
         return positions
     windows = np.empty_like(positions)
     for epoch in np.unique(epochs).tolist():
-        here = epochs == epoch
-        windows[here] = shuffled(positions[here], size, seed, epoch)
+        in_epoch = epochs == epoch
+        windows[in_epoch] = shuffled(positions[in_epoch], size, seed, epoch)
     return windows
 
 
 def shuffled(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Where a pseudo-random permutation of range(size) sends `positions`: [n] to [n].
+    """Apply a pseudo-random permutation of range(size) to `positions`: [n] to [n].
 
-    The permutation is a function of (size, seed, epoch) and is never stored: memory is that of
-    `positions`, for 10 windows or 10^12. It is a Feistel network (Luby and Rackoff 1988, "How to construct
-    pseudorandom permutations from pseudorandom functions"): split a number of 2h bits in two halves and
-    repeat (left, right) -> (right, left xor f(key, right)). Whatever f is, each round can be undone, so the
-    whole is a permutation of range(4^h). We take the smallest such range that holds `size`, and a result
-    that falls outside is sent through again until it falls inside: cycle walking (Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains"). That walk follows a cycle of the larger permutation from
-    an element inside, so it does come back inside, and no two walks meet. 4^h < 4 x size, so fewer than
-    four passes are expected.
+    The permutation is a function of (size, seed, epoch) and is never stored: it takes memory for `positions` alone, for
+    10 windows or 10^12. It is a Feistel network (Luby and Rackoff 1988, "How to construct pseudorandom permutations
+    from pseudorandom functions"): split a number of 2h bits in two halves and repeat
+    (left, right) -> (right, left xor f(key, right)). For any f each round can be undone, so the network is a
+    permutation of range(4^h). The smallest such range that holds `size` is taken, and a result outside of range(size)
+    goes through the network again until it is inside: cycle walking (Black and Rogaway 2002, "Ciphers with arbitrary
+    finite domains"). The walk follows a cycle of the larger permutation from an element inside, so it comes back
+    inside, and no two walks meet. 4^h < 4 x size, so fewer than four passes are expected.
 
-    Luby and Rackoff need 3 or 4 rounds of a true pseudo-random f; 8 of a mere mixing function also
-    scatter the small ranges, where a half has few bits. This is good for shuffling, not for secrets.
+    Luby and Rackoff need 3 or 4 rounds of a true pseudo-random f. Here 8 rounds of a simple mixing function also
+    scatter small ranges, whose halves have few bits. This is good for shuffling, not for cryptography.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = np.frombuffer(blake2b(f"{seed}:{epoch}".encode()).digest(), "<u8")  # 64 bytes: 8 rounds
@@ -107,11 +106,11 @@ def shuffled(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> 
 
 
 def _feistel(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A permutation of range(4 ** half_bits), applied to `values` [n]; one round a key."""
+    """Apply a permutation of range(4 ** half_bits) to `values` [n], with one round for each key."""
     bits = np.uint64(half_bits)
     left, right = values >> bits, values & np.uint64((1 << half_bits) - 1)
     for key in keys:
-        # The top bits of the mixed number: they depend on all bits below them.
+        # The top bits of the mixed number depend on all lower bits.
         left, right = right, left ^ (_mix(right + key) >> np.uint64(64 - half_bits))
     return (left << bits) | right
 
@@ -124,14 +123,15 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def token_shares(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.float64]:
-    """How large a share each of the `vocab` ids has of all tokens that are learned, [vocab], with one added to every
-    count so that an unseen id has a share, too. Reads the spans once. Raises ValueError if an id is outside."""
+    """The share of each id among the learned tokens, [vocab]. One is added to every count, so that an unseen id has a
+    share, too. Reads the spans once. Raises ValueError if an id is outside the vocabulary."""
     counts = token_counts(spans, vocab) + 1.0
     return counts / counts.sum()
 
 
 def token_counts(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.int64]:
-    """How often each id occurs among those that are learned: [vocab]. Raises ValueError if one is outside."""
+    """How often each id occurs among the learned tokens: [vocab]. Raises ValueError if an id is outside the
+    vocabulary."""
     counts = np.zeros(vocab, np.int64)
     for span in spans:
         start = 0

@@ -1,5 +1,5 @@
-"""The files of the data. A fault is not raised where it is met but appended to a list, so that the caller can report
-all at once."""
+"""The files of the data. Faults are appended to a list instead of being raised, so that the caller can report all at
+once."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from shardwright.config.user_file import kind_of
 from shardwright.train.data.file_search import list_paths, unreadable
 from shardwright.train.data.folder_layout import chosen_paths, json_rows
 
-# Enough for a model that learns on a laptop, and read in a second.
+# Enough to train a small model on a laptop, and read in a second.
 _STDLIB_MOST_BYTES = 8_000_000
 _FORMATS = {
     ".jsonl": "jsonl",
@@ -24,33 +24,33 @@ _FORMATS = {
     ".npy": "tokens",
 }
 _TABLES = (".csv", ".tsv")
-# Files of rows of which each line is JSON, in one of the ways in which they are packed.
+# Compressed files of rows, with JSON on each line.
 _PACKED_ROWS = re.compile(r"\.(jsonl|ndjson|json)\.(gz|bz2|xz|zst)$", re.IGNORECASE)
-# A wrong text_field is a fault in every line; nobody reads a million of them.
+# Reading stops after this number of faults: a wrong text_field is a fault in every line.
 MOST_FAULTS = 10
-# Formats whose files hold token ids, and are used where they lie.
+# Formats whose files hold token ids, and are used in place.
 IN_PLACE = ("tokens", "megatron")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of the data set. `name` is its path within data.path, the same on every machine. `beside` says of a second
-    file that belongs to it how large it is and when it was written."""
+    """A file of the data set. `name` is its path within data.path, the same on every machine. `index_status` holds
+    the size and the modification time of a Megatron index that belongs to it."""
 
     path: Path
     name: str
     size_bytes: int
     mtime_ns: int
     format: str
-    beside: tuple[int, ...] = ()
+    index_status: tuple[int, ...] = ()
 
 
 def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None) -> list[SourceFile]:
-    """The files that data.path means, in a sorted order; what is wrong goes to `faults`, what was left out to `notes`.
+    """The files that data.path names, sorted. Faults are appended to `faults`, and files left out are told in `notes`.
 
-    A folder is searched recursively, links to folders included; names that begin with a dot are skipped,
-    in a glob too. "python-stdlib" is the .py files of this Python's standard library without its tests,
-    generated build settings and retired editor; of more than 8 MB, a part picked by a hash of the names.
+    A folder is searched recursively, also through links to folders. Names that begin with a dot are skipped, in a glob
+    too. "python-stdlib" is the .py files of this Python's standard library, without its tests, generated build settings
+    and old editor; at most 8 MB of them, picked by a hash of the names.
     """
     notes = [] if notes is None else notes
     try:
@@ -66,36 +66,38 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
         return []
     files = _described(root, paths, data, faults, in_json)
     if data.format == "auto" and (tables := [file for file in files if file.path.suffix.lower() in _TABLES]):
-        _tell_of_tables(tables, is_all=len(tables) == len(files), data=data, faults=faults, notes=notes)
+        _report_tables(tables, is_all=len(tables) == len(files), data=data, faults=faults, notes=notes)
     if not files and not faults:
         faults.append(f"data.path {data.path} has no files of data, only what describes them; name a folder with some")
     if data.path == STDLIB:
         files = _pick(files, _STDLIB_MOST_BYTES)
     if files and not any(file.size_bytes for file in files):
-        what = f"{data.path} is empty" if len(files) == 1 else f"all {len(files)} files of {data.path} are empty"
-        faults.append(f"{what} (0 bytes); name files with text in them, or data.path = {STDLIB!r}")
+        problem = f"{data.path} is empty" if len(files) == 1 else f"all {len(files)} files of {data.path} are empty"
+        faults.append(f"{problem} (0 bytes); name files with text in them, or data.path = {STDLIB!r}")
         return []
     return files
 
 
 def trained_on_notes(data: DataSpec) -> list[str]:
-    """A line for each set of data.validation with files that are trained on, too: its loss is none of unseen text."""
-    trained = {file.path.resolve() for one in data.each for file in find_files(one, [])} if data.validation else set()
+    """A line for each set of data.validation with files that are also trained on: its loss is not of unseen text."""
+    sources = data.each if data.validation else ()
+    trained = {file.path.resolve() for source in sources for file in find_files(source, [])}
     lines = []
-    for one, spec in zip(data.validation, data.each_validation, strict=True):
+    for validation_set, spec in zip(data.validation, data.each_validation, strict=True):
         shared = [str(file.path) for file in find_files(spec, []) if file.path.resolve() in trained]
         if shared:
-            more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+            others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
             lines.append(
-                f"note: {shared[0]}{more} of the set {one.name} is trained on, too: its loss is not of unseen text"
+                f"note: {shared[0]}{others} of the set {validation_set.name} is trained on, too: its loss is not of "
+                "unseen text"
             )
     return lines
 
 
-def _tell_of_tables(
+def _report_tables(
     tables: list[SourceFile], *, is_all: bool, data: DataSpec, faults: list[str], notes: list[str]
 ) -> None:
-    """A fault where tables would be read as one raw text each, and a note where they lie beside other text."""
+    """Add a fault if all files are tables, which would be read as raw text, or a note if they lie beside other text."""
     if is_all:
         faults.append(
             f"data.path {data.path}: {tables[0].name} is a table whose rows are not read here; write it as JSONL or "
@@ -107,12 +109,12 @@ def _tell_of_tables(
 
 
 def index_of(path: Path) -> Path:
-    """Where the index of a Megatron data set lies, beside its token ids."""
+    """The path of a Megatron data set's index, from the path of its token ids."""
     return path.with_suffix(".idx")
 
 
 def _with_ending(data: DataSpec) -> str:
-    """data.path, with the ending that Megatron's prefix lacks."""
+    """data.path, with ".bin" added if it is the prefix of a Megatron data set."""
     plain = os.path.expanduser(data.path)
     if data.format in ("auto", "megatron") and "\0" not in plain and not os.path.exists(plain):
         return data.path + ".bin" if os.path.exists(plain + ".bin") and os.path.exists(plain + ".idx") else data.path
@@ -131,12 +133,12 @@ def _described(
             return []
         try:
             status = path.stat()
-            by_itself = "jsonl" if path in in_json else _format_of(path)
-            format_ = by_itself if data.format == "auto" else data.format
-            beside: tuple[int, ...] = ()
+            detected = "jsonl" if path in in_json else _format_of(path)
+            format_ = detected if data.format == "auto" else data.format
+            index_status: tuple[int, ...] = ()
             if format_ == "megatron":
                 index = index_of(path).stat()
-                beside = (index.st_size, index.st_mtime_ns)
+                index_status = (index.st_size, index.st_mtime_ns)
         except OSError as error:
             faults.append(unreadable(Path(error.filename or path), error))
             continue
@@ -144,20 +146,22 @@ def _described(
             faults.append(f"{path} is not a regular file but {kind}; copy its contents to one, or leave it out")
             continue
         name = path.relative_to(root).as_posix()
-        files.append(SourceFile(path.absolute(), name, status.st_size, status.st_mtime_ns, format_, beside=beside))
+        files.append(
+            SourceFile(path.absolute(), name, status.st_size, status.st_mtime_ns, format_, index_status=index_status)
+        )
     return files
 
 
 def _format_of(path: Path) -> str:
-    """The format of a file by its ending."""
+    """The format of a file by its suffix."""
     if _PACKED_ROWS.search(path.name):
         return "jsonl"
-    found = _FORMATS.get(path.suffix.lower(), "text")
-    return "megatron" if path.suffix == ".bin" and index_of(path).is_file() else found
+    by_suffix = _FORMATS.get(path.suffix.lower(), "text")
+    return "megatron" if path.suffix == ".bin" and index_of(path).is_file() else by_suffix
 
 
 def _pick(files: list[SourceFile], most_bytes: int) -> list[SourceFile]:
-    """Files of at most `most_bytes` in all, spread evenly over the names, in their order."""
+    """A part of the files, of at most `most_bytes` together, spread evenly over the names, in their order."""
     picked, total_bytes = set(), 0
     for file in sorted(files, key=lambda file: blake2b(file.name.encode()).digest()):
         if total_bytes + file.size_bytes <= most_bytes:

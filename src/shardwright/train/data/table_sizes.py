@@ -1,15 +1,15 @@
-"""Sizes of rows of Arrow tables as they are written out: values of a dictionary count each time they are meant."""
+"""Sizes of the rows of Arrow tables as Python objects. A value of a dictionary counts each time it is referenced."""
 
 from collections.abc import Callable
 from typing import Any
 
-# A value takes an object of Python beside what it says; one that holds others some more.
+# The size of a Python object beside its contents: of a number, and of a text or a container.
 _VALUE_BYTES, _HOLDER_BYTES = 32, 64
 
 
 def written_bytes(column: Any) -> int:
-    """About the bytes that the values of a column (pyarrow.Array) take as Python's objects, none of which is made.
-    Raises ValueError for a type whose values may share parts in other ways: a few bytes could be any number of them."""
+    """About the bytes that the values of a column (pyarrow.Array) would take as Python objects; none is made. Raises
+    ValueError for a type whose values may share memory in other ways, since few bytes could hold any number of them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -22,7 +22,7 @@ def written_bytes(column: Any) -> int:
     if _is_one_of(kind, _LISTS):
         return len(column) * _HOLDER_BYTES + written_bytes(column.flatten())
     if is_a.is_map(kind):
-        begin, end = (column.offsets[at].as_py() for at in (0, -1))
+        begin, end = (column.offsets[index].as_py() for index in (0, -1))
         parts = [part.slice(begin, end - begin) for part in (column.keys, column.items)]
         return len(column) * _HOLDER_BYTES + sum(map(written_bytes, parts))
     if is_a.is_struct(kind):

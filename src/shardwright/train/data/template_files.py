@@ -1,4 +1,4 @@
-"""Where a chat template stands: in a file that is named, or beside the tokenizer or the weights."""
+"""Finds a run's chat template: in the file that data.chat_template names, or beside the tokenizer or the weights."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls
 
 @dataclass(frozen=True)
 class TemplateFiles:
-    """A template, where it was found, and the special tokens that it is told of."""
+    """A template: its text, its file, and the special tokens that it may use, by name."""
 
     text: str
     path: Path
@@ -28,12 +28,12 @@ class TemplateFiles:
 
     @property
     def fingerprint(self) -> str:
-        """Tells what is written apart."""
+        """A hash that differs between templates with different results."""
         return blake2b(json.dumps([self.text, self.special]).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
-    """The template that chats are written with, None if there is none. Raises PlanError if it can't be read."""
+    """The template for chats; None if there is none. Raises PlanError if it can't be read."""
     folders = list(folders_beside(data, weights))
     try:
         configs = [(folder, read_config(folder)) for folder in folders]
@@ -42,20 +42,20 @@ def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
             path = Path(os.path.expanduser(data.chat_template))
             return TemplateFiles(read_text(path, _MOST_TEMPLATE_BYTES, "chat template"), path, special)
         for folder, config in configs:
-            if (beside := folder / _TEMPLATE).is_file():
-                return TemplateFiles(read_text(beside, _MOST_TEMPLATE_BYTES, "chat template"), beside, special)
+            if (jinja_path := folder / _TEMPLATE).is_file():
+                return TemplateFiles(read_text(jinja_path, _MOST_TEMPLATE_BYTES, "chat template"), jinja_path, special)
             if text := _template_of(config):
                 return TemplateFiles(text, folder / _CONFIG, special)
     except FileFault as fault:
         raise PlanError("data", [f"data.chat_template: {fault}"]) from None
     except OSError as error:
-        what = f"chat template {error.filename or data.chat_template} can't be read: {error.strerror or error}"
-        raise PlanError("data", [f"{what}; check the path and its permissions"]) from None
+        problem = f"chat template {error.filename or data.chat_template} can't be read: {error.strerror or error}"
+        raise PlanError("data", [f"{problem}; check the path and its permissions"]) from None
     return None
 
 
 def folders_beside(data: DataSpec, weights: str) -> Iterator[Path]:
-    """Where a template or a configuration may lie: beside the tokenizer, and beside the weights."""
+    """The folders that may hold a template or a configuration: beside the tokenizer, and beside the weights."""
     if data.tokenizer != "bytes":
         path = Path(os.path.expanduser(data.tokenizer))
         yield path if path.is_dir() else path.parent
@@ -65,7 +65,7 @@ def folders_beside(data: DataSpec, weights: str) -> Iterator[Path]:
 
 
 def read_config(folder: Path, name: str = _CONFIG) -> dict[str, Any]:
-    """The configuration in a folder; empty if there is none. Raises FileFault or OSError."""
+    """The fields of a configuration file in a folder; empty if there is none. Raises FileFault or OSError."""
     path = folder / name
     if not path.exists():
         return {}
@@ -78,25 +78,25 @@ def read_config(folder: Path, name: str = _CONFIG) -> dict[str, Any]:
 
 
 def special_tokens_of(folder: Path) -> dict[str, str]:
-    """The texts of the special tokens of the tokenizer in a folder, by what they are for. Raises FileFault, OSError."""
+    """The texts of the special tokens of the tokenizer in a folder, by role. Raises FileFault, OSError."""
     return special_tokens(read_config(folder))
 
 
 def _template_of(config: dict[str, Any]) -> str:
-    """The one template, or of several that which is called default."""
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else ""
+    """The template in a tokenizer's configuration; of several, the one called "default"; "" if there is none."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else ""
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of the special tokens that a configuration of a tokenizer names, by what they are for."""
-    found = {}
+    """The texts of the special tokens that a tokenizer's configuration names, by role such as "bos_token"."""
+    texts = {}
     for name in _TOKENS:
         value = config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
-            found[name] = text
-    return found
+            texts[name] = text
+    return texts

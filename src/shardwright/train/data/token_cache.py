@@ -1,7 +1,7 @@
-"""Token files in a cache folder: text is tokenized once, and found again under a name that says from what and how.
+"""The cache of token files: text is tokenized once, and stored under a key made from the text files and the settings.
 
-Beside each token file lies one that says where its documents begin, and beside all of them a JSON file with their
-numbers. It is written last: where it is, they are.
+Beside each token file lies a file of its document starts. A JSON summary of all of them is written last: if it exists,
+the others exist, too.
 """
 
 import json
@@ -37,21 +37,22 @@ from shardwright.train.data.token_writer import TokenWriter
 from shardwright.train.data.tokenizer import Tokenizer
 from shardwright.train.launch.full_disk import is_full, telling_of_full_disk
 
-# Part of every cache name: a change of what is written under the same name must change it.
+# Part of every cache key: raise it whenever the contents of the files change.
 _CACHE_VERSION = 4
-# Opens a file that will appear under the given path.
+# Opens a file that will appear under the given path once it is complete.
 _Create = Callable[[Path], BinaryIO]
 SIDES = ("train", "validation")
 _MOST_SUMMARY_BYTES = 64 * KIB
-# A file that is still written is newer.
+# A temporary file that has not changed for so long is not being written any more.
 _OLD_S = 3600.0
-# Train and held out, each to be read as one stream.
+# The training side and the held-out side, each read as one stream.
 Sides = tuple[tuple[TokenSpan, ...], tuple[TokenSpan, ...]]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The JSON file beside the token files: unigram_entropy in nats per token, dropped_share of characters."""
+    """The JSON file beside the token files. `unigram_entropy` is in nats per token; `dropped_share` is the share of
+    characters without a token; `num_lost` counts answers without a loss."""
 
     dtype: str
     num_documents: int
@@ -67,7 +68,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of token files, the name of those that are wanted, and to whom to say how far they are."""
+    """An entry of the cache: its folder, its key, and the function that reports progress."""
 
     folder: Path
     key: str
@@ -77,29 +78,31 @@ class Cache:
 def cache_key(
     files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, template: TemplateFiles | None, dtypes: list[str]
 ) -> str:
-    """Names what would be written: the same for the same files read in the same way, token files as these types."""
-    # Neither sequence nor vocab is in it: they decide if the tokens will do, not what they are.
+    """The cache key: a hash of the files (path, size, time, format) and of the settings that decide their tokens.
+    `dtypes` are the types of token files."""
+    # Neither sequence nor vocab is part of it: they decide if the tokens are usable, not which tokens there are.
     if files[0].format in IN_PLACE:
-        how: list[int | float | str] = [_CACHE_VERSION, *dtypes, data.end_of_document]
+        settings: list[int | float | str] = [_CACHE_VERSION, *dtypes, data.end_of_document]
     else:
-        how = [_CACHE_VERSION, data.text_field, tokenizer.fingerprint, data.validation_share]
-        how += ["chats", template.fingerprint if template else ""] if data.chats else []
-        how += ["today", data.today] if data.chats and data.today else []
-    what = [
-        [os.fspath(file.path), file.name, file.size_bytes, file.mtime_ns, file.format, *file.beside] for file in files
+        settings = [_CACHE_VERSION, data.text_field, tokenizer.fingerprint, data.validation_share]
+        settings += ["chats", template.fingerprint if template else ""] if data.chats else []
+        settings += ["today", data.today] if data.chats and data.today else []
+    described = [
+        [os.fspath(file.path), file.name, file.size_bytes, file.mtime_ns, file.format, *file.index_status]
+        for file in files
     ]
     # A file name that is not UTF-8 comes as surrogates, which json escapes.
-    return "tokens-" + blake2b(json.dumps([how, what]).encode(), digest_size=16).hexdigest()
+    return "tokens-" + blake2b(json.dumps([settings, described]).encode(), digest_size=16).hexdigest()
 
 
 def tokenize(files: list[SourceFile], setup: EncodingSetup, tokenizer: Tokenizer, cache: Cache) -> Summary:
-    """Write the token files of a cache's key, unless they are there or another process makes them meanwhile. Raises
+    """Write the token files of a cache entry, unless they exist or another process makes them meanwhile. Raises
     PlanError."""
     folder, key, say = cache.folder, cache.key, cache.say
-    if summary := _found(cache):
+    if summary := _cached_summary(cache):
         return summary
-    with alone(folder / f".{key}.lock", lambda: _found(cache) is not None, say) as tell:
-        if tell is None and (summary := _found(cache)):
+    with alone(folder / f".{key}.lock", lambda: _cached_summary(cache) is not None, say) as tell:
+        if tell is None and (summary := _cached_summary(cache)):
             return summary
         _remove_old(folder, key)
         progress = Progress(files, setup.data.path, say, tell or say)
@@ -107,15 +110,15 @@ def tokenize(files: list[SourceFile], setup: EncodingSetup, tokenizer: Tokenizer
 
 
 def _remove_old(folder: Path, key: str) -> None:
-    """Remove what a process that was killed left of the files of this key, long ago."""
+    """Remove old temporary files of this key, which a killed process left."""
     for path in folder.glob(f".{key}.*.tmp"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _OLD_S:
                 path.unlink()
 
 
-def _found(cache: Cache) -> Summary | None:
-    """The entry that the cache has under its key, if it is whole."""
+def _cached_summary(cache: Cache) -> Summary | None:
+    """The summary of a cache entry, if the entry is complete; else None."""
     summary = read_summary(cache.folder / f"{cache.key}.json")
     return summary if summary and _is_whole(cached_spans(summary, cache.folder, cache.key)) else None
 
@@ -133,7 +136,7 @@ def _make(
         writer = TokenWriter(tokenizer, encoding, outputs, starts, answers=answers, progress=progress)
         for document in read_documents(files, data, faults, progress.place):
             _write_document(writer, document, data.validation_share)
-            if faults:  # what is written will be thrown away; read on for the other faults
+            if faults:  # the output will be discarded; read on to collect the other faults
                 writer.drop()
         if faults:
             raise PlanError("data", faults)
@@ -143,15 +146,18 @@ def _make(
         numbers = (writer.num_tokens[0], writer.num_tokens[1])
         summary = make_summary(id_dtype(tokenizer).str, writer.num_documents, numbers, writer.counts)
         summary = replace(
-            summary, dropped_share=writer.dropped.share, has_answers=data.chats, num_answers=writer.num_answers,
+            summary,
+            dropped_share=writer.dropped.share,
+            has_answers=data.chats,
+            num_answers=writer.num_answers,
             num_lost=writer.num_lost,
-        )  # fmt: skip
+        )
         _write_summary(create, folder / f"{key}.json", summary)
     return summary
 
 
 def cached_spans(summary: Summary, folder: Path, key: str) -> Sides:
-    """Where the token files of text are, train and held out; an empty one is no span."""
+    """The spans of the cached token files, training and held out. An empty file gives no span."""
     root = folder.absolute()
 
     def span(side: str, number: int) -> tuple[TokenSpan, ...]:
@@ -163,7 +169,7 @@ def cached_spans(summary: Summary, folder: Path, key: str) -> Sides:
     return span(SIDES[0], summary.num_train_tokens), span(SIDES[1], summary.num_held_out_tokens)
 
 
-# Of a document, what its side of the split is decided by, next to its name.
+# A document's side of the split is decided by its name and its first _HASHED_CHARACTERS characters.
 _HASHED_CHARACTERS = 1024
 
 
@@ -180,12 +186,13 @@ def _write_document(writer: TokenWriter, document: Document, validation_share: f
     for piece in document.pieces:
         side = side_of(piece) if side < 0 else side
         writer.add(side, piece)
-    if side >= 0:  # an empty document is none
+    if side >= 0:  # an empty document is not counted
         writer.end_document(side)
 
 
 def make_summary(dtype: str, num_documents: int, numbers: tuple[int, int], counts: NDArray[np.int64]) -> Summary:
-    """`numbers`: train and held-out tokens; `counts`: how often each id occurs, [vocab]."""
+    """Make a summary. `numbers` are the numbers of training and held-out tokens; `counts` tells how often each id
+    occurs: [vocab]."""
     occurring = counts[counts > 0] / max(int(counts.sum()), 1)
     entropy = math.fsum(-occurring * np.log(occurring))
     largest_id = int(np.flatnonzero(counts)[-1]) if occurring.size else 0
@@ -193,7 +200,7 @@ def make_summary(dtype: str, num_documents: int, numbers: tuple[int, int], count
 
 
 def read_summary(path: Path) -> Summary | None:
-    """None if there is none, or none that this version can read: it is made anew."""
+    """Read a summary. None if there is no file, or none that this version can read; then the tokens are made again."""
     try:
         summary = Summary(**json.loads(read_file(path, _MOST_SUMMARY_BYTES)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -206,7 +213,7 @@ def read_summary(path: Path) -> Summary | None:
 
 
 def _is_as_described(kind: object, value: object) -> bool:
-    """True if a value of a summary can be one: a number type, or a number from 0 up."""
+    """True if a value of a summary fits its field's type `kind`: a str names a number type, and numbers are >= 0."""
     if kind is str:
         return isinstance(value, str) and re.fullmatch(r"[<>|=]?[iu][1248]", value) is not None
     if kind is bool or isinstance(value, bool):
@@ -216,16 +223,16 @@ def _is_as_described(kind: object, value: object) -> bool:
 
 
 def save_summary(path: Path, summary: Summary, starts: Mapping[Path, NDArray[np.int64]]) -> None:
-    """For token files that lie elsewhere: write a summary, and where documents begin by the path of that file. Raises
-    PlanError."""
+    """Write the summary of token files that lie outside the cache, and their files of document starts: `starts` holds
+    the contents by path. Raises PlanError."""
     with _writing(path.parent) as create:
-        for path_of_starts, numbers in starts.items():
-            create(path_of_starts).write(numbers.astype("<i8").tobytes())
+        for starts_path, numbers in starts.items():
+            create(starts_path).write(numbers.astype("<i8").tobytes())
         _write_summary(create, path, summary)
 
 
 def _is_whole(sides: Sides) -> bool:
-    """Are the cached files there, with all their bytes?"""
+    """True if the cached files exist, with all their bytes."""
     try:
         return all(
             span.path.stat().st_size == span.num_tokens * np.dtype(span.dtype).itemsize
@@ -244,10 +251,11 @@ def _write_summary(create: _Create, path: Path, summary: Summary) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[_Create]:
-    """Files that appear under their names, whole and on the disk, when the block ends without an exception.
+    """Write files atomically: they appear under their names, complete and on the disk, when the block ends without an
+    exception.
 
     They appear in the order in which they were created. Raises PlanError if they can't be written, and DiskFullError
-    where only the room is missing.
+    if only the room is missing.
     """
     pending: list[tuple[BinaryIO, Path, Path]] = []
     try:
@@ -255,7 +263,7 @@ def _writing(folder: Path) -> Iterator[_Create]:
         with ExitStack() as stack:
 
             def create(path: Path) -> BinaryIO:
-                # Random, because process numbers repeat on the machines of a cluster that share a folder.
+                # Random, because process ids repeat on machines of a cluster that share a folder.
                 temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
                 file = stack.enter_context(temporary.open("xb"))
                 pending.append((file, temporary, path))
@@ -276,19 +284,19 @@ def _writing(folder: Path) -> Iterator[_Create]:
         raise PlanError("data", [f"{fault}; make room there or name another run.folder"]) from None
     finally:
         for _, temporary, _ in pending:
-            with suppress(OSError):  # it was renamed, or can't be removed either
+            with suppress(OSError):  # the file was renamed, or can't be removed either
                 temporary.unlink()
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote token files left there. Nobody may be writing there."""
+    """Remove the temporary files that a killed process left in a folder. No process may be writing there."""
     for path in folder.glob(".tokens-*.tmp"):
         with suppress(OSError):
             path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
-    """Put the renames on the disk, too."""
+    """Sync a folder to the disk, so that renames in it survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

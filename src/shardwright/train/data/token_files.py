@@ -1,4 +1,4 @@
-"""Files that are token ids already: they are mapped where they lie, and every id is checked once."""
+"""Token files that the user brings: they are memory-mapped in place, and every id is checked once."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,17 +17,17 @@ from shardwright.train.data.token_cache import Summary, make_summary, read_summa
 from shardwright.train.data.token_stream import TokenSpan, num_tokens
 from shardwright.train.data.token_types import fitting_type, mistaken_type, usual_type, way_out_of_type, wider_type
 
-# Of a token file that is mostly holes; a file system that compresses may have some of its own.
+# Holes that a sparse token file may have; a file system that compresses makes some of its own.
 _MOST_HOLES_BYTES = GIB
-# Where documents begin in the files that say so, by their place in the list of files.
+# Document starts of the files that have them, by the file's number in the list of files.
 Starts = dict[int, NDArray[np.int64]]
 
 
 def open_token_files(
     files: list[SourceFile], data: DataSpec, vocab: int, faults: list[str], notes: list[str]
 ) -> tuple[list[TokenSpan], Starts]:
-    """One span a file, of the ids that are seen in some blocks of it, and what indices say of their documents. What is
-    wrong goes to `faults`, and how a file that does not say its type is read to `notes`."""
+    """One span for each file, and the document starts from Megatron indices. A file that does not state its number
+    type gets one from some blocks of its ids, and a note. Faults are appended to `faults`."""
     spans: list[TokenSpan] = []
     starts: Starts = {}
     for number, file in enumerate(files):
@@ -52,7 +52,7 @@ def open_token_files(
 
 
 def _open_bin(file: SourceFile, dtype: str, vocab: int, notes: list[str]) -> TokenSpan:
-    """Little-endian ids and nothing else. Raises OSError, or ValueError with the fault."""
+    """Open a file of plain little-endian ids. Raises OSError, or ValueError with the fault."""
     _check_written(file)
     if dtype == "auto":
         return _open_as_it_looks(file, vocab, notes)
@@ -68,7 +68,8 @@ def _open_bin(file: SourceFile, dtype: str, vocab: int, notes: list[str]) -> Tok
 
 
 def _open_as_it_looks(file: SourceFile, vocab: int, notes: list[str]) -> TokenSpan:
-    """A file that does not say its type: of that which counts the vocabulary, or of what it looks like."""
+    """Open a file that does not state its number type: with the usual type for the vocabulary, or a wider one if the
+    ids look like it."""
     usual = usual_type(vocab)
     span = _as_type(file, usual)
     wider = wider_type(span, vocab)
@@ -86,7 +87,7 @@ def _open_as_it_looks(file: SourceFile, vocab: int, notes: list[str]) -> TokenSp
 
 
 def _as_type(file: SourceFile, dtype: str) -> TokenSpan:
-    """The file as ids of a type. Raises ValueError where it is no whole number of them."""
+    """The file as ids of type `dtype`. Raises ValueError if its size is no multiple of that type's."""
     item_bytes = np.dtype(dtype).itemsize
     if file.size_bytes % item_bytes:
         raise ValueError(
@@ -98,13 +99,13 @@ def _as_type(file: SourceFile, dtype: str) -> TokenSpan:
 
 
 def _open_npy(file: SourceFile) -> TokenSpan:
-    """A one-dimensional array of integers. Raises OSError, or ValueError with the fault."""
+    """Open a one-dimensional .npy array of integers. Raises OSError, or ValueError with the fault."""
     _check_written(file)
     try:
         array = np.lib.format.open_memmap(file.path, mode="r")
     except OSError:
         raise
-    except Exception as error:  # a header is Python's syntax, read by its tokenizer, which raises errors of its own
+    except Exception as error:  # NumPy parses the header as Python, which may raise other errors
         raise ValueError(f"{file.path} is a broken .npy file: {error}; save it again with numpy.save") from None
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise ValueError(
@@ -115,7 +116,7 @@ def _open_npy(file: SourceFile) -> TokenSpan:
 
 
 def _check_written(file: SourceFile) -> None:
-    """Raises OSError if it can't be read, or ValueError if it is terabytes of what nobody wrote."""
+    """Raises OSError if the file can't be read, or ValueError if it is sparse: mostly holes that nobody wrote."""
     with open_file(file.path) as stream:
         holes = hole_bytes(stream)
     if holes > _MOST_HOLES_BYTES and holes > file.size_bytes // 2:
@@ -126,75 +127,78 @@ def _check_written(file: SourceFile) -> None:
 
 
 def check_token_files(
-    spans: list[TokenSpan], said: Mapping[int, NDArray[np.int64]], data: DataSpec, vocab: int, cache: Path
+    spans: list[TokenSpan], index_starts: Mapping[int, NDArray[np.int64]], data: DataSpec, vocab: int, cache: Path
 ) -> tuple[list[TokenSpan], Summary]:
-    """Check every id of the files and find the documents, or trust what the cache says of them. `said` is what indices
-    say; `cache` is a path without an ending. Returns the spans, with where their documents begin. Raises PlanError."""
+    """Check every id of the files and find the documents, unless the cache has a summary of them. `index_starts` are
+    the document starts from indices, by the span's number; `cache` is a path without a suffix. Returns the spans, with
+    their files of document starts. Raises PlanError."""
     root = cache.absolute()
     spans = [
         replace(span, starts=root.with_name(f"{root.name}.{n}.starts.bin"))
-        if n in said or data.end_of_document >= 0
+        if n in index_starts or data.end_of_document >= 0
         else span
         for n, span in enumerate(spans)
     ]
-    known = root.with_name(f"{root.name}.json")
-    summary = read_summary(known)
+    summary_path = root.with_name(f"{root.name}.json")
+    summary = read_summary(summary_path)
     if summary and summary.largest_id < vocab and all(span.starts is None or span.starts.exists() for span in spans):
         return spans, summary
     faults: list[str] = []
     starts: dict[Path, NDArray[np.int64]] = {}
     counts = np.zeros(vocab, np.int64)
     for number, span in enumerate(spans):
-        fault, found = _count_ids(span, vocab)
+        fault, span_counts = _count_ids(span, vocab)
         if fault:
             faults.append(fault)
             continue
-        counts += found
+        counts += span_counts
         if span.starts is not None:
-            starts[span.starts] = said[number] if number in said else _find_starts(span, data.end_of_document)
+            starts[span.starts] = (
+                index_starts[number] if number in index_starts else _find_starts(span, data.end_of_document)
+            )
     if faults:
         raise PlanError("data", faults)
     dtypes = ", ".join(sorted({span.dtype for span in spans}))
     num_documents = sum(map(len, starts.values())) + sum(span.starts is None for span in spans)
     summary = make_summary(dtypes, num_documents, (num_tokens(spans), 0), counts)
-    save_summary(known, summary, starts)
+    save_summary(summary_path, summary, starts)
     return spans, summary
 
 
 def _find_starts(span: TokenSpan, end_of_document: int) -> NDArray[np.int64]:
-    """The first token, and each that follows an end."""
-    found, begin = [np.zeros(1, np.int64)], 1
+    """The document starts of a span: its first token, and each token after an end of document."""
+    parts, begin = [np.zeros(1, np.int64)], 1
     for ids in span.chunks():
-        found.append(np.flatnonzero(ids == end_of_document) + begin)
+        parts.append(np.flatnonzero(ids == end_of_document) + begin)
         begin += len(ids)
-    starts = np.concatenate(found)
+    starts = np.concatenate(parts)
     return starts[starts < span.num_tokens]
 
 
 def _count_ids(span: TokenSpan, vocab: int) -> tuple[str, NDArray[np.int64]]:
-    """How often each id occurs, [vocab], or a fault if one is outside the vocabulary."""
+    """A fault if an id is outside the vocabulary, else "", and how often each id occurs: [vocab]."""
     counts = np.zeros(vocab, np.int64)
-    start, first, smallest, largest = 0, "", 0, 0
+    start, first_outside, smallest, largest = 0, "", 0, 0
     try:
         for ids in span.chunks():
             outside = np.flatnonzero((ids < 0) | (ids >= vocab))
-            if outside.size and not first:
-                first = f"token {start + int(outside[0])} is id {ids[outside[0]]}"
+            if outside.size and not first_outside:
+                first_outside = f"token {start + int(outside[0])} is id {ids[outside[0]]}"
             smallest, largest = min(smallest, int(ids.min())), max(largest, int(ids.max()))
             start += len(ids)
-            if not first:
+            if not first_outside:
                 counts += np.bincount(ids, minlength=vocab)
     except OSError as error:
         return f"{span.path} can't be read: {error.strerror or error}; check its permissions", counts
-    if not first:
+    if not first_outside:
         return "", counts
-    other = fitting_type(span, vocab)
-    if other is not None:
-        way_out = f"as {other.name} its ids are within: {way_out_of_type(span, other)}"
+    fitting = fitting_type(span, vocab)
+    if fitting is not None:
+        way_out = f"as {fitting.name} its ids are within: {way_out_of_type(span, fitting)}"
     elif smallest < 0:
-        is_told = span.path.suffix == ".bin" and not index_of(span.path).exists()
-        how = "set data.token_dtype to what the file was written with" if is_told else "write it again as uint32"
-        way_out = f"ids are never negative: {how}"
+        is_plain = span.path.suffix == ".bin" and not index_of(span.path).exists()
+        remedy = "set data.token_dtype to what the file was written with" if is_plain else "write it again as uint32"
+        way_out = f"ids are never negative: {remedy}"
     else:
         way_out = f"use model.vocab = {largest + 1} or another tokenizer (or data.token_dtype is not the file's)"
-    return f"{span.path}: {first}, and model.vocab = {vocab} means ids 0 to {vocab - 1}; {way_out}", counts
+    return f"{span.path}: {first_outside}, and model.vocab = {vocab} means ids 0 to {vocab - 1}; {way_out}", counts

@@ -1,7 +1,7 @@
-"""The number type of token files: chosen where a file does not say it, and held against what the file looks like.
+"""The number type of token files: chosen if a file does not state it, and checked against the ids in the file.
 
-Ids of 32 bits that are read as 16-bit ones are twice as many, and every second is 0, or nearly so: all are within the
-vocabulary, and a run would train on them. So the higher parts of ids are looked at, in blocks of each file.
+32-bit ids that are read as 16-bit ids are twice as many, and every second one is 0, or nearly so. All are within the
+vocabulary, and a run would train on them. So the higher parts of ids are checked, in some blocks of each file.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from shardwright.train.data.token_stream import TokenSpan
 
-# Fewer ids than that prove nothing of a file.
+# Fewer ids do not prove a file's type.
 _LEAST_IDS = 32
-# Ids of each of three blocks of a file that are looked at: at its beginning, in its middle, and at its end.
+# The size of each of three blocks of a file that are checked: at its beginning, in its middle, and at its end.
 _BLOCK_IDS = 1 << 18
 _NAMES = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
 _ORDINALS = {2: "second", 4: "fourth", 8: "eighth"}
@@ -22,17 +22,18 @@ _ORDERS: tuple[Literal["<"], Literal[">"]] = ("<", ">")
 
 
 def usual_type(vocab: int) -> str:
-    """The type that ids of a vocabulary are written with, where nothing says another."""
+    """The type in which ids of a vocabulary are usually written."""
     return "uint16" if vocab <= 1 << 16 else "uint32"
 
 
 def wider_type(span: TokenSpan, vocab: int) -> np.dtype | None:
-    """The type of more bytes that a file of little-endian ids seems to be of: read as it, ids are as small as the
-    vocabulary, and as few files of the narrow type could look. None where nothing points to one. Raises OSError."""
+    """The wider type in which a file of little-endian ids seems to be written: read in it, ids are within the
+    vocabulary, which is very unlikely for a file of the span's own type. None if there is no such type. Raises
+    OSError."""
     narrow = np.dtype(span.dtype)
     for num_bytes in (8, 4, 2):
         parts = num_bytes // narrow.itemsize
-        bound = -(-vocab // (1 << 8 * narrow.itemsize))  # of the part above the lowest; those above it are 0
+        bound = -(-vocab // (1 << 8 * narrow.itemsize))  # of the second lowest part of an id; higher parts are 0
         if parts < 2 or span.num_tokens % parts or 16 * bound > 1 << 8 * narrow.itemsize:
             continue
         for order in _ORDERS:
@@ -42,19 +43,20 @@ def wider_type(span: TokenSpan, vocab: int) -> np.dtype | None:
 
 
 def _is_wide(parts_NP: NDArray[np.integer], bound: int, order: str) -> bool:
-    """True if ids that are given as their parts, [ids, parts of each], are as small as ids of a vocabulary."""
+    """True if ids, given as their parts, [ids, parts of each], have a second lowest part below `bound` and no higher
+    ones."""
     parts_NP = parts_NP if order == "<" else parts_NP[:, ::-1]
     is_small = (parts_NP[:, 1] < bound).all() and not parts_NP[:, 2:].any()
     return bool(len(parts_NP) >= _LEAST_IDS and is_small and (parts_NP[:, 0] >= bound).any())
 
 
 def fitting_type(span: TokenSpan, vocab: int) -> np.dtype | None:
-    """Another type as which all ids of a file that are looked at are within the vocabulary, and which could well show
-    some that are not; None if there is none. Raises OSError."""
-    whole_bytes = span.num_tokens * np.dtype(span.dtype).itemsize
-    raw = TokenSpan(span.path, "|u1", span.offset_bytes, whole_bytes)
-    for num_bytes in (8, 4, 2, 1):  # the widest first: as narrower ones its ids would have zeros between them
-        if whole_bytes % num_bytes or 1 << 8 * num_bytes < vocab + vocab // 16 or num_bytes == 1 < vocab // 257:
+    """Another type in which all checked ids of a file are within the vocabulary, although the type has many larger
+    numbers; None if there is none. Raises OSError."""
+    num_raw_bytes = span.num_tokens * np.dtype(span.dtype).itemsize
+    raw = TokenSpan(span.path, "|u1", span.offset_bytes, num_raw_bytes)
+    for num_bytes in (8, 4, 2, 1):  # the widest first: read in a narrower type, wide ids also fit, with zeros between
+        if num_raw_bytes % num_bytes or 1 << 8 * num_bytes < vocab + vocab // 16 or num_bytes == 1 < vocab // 257:
             continue
         for order in _ORDERS:
             dtype = np.dtype(f"u{num_bytes}").newbyteorder(order)
@@ -65,15 +67,15 @@ def fitting_type(span: TokenSpan, vocab: int) -> np.dtype | None:
 
 
 def _blocks(span: TokenSpan, parts: int) -> Iterator[NDArray[np.integer]]:
-    """Three blocks of a file, [ids, parts], where each id is so many numbers of the file. Raises OSError."""
+    """Three blocks of a file, [ids, parts], with `parts` numbers of the file for each id. Raises OSError."""
     numbers = span.open()
     rows_NP = numbers[: len(numbers) // parts * parts].reshape(-1, parts)
-    for first in {0, max(0, len(rows_NP) // 2 - _BLOCK_IDS // 2), max(0, len(rows_NP) - _BLOCK_IDS)}:
-        yield rows_NP[first : first + _BLOCK_IDS]
+    for start in {0, max(0, len(rows_NP) // 2 - _BLOCK_IDS // 2), max(0, len(rows_NP) - _BLOCK_IDS)}:
+        yield rows_NP[start : start + _BLOCK_IDS]
 
 
 def mistaken_type(span: TokenSpan, dtype: np.dtype) -> str:
-    """A fault: a file of ids is read as one type, and looks like one of another. With a way out."""
+    """The fault of a file that is read in the span's type and looks like type `dtype`, with a way out."""
     narrow, times = np.dtype(span.dtype), dtype.itemsize // np.dtype(span.dtype).itemsize
     return (
         f"{span.path}: read as {narrow.name} it has {span.num_tokens:,} ids, of which only every {_ORDINALS[times]} is "
@@ -83,7 +85,7 @@ def mistaken_type(span: TokenSpan, dtype: np.dtype) -> str:
 
 
 def way_out_of_type(span: TokenSpan, dtype: np.dtype) -> str:
-    """A way out where a file is of another type than it is read as."""
+    """The way out if a file has type `dtype`, and is read in the span's type."""
     if dtype.itemsize > 1 and dtype == dtype.newbyteorder(">"):
         code = f"{dtype.kind}{dtype.itemsize}"
         return f"write it with the lowest byte first: numpy.fromfile(path, '>{code}').astype('<{code}').tofile(...)"

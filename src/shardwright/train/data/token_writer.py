@@ -1,4 +1,4 @@
-"""Documents to token files: text is collected, encoded in batches, and written in the order in which it came."""
+"""Writes documents to token files: text is collected, encoded in batches, and written in its original order."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ _TEXT, _CHAT, _END, _END_OF_CHAT = range(4)
 
 @dataclass
 class _Batch:
-    """Items that are encoded together, and their order in the file: of each item and each end of a document its side
-    and its kind."""
+    """Items that are encoded together, and the order of output: the side and the kind of each item and of each end of a
+    document."""
 
     items: list[Item] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
@@ -31,24 +31,29 @@ class _Batch:
 
 
 class TokenWriter:
-    """Appends the ids of documents to the file of their side (0 or 1), to that side's file of `starts` where its
-    documents begin, and to that of `answers` what is learned of chats."""
+    """Appends the ids of documents to the `outputs` file of their side (0 or 1), the positions of document starts to
+    its `starts` file, and the ranges of learned tokens of chats to its `answers` file."""
 
     def __init__(
-        self, tokenizer: Tokenizer, encoding: EncodingPool | HereAndNow, outputs: Sequence[BinaryIO],
-        starts: Sequence[BinaryIO], answers: Sequence[BinaryIO], progress: Progress,
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: Tokenizer,
+        encoding: EncodingPool | HereAndNow,
+        outputs: Sequence[BinaryIO],
+        starts: Sequence[BinaryIO],
+        answers: Sequence[BinaryIO],
+        progress: Progress,
+    ) -> None:
         self.num_documents = self.num_answers = self.num_lost = 0
         self.num_tokens = [0, 0]
         self.counts = np.zeros(tokenizer.num_ids, np.int64)
         self.dropped = Dropped()
-        # Of texts: an encoder knows how a chat begins and ends.
+        # The ids around a text. Chats get theirs from the encoder.
         self._begin, self._end = (
             np.array(ids, id_dtype(tokenizer)) for ids in (tokenizer.begin_of_text, tokenizer.end_of_text)
         )
         self._encoding, self._progress = encoding, progress
         self._outputs, self._starts, self._answers = outputs, starts, answers
-        self._begins = [True, True]  # whether the next token of a side is a document's first
+        self._begins = [True, True]  # for each side: is its next token the first of a document?
         self._waiting: deque[tuple[_Batch, Future[Encoded]]] = deque()
         self._batch = _Batch()
 
@@ -58,19 +63,19 @@ class TokenWriter:
         self._waiting.clear()
 
     def add(self, side: int, text: str) -> None:
-        """A piece of a document's text."""
+        """Add a piece of a document's text."""
         self._add(side, text, len(text))
 
     def add_chat(self, side: int, chat: Chat) -> None:
-        """A chat, which is a document."""
+        """Add a chat, which is a document of its own."""
         self._end_document(side, _END_OF_CHAT, chat)
 
     def end_document(self, side: int) -> None:
-        """The text of a document is complete."""
+        """End a document whose text is complete."""
         self._end_document(side, _END)
 
     def flush(self) -> None:
-        """Write what is collected. Raises OSError, or PlanError if it can't be encoded."""
+        """Write all collected text. Raises OSError, or PlanError if it can't be encoded."""
         self._submit()
         while self._waiting:
             self._write(*self._waiting.popleft())
@@ -123,8 +128,8 @@ class TokenWriter:
                     ids = np.concatenate((missing_begin(ids, self._begin), ids))
             if kind in (_TEXT, _CHAT):
                 if self._answers:
-                    first, last = np.searchsorted(encoded.answers[::2], [begin, begin + length])
-                    answers_of[side].append(encoded.answers[2 * first : 2 * last] + (ends[side] - begin))
+                    first_turn, last_turn = np.searchsorted(encoded.answers[::2], [begin, begin + length])
+                    answers_of[side].append(encoded.answers[2 * first_turn : 2 * last_turn] + (ends[side] - begin))
                 begin += length
             else:
                 self._begins[side] = True

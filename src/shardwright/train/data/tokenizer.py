@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back.
+    """Turns text into token ids and back.
 
-    `num_ids` is 1 + the largest id it can give, `begin_of_text` the ids that each text begins with, as data.begin_token
-    says, `end_of_text` those that follow each document, and `fingerprint` tells tokenizers apart. `dropped` counts what
-    of the text encoded so far has no token.
+    `num_ids` is 1 + the largest possible id. `begin_of_text` are the ids before each text, according to
+    data.begin_token, and `end_of_text` those after each document. `fingerprint` differs between tokenizers. `dropped`
+    counts the characters encoded so far that have no token.
     """
 
     num_ids: int
@@ -40,31 +40,31 @@ class Tokenizer(Protocol):
     dropped: Dropped
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        """Ids of `text`: [n]. Raises ValueError for what it can't encode, such as a lone surrogate."""
+        """The ids of `text`: [n]. Raises ValueError for text it can't encode, such as a lone surrogate."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """`encode` of each text, in parallel where the tokenizer can."""
+        """`encode` of each text, in parallel if the tokenizer can."""
 
     def encode_with_places(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`encode`, and which characters of the text each id stands for: [n, 2], from one up to another."""
+        """The ids of `text`, [n], and the range of characters that each stands for, [n, 2]: begin and end."""
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        """Text of `ids`. What is no text (an unknown id, half a character) is replaced or left out."""
+        """The text of `ids`. An unknown id or half a character is replaced or left out."""
 
     def special_ids(self) -> dict[str, int]:
-        """Tokens that stand for no text of their own, such as the end of a turn, by name."""
+        """The ids of special tokens by name: those that stand for no text, such as the end of a turn."""
 
 
 def missing_begin(ids: NDArray[np.integer], begin: NDArray[np.integer]) -> NDArray[np.integer]:
-    """The tokens `begin` that a text with these ids lacks before it: none where it begins with them by itself."""
+    """The tokens to put before a text so that it begins with `begin`: none if its ids begin with them already."""
     return begin[:0] if np.array_equal(ids[: len(begin)], begin) else begin
 
 
 class ByteTokenizer:
     """UTF-8 bytes as ids 0 to 255.
 
-    A newline follows each document: all 256 ids are bytes, so there is no id to spare for an end of text,
-    and generated text stays printable. After a document that itself ends in a newline that is a blank line.
+    A newline follows each document: all 256 ids are bytes, so none is left for an end of text, and generated text stays
+    printable. A document that itself ends in a newline is followed by a blank line.
     """
 
     num_ids = 256
@@ -83,12 +83,12 @@ class ByteTokenizer:
 
     def encode_with_places(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         ids = self.encode(text)
-        # A byte that does not go on with a character begins one.
+        # A byte that is no continuation byte of UTF-8 begins a character.
         characters = np.cumsum((ids & 0xC0) != 0x80)
         return ids, np.stack((characters - 1, characters), axis=1)
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        # 255 occurs in no UTF-8, so an id that is no byte comes out as the replacement character.
+        # 255 never occurs in UTF-8, so an id that is no byte becomes the replacement character.
         return bytes(int(i) if 0 <= i < 256 else 255 for i in ids).decode(errors="replace")
 
     def special_ids(self) -> dict[str, int]:
@@ -98,10 +98,10 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer.json of Hugging Face tokenizers.
 
-    Documents end with the token that is called an end of text; else with the `eos_token` that the configuration beside
-    the file names, which in a tokenizer for chats may end a turn; else with one of the usual names; or with nothing.
-    They begin with what the tokenizer itself puts before a text, unless data.begin_token says otherwise. Truncation and
-    padding that the file may ask for are turned off: they would lose or invent text.
+    A document ends with the first of these that the tokenizer has: a token whose name says end of text; the `eos_token`
+    of the configuration beside the file, which for chats may be the end of a turn; a token with a usual name of an end;
+    or nothing. A document begins with the tokens that the file itself puts before a text, unless data.begin_token says
+    otherwise. Truncation and padding in the file are turned off: they would lose or invent text.
     """
 
     ends_of_text = ("<|endoftext|>", "<|end_of_text|>")
@@ -112,8 +112,8 @@ class FileTokenizer:
     def __init__(
         self, text: str, config: Mapping[str, Any] = MappingProxyType({}), begin_token: BeginToken = "auto"
     ) -> None:
-        """From the contents of the file, and of the `config` beside it (tokenizer_config.json). Raises ValueError if
-        they are not a tokenizer, or one of which text grows without a bound."""
+        """Make a tokenizer from the contents of the file, and the `config` beside it (tokenizer_config.json). Raises
+        ValueError if they are no tokenizer, or one that can make texts grow without a bound."""
         from tokenizers import Tokenizer as Library
 
         fields = _fields_of(text)
@@ -128,10 +128,10 @@ class FileTokenizer:
         special = special_tokens(config)
         names = (*self.ends_of_text, special.get("eos_token", ""), *self.usual_ends)
         self.end_of_text = tuple(ids[name] for name in names if name in ids)[:1]
-        own = _put_before(fields.get("post_processor"))
-        self.begin_of_text = self._begin(begin_token, config, special.get("bos_token", ""), own)
-        around = f"{self.begin_of_text or ''}{self.end_of_text}"
-        self.fingerprint = blake2b(f"{around} {text}".encode(), digest_size=16).hexdigest()
+        prefix = _prefix_tokens(fields.get("post_processor"))
+        self.begin_of_text = self._begin(begin_token, config, special.get("bos_token", ""), prefix)
+        bounds = f"{self.begin_of_text or ''}{self.end_of_text}"
+        self.fingerprint = blake2b(f"{bounds} {text}".encode(), digest_size=16).hexdigest()
         self.dropped = Dropped()
         self._may_drop = may_drop(fields)
 
@@ -156,7 +156,7 @@ class FileTokenizer:
     def _has_token(self, characters: Sequence[str]) -> list[bool]:
         with _library_errors():
             encodings = self._library.encode_batch(list(characters), add_special_tokens=False)
-        return [bool(alone.ids) for alone in encodings]
+        return [bool(encoding.ids) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         try:
@@ -169,44 +169,46 @@ class FileTokenizer:
             ) from None
 
     def _begin(
-        self, begin_token: BeginToken, config: Mapping[str, Any], bos_token: str, own: tuple[int, ...]
+        self, begin_token: BeginToken, config: Mapping[str, Any], bos_token: str, prefix: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """The tokens that texts begin with, where the file itself puts `own` before one. Raises ValueError where they
-        are asked for, and none is known."""
+        """The tokens that texts begin with. The file itself puts `prefix` before a text. Raises ValueError if
+        `begin_token` is "always" and no such token is known."""
         adds = config.get("add_bos_token")
         if begin_token == "none" or (begin_token == "auto" and adds is False):
             return ()
-        named = self._library.token_to_id(bos_token) if bos_token else None
+        bos_id = self._library.token_to_id(bos_token) if bos_token else None
         if begin_token == "auto":
-            return own or ((named,) if adds is True and named is not None else ())
-        usual = (self._library.token_to_id(name) for name in self.usual_begins)
-        known = next((number for number in (named, *usual) if number is not None), None)
-        if own or known is None:
-            if not own:
+            return prefix or ((bos_id,) if adds is True and bos_id is not None else ())
+        usual_ids = (self._library.token_to_id(name) for name in self.usual_begins)
+        begin_id = next((token_id for token_id in (bos_id, *usual_ids) if token_id is not None), None)
+        if prefix or begin_id is None:
+            if not prefix:
                 raise ValueError(
                     'data.begin_token is "always", and it has no token that begins a text: none is put before texts, '
                     "none is called bos_token beside it, and none has a usual name"
                 )
-            return own
-        return (known,)
+            return prefix
+        return (begin_id,)
 
     def special_ids(self) -> dict[str, int]:
         added = self._library.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
 
 
-def _put_before(step: Any) -> tuple[int, ...]:
-    """The tokens that post-processors put before a text, of a file that the library has taken. They are read, and not
-    looked for in a text with its tokens: for that a stranger's patterns would run here, where nothing has limits."""
+def _prefix_tokens(step: Any) -> tuple[int, ...]:
+    """The tokens that the post-processors of a valid tokenizer.json put before a text. They are read from its fields:
+    encoding a text to see them would run a stranger's patterns in this process, which has no limits."""
     match step["type"] if step else "":
-        case "Sequence":  # each puts its own before what those in front of it made
-            return tuple(number for one in reversed(step["processors"]) for number in _put_before(one))
+        case "Sequence":  # each processor puts its tokens before the result of the previous ones
+            return tuple(
+                token_id for processor in reversed(step["processors"]) for token_id in _prefix_tokens(processor)
+            )
         case "BertProcessing" | "RobertaProcessing":
             return (step["cls"][1],)
         case "TemplateProcessing":
-            before = takewhile(lambda piece: "SpecialToken" in piece, step["single"])
-            names = [piece["SpecialToken"]["id"] for piece in before]
-            return tuple(number for name in names for number in step["special_tokens"][name]["ids"])
+            prefix_pieces = takewhile(lambda piece: "SpecialToken" in piece, step["single"])
+            names = [piece["SpecialToken"]["id"] for piece in prefix_pieces]
+            return tuple(token_id for name in names for token_id in step["special_tokens"][name]["ids"])
     return ()
 
 
@@ -223,8 +225,8 @@ def _fields_of(text: str) -> dict[str, Any]:
 
 @contextmanager
 def _library_errors() -> Iterator[None]:
-    """Call the library. ValueError for whatever it raises: bare ones of Exception, as for a word outside a vocabulary
-    without "unknown", and a panic of its Rust, as where a pattern takes too long, which is no Exception."""
+    """Turn whatever the library raises into ValueError: a bare Exception, as for a word outside a vocabulary without an
+    "unknown" token, and a panic of its Rust code, as when a pattern takes too long, which is no Exception."""
     try:
         yield
     except ValueError:
@@ -235,14 +237,14 @@ def _library_errors() -> Iterator[None]:
         raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None
 
 
-# The largest of published ones, with a quarter of a million tokens, have 35 MB; reading takes thirty times as much.
+# The largest published files, with a quarter of a million tokens, have 35 MB; reading takes 30 times as much memory.
 _MOST_BYTES = 64 * MIB
 
 
 def load_tokenizer(data: DataSpec) -> Tokenizer:
     """The tokenizer that `data` names. Raises PlanError if its file is missing or broken."""
     if data.tokenizer == "bytes":
-        return ByteTokenizer()  # config/checks/check_data.py refuses a token that begins a text of bytes
+        return ByteTokenizer()  # config/checks/check_data.py refuses a begin token with bytes
     path = Path(os.path.expanduser(data.tokenizer))
     with suppress(OSError, ValueError):
         path = path / "tokenizer.json" if path.is_dir() and (path / "tokenizer.json").exists() else path
@@ -260,6 +262,6 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
         return FileTokenizer(text, read_config(path.parent), data.begin_token)
     except FileFault as fault_of_file:
         raise PlanError("data", [f"data.tokenizer: {fault_of_file}"]) from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # a field of another type
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # also a field of a wrong type
         reason = shortened((str(error).splitlines() or [type(error).__name__])[0], 300)
         raise PlanError("data", [f"{path} is not a tokenizer: {reason}; {way_out}"]) from None

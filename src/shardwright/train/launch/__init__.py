@@ -1,1 +1,1 @@
-"""Ranks: started, watched, and ended."""
+"""Starts, watches and ends ranks."""

@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a command with one sentence that names the signal, whatever it is at.
+"""Ctrl-C, SIGTERM and SIGHUP end a command at any time, with one sentence that names the signal.
 
-The handler raises `Ended` where the main thread is, so that everything on its way out is cleaned up: ranks, folders.
-The main thread may be inside a library for long, or inside code that drops every exception; then a thread ends the
-process. What it started ends with it in either case (train/launch/lifeline.py).
+The handler raises `Ended` in the main thread, so that ranks and folders are cleaned up. The main thread may be inside a
+library for long, or inside code that drops every exception; then another thread ends the process. Child processes end
+with it in either case (train/launch/lifeline.py).
 """
 
 import atexit
@@ -19,9 +19,9 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-# Time for a way out that cleans up.
+# How long the main thread may take to clean up.
 LATEST_S = 5.0
-# Time to leave a callback.
+# Delay before a dropped signal is sent again, in which Python leaves the callback that dropped it.
 AGAIN_S = 0.01
 
 _Handlers = dict[signal.Signals, Any]
@@ -37,12 +37,12 @@ class Ended(BaseException):
         self.number = number
 
     def sentence(self) -> str:
-        """The end as the user reads it."""
+        """The message for the user."""
         return f"failed: {self.number.name} ended this command and all that it had started"
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal as in `kill -l`, with its SIG."""
+    """The name of a signal, such as SIGTERM."""
     with suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
@@ -50,21 +50,21 @@ def signal_name(number: int) -> str:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """None of the signals is delivered before the end of the block. A process that is started in it begins so, too."""
+    """Block SIGNALS until the end of the block. A process started in the block begins with them blocked, too."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def die_of_signals() -> None:
-    """Have signals end this process at once and silently, as it suits a rank: who started it says what happened.
+    """Let SIGNALS end this process at once and silently, which suits a rank: its launcher explains the end.
 
-    What was held back meanwhile is delivered. What the user had ignored, as `nohup` does, stays so.
+    Signals that were blocked meanwhile are delivered. Signals that the user ignores, as with `nohup`, stay ignored.
     """
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -74,24 +74,24 @@ def die_of_signals() -> None:
 
 
 def telling_of_signals(command: Callable[[], None]) -> None:
-    """Run a command. A signal ends the process with one sentence, and status 1 if nobody takes it for a request."""
+    """Run a command. A signal ends the process with one sentence and status 1, unless it is taken as a request."""
     if threading.current_thread() is not threading.main_thread():
-        command()  # handlers are the main thread's
+        command()  # only the main thread can have signal handlers
         return
-    told: list[Ended] = []
+    raised: list[Ended] = []
     try:
-        with _raising(told):
+        with _raising(raised):
             command()
     except BaseException:
-        # Another error may have been made of `Ended`, with a link to it or without: pydantic keeps its text alone.
-        if not told:
+        # `Ended` may arrive as another exception, with or without a link to it: pydantic keeps its text alone.
+        if not raised:
             raise
-        _leave(told[0])
+        _leave(raised[0])
 
 
 def ending_at_once(command: Callable[[], None]) -> None:
-    """Run a command, and end the process with it where torch was loaded: the interpreter's own way out would take that
-    apart object by object, for half a second. What others have left to do at the end is done before."""
+    """Run a command, and end the process after it without the interpreter's own cleanup if torch was loaded: freeing
+    torch's objects one by one takes half a second. Threads and exit handlers are finished first."""
     status = 0
     try:
         command()
@@ -101,79 +101,82 @@ def ending_at_once(command: Callable[[], None]) -> None:
         status = end.code or 0
     if "torch" not in sys.modules:
         sys.exit(status)
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     atexit._run_exitfuncs()
     flush_standard_streams()
     os._exit(status)
 
 
 def flush_standard_streams() -> None:
-    """Write what was printed, where that can be written: not to a full disk, nor to what is closed."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None is one that was closed before we began
+    """Flush the standard streams. Errors are ignored, such as a full disk or a closed stream."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed before the process began
         with suppress(OSError, ValueError):
             stream.flush()
 
 
 class Handler:
-    """The handler of signals in a command: the first one raises `Ended` in the main thread.
+    """The signal handler of a command: the first signal raises `Ended` in the main thread.
 
-    `takes` is offered each of them before, and may take it so that the command goes on; `end_of` makes what is raised,
-    and `told` has it from then on.
+    Before that, `takes` is called with the signal, and may return True so that the command continues. `end_of` makes
+    the exception, and `raised` holds it from then on. Signals that arrive within the hook for dropped exceptions are
+    written to the pipe `resend_pipe`.
     """
 
-    def __init__(self, again: int, told: list[Ended]) -> None:
-        self.told = told
+    def __init__(self, resend_pipe: int, raised: list[Ended]) -> None:
+        self.raised = raised
         self.in_hook = False
         self.takes: Callable[[signal.Signals], bool] | None = None
         self.end_of: Callable[[signal.Signals], Ended] = Ended
         self.taken_s = -math.inf
-        self._again = again
+        self._resend_pipe = resend_pipe
 
     def __call__(self, number: int, _: FrameType | None) -> None:
-        if self.in_hook:  # where nothing can be raised either
-            os.write(self._again, bytes([number]))
-        elif not self.told:  # a second one does not disturb the way out
+        if self.in_hook:  # an exception would be dropped here, too
+            os.write(self._resend_pipe, bytes([number]))
+        elif not self.raised:  # a second signal does not disturb the cleanup
             if self.takes is not None and self.takes(signal.Signals(number)):
                 self.taken_s = time.monotonic()
                 return
-            self.told.append(self.end_of(signal.Signals(number)))
-            raise self.told[0]
+            self.raised.append(self.end_of(signal.Signals(number)))
+            raise self.raised[0]
 
 
 @contextmanager
 def offering(
-    more: tuple[signal.Signals, ...],
+    more_signals: tuple[signal.Signals, ...],
     takes: Callable[[signal.Signals], bool],
     end_of: Callable[[signal.Signals], Ended],
 ) -> Iterator[None]:
-    """While it lasts, signals to this command, and `more` of them, are offered to `takes`, and those that it leaves
-    raise what `end_of` makes. Outside of a command, in a program of the user's, that is Ctrl-C alone, and one that is
-    left is a KeyboardInterrupt. Nothing changes for signals that the user had ignored."""
-    handler = next((found for found in map(signal.getsignal, SIGNALS) if isinstance(found, Handler)), None)
+    """During the block, `takes` is called with each signal to this command, also with `more_signals`. If it returns
+    False, the signal raises the exception made by `end_of`. Outside of a command, in a user's program, this applies to
+    Ctrl-C alone, which else raises KeyboardInterrupt. Signals that the user ignores stay ignored."""
+    current_handlers = map(signal.getsignal, SIGNALS)
+    handler = next((handler for handler in current_handlers if isinstance(handler, Handler)), None)
     if handler is None:
         with _offering_interrupts(takes):
             yield
         return
-    before = {number: signal.getsignal(number) for number in more}
-    handled = [number for number in more if before[number] != signal.SIG_IGN]
+    previous = {number: signal.getsignal(number) for number in more_signals}
+    handled = [number for number in more_signals if previous[number] != signal.SIG_IGN]
     handler.takes, handler.end_of = takes, end_of
     for number in handled:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        if not handler.told:
+        if not handler.raised:
             for number in handled:
-                signal.signal(number, before[number])
+                signal.signal(number, previous[number])
             handler.takes, handler.end_of = None, Ended
 
 
 @contextmanager
 def _offering_interrupts(takes: Callable[[signal.Signals], bool]) -> Iterator[None]:
-    """While it lasts, `takes` is offered what else would be a KeyboardInterrupt in the main thread."""
-    before = signal.getsignal(signal.SIGINT)
+    """During the block, `takes` is called for Ctrl-C in the main thread; if it returns False, KeyboardInterrupt is
+    raised."""
+    previous = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if before is not signal.default_int_handler or not is_main:
+    if previous is not signal.default_int_handler or not is_main:
         yield
         return
 
@@ -185,66 +188,69 @@ def _offering_interrupts(takes: Callable[[signal.Signals], bool]) -> Iterator[No
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
-def _raising(told: list[Ended]) -> Iterator[None]:
-    """Signals raise `Ended`, once, and leave it in `told`. Whatever they did before, they do again afterwards."""
-    heard, ours = os.pipe()
-    os.set_blocking(ours, False)
-    dropped, again = os.pipe()
-    handler = Handler(again, told)
+def _raising(raised: list[Ended]) -> Iterator[None]:
+    """During the block, the first signal raises `Ended`, which is also put into `raised`. Afterwards the previous
+    handlers are set again."""
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    resend_read, resend_write = os.pipe()
+    handler = Handler(resend_write, raised)
 
-    def try_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    def resend_dropped(unraisable: "sys.UnraisableHookArgs") -> None:
         if not isinstance(unraisable.exc_value, Ended):
-            hook_before(unraisable)
+            previous_hook(unraisable)
             return
         handler.in_hook = True
-        os.write(again, bytes([handler.told.pop().number]))  # it came up in a callback: Python drops what is raised
+        # The signal arrived within a callback, whose exceptions Python drops.
+        os.write(resend_write, bytes([handler.raised.pop().number]))
         handler.in_hook = False
 
-    hook_before, sys.unraisablehook = sys.unraisablehook, try_again
-    for answering, arguments in ((_end_the_stuck, (heard, handler)), (_send_again, (dropped,))):
-        threading.Thread(target=answering, args=arguments, name="signals", daemon=True).start()
-    before: _Handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    handled = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
-    fd_before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+    previous_hook, sys.unraisablehook = sys.unraisablehook, resend_dropped
+    for target, arguments in ((_end_the_stuck, (wakeup_read, handler)), (_send_again, (resend_read,))):
+        threading.Thread(target=target, args=arguments, name="signals", daemon=True).start()
+    previous: _Handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = [number for number in SIGNALS if previous[number] not in (signal.SIG_IGN, None)]
+    previous_fd = signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     for number in handled:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        sys.unraisablehook = hook_before
-        if not handler.told:  # else the process is on its way out, and nothing may disturb it
+        sys.unraisablehook = previous_hook
+        if not handler.raised:  # else the process is ending, and nothing may disturb that
             for number in handled:
-                signal.signal(number, before[number])
-            signal.set_wakeup_fd(fd_before)
-            os.close(ours)
-            os.close(again)
+                signal.signal(number, previous[number])
+            signal.set_wakeup_fd(previous_fd)
+            os.close(wakeup_write)
+            os.close(resend_write)
 
 
-def _send_again(dropped: int) -> None:
-    """Send signals to this process once more, a moment after what they raised was dropped."""
-    while number := os.read(dropped, 1):
+def _send_again(pipe: int) -> None:
+    """Send this process each signal again whose exception was dropped, a moment later. Signals come from `pipe`."""
+    while number := os.read(pipe, 1):
         time.sleep(AGAIN_S)
         os.kill(os.getpid(), number[0])
-    os.close(dropped)
+    os.close(pipe)
 
 
-def _end_the_stuck(heard: int, handler: Handler) -> None:
-    """End the process some time after a signal, if the main thread has not, nor has had it taken."""
-    while number := os.read(heard, 1):
+def _end_the_stuck(pipe: int, handler: Handler) -> None:
+    """End the process LATEST_S after a signal, unless the main thread has ended it, or the signal was taken as a
+    request. Signals come from `pipe`."""
+    while number := os.read(pipe, 1):
         if number[0] in SIGNALS:
             read_s = time.monotonic()
             time.sleep(LATEST_S)
-            if handler.taken_s < read_s - 1.0:  # it may have been taken just before this thread read of it
-                _leave(handler.told[0] if handler.told else handler.end_of(signal.Signals(number[0])))
-    os.close(heard)
+            if handler.taken_s < read_s - 1.0:  # the handler may have taken it just before this thread read it
+                _leave(handler.raised[0] if handler.raised else handler.end_of(signal.Signals(number[0])))
+    os.close(pipe)
 
 
 def _leave(ended: Ended) -> None:
-    """End without the interpreter's own way out: libraries that were interrupted at their import would crash in it."""
+    """End the process without the interpreter's cleanup, which crashes in libraries whose import was interrupted."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError, ValueError):
@@ -254,17 +260,17 @@ def _leave(ended: Ended) -> None:
 
 
 def _wake_children() -> None:
-    """Let children that are stopped go on, so that they see the end of this process: also one that was started a moment
-    ago, and has not asked the system to be told. Elsewhere than on Linux nobody can tell which they are."""
+    """Continue stopped children, so that they notice the end of this process, also a child started a moment ago that
+    does not follow this process yet (lifeline.py). Children are found on Linux alone."""
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
             for child in _children_of(task):
-                with suppress(OSError):  # it has ended meanwhile
+                with suppress(OSError):  # the child has ended meanwhile
                     os.kill(child, signal.SIGCONT)
 
 
 def _children_of(task: Path) -> list[int]:
-    """Process ids of a thread's children; none if the thread has ended."""
+    """The process ids of a thread's children; empty if the thread has ended."""
     with suppress(OSError):
         return [int(child) for child in (task / "children").read_text().split()]
     return []

@@ -1,7 +1,7 @@
-"""The server of ranks: it loads what they need, forks one for each connection that it is sent, and reports how each
-ends.
+"""The server of ranks: it imports modules for ranks, forks a rank for each connection that it receives, and reports how
+each rank ends.
 
-The server ends with the process that started it, and its ranks with the server, even where one of them is stopped.
+The server ends with the process that started it, and ranks end with the server, even if a process is stopped.
 """
 
 import os
@@ -23,20 +23,20 @@ from shardwright.train.launch.loading import loading
 from shardwright.train.launch.preemption import REQUESTS
 from shardwright.train.launch.scratch_folder import remove_scratch_of
 
-# To the server: the number of a rank and whether its run takes REQUESTS for requests, with the rank's end of a
-# connection. Back: number, process id, and the status it ended with as os.waitpid gives it, or RUNS.
+# To the server: the number of a rank and True if its run is preemptible, with the rank's end of a connection.
+# From the server: number, process id, and the exit status from os.waitpid, or RUNS.
 REQUEST, REPORT = struct.Struct("=i?"), struct.Struct("=iii")
 RUNS = -1
 
-# What a rank runs: it is sent over the connection, and is given it.
+# The function that a rank runs. It is sent over the connection, and called with it.
 Run = Callable[["Connection[Any, Any]"], None]
 
 
 def serve(descriptor: int, launcher: int) -> None:
-    """Be the server of process `launcher`, whose requests come over the socket `descriptor`. Never returns."""
+    """Serve process `launcher`, whose requests come over the socket `descriptor`. Never returns."""
     control = socket.socket(fileno=descriptor)
     server = os.getpid()
-    ranks: dict[int, int] = {}  # numbers, by process id
+    ranks: dict[int, int] = {}  # numbers of ranks, by process id
 
     def end() -> None:
         for pid in ranks:
@@ -48,7 +48,7 @@ def serve(descriptor: int, launcher: int) -> None:
         remove_scratch_of(launcher)
         os._exit(0)
 
-    def look(_: int, __: FrameType | None) -> None:
+    def end_with_launcher(_: int, __: FrameType | None) -> None:
         if os.getpid() == server and os.getppid() != launcher:  # not in a rank that was forked a moment ago
             end()
 
@@ -58,58 +58,58 @@ def serve(descriptor: int, launcher: int) -> None:
     with loading():
         import shardwright.train.launch.preload  # noqa: F401
 
-    # From here on there may be something to clean up. SIGCONT wakes a process that is stopped, and harms no other.
-    signal.signal(signal.SIGCONT, look)
+    # From here on the server must clean up, so SIGCONT replaces SIGKILL. It also continues a stopped process.
+    signal.signal(signal.SIGCONT, end_with_launcher)
     if not follow(launcher, signal.SIGCONT):
         end()
-    woken, waker = _woken_by_signals()
-    died_of = {number: signal.getsignal(number) for number in REQUESTS}
+    wakeup_read, wakeup_write = _wakeup_pipe()
+    default_handlers = {number: signal.getsignal(number) for number in REQUESTS}
     while True:
-        readable, _, _ = select.select([descriptor, woken], [], [])
+        readable, _, _ = select.select([descriptor, wakeup_read], [], [])
         try:
             if descriptor in readable:
                 request, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
                 if not request:
                     end()
                 number, is_preemptible = REQUEST.unpack(request)
-                for preemption, before in died_of.items():
-                    signal.signal(preemption, _live_on if is_preemptible else before)
-                sys.stdout.flush()  # or the rank would print it, too
+                for preemption, default in default_handlers.items():
+                    signal.signal(preemption, _do_nothing if is_preemptible else default)
+                sys.stdout.flush()  # else the rank would print the same text again
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
-                    for mine in (woken, waker):
-                        os.close(mine)
+                    for pipe_end in (wakeup_read, wakeup_write):
+                        os.close(pipe_end)
                     control.close()
                     _live(descriptors[0], server)
                 os.close(descriptors[0])
                 ranks[pid] = number
                 control.sendall(REPORT.pack(number, pid, RUNS))
-            if woken in readable:
-                os.read(woken, 4096)
+            if wakeup_read in readable:
+                os.read(wakeup_read, 4096)
             for pid, status in [os.waitpid(pid, os.WNOHANG) for pid in ranks]:
-                if pid:  # it has ended
+                if pid:  # the rank has ended
                     control.sendall(REPORT.pack(ranks.pop(pid), pid, status))
         except (BrokenPipeError, ConnectionResetError):
             end()
 
 
-def _woken_by_signals() -> tuple[int, int]:
-    """A pipe to read from whose other end every signal writes to, also the end of a child."""
-    woken, waker = os.pipe()
-    for end_of_pipe in (woken, waker):
-        os.set_blocking(end_of_pipe, False)
-    signal.signal(signal.SIGCHLD, _live_on)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    return woken, waker
+def _wakeup_pipe() -> tuple[int, int]:
+    """A pipe to which every signal writes, also SIGCHLD: its read end and its write end."""
+    wakeup_read, wakeup_write = os.pipe()
+    for pipe_end in (wakeup_read, wakeup_write):
+        os.set_blocking(pipe_end, False)
+    signal.signal(signal.SIGCHLD, _do_nothing)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    return wakeup_read, wakeup_write
 
 
-def _live_on(_: int, __: FrameType | None) -> None:
-    """Do nothing on a signal."""
+def _do_nothing(_: int, __: FrameType | None) -> None:
+    """A signal handler, with which a signal does not end the process but writes to the wakeup pipe."""
 
 
 def _live(descriptor: int, server: int) -> None:
-    """A rank's whole life, in its own process. Never returns."""
+    """Run a rank in its own process. Never returns."""
     status = 1
     try:
         for number in (signal.SIGCHLD, signal.SIGCONT):
@@ -121,10 +121,10 @@ def _live(descriptor: int, server: int) -> None:
 
 
 def serve_rank(connection: "Connection[Any, Any]") -> int:
-    """Receive what to run over the connection, and run it. Returns the status to end with."""
+    """Receive the rank's function over the connection, and run it. Returns the exit status."""
     try:
         run: Run = connection.recv()
-    except EOFError:  # whoever started this rank has ended
+    except EOFError:  # the launcher has ended
         return 1
     try:
         run(connection)

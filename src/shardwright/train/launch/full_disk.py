@@ -1,4 +1,4 @@
-"""The message about a full disk: the file that could not be written, and the room that there is."""
+"""The message about a full disk: the file that could not be written, and the free room."""
 
 import errno
 import os
@@ -15,12 +15,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFullError(RunError):
-    """A file could not be written for want of room."""
+    """A file could not be written, because there is no room."""
 
 
 @contextmanager
 def telling_of_full_disk(path: Path, way_out: str = "name another run.folder") -> Iterator[None]:
-    """Write `path`, or files in it. DiskFullError where that fails for want of room; other errors pass."""
+    """For a block that writes `path`, or files in it: raises DiskFullError if there is no room. Other errors pass."""
     try:
         yield
     except OSError as error:
@@ -32,23 +32,23 @@ def telling_of_full_disk(path: Path, way_out: str = "name another run.folder") -
 
 
 def is_full(error: BaseException | None) -> bool:
-    """True if an error says that there is no room: on the disk, in the user's quota, or below the limit of a file."""
+    """True if an error means that there is no room: on the disk, in the user's quota, or within a file's size limit."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def quiet_writers() -> None:
-    """Let no thread that writes files report a full disk with a traceback: its owner hears of it at the next write."""
-    before = threading.excepthook
+    """Print no traceback for a full disk in a thread that writes files: its owner gets the error at the next write."""
+    previous_hook = threading.excepthook
 
     def report(args: threading.ExceptHookArgs) -> None:
         if not is_full(args.exc_value):
-            before(args)
+            previous_hook(args)
 
     threading.excepthook = report
 
 
 def _free(path: Path) -> str:
-    """How much room there is where the file, or what a link of that name leads to, would be."""
+    """The free room in the folder of a file, or of a link's target, in words; "" if unknown."""
     try:
         folder = next(parent for parent in path.resolve().parents if parent.is_dir())
         usage = shutil.disk_usage(folder)

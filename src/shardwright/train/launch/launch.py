@@ -1,6 +1,6 @@
-"""Start the local ranks, wait for them, and say what went wrong if they fail.
+"""Starts the local ranks, waits for them, and explains a failure.
 
-Ranks of several machines are started by torchrun, or by whatever else sets its variables
+Ranks on several machines are started by torchrun, or by another launcher that sets its variables
 (train/launch/rank_environment.py).
 """
 
@@ -37,13 +37,14 @@ from shardwright.train.launch.run_folder import folder_faults
 
 RANKS_PER_CORE = 16
 RANK_MEMORY_MIB = 250
-# After the first failure others may still tell its cause. A rank that lost its connection waits for a moment itself.
+# Time after the first failure in which other ranks may still tell its cause. After a lost connection it is longer,
+# because a rank that lost its connection waits itself for a moment.
 SETTLING_S = 1.0
 SETTLING_AFTER_LOSS_S = 5.0
 
 
 class RankFailedError(RunError):
-    """A rank failed. The message says which and why; `failure` is the cause's own note, if it left one."""
+    """A rank failed. The message tells which and why; `failure` is that rank's note, if it sent one."""
 
     def __init__(self, message: str, failure: Failure | None = None) -> None:
         super().__init__(message)
@@ -51,23 +52,23 @@ class RankFailedError(RunError):
 
 
 def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list[Any]:
-    """Run `work` on every rank of the job's plan, on this machine. Returns what each rank returned.
+    """Run `work` on every rank of the job's plan, on this machine. Returns the result of each rank.
 
-    Raises PlanError if check_machine does or the ranks refuse their input, RunError if a rank fails. No rank outlives
-    the call, nor this process.
+    Raises PlanError if check_machine does or the ranks refuse their input, RunError if a rank fails. All ranks end with
+    the call, or with this process if that ends first.
     """
     check_machine(job, folder)
     return run_once(work, job, folder, num_threads, None)
 
 
 def run_once(work: Work, job: JobSpec, folder: Path, num_threads: int, preemption: Preemption | None) -> list[Any]:
-    """Run `work` on every rank on a machine that was checked; the ranks heed requests where there is a `preemption`."""
+    """Run `work` on every rank, after check_machine. With `preemption`, ranks can be requested to save and leave."""
     world = job.plan.world
-    heeds = preemption is not None
+    life = _live if preemption is None else _live_and_heed
     num_threads = num_threads or allowed_threads()
     with _rendezvous(job.run.port) as port:
-        seats = [RankEnvironment(rank, rank, world, world, store_port=port) for rank in range(world)]
-        runs = [partial(_live_and_heed if heeds else _live, seat, work, job, folder, num_threads) for seat in seats]
+        envs = [RankEnvironment(rank, rank, world, world, store_port=port) for rank in range(world)]
+        runs = [partial(life, env, work, job, folder, num_threads) for env in envs]
         try:
             end = run_ranks(runs, device_kind(job.run.device) == "cpu", preemption, job.run.timeout_s)
         except ServerEndedError as error:
@@ -78,30 +79,30 @@ def run_once(work: Work, job: JobSpec, folder: Path, num_threads: int, preemptio
 
 
 def _live(
-    seat: RankEnvironment, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
+    env: RankEnvironment, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
 ) -> None:
-    """A rank's life, in its process. It sends its result, or why there is none."""
-    # Its sockets too are for this machine alone: for its interface to itself.
+    """Run one rank in its own process, and send its result, or the failure."""
+    # Sockets of this rank are for this machine alone, so they use the loopback interface.
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
     if device_kind(job.run.device) == "cpu":
-        # torch's record of the last 2,000 collectives, which nobody reads: 3 MiB, and time in each of them.
+        # Turn off torch's record of the last 2,000 collectives, which is not used, and takes 3 MiB and time.
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
-    connection.send(_Result(run_rank(seat, work, job, folder, connection.send, num_threads)))
+    connection.send(_Result(run_rank(env, work, job, folder, connection.send, num_threads)))
 
 
 def _live_and_heed(
-    seat: RankEnvironment, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
+    env: RankEnvironment, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
 ) -> None:
-    """The life of a rank that can be asked to save and leave."""
+    """Run one rank that can be requested to save and leave."""
     with heeded(at_first_look=partial(connection.send, _CanSave())):
-        _live(seat, work, job, folder, num_threads, connection)
+        _live(env, work, job, folder, num_threads, connection)
 
 
 @contextmanager
 def _rendezvous(port: int) -> Iterator[int]:
-    """A store in which the ranks of this machine meet, and which no other machine reaches. Yields its port."""
+    """Host the rendezvous store of local ranks, which no other machine can reach. Yields its port."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOCALHOST, port))
@@ -122,25 +123,25 @@ class _Result:
 
 @dataclass(frozen=True)
 class _CanSave:
-    """A rank has done a step, and looks at requests from here on."""
+    """The message of a rank that has done a step, and checks for requests from then on."""
 
 
 @dataclass
 class _End:
-    """How ranks ended: results, the notes of those that failed, and the statuses of those that ended without. `asked`
-    names the signal where they were asked to save and leave, and `late` are those that had not in time."""
+    """The end of all ranks: results, notes of failed ranks, and statuses of ranks that ended without either. `request`
+    is the name of the signal that requested them to save and leave, and `late` are ranks that did not in time."""
 
     results: dict[int, Any] = field(default_factory=dict)
     notes: list[Failure] = field(default_factory=list)
     statuses: dict[int, int | None] = field(default_factory=dict)
-    asked: str = ""
+    request: str = ""
     late: list[int] = field(default_factory=list)
 
 
 def run_ranks(runs: Sequence[Run], on_cpu: bool, preemption: Preemption | None = None, timeout_s: float = 0.0) -> _End:
-    """Run one rank for each of `runs`, to the end of all or until one fails; or to `timeout_s` after a request to
-    leave. Raises ServerEndedError."""
-    # The server does not have the launching script itself, whose functions go by its name.
+    """Run one rank for each of `runs`, until all end or one fails, or until `timeout_s` after a request to leave.
+    Raises ServerEndedError."""
+    # The server has not imported the launching script, so it can't unpickle functions of `__main__`.
     can_fork = on_cpu and b"__main__" not in pickle.dumps(runs)
     ranks: RankProcesses = ForkedRanks(preemption is not None) if can_fork else SpawnedRanks()
     try:
@@ -154,35 +155,35 @@ def run_ranks(runs: Sequence[Run], on_cpu: bool, preemption: Preemption | None =
 
 def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float) -> _End:
     end = _End()
-    speaking = {connection: rank for rank, connection in enumerate(ranks.connections)}
-    world, can_save = len(speaking), set[int]()
-    failed_s = asked_s = 0.0
-    while speaking:
+    open_connections = {connection: rank for rank, connection in enumerate(ranks.connections)}
+    world, can_save = len(open_connections), set[int]()
+    failed_s = requested_s = 0.0
+    while open_connections:
         is_cause_known = end.statuses or {note.kind for note in end.notes} != {"lost"}
         settling_s = SETTLING_S if is_cause_known else SETTLING_AFTER_LOSS_S
-        ends_s = [failed_s + settling_s] * bool(failed_s) + [asked_s + timeout_s] * bool(asked_s)
-        left_s = min(ends_s) - time.monotonic() if ends_s else None
-        if left_s is not None and left_s <= 0:
-            end.late = [rank for rank in speaking.values() if not failed_s and rank not in end.results]
+        ends_s = [failed_s + settling_s] * bool(failed_s) + [requested_s + timeout_s] * bool(requested_s)
+        remaining_s = min(ends_s) - time.monotonic() if ends_s else None
+        if remaining_s is not None and remaining_s <= 0:
+            end.late = [rank for rank in open_connections.values() if not failed_s and rank not in end.results]
             break
-        requests = [preemption.fileno()] if preemption is not None and not asked_s else []
-        ready = wait([*speaking, *requests], left_s)
+        requests = [preemption.fileno()] if preemption is not None and not requested_s else []
+        ready = wait([*open_connections, *requests], remaining_s)
         if preemption is not None and preemption.fileno() in ready:
-            asked_s, end.asked = time.monotonic(), signal_name(preemption.signal or 0)
+            requested_s, end.request = time.monotonic(), signal_name(preemption.signal or 0)
             ranks.send(signal.SIGUSR1)
-        for connection, rank in [item for item in speaking.items() if item[0] in ready]:
+        for connection, rank in [item for item in open_connections.items() if item[0] in ready]:
             try:
-                said = connection.recv()
+                message = connection.recv()
             except (EOFError, OSError):
-                del speaking[connection]
+                del open_connections[connection]
                 if rank not in end.results and all(note.rank != rank for note in end.notes):
                     end.statuses[rank] = ranks.status(rank)
             else:
-                if isinstance(said, Failure):
-                    end.notes.append(said)
-                elif isinstance(said, _Result):
-                    end.results[rank] = said.value
-                elif isinstance(said, _CanSave):
+                if isinstance(message, Failure):
+                    end.notes.append(message)
+                elif isinstance(message, _Result):
+                    end.results[rank] = message.value
+                elif isinstance(message, _CanSave):
                     can_save.add(rank)
         if preemption is not None:
             preemption.can_save = len(can_save) == world
@@ -192,37 +193,38 @@ def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float)
 
 
 def check_machine(job: JobSpec, folder: Path) -> None:
-    """Make the run's folder. Raises PlanError with all that keeps this machine from running the job."""
+    """Make the run's folder. Raises PlanError with every fault that keeps this machine from running the job."""
     if faults := machine_faults(job) + folder_faults(folder):
         raise PlanError("this machine", faults)
 
 
 def cluster_faults(job: JobSpec) -> list[str]:
-    """Faults of this machine beside the devices that the job names: one sentence, or nothing.
+    """A fault if this machine lacks the devices of the job's cluster, else no fault.
 
-    Not for a rank of torchrun or Slurm, which is where its launcher put it; nor where run.device is cpu.
+    There is none if run.device is cpu. Not for ranks of torchrun or Slurm, whose launcher chose the machine.
     """
     cluster, world = job.cluster, job.plan.world
     names = dict.fromkeys(part.device for part in cluster.parts) or {cluster.device: None}
-    wanted = [name for name in names if name != "unknown" and device_entry(name).generation != "cpu"]
+    accelerators = [name for name in names if name != "unknown" and device_entry(name).generation != "cpu"]
     num_here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not wanted or job.run.device == "cpu" or num_here >= world:
+    if not accelerators or job.run.device == "cpu" or num_here >= world:
         return []
-    most = _most_on_cpu()[0]
+    most_on_cpu = _most_on_cpu()[0]
     to_cpu = "--set run.device=cpu --set cluster.device=unknown"
     fewer = f" with fewer ranks (plan.dp, tp, pp and cp, and {to_cpu}) it runs on this CPU"
     return [
-        f"the job is for {counted(world, 'rank')} on {' and '.join(wanted)}, and this machine has "
-        f"{counted(num_here, 'CUDA device') if num_here else 'no CUDA device'}, and hosts at most {most} on its CPU; "
+        f"the job is for {counted(world, 'rank')} on {' and '.join(accelerators)}, and this machine has "
+        f"{counted(num_here, 'CUDA device') if num_here else 'no CUDA device'}, and hosts at most {most_on_cpu} on "
+        "its CPU; "
         f"`shardwright dryrun` runs any one of its ranks here, torchrun or Slurm all of them on its cluster, and"
-        + (f" {to_cpu} all of them on this CPU" if world <= most and not cluster.parts else fewer)
+        + (f" {to_cpu} all of them on this CPU" if world <= most_on_cpu and not cluster.parts else fewer)
     ]
 
 
 def _most_on_cpu() -> tuple[int, str]:
-    """Ranks that this machine hosts on its CPU, and their arithmetic."""
+    """The most ranks that this machine hosts on its CPU, and the arithmetic in words."""
     cores = os.cpu_count() or 1
-    free_mib = available_bytes() // MIB or 2**30  # a system that does not say it sets no limit
+    free_mib = available_bytes() // MIB or 2**30  # no limit if the system does not tell the free memory
     by_memory = free_mib // RANK_MEMORY_MIB
     arithmetic = (
         f"{cores} cores x {RANKS_PER_CORE} = {cores * RANKS_PER_CORE}, {free_mib} MiB free / {RANK_MEMORY_MIB} = "
@@ -232,7 +234,7 @@ def _most_on_cpu() -> tuple[int, str]:
 
 
 def machine_faults(job: JobSpec) -> list[str]:
-    """Requests of the job that this machine can't meet."""
+    """Faults of the job on this machine: too many ranks, or a port that is not free."""
     world, faults = job.plan.world, []
     if device_kind(job.run.device) == "cuda":
         if world > torch.cuda.device_count():
@@ -242,10 +244,10 @@ def machine_faults(job: JobSpec) -> list[str]:
                 f'use less dp, tp or pp, torchrun over several machines, or run.device = "cpu"'
             )
     else:
-        most, arithmetic = _most_on_cpu()
-        if world > most:
+        limit, arithmetic = _most_on_cpu()
+        if world > limit:
             faults.append(
-                f"the plan needs {world} ranks, and this machine hosts at most {most}: {arithmetic}; use less dp, tp "
+                f"the plan needs {world} ranks, and this machine hosts at most {limit}: {arithmetic}; use less dp, tp "
                 f"or pp, or torchrun over several machines; `shardwright dryrun` runs any one of them here"
             )
     if job.run.port and (refusal := _port_refusal(job.run.port)):
@@ -254,7 +256,7 @@ def machine_faults(job: JobSpec) -> list[str]:
 
 
 def _port_refusal(port: int) -> str:
-    """Why the system does not give us this port; empty if it does."""
+    """The reason why this port can't be used; "" if it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -267,7 +269,8 @@ def _port_refusal(port: int) -> str:
 
 
 def _explain(end: _End, job: JobSpec) -> Exception:
-    """One message from all that is known: what killed a rank first, then what the ranks told themselves."""
+    """The exception for a failed launch: from a rank's fault in its input, else from a signal that killed a rank, else
+    from the notes of ranks, else from ranks that were late or left no note."""
     shape = MeshShape.of(job.plan)
     notes = by_cause(end.notes)
     if notes and notes[0].kind == "input":
@@ -284,12 +287,13 @@ def _explain(end: _End, job: JobSpec) -> Exception:
         return RankFailedError(notes[0].sentence(shape), notes[0])
     if end.late:
         return RankFailedError(
-            f"{shape.describe(end.late[0])} had not saved and left {job.run.timeout_s:g} s after {end.asked}; what was "
-            "saved before stays; if a step and its checkpoint take longer, raise run.timeout_s"
+            f"{shape.describe(end.late[0])} had not saved and left {job.run.timeout_s:g} s after {end.request}; what "
+            "was saved before stays; if a step and its checkpoint take longer, raise run.timeout_s"
         )
     rank, status = next(iter(end.statuses.items()))
-    how = "in a way that nobody could tell" if status is None else f"with status {status}"
-    return RankFailedError(f"{shape.describe(rank)} ended {how} and left no note{_others_ended(job.plan.world - 1)}")
+    manner = "in a way that nobody could tell" if status is None else f"with status {status}"
+    others = _others_ended(job.plan.world - 1)
+    return RankFailedError(f"{shape.describe(rank)} ended {manner} and left no note{others}")
 
 
 def _others_ended(number: int) -> str:

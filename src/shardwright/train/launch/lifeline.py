@@ -1,6 +1,7 @@
-"""A process that ends with the one that started it, however that one ended.
+"""Ends a child process with its parent, however the parent ends.
 
-Linux tells the child of its parent's end, even a child that is stopped or stuck. Elsewhere a child must look itself.
+Linux sends the child a signal at its parent's end, also if the child is stopped or stuck. On other systems a child must
+check itself.
 """
 
 import ctypes
@@ -12,17 +13,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def follow(parent: int, number: int) -> bool:
-    """Have the system send this process signal `number` when `parent` ends. False if it has ended already.
+    """Let the system send this process signal `number` when `parent` ends. False if it has ended already.
 
-    Linux takes the end of the thread that started this process for the parent's.
+    Linux counts the end of the thread that started this process as the parent's end.
     """
     ask_for(number)()
     return os.getppid() == parent
 
 
 def ask_for(number: int) -> Callable[[], None]:
-    """A function that asks the system for signal `number` at the parent's end, to be called in a child before its
-    program."""
+    """A function that lets the system send signal `number` at the parent's end. A child calls it before its program
+    begins."""
     if sys.platform != "linux":
         return lambda: None
     ask = ctypes.CDLL(None, use_errno=True).prctl

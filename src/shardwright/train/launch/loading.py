@@ -1,6 +1,6 @@
-"""Loading of torch and all that is built on it without a collector of cycles that goes through it again and again.
+"""Settings of Python's garbage collector while torch and modules that use it are imported.
 
-It would find nothing, and takes a third of the time of those imports.
+The collector would find no garbage, and takes a third of the time of these imports.
 """
 
 import gc
@@ -8,25 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _USUAL = gc.get_threshold()
-# New objects between two looks; loading torch makes some hundred thousand.
+# New objects between two collections; importing torch makes some hundred thousand.
 _RARELY = 50_000
 
 
 def collect_rarely() -> None:
-    """Have cycles be looked for rarely: in a command, which loads what it needs where it needs it."""
+    """Collect garbage rarely: for a command, which imports modules when it needs them."""
     gc.set_threshold(_RARELY)
 
 
 def collect_as_usual() -> None:
-    """Have cycles be looked for as Python does, among what is made from here on: a cycle may hold tensors."""
+    """Collect garbage as usual, but only objects made from now on: a cycle may hold tensors."""
     gc.freeze()
     gc.set_threshold(*_USUAL)
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """No looks before the end of the block, and none later at what it has loaded: a look writes to each object, and
-    so to memory that a forked process shares with others until then."""
+    """Collect no garbage during the block, and never among the objects that it makes: a collection writes to each
+    object, and so would copy memory that a forked process shares."""
     gc.disable()
     try:
         yield

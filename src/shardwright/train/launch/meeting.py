@@ -1,10 +1,10 @@
-"""The name of an attempt: all ranks that are started together have it, and none that were started before.
+"""The name of an attempt, which all ranks that are started together agree on, and no earlier ranks have.
 
-torchrun restarts ranks in the store of the attempts before, where addresses of dead ranks are still to be read. It
-numbers restarts by agent, and only the agent whose rank failed counts one, so that ranks of one attempt may be told
-different numbers (torch.distributed.elastic.agent.server). What it does promise is that no rank of an attempt is
-started while one of an earlier attempt runs: an agent stops its ranks before it joins the next round. So each rank
-leaves a word that nobody has said before, and rank 0 answers with the words of all.
+torchrun restarts ranks with the store of earlier attempts, which still holds addresses of dead ranks. Its numbers of
+restarts can't name attempts: only the agent whose rank failed counts a restart, so ranks of one attempt may get
+different numbers (torch.distributed.elastic.agent.server). But torchrun guarantees that no rank of an attempt starts
+while a rank of an earlier attempt runs: an agent stops its ranks before it joins the next round. So each rank stores a
+unique token, and rank 0 answers with the tokens of all ranks.
 """
 
 import json
@@ -14,53 +14,54 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-_LONGEST_LOOK_S = 0.25
+_LONGEST_POLL_S = 0.25
 
 
 class NotMetError(RuntimeError):
-    """Ranks did not report in time. The message says which."""
+    """Ranks did not report in time; the message names them."""
 
 
 def attempt_name(store: dist.Store, rank: int, world: int, timeout_s: float, describe: Callable[[int], str]) -> str:
-    """Meet the other ranks of this attempt in a store that earlier ones have used. Raises NotMetError."""
-    word = uuid.uuid4().hex
-    store.set(f"meeting/word/{rank}", word)
-    began_s, look_s = time.monotonic(), 0.01
-    host = _Host(store, word, world) if rank == 0 else None
+    """The name of this attempt, agreed on in a store that earlier attempts have used. Waits for all ranks. Raises
+    NotMetError after `timeout_s`."""
+    token = uuid.uuid4().hex
+    store.set(f"meeting/word/{rank}", token)
+    began_s, poll_s = time.monotonic(), 0.01
+    host = _Host(store, token, world) if rank == 0 else None
     while True:
-        name = host.look() if host else _answer(store, rank, word)
+        name = host.poll() if host else _poll_answer(store, rank, token)
         if name:
             return name
         waited_s = time.monotonic() - began_s
         if waited_s > timeout_s:
             silent = sorted(host.silent) if host else [0]
-            named = " and ".join(describe(other) for other in silent[:8])
-            named += f" and {len(silent) - 8} more" if len(silent) > 8 else ""
+            missing = " and ".join(describe(silent_rank) for silent_rank in silent[:8])
+            missing += f" and {len(silent) - 8} more" if len(silent) > 8 else ""
             raise NotMetError(
-                f"{describe(rank)} waited {waited_s:.0f} s for all ranks to meet, and {named} did not come: dead, not "
-                "started, or waiting itself; if machines start slowly, raise run.timeout_s"
+                f"{describe(rank)} waited {waited_s:.0f} s for all ranks to meet, and {missing} did not come: dead, "
+                "not started, or waiting itself; if machines start slowly, raise run.timeout_s"
             )
-        time.sleep(look_s)
-        look_s = min(2 * look_s, _LONGEST_LOOK_S)
+        time.sleep(poll_s)
+        poll_s = min(2 * poll_s, _LONGEST_POLL_S)
 
 
 class _Host:
-    """Rank 0's side: it publishes the words that it has found, until each rank has found its own among them."""
+    """Rank 0's part: it publishes the tokens in the store, until each rank has seen its own token among them."""
 
-    def __init__(self, store: dist.Store, word: str, world: int) -> None:
+    def __init__(self, store: dist.Store, token: str, world: int) -> None:
         self.silent = set(range(1, world))
         self._store = store
-        self._words = {0: word}
+        self._tokens = {0: token}
 
-    def look(self) -> str:
-        """The attempt's name if all have met, else nothing."""
-        name, before = self._words[0], dict(self._words)
+    def poll(self) -> str:
+        """The attempt's name if all ranks have met, else ""."""
+        name, previous_tokens = self._tokens[0], dict(self._tokens)
         for rank in self.silent:
             key = f"meeting/word/{rank}"
-            if self._store.check([key]):  # it may be an earlier attempt's, and be replaced in a moment
-                self._words[rank] = self._store.get(key).decode()
-        if self._words != before or len(self._words) == 1:
-            self._store.set("meeting/answer", json.dumps({"name": name, "words": self._words}))
+            if self._store.check([key]):  # it may be of an earlier attempt, and be replaced in a moment
+                self._tokens[rank] = self._store.get(key).decode()
+        if self._tokens != previous_tokens or len(self._tokens) == 1:
+            self._store.set("meeting/answer", json.dumps({"name": name, "words": self._tokens}))
         self.silent = {rank for rank in self.silent if not self._store.check([f"meeting/{name}/{rank}"])}
         if self.silent:
             return ""
@@ -68,12 +69,12 @@ class _Host:
         return name
 
 
-def _answer(store: dist.Store, rank: int, word: str) -> str:
-    """The attempt's name if this rank has been heard and all have met, else nothing."""
+def _poll_answer(store: dist.Store, rank: int, token: str) -> str:
+    """The attempt's name if rank 0 has seen this rank's token and all ranks have met, else ""."""
     if not store.check(["meeting/answer"]):
         return ""
     answer = json.loads(store.get("meeting/answer"))
-    if answer["words"].get(str(rank)) != word:
+    if answer["words"].get(str(rank)) != token:
         return ""
     name = str(answer["name"])
     store.set(f"meeting/{name}/{rank}", "")

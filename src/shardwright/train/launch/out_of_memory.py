@@ -1,4 +1,4 @@
-"""When an allocation fails: what was asked for, what was held, and how much there was to begin with."""
+"""Explains a failed allocation: the bytes requested, the memory held by kind, and the free memory at the beginning."""
 
 import re
 import resource
@@ -11,21 +11,21 @@ import torch
 from shardwright.config.units import memory_text
 from shardwright.sharding.memory_account import RankMemory
 
-# What torch says on a CPU, what it says on CUDA, and what numpy says.
-_ASKED = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) ([\d.]+) (bytes|B|KiB|MiB|GiB|TiB|PiB|EiB)\b")
+# The messages of torch on a CPU and on CUDA, and of numpy.
+_REQUEST = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) ([\d.]+) (bytes|B|KiB|MiB|GiB|TiB|PiB|EiB)\b")
 _UNITS = {"bytes": 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50, "EiB": 60}
 _SIGNS = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
 
 
 class OutOfMemoryError(RuntimeError):
-    """An allocation failed. `held` is what the rank had by kind, None before it had its state."""
+    """An allocation failed. `account` is the rank's memory by kind, or None before its state was made."""
 
-    def __init__(self, error: BaseException, held: RankMemory | None) -> None:
-        self.held = held
-        asked = asked_bytes(error)
-        text = "ran out of memory" + (f" when it asked for {memory_text(asked)}" if asked is not None else "")
-        if held is not None:
-            text += f"; besides activations it held {held}"
+    def __init__(self, error: BaseException, account: RankMemory | None) -> None:
+        self.account = account
+        request = asked_bytes(error)
+        text = "ran out of memory" + (f" when it asked for {memory_text(request)}" if request is not None else "")
+        if account is not None:
+            text += f"; besides activations it held {account}"
         else:
             text += ", before its parameters and optimizer state were made"
         super().__init__(text)
@@ -39,14 +39,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """The bytes of the failed allocation, if the message names them."""
-    found = _ASKED.search(str(error))
-    return int(float(found[1]) * 2 ** _UNITS[found[2]]) if found else None
+    """The bytes of the failed allocation; None if the message does not name them."""
+    match = _REQUEST.search(str(error))
+    return int(float(match[1]) * 2 ** _UNITS[match[2]]) if match else None
 
 
 @contextmanager
 def telling_what_is_held(account: Callable[[], RankMemory]) -> Iterator[None]:
-    """While this lasts, an allocation that fails raises OutOfMemoryError with the account."""
+    """During the block, a failed allocation raises OutOfMemoryError with the account."""
     try:
         yield
     except Exception as error:
@@ -56,30 +56,30 @@ def telling_what_is_held(account: Callable[[], RankMemory]) -> Iterator[None]:
 
 
 def room_bytes(device: torch.device, num_sharing: int) -> int:
-    """Memory that this process may still take: free on its device; or on a CPU what is free on the machine for one of
-    `num_sharing` ranks, or in its address space if that is limited to less."""
+    """The memory that this process may still allocate. On CUDA, the free memory of its device; on a CPU, the share of
+    one of `num_sharing` ranks in the machine's free memory, or the remaining address space if that is less."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = []
+    bounds = []
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         pages = _first_number("/proc/self/statm", "")
-        found.append(limit - pages * resource.getpagesize())
+        bounds.append(limit - pages * resource.getpagesize())
     if free_bytes := available_bytes():
-        found.append(free_bytes // num_sharing)
-    return max(0, min(found)) if found else 0
+        bounds.append(free_bytes // num_sharing)
+    return max(0, min(bounds)) if bounds else 0
 
 
 def available_bytes() -> int:
-    """Memory that is free on this machine; 0 where the system does not say it."""
+    """The free memory of this machine; 0 if the system does not tell it."""
     return _first_number("/proc/meminfo", "MemAvailable:") * 1024
 
 
 def _first_number(path: str, label: str) -> int:
-    """The number after a label in a file of the system; 0 where there is no such file."""
+    """The first number after a label in a system file; 0 if there is none."""
     try:
         text = Path(path).read_text()
     except OSError:
         return 0
-    found = re.search(rf"{re.escape(label)}\s*(\d+)", text)
-    return int(found[1]) if found else 0
+    match = re.search(rf"{re.escape(label)}\s*(\d+)", text)
+    return int(match[1]) if match else 0

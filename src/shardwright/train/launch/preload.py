@@ -1,4 +1,4 @@
-"""Modules that the server of ranks loads once, so that each rank is up in milliseconds."""
+"""Modules that the server of ranks imports once, so that each rank starts in milliseconds."""
 
 import tempfile
 
@@ -6,11 +6,11 @@ import torch
 import torch.fx.experimental.symbolic_shapes  # the first backward imports it, and it takes half a second
 
 import shardwright.train.checkpoint.box_reader
-import shardwright.train.checkpoint.box_writer  # what ranks import themselves, for those who start them need none of it
+import shardwright.train.checkpoint.box_writer  # elsewhere imported late, since launchers do not need it
 import shardwright.train.trainer  # noqa: F401
 
 # An OpenMP pool does not survive a fork.
 torch.set_num_threads(1)
 
-# Python finds out once where temporary files go, by writing one: a rank that was killed at that would leave it behind.
+# Python finds the folder for temporary files once, by writing one, which a rank that is killed meanwhile would leave.
 tempfile.gettempdir()

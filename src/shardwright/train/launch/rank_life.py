@@ -1,7 +1,7 @@
-"""The life of one rank: device, process group, mesh, the work, and an end that says why.
+"""The life of one rank: device, process group, mesh, the work, and an end with a reason.
 
-A rank that fails tells whoever started it why, on a way that needs no disk. Of the notes of several ranks the user is
-told the one that failed first in cause and not in time.
+A rank that fails sends its launcher a note, without using the disk. If several ranks fail, the user is told the note
+that is nearest to the cause, not the first in time.
 """
 
 import os
@@ -39,25 +39,25 @@ Work = Callable[[JobSpec, Mesh, Path], Any]
 STORE_S = 10.0
 
 
-# From cause to consequence. What is wrong with the input, or with the run, every rank finds alike.
+# Kinds of failures, from causes to consequences. Every rank finds the faults of OF_ALL_RANKS.
 KINDS = ("input", "memory", "disk", "run", "error", "timeout", "lost")
 OF_ALL_RANKS = ("input", "run")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank ended: one of KINDS, and what there is to say."""
+    """The note of a failed rank: its kind, one of KINDS, and a message."""
 
     rank: int
     kind: str
     message: str
     traceback: str = ""
-    subject: str = ""  # of wrong input: what is wrong, and all its faults
+    subject: str = ""  # of kind "input": the subject and faults of the PlanError
     faults: tuple[str, ...] = ()
-    room_bytes: int = 0  # where memory ran out: what there was for this rank when it began
+    room_bytes: int = 0  # of kind "memory": the free memory for this rank when it began
 
     def sentence(self, shape: MeshShape) -> str:
-        """The failure as the user reads it."""
+        """The failure in words for the user."""
         if self.kind == "timeout" or self.kind in OF_ALL_RANKS:
             return self.message
         return f"{shape.describe(self.rank)} failed: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
@@ -69,124 +69,136 @@ def by_cause(notes: Iterable[Failure]) -> list[Failure]:
 
 
 def run_rank(
-    seat: RankEnvironment, work: Work, job: JobSpec, folder: Path, tell: Callable[[Failure], None], num_threads: int = 0
+    env: RankEnvironment, work: Work, job: JobSpec, folder: Path, tell: Callable[[Failure], None], num_threads: int = 0
 ) -> Any:
-    """Join the other ranks, do the work, leave. If that fails, `tell` and end the process with status 1 or 2."""
+    """Join the other ranks, do the work, and leave. Returns the result of `work`. If a step fails, `tell` gets the
+    failure, and the process ends with status 1 or 2."""
     shape = MeshShape.of(job.plan)
     watch: Watch | None = None
     room = 0
     collect_as_usual()
     let_readers_leave()
     try:
-        torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // seat.local_world))
+        torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // env.local_world))
         if device_kind(job.run.device) == "cuda":
-            set_device_environment(seat.local_world)
-        device = choose_device(job.run.device, seat.local_rank)
-        _check_world(seat, job)
-        room = room_bytes(device, seat.local_world)
-        if seat.world > 1:
+            set_device_environment(env.local_world)
+        device = choose_device(job.run.device, env.local_rank)
+        _check_world(env, job)
+        room = room_bytes(device, env.local_world)
+        if env.world > 1:
             mesh, watch = join_others(
-                seat, device, job.run.timeout_s, shape.describe, lambda watch: job_mesh(job, seat.rank, device, watch),
-                on_timeout=lambda message: give_up(Failure(seat.rank, "timeout", message), tell),
-            )  # fmt: skip
+                env,
+                device,
+                job.run.timeout_s,
+                shape.describe,
+                make=lambda watch: job_mesh(job, env.rank, device, watch),
+                on_timeout=lambda message: give_up(Failure(env.rank, "timeout", message), tell),
+            )
         else:
-            mesh = job_mesh(job, seat.rank, device, None)
+            mesh = job_mesh(job, env.rank, device, None)
         result = work(job, mesh, folder)
         if watch is not None:
             watch.stop()
             dist.destroy_process_group()
         return result
     except PlanError as error:
-        tell(Failure(seat.rank, "input", str(error), subject=error.subject, faults=tuple(error.faults)))
+        tell(Failure(env.rank, "input", str(error), subject=error.subject, faults=tuple(error.faults)))
         raise SystemExit(2) from None
     except Exception as error:
-        failure = Failure(seat.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
+        failure = Failure(env.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
         if isinstance(error, NotMetError):
-            failure = Failure(seat.rank, "timeout", str(error))
+            failure = Failure(env.rank, "timeout", str(error))
         elif isinstance(error, RunError):
-            other = "error" if isinstance(error, PassingError) else "run"
-            failure = Failure(seat.rank, "disk" if isinstance(error, DiskFullError) else other, str(error))
-        elif isinstance(error, FloatingPointError):  # it would come again, from the same data
-            failure = Failure(seat.rank, "run", str(error))
+            kind = "error" if isinstance(error, PassingError) else "run"
+            failure = Failure(env.rank, "disk" if isinstance(error, DiskFullError) else kind, str(error))
+        elif isinstance(error, FloatingPointError):  # the same data would give it again
+            failure = Failure(env.rank, "run", str(error))
         elif is_out_of_memory(error):
-            known = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
-            failure = Failure(seat.rank, "memory", str(known), room_bytes=room)
+            memory_error = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
+            failure = Failure(env.rank, "memory", str(memory_error), room_bytes=room)
         elif watch is not None and is_lost_connection(error):
-            # Another rank is gone. Whoever started us ends us in a moment, unless that rank was on another machine.
-            if not is_asked():  # else whoever asked this rank to leave ends it, too
+            # Another rank has ended. The launcher ends this one in a moment, unless that rank was on another machine.
+            if not is_asked():  # else the launcher that requested this rank to leave ends it, too
                 time.sleep(4.0)
             reason = str(error).partition("\n")[0]
-            failure = Failure(seat.rank, "lost", f"lost its connection ({reason}); {watch.silent_ranks(seat.world)}")
+            failure = Failure(env.rank, "lost", f"lost its connection ({reason}); {watch.silent_ranks(env.world)}")
         give_up(failure, tell)
 
 
 def join_others(
-    seat: RankEnvironment, device: torch.device, timeout_s: float, describe: Callable[[int], str],
-    make: Callable[[Watch], Mesh], on_timeout: Callable[[str], None], explains_losses: bool = False,
-) -> tuple[Mesh, Watch]:  # fmt: skip
-    """Enter the process group of all ranks and `make` the mesh, watched from the first moment. Raises NotMetError."""
+    env: RankEnvironment,
+    device: torch.device,
+    timeout_s: float,
+    describe: Callable[[int], str],
+    make: Callable[[Watch], Mesh],
+    on_timeout: Callable[[str], None],
+    explains_losses: bool = False,
+) -> tuple[Mesh, Watch]:
+    """Enter the process group of all ranks, and `make` the mesh. The watch runs from the beginning. Raises
+    NotMetError."""
     attempt = ""
-    if not seat.store_is_up:
-        _join(seat, timeout_s, device, attempt)
-    elif seat.store_is_used:
-        used = _store(seat, timeout_s, attempt)
-        attempt = attempt_name(used, seat.rank, seat.world, timeout_s, describe)
-    watch = Watch(_store(seat, STORE_S, attempt), seat.rank, timeout_s, describe, on_timeout, explains_losses)
+    if not env.store_is_up:
+        _join(env, timeout_s, device, attempt)
+    elif env.store_is_used:
+        used_store = _store(env, timeout_s, attempt)
+        attempt = attempt_name(used_store, env.rank, env.world, timeout_s, describe)
+    watch = Watch(_store(env, STORE_S, attempt), env.rank, timeout_s, describe, on_timeout, explains_losses)
     watch.start()
-    with watch.waiting("joining the others", tuple(rank for rank in range(seat.world) if rank != seat.rank)):
-        if seat.store_is_up:
-            _join(seat, timeout_s, device, attempt)
+    with watch.waiting("joining the others", tuple(rank for rank in range(env.world) if rank != env.rank)):
+        if env.store_is_up:
+            _join(env, timeout_s, device, attempt)
         return make(watch), watch
 
 
 def give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
-    """End the process at once: other threads may be stuck in a collective that will never return."""
+    """Tell a failure and end the process at once: other threads may be stuck in a collective that never returns."""
     tell(failure)
     flush_standard_streams()
     os._exit(1)
 
 
-def device_kind(wanted: str) -> str:
-    """The kind of device that ranks run on here, "cuda" or "cpu". PlanError where CUDA is asked for and there is none.
+def device_kind(run_device: str) -> str:
+    """The kind of device for ranks on this machine, "cuda" or "cpu", from run.device. Raises PlanError if that is
+    "cuda" and there is no CUDA device.
 
-    It makes no context on a device: one takes half a gigabyte of it, for as long as the process lives.
+    Makes no context on a device, which would take half a gigabyte of its memory until the process ends.
     """
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if run_device == "cuda" and not torch.cuda.is_available():
         raise PlanError("run.device", ["cuda is asked for and torch sees no CUDA device here; use auto or cpu"])
-    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+    return "cuda" if run_device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """The device of a local rank, which is the current one from here on. PlanError as `device_kind`.
+def choose_device(run_device: str, local_rank: int) -> torch.device:
+    """The device of a local rank, which becomes the current one. Raises PlanError as `device_kind`.
 
-    Where each rank sees one device alone, as under `srun --gpus-per-task=1`, that one is its own.
+    If a rank sees a single device, as under `srun --gpus-per-task=1`, it takes that one.
     """
-    if device_kind(wanted) == "cpu":
+    if device_kind(run_device) == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
     torch.cuda.set_device(device)
     return device
 
 
-def _check_world(seat: RankEnvironment, job: JobSpec) -> None:
-    """PlanError if there are not as many ranks as the plan needs."""
+def _check_world(env: RankEnvironment, job: JobSpec) -> None:
+    """Raises PlanError if the number of ranks is not the plan's."""
     plan = job.plan
-    if seat.world != plan.world:
-        were_started = f"{counted(seat.world, 'rank')} {'was' if seat.world == 1 else 'were'} started"
+    if env.world != plan.world:
+        were_started = f"{counted(env.world, 'rank')} {'was' if env.world == 1 else 'were'} started"
         needed = f"the plan needs {plan.degrees} = {plan.world}; start {plan.world}, or change the plan"
         raise PlanError("launch", [f"{were_started}, and {needed}"])
 
 
-def _join(seat: RankEnvironment, timeout_s: float, device: torch.device, attempt: str) -> None:
-    """Enter the process group of all ranks. Where their store is not up yet, the first of them hosts it."""
-    bound_s = 2 * timeout_s + 10  # the watch speaks first
-    store = _store(seat, bound_s, attempt) if seat.store_is_up else None
-    where: dict[str, Any] = {"store": store, "rank": seat.rank, "world_size": seat.world} if store else {}
+def _join(env: RankEnvironment, timeout_s: float, device: torch.device, attempt: str) -> None:
+    """Enter the process group of all ranks. If their store is not up yet, rank 0 hosts it."""
+    bound_s = 2 * timeout_s + 10  # longer than the watch waits, which explains a timeout
+    store = _store(env, bound_s, attempt) if env.store_is_up else None
+    meeting_point: dict[str, Any] = {"store": store, "rank": env.rank, "world_size": env.world} if store else {}
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=bound_s), **where)
+    dist.init_process_group(backend, timeout=timedelta(seconds=bound_s), **meeting_point)
 
 
-def _store(seat: RankEnvironment, timeout_s: float, attempt: str) -> dist.Store:
-    """A connection of its own to the rendezvous store: the watch must be able to speak while the main thread waits."""
-    store = dist.TCPStore(seat.store_host, seat.store_port, is_master=False, timeout=timedelta(seconds=timeout_s))
+def _store(env: RankEnvironment, timeout_s: float, attempt: str) -> dist.Store:
+    """A separate connection to the rendezvous store, so that the watch can use it while the main thread waits."""
+    store = dist.TCPStore(env.store_host, env.store_port, is_master=False, timeout=timedelta(seconds=timeout_s))
     return dist.PrefixStore(f"shardwright/{attempt}", store)

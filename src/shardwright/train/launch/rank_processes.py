@@ -1,4 +1,4 @@
-"""The processes of the local ranks and a connection to each: forked from the server, or spawned where it can't be."""
+"""The processes of the local ranks and a connection to each: forked from the server, or spawned if that can't be."""
 
 import multiprocessing
 import os
@@ -16,33 +16,33 @@ from shardwright.train.launch.fork_server import ForkedRank, ServerEndedError, e
 from shardwright.train.launch.forking import Run, serve_rank
 from shardwright.train.launch.lifeline import follow
 
-# A server that has not forked its ranks by then is stopped, or its machine as good as. It loads torch meanwhile.
+# A server that has not forked its ranks in this time is stopped, or its machine is too busy. It includes loading torch.
 START_S = 180.0
-# A rank that has closed its connection ends within that, or never.
+# A rank that has closed its connection ends within this time, or never.
 CLOSING_S = 3.0
 
 
 class RankProcesses(Protocol):
-    """Processes of ranks, by number from 0."""
+    """The processes of local ranks, numbered from 0."""
 
     connections: "list[Connection[Any, Any]]"
 
     def start(self, runs: Sequence[Run]) -> None:
-        """Start one for each of `runs`, and send it. Raises ServerEndedError."""
+        """Start a process for each of `runs`, and send it that function. Raises ServerEndedError."""
 
     def status(self, rank: int) -> int | None:
-        """The end of a rank that closed its connection: an exit status, or the negative number of a signal. None if
-        nobody can tell. Raises ServerEndedError."""
+        """The status of a rank that closed its connection: an exit status, or the negative number of a signal; None if
+        unknown. Raises ServerEndedError."""
 
     def send(self, number: int) -> None:
-        """Send a signal to all that run."""
+        """Send a signal to all running ranks."""
 
     def end(self) -> None:
-        """End all that run, at once."""
+        """Kill all running ranks."""
 
 
 class ForkedRanks:
-    """Ranks that the server forks."""
+    """Ranks that are forked from the server."""
 
     def __init__(self, is_preemptible: bool) -> None:
         self._is_preemptible = is_preemptible
@@ -52,21 +52,21 @@ class ForkedRanks:
 
     def start(self, runs: Sequence[Run]) -> None:
         for _ in runs:
-            ours, theirs = multiprocessing.Pipe()
-            self.connections.append(ours)
-            with theirs:
-                self._ranks.append(self._server.fork(theirs.fileno(), self._is_preemptible))
-        if not self._hears_until(lambda: all(rank.pid for rank in self._ranks), START_S):
+            connection, rank_end = multiprocessing.Pipe()
+            self.connections.append(connection)
+            with rank_end:
+                self._ranks.append(self._server.fork(rank_end.fileno(), self._is_preemptible))
+        if not self._listen_until(lambda: all(rank.pid for rank in self._ranks), START_S):
             raise ServerEndedError(
                 f"the server that ranks are forked from has not answered for {START_S:.0f} s: it is stopped, or this "
                 f"machine is too busy"
             )
         for connection, run in zip(self.connections, runs, strict=True):
-            with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; that will be seen
+            with suppress(BrokenPipeError, ConnectionResetError):  # the rank has ended, which `status` will tell
                 connection.send(run)
 
     def status(self, rank: int) -> int | None:
-        self._hears_until(lambda: self._ranks[rank].status is not None, CLOSING_S)
+        self._listen_until(lambda: self._ranks[rank].status is not None, CLOSING_S)
         return self._ranks[rank].status
 
     def send(self, number: int) -> None:
@@ -78,18 +78,18 @@ class ForkedRanks:
             connection.close()
         self.send(signal.SIGKILL)
         try:
-            is_over = all(rank.pid for rank in self._ranks) and self._hears_until(
+            is_over = all(rank.pid for rank in self._ranks) and self._listen_until(
                 lambda: not any(rank.is_running() for rank in self._ranks), CLOSING_S
             )
         except ServerEndedError:
             is_over = False
-        if not is_over:  # it is stopped, or has not come to forking them
+        if not is_over:  # the server is stopped, or has not forked all ranks
             end_server()
 
-    def _hears_until(self, happened: Callable[[], bool], within_s: float) -> bool:
-        """Take in reports of the server until something has happened. False if it has not in time."""
+    def _listen_until(self, condition: Callable[[], bool], within_s: float) -> bool:
+        """Receive reports of the server until a condition is true. False if it is not in time."""
         late_s = time.monotonic() + within_s
-        while not happened():
+        while not condition():
             if not wait([self._server.fileno()], max(0.0, late_s - time.monotonic())):
                 return False
             self._server.listen()
@@ -97,7 +97,7 @@ class ForkedRanks:
 
 
 class SpawnedRanks:
-    """Ranks that are children of this process and load everything themselves."""
+    """Ranks that are started as new interpreters by this process."""
 
     def __init__(self) -> None:
         self.connections: list[Connection[Any, Any]] = []
@@ -106,14 +106,14 @@ class SpawnedRanks:
     def start(self, runs: Sequence[Run]) -> None:
         context = multiprocessing.get_context("spawn")
         for run in runs:
-            ours, theirs = multiprocessing.Pipe()
-            self.connections.append(ours)
-            with theirs, held_back():
-                process = context.Process(target=_spawned_rank, args=(theirs, os.getpid()))
+            connection, rank_end = multiprocessing.Pipe()
+            self.connections.append(connection)
+            with rank_end, held_back():
+                process = context.Process(target=_spawned_rank, args=(rank_end, os.getpid()))
                 process.start()
                 self._processes.append(process)
             with suppress(BrokenPipeError, ConnectionResetError):
-                ours.send(run)
+                connection.send(run)
 
     def status(self, rank: int) -> int | None:
         self._processes[rank].join(CLOSING_S)

@@ -1,7 +1,7 @@
-"""Local ranks that are started anew after a failure, where the run writes checkpoints to go on from.
+"""Restarts local ranks after a failure, if the run writes checkpoints from which they can resume.
 
-torchelastic's agent does the same for ranks of torchrun. Local ranks do without it: their server forks them in a
-fraction of a second where the agent starts interpreters, and they end with their launcher however that ends.
+For ranks of torchrun, torchelastic's agent does this. Local ranks do not use it: their server forks them in a fraction
+of a second, but the agent starts interpreters; and they end with their launcher, however it ends.
 """
 
 import time
@@ -19,26 +19,27 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 
 
 class Restarts:
-    """How often and when ranks are started anew: at most `most` times within any `window_s` seconds, each time within
-    that window after twice the delay of the one before."""
+    """The number and delays of restarts: at most `limit` within any `window_s` seconds. Each restart within the window
+    has twice the delay of the previous one."""
 
-    def __init__(self, most: int, window_s: float) -> None:
-        self.most = most
+    def __init__(self, limit: int, window_s: float) -> None:
+        self.limit = limit
         self.window_s = window_s
         self.total = 0
         self._times_s: list[float] = []
 
     def delay_s(self, now_s: float) -> float | None:
-        """Note a failure at `now_s`. Returns the seconds to wait before the restart, or None if there is none left."""
+        """Count a failure at `now_s`. Returns the seconds to wait before the restart, or None if the limit is
+        reached."""
         self._times_s = [time_s for time_s in self._times_s if now_s - time_s < self.window_s]
-        if len(self._times_s) >= self.most:
+        if len(self._times_s) >= self.limit:
             return None
         self._times_s.append(now_s)
         self.total += 1
         return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (len(self._times_s) - 1))
 
     def of_window(self) -> int:
-        """Restarts within the window, as of the last failure."""
+        """The number of restarts within the window before the last failure."""
         return len(self._times_s)
 
 
@@ -50,10 +51,10 @@ def launch_with_restarts(
     tell: Callable[[RankFailedError, str], None],
     num_threads: int = 0,
 ) -> list[Any]:
-    """Run `work` on every rank of the job's plan, on this machine, as `launch` does. If a rank fails, `tell` why and
-    that all are started anew: `work` goes on from what it has saved.
+    """Run `work` on every rank of the job's plan, on this machine, as `launch` does. If a rank fails, all ranks are
+    restarted, and `work` resumes from what it has saved; `tell` gets the failure and a line about the restart.
 
-    What every rank finds alike would come again, and raises at once. So does a failure after a request to leave.
+    A failure that every rank finds would come again, and is raised at once; so is a failure after a request to leave.
     """
     check_machine(job, folder)
     restarts = Restarts(job.run.max_restarts, job.run.restart_window_s)
@@ -63,21 +64,21 @@ def launch_with_restarts(
         except RankFailedError as error:
             failure = error.failure
             would_come_again = failure is not None and failure.kind in OF_ALL_RANKS
-            if would_come_again or preemption.signal is not None or restarts.most == 0:
+            if would_come_again or preemption.signal is not None or restarts.limit == 0:
                 raise
             delay_s = restarts.delay_s(time.monotonic())
             if delay_s is None:
-                raise RankFailedError(f"{error}\n{_limit(restarts)}", failure) from None
+                raise RankFailedError(f"{error}\n{_limit_message(restarts)}", failure) from None
             tell(
                 error,
-                f"restart {restarts.of_window()} of {restarts.most} within {restarts.window_s:g} s, in {delay_s:g} s",
+                f"restart {restarts.of_window()} of {restarts.limit} within {restarts.window_s:g} s, in {delay_s:g} s",
             )
         time.sleep(delay_s)
 
 
-def _limit(restarts: Restarts) -> str:
-    more = f" ({restarts.total} in all)" if restarts.total > restarts.most else ""
+def _limit_message(restarts: Restarts) -> str:
+    in_all = f" ({restarts.total} in all)" if restarts.total > restarts.limit else ""
     return (
-        f"ranks were started anew {counted(restarts.most, 'time')} within {restarts.window_s:g} s{more}, which is what "
-        "run.max_restarts and run.restart_window_s allow"
+        f"ranks were started anew {counted(restarts.limit, 'time')} within {restarts.window_s:g} s{in_all}, which is "
+        "what run.max_restarts and run.restart_window_s allow"
     )

@@ -1,5 +1,5 @@
-"""The folder of a run, and that of its checkpoints: which it is, whether it can be written to, and that one run at a
-time has it."""
+"""The folder of a run and the folder of its checkpoints: their paths, checks that they can be written to, and locks, so
+that one run at a time uses them."""
 
 import errno
 import fcntl
@@ -20,19 +20,20 @@ from shardwright.train.checkpoint.storage import LocalStorage, open_storage
 from shardwright.train.run_files import name_faults, open_own
 
 RUN_FOLDER, CHECKPOINTS = "run.folder", "checkpoint.path"  # the fields that name folders
-# Says who has the folder, and is locked by it. The system gives the lock of a process back however that ends.
+# A file that names the process using the folder, and is locked by it. The system releases the lock however it ends.
 LOCK = ".lock"
-# A network file system may show a new file that late.
+# How late a network file system may show a new file.
 SHARED_S = 30.0
 
 
 def folder_of(job: JobSpec) -> Path:
-    """Where a job's run writes."""
+    """The folder to which a job's run writes."""
     return Path(os.path.expanduser(job.run.folder) or Path("runs", job.name))
 
 
 def folder_faults(folder: Path, field: str = RUN_FOLDER) -> list[str]:
-    """Make the folder and write to it: what else could tell that it can be done?"""
+    """Make the folder and a temporary file in it. Returns the fault if that fails; `field` is the field that names the
+    folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -48,17 +49,18 @@ def folder_faults(folder: Path, field: str = RUN_FOLDER) -> list[str]:
 
 @contextmanager
 def leaving_no_empty(folder: Path) -> Iterator[None]:
-    """Where what is done meanwhile is refused, remove the folders that were made for it and have no file: the one of
-    this name, what is in it, and those that it is in. Those that were there before stay."""
-    new = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    """If the block raises PlanError or exits with status 2, remove new folders without files: `folder`, its subfolders,
+    and its parents. Folders that existed before the block stay."""
+    new_folders = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         yield
     except (PlanError, SystemExit) as end:
         if isinstance(end, PlanError) or end.code == 2:
             with suppress(ValueError):  # a NUL in the name: there is no such folder
-                inside = [Path(path) for path, _, _ in os.walk(folder, topdown=False)] if folder in new else []
-                for path in dict.fromkeys([*inside, *new]):
-                    with suppress(OSError):  # it is not empty, or not there
+                is_new = folder in new_folders
+                subfolders = [Path(path) for path, _, _ in os.walk(folder, topdown=False)] if is_new else []
+                for path in dict.fromkeys([*subfolders, *new_folders]):
+                    with suppress(OSError):  # the folder is not empty, or does not exist
                         path.rmdir()
         raise
 
@@ -68,12 +70,13 @@ def _way_out(field: str) -> str:
 
 
 def this_node() -> str:
-    """The name of this machine in faults, if the run has several."""
+    """The name of this machine in faults of a run on several machines."""
     return f"node {socket.gethostname()}"
 
 
 def unshared_faults(folder: Path, patience_s: float, field: str = RUN_FOLDER) -> list[str]:
-    """The fault of a folder that a run on another machine holds and that is another folder here."""
+    """The fault if `folder` on this machine is not the shared one that rank 0 has locked. Waits for the lock to show,
+    `patience_s` seconds at most."""
     late_s = time.monotonic() + patience_s
     while not _is_held_elsewhere(folder):
         if time.monotonic() > late_s:
@@ -86,8 +89,8 @@ def unshared_faults(folder: Path, patience_s: float, field: str = RUN_FOLDER) ->
 
 
 def _is_held_elsewhere(folder: Path) -> bool:
-    """True if some process has the lock of a folder that is there. A lock that a dead one left is nobody's."""
-    if not (os.path.isdir(folder) and LOCK in os.listdir(folder)):  # to list it asks the server anew
+    """True if another process has the lock of the folder. The file of a dead process is not locked."""
+    if not (os.path.isdir(folder) and LOCK in os.listdir(folder)):  # listing a folder asks its file server again
         return False
     try:
         descriptor = open_own(folder / LOCK, os.O_RDWR)
@@ -97,7 +100,7 @@ def _is_held_elsewhere(folder: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no locks on this file system: that it is there must do
+    except OSError:  # this file system has no locks, so the file's existence must suffice
         return True
     finally:
         os.close(descriptor)
@@ -106,11 +109,12 @@ def _is_held_elsewhere(folder: Path) -> bool:
 
 @contextmanager
 def holding(folder: Path, other_faults: list[str], field: str = RUN_FOLDER) -> Iterator[None]:
-    """Have the folder for this process alone. PlanError with all faults if there are others, or another run has it."""
+    """Lock the folder for this process during the block. Raises PlanError with `other_faults`, and with a fault if
+    another run uses the folder."""
     descriptor, faults = -1, list(other_faults)
     if os.path.isdir(folder):
-        descriptor, in_use = _lock(folder / LOCK, field)
-        faults += in_use
+        descriptor, lock_faults = _lock(folder / LOCK, field)
+        faults += lock_faults
     try:
         if faults:
             raise PlanError("this machine", faults)
@@ -122,7 +126,8 @@ def holding(folder: Path, other_faults: list[str], field: str = RUN_FOLDER) -> I
 
 
 def shared_place(job: JobSpec, folder: Path) -> tuple[Path, str] | None:
-    """The folder that all machines of a run must see, and the field that names it; None where it is an address."""
+    """The folder that all machines of a run must share, and the field that names it; None if checkpoints are not in a
+    file system."""
     storage = open_storage(place_of(job, folder))
     if job.checkpoint.path:
         return (Path(storage.root), CHECKPOINTS) if isinstance(storage, LocalStorage) else None
@@ -131,8 +136,8 @@ def shared_place(job: JobSpec, folder: Path) -> tuple[Path, str] | None:
 
 @contextmanager
 def holding_checkpoints(job: JobSpec, folder: Path) -> Iterator[None]:
-    """Have the folder that a run writes its checkpoints to for this process alone, where it is one of a file system:
-    another run, with another run.folder, may name it too. PlanError where that has it."""
+    """Lock the folder of the run's checkpoints for this process during the block, if it is in a file system: another
+    run with another run.folder may name it, too. Raises PlanError if another run uses it."""
     storage = open_storage(place_of(job, folder)) if job.checkpoint.is_on else None
     if not isinstance(storage, LocalStorage) or os.path.realpath(storage.root) == os.path.realpath(folder):
         yield
@@ -143,14 +148,15 @@ def holding_checkpoints(job: JobSpec, folder: Path) -> Iterator[None]:
 
 
 def _lock(file: Path, field: str) -> tuple[int, list[str]]:
-    """An open file that is locked, or why there is none: -1 alone where the file system has no locks."""
+    """Lock a file. Returns its descriptor and no faults, or -1 and the fault; -1 and no fault if the file system has no
+    locks or the file can't be written."""
     try:
         descriptor = open_own(file, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            what = "a link" if os.path.islink(file) else "no file of its own, but has another name or is a FIFO"
-            return -1, [f"{file} is {what}, and would be written to; remove it, or {_way_out(field)}"]
-        return -1, []  # not writable: another fault says so
+            kind = "a link" if os.path.islink(file) else "no file of its own, but has another name or is a FIFO"
+            return -1, [f"{file} is {kind}, and would be written to; remove it, or {_way_out(field)}"]
+        return -1, []  # not writable: folder_faults tells it
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,18 +167,18 @@ def _lock(file: Path, field: str) -> tuple[int, list[str]]:
     except OSError:
         os.close(descriptor)
         return -1, []
-    if not _is_at(descriptor, file):  # its owner has removed it since it was opened
+    if not _is_at(descriptor, file):  # its owner has removed it after it was opened here
         os.close(descriptor)
         return _lock(file, field)
-    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
-    with suppress(OSError):  # a full disk is told by those who need it
+    own_fields = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
+    with suppress(OSError):  # the writers of larger files report a full disk
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        os.pwrite(descriptor, json.dumps(own_fields).encode(), 0)
     return descriptor, []
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """True if an open file is the one of that name."""
+    """True if `file` is the path of an open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except OSError:
@@ -180,8 +186,8 @@ def _is_at(descriptor: int, file: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """Who has the lock, in words."""
+    """The process that has the lock, in words."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        about = json.loads(os.pread(descriptor, 4096, 0))
-        return f"process {about['pid']} on {about['host']} since {about['since']}"
+        fields = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {fields['pid']} on {fields['host']} since {fields['since']}"
     return "which has not said which"

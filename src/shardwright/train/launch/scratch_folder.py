@@ -1,8 +1,8 @@
-"""Folders of scratch files that go with the process that made them, however it ends.
+"""Folders of scratch files that are removed after the end of the process that made them, however it ends.
 
-A folder has a file that its process holds a lock of (flock), which the system gives back when the process has ended.
-That is how others tell a folder that is left from one in use: the number of a process says nothing of one on another
-host, or in another container, that has the same folder for temporary files.
+Each folder has a file that its process locks (flock); the system releases the lock when the process ends. So other
+processes can tell an abandoned folder from one in use. A process id does not tell it: hosts and containers may share
+the folder for temporary files.
 """
 
 import fcntl
@@ -22,11 +22,11 @@ _PREFIX, _LOCK = "shardwright-scratch", ".in-use"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder, which is removed with all that is in it at the end of the block.
+    """A new folder, which is removed with its contents at the end of the block.
 
-    Where the process is killed, the server of ranks removes it, or else whoever makes the next one here.
+    If the process is killed, the server of ranks removes the folder, or else the next process that calls this.
     """
-    _remove_left("*")
+    _remove_abandoned("*")
     folder, lock = _new_folder()
     try:
         yield folder
@@ -36,11 +36,11 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def _new_folder() -> tuple[Path, int]:
-    """A folder and its lock. Another process may have seen it before it was locked, and removed it: then another."""
+    """Make a folder and lock it. Another process may remove it before it is locked: then a new one is made."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-"))
         lock = open_own(folder / _LOCK, os.O_RDWR | os.O_CREAT)
-        with suppress(OSError):  # a file system without locks: then nobody else removes it
+        with suppress(OSError):  # on a file system without locks no other process removes it
             fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.exists(folder / _LOCK):
             return folder, lock
@@ -48,22 +48,23 @@ def _new_folder() -> tuple[Path, int]:
 
 
 def remove_scratch_of(process: int) -> None:
-    """Remove what a process that has ended left behind."""
-    _remove_left(str(process))
+    """Remove the scratch folders of a process that has ended, by its process id."""
+    _remove_abandoned(str(process))
 
 
-def _remove_left(process: str) -> None:
-    """Remove the folders of this user, made by a process of that number or any, that nobody holds."""
+def _remove_abandoned(process: str) -> None:
+    """Remove this user's folders that no process has locked. `process` is the id of the process that made them, or
+    "*" for any."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-{process}-*"):
         if re.fullmatch(rf"{_PREFIX}-\d+-[^-]*", folder.name):
-            with suppress(OSError), _held(folder):
+            with suppress(OSError), _locked(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """The lock of a folder that is left. OSError where another has it, where it is not there (its process may be about
-    to make it), or where the folder is somebody else's."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock an abandoned folder during the block. Raises OSError if another process has the lock, if there is no lock
+    file (its process may be about to make it), or if the folder is another user's."""
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(str(folder))

@@ -1,4 +1,4 @@
-"""The kind of device that a job with run.device "auto" takes on this machine, where its cluster names none."""
+"""Chooses the kind of device for a job with run.device "auto" whose cluster names no device."""
 
 from collections.abc import Callable
 
@@ -10,16 +10,16 @@ from shardwright.train.launch.rank_life import device_kind
 
 
 def on_this_machine(job: JobSpec, num_ranks: int, tell: Callable[[str], None]) -> JobSpec:
-    """The job with run.device "cuda" where "auto" finds a CUDA device here for each of its `num_ranks` ranks of this
-    machine, and with "cpu" where there are fewer, which it tells.
+    """The job with its run.device set. "auto" becomes "cuda" if this machine has a CUDA device for each of its
+    `num_ranks` ranks; if it has some but fewer, "cpu", with a note to `tell`. Without CUDA the job stays as it is.
 
-    Else memory and chunks of the loss would be counted by the rules of processors while the job runs on CUDA. A job
-    whose cluster names a device is meant for that one, and stays as it is.
+    With "auto", memory and chunks of the loss would be computed for a CPU although the job runs on CUDA. A job whose
+    cluster names a device is meant for that device, and stays as it is.
     """
     if not (job.run.device == "auto" and job.runs_on_cpu) or device_kind("auto") != "cuda":
         return job
     num_devices = torch.cuda.device_count()
-    # A scheduler may give each rank one device alone to see: then it has as many as it has ranks.
+    # A scheduler may let each rank see its own device alone; then num_ranks is the caller's one rank.
     kind = "cuda" if num_devices >= num_ranks else "cpu"
     if kind == "cpu":
         tell(

@@ -1,1 +1,1 @@
-"""A module that is not ours, under data parallel and ZeRO."""
+"""Data parallel and ZeRO for a user's own module."""

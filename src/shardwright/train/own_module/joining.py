@@ -1,4 +1,4 @@
-"""The other ranks of a script of the user's own: joined as torchrun's environment says, and watched."""
+"""Joins the ranks of a user's script, as torchrun's environment describes them, and watches them."""
 
 import atexit
 import sys
@@ -17,31 +17,37 @@ from shardwright.train.launch.meeting import NotMetError
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, give_up, join_others
 
-_MOST_TOLD = 400  # letters of the error that a rank left with
+_MOST_CHARACTERS = 400  # of the error with which a rank left
 
 
 def num_ranks() -> int:
-    """Ranks that there are: of the process group, if there is one, else of torchrun; 1 without either."""
+    """The number of ranks: of the process group, if there is one, else of torchrun; 1 without either."""
     if _has_group():
         return dist.get_world_size()
-    seat = RankEnvironment.from_environment()
-    return 1 if seat is None else seat.world
+    env = RankEnvironment.from_environment()
+    return 1 if env is None else env.world
 
 
 def joined_mesh(job: JobSpec, device: torch.device, timeout_s: float) -> Mesh:
-    """The process groups of the plan. Where the script has made no group of all ranks, it is made here, with a watch
-    that ends a rank which waits longer than `timeout_s` and says for whom. Raises RunError."""
+    """The mesh of the plan. If the script has not made a process group, it is made here, with a watch that ends a rank
+    that waits longer than `timeout_s`, and tells for which ranks it waited. Raises RunError."""
     if _has_group():
         return make_mesh(job.plan, dist.get_rank(), device, timeout_s)
-    seat = RankEnvironment.from_environment()
-    if seat is None or seat.world == 1:
+    env = RankEnvironment.from_environment()
+    if env is None or env.world == 1:
         return make_mesh(job.plan, 0, device, timeout_s)
     shape = MeshShape.of(job.plan)
     try:
+        make = partial(make_mesh, job.plan, env.rank, device, timeout_s)
         mesh, watch = join_others(
-            seat, device, timeout_s, shape.describe, partial(make_mesh, job.plan, seat.rank, device, timeout_s),
-            on_timeout=partial(_end, seat.rank), explains_losses=True,
-        )  # fmt: skip
+            env,
+            device,
+            timeout_s,
+            shape.describe,
+            make,
+            on_timeout=partial(_end, env.rank),
+            explains_losses=True,
+        )
     except NotMetError as error:
         raise RunError(str(error)) from None
     atexit.register(_leave, watch)
@@ -53,12 +59,12 @@ def _has_group() -> bool:
 
 
 def _leave(watch: Watch) -> None:
-    """Tell ranks that may wait for this one why it ends."""
-    error = getattr(sys, "last_value", None)  # of a script that an error ended
+    """Tell ranks that wait for this one why it ends."""
+    error = getattr(sys, "last_value", None)  # set if an exception ended the script
     reason = "its script is over"
     if error is not None:
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_MOST_TOLD]
-    with suppress(RuntimeError):  # where the store has gone, nobody is left to be told
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_MOST_CHARACTERS]
+    with suppress(RuntimeError):  # the store is gone, and with it the ranks that wait
         watch.leave(reason)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a module of the user's own, in the format of all others (train/checkpoint/manifest.py)."""
+"""Checkpoints of a user's module, in the format of all checkpoints (train/checkpoint/manifest.py)."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -36,16 +36,16 @@ _BUFFER, _FROZEN, _TRAINED, _AFTER = "buffer.", "frozen.", "weights.", "trained_
 
 
 def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str, step: int) -> None:
-    """Write this rank's boxes, and on rank 0 the manifest once all have. Buffers and what is frozen are rank 0's.
-    Raises RunError, the same on every rank: also where weights that are trained are no numbers, for `load` takes the
-    newest checkpoint."""
-    from shardwright.train.checkpoint.box_writer import save_boxes  # it takes half a second, and not all save
+    """Write this rank's boxes, and then on rank 0 the manifest. Rank 0 also writes buffers and frozen parameters.
+    Raises RunError, the same on every rank, if a rank can't write; also if trained weights are not finite, because
+    `load` takes the newest checkpoint."""
+    from shardwright.train.checkpoint.box_writer import save_boxes  # imported here: it takes half a second
 
-    storage = _reached(folder, mesh)
-    shards = [unit.value_shard for held in replica.shards.values() for unit in held.units]
+    storage = _open_folder(folder, mesh)
+    shards = [unit.value_shard for stage in replica.shards.values() for unit in stage.units]
     is_ruined = any(not bool(values.isfinite().all()) for values in shards)
-    ruined = "its weights are not finite; what was saved before stays, and load() goes on from that"
-    agree(ruined if is_ruined else "", mesh, f"the checkpoint of step {step} is not written")
+    ruin_fault = "its weights are not finite; what was saved before stays, and load() goes on from that"
+    agree(ruin_fault if is_ruined else "", mesh, f"the checkpoint of step {step} is not written")
     boxes, error = held_boxes(replica, mesh), ""
     if mesh.rank == 0:
         boxes += [_whole_box(f"{_BUFFER}{name}", values) for name, values in replica.buffers.items()]
@@ -57,10 +57,10 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
         error = str(fault)
     agree(error, mesh, f"the checkpoint of step {step} could not be written")
     if mesh.rank == 0:
+        fields = job.model_dump(mode="json")
         manifest = Manifest(
-            step=step, samples=0, optimizer_steps=optimizer_steps(replica), job=job.model_dump(mode="json"), state={},
-            files=(),
-        )  # fmt: skip
+            step=step, samples=0, optimizer_steps=optimizer_steps(replica), job=fields, state={}, files=()
+        )
         try:
             make_whole(storage, manifest, [index_file(rank) for rank in range(mesh.world.size)])
         except (OSError, BrokenCheckpointError) as fault:
@@ -69,17 +69,17 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
 
 
 def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str) -> int:
-    """Take up the newest whole checkpoint of a folder, as rank 0 sees it. Returns its step. Raises PlanError where rank
-    0 sees none and RunError where a rank can't take up this very one: the same on every rank."""
-    from shardwright.train.checkpoint.box_reader import load_boxes  # it takes half a second, and few load
+    """Load the newest whole checkpoint that rank 0 sees in a folder. Returns its step. Raises, the same on every rank,
+    PlanError if rank 0 sees no checkpoint, and RunError if a rank can't load that one."""
+    from shardwright.train.checkpoint.box_reader import load_boxes  # imported here: it takes half a second
 
-    storage = _reached(folder, mesh)
+    storage = _open_folder(folder, mesh)
     step = _chosen_step(storage, mesh)
     if step < 0:
-        first = told_by_all(folder, mesh)[0]  # which may be called otherwise here
-        raise PlanError("load", [f"{first} has no checkpoint; name the folder that save() was given"])
+        folder_of_rank_0 = told_by_all(folder, mesh)[0]  # its name may differ from this rank's
+        raise PlanError("load", [f"{folder_of_rank_0} has no checkpoint; name the folder that save() was given"])
     manifest = _same_manifest(storage, step, mesh)
-    error, begun, shapes = "", dict[str, Tensor](), dict[str, tuple[int, ...]]()
+    error, trained_after, shapes = "", dict[str, Tensor](), dict[str, tuple[int, ...]]()
     try:
         indices = indices_of(storage, manifest)
         shapes = dict(full_shapes(indices))
@@ -89,22 +89,22 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
             _wanted_whole("frozen parameter", name, values, (_FROZEN, _TRAINED), shapes)
             for name, values in replica.frozen.items()
         ]
-        begun = _begun_later(replica, shapes, manifest.optimizer_steps)
-        unread = {name: values for name, values in begun.items() if not values}
+        trained_after = _trained_after(replica, shapes, manifest.optimizer_steps)
+        unread = {name: number for name, number in trained_after.items() if not number}
         boxes += [_wanted_whole("count", name, values, (_AFTER,), shapes) for name, values in unread.items()]
         load_boxes(boxes, storage, folder_name(step), indices)
-        _check_counts(begun, manifest.optimizer_steps)
+        _check_counts(trained_after, manifest.optimizer_steps)
     except (OSError, BrokenCheckpointError) as fault:
         error = f"{storage.root}/{folder_name(step)}: {fault}"
-    meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")  # some ranks read more
+    meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")  # some ranks read more than others
     agree(error, mesh, f"the checkpoint of step {step} can't be taken up")
     take_up(replica, manifest.optimizer_steps)
-    _count_after(replica, {name: int(number) for name, number in begun.items()}, _thawed(shapes))
+    _count_after(replica, {name: int(number) for name, number in trained_after.items()}, _thawed(shapes))
     return step
 
 
-def _reached(folder: str, mesh: Mesh) -> Storage:
-    """Where a checkpoint lies. RunError on every rank where one can't reach it."""
+def _open_folder(folder: str, mesh: Mesh) -> Storage:
+    """The storage of checkpoints in `folder`. Raises RunError on every rank if one can't reach it."""
     storage, error = None, ""
     try:
         storage = open_storage(folder)
@@ -116,8 +116,8 @@ def _reached(folder: str, mesh: Mesh) -> Storage:
 
 
 def _chosen_step(storage: Storage, mesh: Mesh) -> int:
-    """The newest healthy step that rank 0 has, -1 for none. Other ranks may see another folder under the same name, or
-    an older state of it, and each by itself would take its own."""
+    """The newest healthy step that rank 0 sees, broadcast to all ranks; -1 if there is none. Other ranks may see
+    another folder under the same name, or an older state of it."""
     newest, error = -1, ""
     if mesh.rank == 0:
         try:
@@ -129,8 +129,8 @@ def _chosen_step(storage: Storage, mesh: Mesh) -> int:
 
 
 def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
-    """The manifest of a step's checkpoint. RunError on every rank, naming those that lack it, where it is not on each
-    the one that rank 0 has."""
+    """The manifest of a step's checkpoint. Raises RunError on every rank, naming the ranks at fault, if a rank has no
+    manifest or another one than rank 0."""
     place = f"{storage.root}/{folder_name(step)}"
     manifest, error, digest = None, "", ""
     try:
@@ -141,8 +141,8 @@ def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
             error = f"there is no {place}"
     except (OSError, BrokenCheckpointError) as fault:
         error = f"{place}: {fault}"
-    first = told_by_all(digest, mesh)[0]
-    if first and digest and digest != first:
+    digest_of_rank_0 = told_by_all(digest, mesh)[0]
+    if digest_of_rank_0 and digest and digest != digest_of_rank_0:
         error = f"{place} is another checkpoint than that of rank 0"
     way_out = "" if mesh.world.size == 1 else "; all ranks must see the one folder that save() was given"
     agree(error and error + way_out, mesh, f"the checkpoint of step {step} can't be taken up")
@@ -153,81 +153,83 @@ def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
 def _wanted_trained(
     replica: "ModuleReplica", shapes: Mapping[str, tuple[int, ...]], optimizer_anew: bool
 ) -> list[WantedBox]:
-    """The boxes that this rank needs of the trained parameters. Of what was frozen until now there are values alone:
-    what the optimizer remembers of it begins anew."""
+    """The boxes of trained parameters that this rank needs. A parameter that was frozen when the checkpoint was written
+    has values alone, and its optimizer state begins anew."""
     thawed = _thawed(shapes)
     units = [unit for shards in replica.shards.values() for unit in shards.units]
     states = {_TRAINED[:-1], *(state for unit in units for state in unit.masters.moment_names())}
-    known = {f"{state}.{name}": shapes[_FROZEN + name] for state in states for name in thawed} | dict(shapes)
-    found = []
-    for box in wanted_boxes(replica, known, weights_alone=False, optimizer_anew=optimizer_anew):
+    # Shapes as if thawed parameters had been trained.
+    trained_shapes = {f"{state}.{name}": shapes[_FROZEN + name] for state in states for name in thawed} | dict(shapes)
+    boxes = []
+    for box in wanted_boxes(replica, trained_shapes, weights_alone=False, optimizer_anew=optimizer_anew):
         state, _, name = box.name.partition(".")
         if name not in thawed:
-            found.append(box)
+            boxes.append(box)
         elif state == _TRAINED[:-1]:
-            found.append(replace(box, name=_FROZEN + name))
-    return found
+            boxes.append(replace(box, name=_FROZEN + name))
+    return boxes
 
 
 def _thawed(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
-    """The parameters that were frozen when a checkpoint with tensors of these shapes was written."""
+    """The names of parameters that were frozen when a checkpoint with tensors of these shapes was written."""
     names = (name.removeprefix(_FROZEN) for name in shapes if name.startswith(_FROZEN))
     return {name for name in names if _TRAINED + name not in shapes}
 
 
-def _begun_later(
+def _trained_after(
     replica: "ModuleReplica", shapes: Mapping[str, tuple[int, ...]], optimizer_steps: int
 ) -> dict[str, Tensor]:
-    """After how many steps each parameter here was first trained that was not from the first one on, [1]: those that
-    were frozen until now after all of them. Of others the number is 0 until it is read."""
+    """The number of steps before each parameter was first trained, [1], for parameters of this rank that were not
+    trained from the first step on: `optimizer_steps` for those frozen in the checkpoint, and 0 for the others, whose
+    number is read into the tensor later."""
     if not optimizer_steps:
         return {}
-    thawed, found = _thawed(shapes), dict[str, Tensor]()
+    thawed, numbers = _thawed(shapes), dict[str, Tensor]()
     for unit in (unit for shards in replica.shards.values() for unit in shards.units):
         for name in (parameter.place.name for parameter in unit.parameters):
             if name in thawed or _AFTER + name in shapes:
-                found[name] = torch.tensor([optimizer_steps if name in thawed else 0])
-    return found
+                numbers[name] = torch.tensor([optimizer_steps if name in thawed else 0])
+    return numbers
 
 
-def _check_counts(begun: Mapping[str, Tensor], optimizer_steps: int) -> None:
-    for name, number in begun.items():
+def _check_counts(trained_after: Mapping[str, Tensor], optimizer_steps: int) -> None:
+    for name, number in trained_after.items():
         if not 0 < int(number) <= optimizer_steps:
             raise BrokenCheckpointError(
                 f"{_AFTER}{name} is {int(number)}, and its optimizer has done {optimizer_steps} steps"
             )
 
 
-def _count_after(replica: "ModuleReplica", begun: Mapping[str, int], thawed: Collection[str]) -> None:
-    """Count the optimizer's steps with these parameters from behind so many of them; of those that were frozen until
-    now it remembers nothing."""
+def _count_after(replica: "ModuleReplica", trained_after: Mapping[str, int], thawed: Collection[str]) -> None:
+    """Let the optimizer count the steps of each of these parameters from its number in `trained_after`. The optimizer
+    state of thawed parameters is set to 0."""
     replica.trained_after.clear()
-    replica.trained_after.update(begun)
+    replica.trained_after.update(trained_after)
     for unit in (unit for shards in replica.shards.values() for unit in shards.units):
-        for parameter in (p for p in unit.parameters if p.place.name in begun):
-            first, end, start = unit.rows_held(parameter)
-            num_elements, name = (end - first) * rows_of(parameter.shape)[1], parameter.place.name
+        for parameter in (p for p in unit.parameters if p.place.name in trained_after):
+            first_row, end_row, start = unit.rows_held(parameter)
+            num_elements, name = (end_row - first_row) * rows_of(parameter.shape)[1], parameter.place.name
             if num_elements <= 0:
                 continue
-            unit.masters.count_after(start, start + num_elements, begun[name])
+            unit.masters.count_after(start, start + num_elements, trained_after[name])
             for state in unit.masters.moment_names() if name in thawed else ():
                 unit.masters.copy_in(state, start, torch.zeros(num_elements))
 
 
 def _whole_box(name: str, values: Tensor) -> HeldBox:
-    kept = values.detach().cpu().clone().contiguous()
-    return HeldBox(name, tuple(kept.shape), tuple((0, size) for size in kept.shape), kept)
+    copy = values.detach().cpu().clone().contiguous()
+    return HeldBox(name, tuple(copy.shape), tuple((0, size) for size in copy.shape), copy)
 
 
 def _wanted_whole(
     kind: str, name: str, values: Tensor, prefixes: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> WantedBox:
-    """All of a tensor, under the first of these prefixes that the checkpoint has it by."""
-    found = next((prefix + name for prefix in prefixes if prefix + name in shapes), None)
-    if found is None:
+    """The box of a full tensor, under the first of `prefixes` with which the checkpoint has it."""
+    stored_name = next((prefix + name for prefix in prefixes if prefix + name in shapes), None)
+    if stored_name is None:
         raise BrokenCheckpointError(f"it has no {kind} {name}")
-    return WantedBox(found, tuple(values.shape), tuple((0, size) for size in values.shape), partial(_set, values))
+    return WantedBox(stored_name, tuple(values.shape), tuple((0, size) for size in values.shape), partial(_set, values))
 
 
-def _set(into: Tensor, values: Tensor) -> None:
-    into.copy_(values)
+def _set(target: Tensor, values: Tensor) -> None:
+    target.copy_(values)

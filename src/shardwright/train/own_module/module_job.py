@@ -1,4 +1,4 @@
-"""The checked job of a module of the user's own: the plan, the optimizer and the numbers, as a job has them."""
+"""The checked job of a user's module: its plan, optimizer and precision."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,67 +12,72 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.units import counted
 
 SUBJECT = "shard"
-# Fields of a plan that say how replicas share a model's state. All others cut a model whose insides are known.
+# Fields of a plan that apply to any module: how replicas share its state. Other fields need a model with known layers.
 FIELDS = (
     "dp", "zero", "zero_ranks", "offload_optimizer", "offload_parameters", "bucket_mib", "compress", "compress_rank",
     "compress_share", "compress_least",
 )  # fmt: skip
 _CUTS = {"tp": "matrices", "pp": "layers", "cp": "sequences", "ep": "experts"}
 
-Asked = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 
 def module_job(
-    plan: "Asked | PlanSpec | None", optimizer: Asked | None, precision: Asked | None, world: int
+    plan: "Fields | PlanSpec | None", optimizer: Fields | None, precision: Fields | None, world: int
 ) -> JobSpec:
-    """A job with what is asked for; its model stands for none. Raises PlanError with every fault.
+    """A job with this plan, optimizer and precision on `world` ranks. Its model is a placeholder. Raises PlanError with
+    every fault.
 
-    The learning rate is constant and without warm-up where `optimizer` does not say another schedule.
+    Without `steps` in `optimizer`, the learning rate is constant and has no warm-up.
     """
-    given = GivenOptions()
+    options = GivenOptions()
     if isinstance(plan, PlanSpec):
         plan = plan.model_dump(exclude_defaults=True)
-    fields = given.fields("plan", plan, '{"zero": 3}')
-    rated = given.fields("optimizer", optimizer, '{"learning_rate": 1e-3}')
-    numbers = given.fields("precision", precision, '{"compute": "bf16"}')
-    given.check(SUBJECT)
+    plan_fields = options.fields("plan", plan, '{"zero": 3}')
+    optimizer_fields = options.fields("optimizer", optimizer, '{"learning_rate": 1e-3}')
+    precision_fields = options.fields("precision", precision, '{"compute": "bf16"}')
+    options.check(SUBJECT)
     faults = [
-        f"plan.{axis} {fields[axis]} cuts the {what} of a model, and those of a module of your own are not known; use "
-        f"data parallel and ZeRO: plan.{axis} = 1"
-        for axis, what in _CUTS.items()
-        if fields.get(axis, 1) != 1
+        f"plan.{axis} {plan_fields[axis]} cuts the {parts} of a model, and those of a module of your own are not "
+        f"known; use data parallel and ZeRO: plan.{axis} = 1"
+        for axis, parts in _CUTS.items()
+        if plan_fields.get(axis, 1) != 1
     ]
     default = PlanSpec().model_dump()
-    others = [name for name in fields if name in default and name not in (*FIELDS, *_CUTS)]
+    unused = [name for name in plan_fields if name in default and name not in (*FIELDS, *_CUTS)]
     faults += [
-        f"plan.{name} is {fields[name]!r}, and says nothing of a module of your own; leave it out"
-        for name in others
-        if fields[name] != default[name]
+        f"plan.{name} is {plan_fields[name]!r}, and says nothing of a module of your own; leave it out"
+        for name in unused
+        if plan_fields[name] != default[name]
     ]
-    faults += _unfit(rated.get("name", "adamw"), numbers)
-    kept = {name: value for name, value in fields.items() if name not in (*_CUTS, *others)}
-    dp = kept.setdefault("dp", world)
-    rates = {"schedule": "constant", "warmup_steps": 0} if "steps" not in rated else {}
-    whole = {
-        "plan": kept, "optimizer": rates | rated, "precision": numbers,
+    faults += _unfit(optimizer_fields.get("name", "adamw"), precision_fields)
+    used_fields = {name: value for name, value in plan_fields.items() if name not in (*_CUTS, *unused)}
+    dp = used_fields.setdefault("dp", world)
+    default_rate = {"schedule": "constant", "warmup_steps": 0} if "steps" not in optimizer_fields else {}
+    job_fields = {
+        "plan": used_fields,
+        "optimizer": default_rate | optimizer_fields,
+        "precision": precision_fields,
         "batch": {"global_batch_size": dp if isinstance(dp, int) and dp > 0 else 1},
-    }  # fmt: skip
+    }
     try:
-        job = make_job(whole, SUBJECT)
+        job = make_job(job_fields, SUBJECT)
     except PlanError as error:
         raise PlanError(SUBJECT, faults + error.faults) from None
     if job.plan.world != world:
-        were = f"{counted(world, 'rank')} {'was' if world == 1 else 'were'} started"
-        faults.append(f"plan.dp is {job.plan.dp}, and {were}; leave plan.dp out, or start {job.plan.dp} with torchrun")
+        were_started = f"{counted(world, 'rank')} {'was' if world == 1 else 'were'} started"
+        faults.append(
+            f"plan.dp is {job.plan.dp}, and {were_started}; leave plan.dp out, or start {job.plan.dp} with torchrun"
+        )
     if faults:
         raise PlanError(SUBJECT, faults)
     return job
 
 
-def _unfit(optimizer: Any, precision: Asked) -> list[str]:
-    """Fields of an optimizer and of numbers that are for our own models alone."""
+def _unfit(optimizer: Any, precision: Fields) -> list[str]:
+    """Faults of an optimizer's name and of precision fields that work for Shardwright's own models alone."""
     faults = []
-    # Those that look at matrices have to know which these are.
+    # Optimizers that update matrices must know which parameters are matrices.
     fitting = [facts.name for facts in OPTIMIZERS.values() if facts.matrix_update == "none"]
     if optimizer in OPTIMIZERS and optimizer not in fitting:
         faults.append(

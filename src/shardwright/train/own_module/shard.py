@@ -1,4 +1,4 @@
-"""From a module and a plan to a sharded module."""
+"""Shards a user's module according to a plan."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,32 +30,32 @@ def shard(
 ) -> ShardedModule:  # fmt: skip
     """Put a module of your own under data parallel and ZeRO. Every rank calls this.
 
-    `plan`, `optimizer` and `precision` have fields as a job has them; plan.dp is the number of ranks that there are. A
-    step is `accumulate` backwards. With ZeRO 3 `units` are the names of the submodules whose parameters are gathered
-    together; without, these are the modules of repeated containers. Without a process group it is made, as torchrun's
-    environment says; a rank that waits longer than `timeout_s` for others ends, and says for whom. The module's
-    parameters are replaced in place, and begin with the values that they have on rank 0.
+    `plan`, `optimizer` and `precision` have the fields of these tables in a job; plan.dp is the number of ranks. A step
+    has `accumulate` backwards. With ZeRO 3, `units` are the names of the submodules whose parameters are gathered
+    together; by default the modules in repeated containers. If there is no process group, one is made from torchrun's
+    environment; a rank that waits longer than `timeout_s` for others ends, and names them. The module's parameters are
+    replaced in place, and begin with their values on rank 0.
 
     Raises PlanError with every fault.
     """
     if faults := kind_faults(module):
         raise PlanError(SUBJECT, faults)
-    given = GivenOptions()
-    accumulate = given.whole("accumulate, the backwards of a step,", accumulate, least=1)
-    timeout_s = given.number("timeout_s", timeout_s, 120.0)
+    options = GivenOptions()
+    accumulate = options.whole("accumulate, the backwards of a step,", accumulate, least=1)
+    timeout_s = options.number("timeout_s", timeout_s, 120.0)
     if not 0 < timeout_s <= largest.SECONDS:
-        given.faults.append(f"timeout_s is {timeout_s:g}; use seconds, from above 0 to {largest.SECONDS:g}")
-    faults = [*parameter_faults(module), *unit_faults(module, units), *given.faults]
+        options.faults.append(f"timeout_s is {timeout_s:g}; use seconds, from above 0 to {largest.SECONDS:g}")
+    faults = [*parameter_faults(module), *unit_faults(module, units), *options.faults]
     try:
         job = module_job(plan, optimizer, precision, num_ranks())
     except PlanError as error:
         raise PlanError(SUBJECT, error.faults + faults) from None
-    found = module_units(module, units) if not faults else None
-    if found is not None and zero_stage(job.plan) == 3:
-        faults += compiled_faults(found, module)
-    if faults or found is None:
+    checked_units = module_units(module, units) if not faults else None
+    if checked_units is not None and zero_stage(job.plan) == 3:
+        faults += compiled_faults(checked_units, module)
+    if faults or checked_units is None:
         raise PlanError(SUBJECT, faults)
     device = next(parameter.device for parameter in module.parameters())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return ShardedModule(module, found, job, joined_mesh(job, device, timeout_s), accumulate)
+    return ShardedModule(module, checked_units, job, joined_mesh(job, device, timeout_s), accumulate)
