@@ -98,11 +98,11 @@ def _start(described: "Launch", out: Path) -> str:
 
 
 def _as_dict(described: "Launch", text: str, notes: list[str]) -> dict[str, Any]:
-    seats = described.seats
+    layout = described.layout
     return {
         "launcher": described.options.launcher,
-        "servers": seats.servers,
-        "ranks_per_server": seats.ranks_per_server,
+        "servers": layout.servers,
+        "ranks_per_server": layout.ranks_per_server,
         "ranks": described.job.plan.world,
         "port": described.options.port,
         "environment": described.links.variables,

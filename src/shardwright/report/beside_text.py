@@ -15,8 +15,8 @@ from shardwright.simulate.full_step import simulated_step
 
 @dataclass(frozen=True)
 class Beside:
-    """A plan with one generation of software: its step, the memory of its fullest process, and what of the plan that
-    software does not have."""
+    """A plan with one generation of software: its step, the memory of its fullest process, and the strategies of the
+    plan that the software lacks."""
 
     software: str
     step_s: float
@@ -26,10 +26,11 @@ class Beside:
 
 
 def beside(job: JobSpec) -> list[Beside]:
-    """The job's own software first, then all others of the catalog, fastest first. KeyError says what is not known of
-    the job's device."""
-    own = job.cluster.software
-    rows = [_with(job, name) for name in dict.fromkeys((own, *catalog.names("software")))]
+    """The plan with the job's own software first, then with all others of the catalog, fastest first.
+
+    KeyError names an unknown number of the job's device."""
+    own_software = job.cluster.software
+    rows = [_with(job, name) for name in dict.fromkeys((own_software, *catalog.names("software")))]
     return [rows[0], *sorted(rows[1:], key=lambda row: row.step_s)]
 
 
@@ -40,7 +41,7 @@ def _with(job: JobSpec, name: str) -> Beside:
 
 
 def beside_text(rows: list[Beside]) -> str:
-    """A table."""
+    """The plans as a table."""
     table = [["software", "step", "MFU", "process", "lacks"]]
     for row in rows:
         lacking = ", ".join(row.lacks)
