@@ -51,7 +51,7 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
 
 
 # Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 156, "of": 141, "cut": 61, "said": 32, "theirs": 15, "ours": 5}
+VAGUE = {"found": 124, "of": 132, "cut": 61, "said": 31, "theirs": 15, "ours": 5}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

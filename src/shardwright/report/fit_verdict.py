@@ -92,8 +92,8 @@ def verdict_text(job: JobSpec, fit: Fit | None) -> str:
         table_note = " The table is what this runtime would hold."
     else:
         reserved = memory_text(int(device.memory_bytes) - fit.room_bytes)
-        taken = f"the process and its libraries take {reserved} of its {memory}"
-        room_text = f"which offers {memory_text(fit.room_bytes)} ({taken})"
+        reserved_text = f"the process and its libraries take {reserved} of its {memory}"
+        room_text = f"which offers {memory_text(fit.room_bytes)} ({reserved_text})"
         device_text, table_note = f"one {device.name}, {room_text}", ""
         need_text = f"pp rank {rank} needs {memory_text(needed)}"
     left_bytes = fit.room_bytes - needed

@@ -40,6 +40,7 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
         price, prices = "device-hours of 1e9 tokens", lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
     else:
         price, prices = "US dollars of 1e9 tokens", lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
+    memory_title = f"memory of the fullest device, GiB (dotted: the {room_gib:g} there are)"
     chart = partial(line_chart, ticks=ticks)
     parts = [
         text(20, 30, label, "name", 15),
@@ -47,13 +48,7 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
         *legend(_LEFT, 76, [*speed_ups[1:], ideal]),
         *chart("speed-up: tokens a second", boxes[0], speed_ups, 1.0, form=_times),
         *chart("efficiency: tokens a second of a device", boxes[1], efficiency, 1.0, mark=1.0, form=_percent),
-        *chart(
-            f"memory of the fullest device, GiB (dotted: the {room_gib:g} there are)",
-            boxes[2],
-            memory,
-            room_gib,
-            mark=room_gib,
-        ),
+        *chart(memory_title, boxes[2], memory, room_gib, mark=room_gib),
         *chart(price, boxes[3], prices, 0.0, form="{:,g}".format),
     ]
     for box in boxes:

@@ -26,9 +26,12 @@ def _piece_text(piece: PiecePass, backward: bool) -> str:
 
 _WORDS = ("operator", "work", "what it communicates")  # columns of words; the others have numbers
 _NAMES = {
-    "dense": "a layer", "experts": "a layer with experts", "embedding": "the embedding", "head": "the head",
+    "dense": "a layer",
+    "experts": "a layer with experts",
+    "embedding": "the embedding",
+    "head": "the head",
     "mtp": "a further token beside its layer",
-}  # fmt: skip
+}
 _PLURALS = {"dense": "layers", "experts": "layers with experts", "mtp": "further tokens beside their layers"}
 
 
@@ -44,10 +47,11 @@ def piece_name(kind: PieceKind) -> str:
 def pieces_text(pieces: Mapping[PieceKind, int]) -> str:
     """Pieces with their numbers: "8 layers, the head"."""
     return ", ".join(
-        f"{count} {_piece_words(kind[0], _PLURALS)}" if kind[0] not in ("embedding", "head") and count > 1
+        f"{count} {_piece_words(kind[0], _PLURALS)}"
+        if kind[0] not in ("embedding", "head") and count > 1
         else piece_name(kind)
         for kind, count in pieces.items()
-    )  # fmt: skip
+    )
 
 
 def _piece_words(kind: str, names: Mapping[str, str] = _NAMES) -> str:

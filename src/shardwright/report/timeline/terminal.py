@@ -83,27 +83,26 @@ def _blocks(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool
     """A cell for each column: actions as blocks, with a line at the beginning if there is room, and idle time."""
     cells = [_Cell()] * round(timeline.makespan * scale)
     for gap in row.idle:
-        begin_column, end_column = round(gap.start * scale), round(gap.end * scale)
-        for column in range(
-            begin_column + (end_column - begin_column > 1), end_column
-        ):  # a blank first separates dots from digits
+        begin, stop = round(gap.start * scale), round(gap.end * scale)
+        # A blank first separates dots from digits.
+        for column in range(begin + (stop - begin > 1), stop):
             cells[column] = _Cell(_GLYPHS[gap.cause], "#8a8f98" if in_colour else "")
     for action, start, end in row.work(scale):
-        begin_column, end_column = round(start * scale), round(end * scale)
+        begin, stop = round(start * scale), round(end * scale)
         if not in_colour:
-            text = _plain(timeline.program, action, end_column - begin_column)
-            cells[begin_column:end_column] = [_Cell(character) for character in text]
+            text = _plain(timeline.program, action, stop - begin)
+            cells[begin:stop] = [_Cell(character) for character in text]
             continue
         ground = colour_of(timeline.program, action)
         label = "+".join(str(part.microbatch) for part in action.computes()) or "S"
-        if len(label) > end_column - begin_column:
+        if len(label) > stop - begin:
             label = ""
-        text = label.rjust((end_column - begin_column + 1 + len(label)) // 2).ljust(end_column - begin_column)
+        text = label.rjust((stop - begin + 1 + len(label)) // 2).ljust(stop - begin)
         block = [_Cell(character, ink_on(ground), ground) for character in text]
         if text[0] == " ":
             darker = "#" + "".join(f"{int(part * 0.6):02x}" for part in rgb(ground))
             block[0] = _Cell("▏", darker, ground)
-        cells[begin_column:end_column] = block
+        cells[begin:stop] = block
     return cells
 
 
@@ -124,8 +123,8 @@ def _halves(timeline: Timeline, row: RankTimeline, scale: float) -> list[_Cell]:
     """A cell for each column with two colours, for actions narrower than a column: a half has its action's colour."""
     halves = [""] * (2 * round(timeline.makespan * scale))
     for action, start, end in row.work(2 * scale):
-        begin_column, end_column = round(start * scale * 2), round(end * scale * 2)
-        halves[begin_column:end_column] = [colour_of(timeline.program, action)] * (end_column - begin_column)
+        begin, stop = round(start * scale * 2), round(end * scale * 2)
+        halves[begin:stop] = [colour_of(timeline.program, action)] * (stop - begin)
     pairs = zip(halves[::2], halves[1::2], strict=True)
     return [
         _Cell("▌", left_colour, right_colour) if left_colour else _Cell("▐", right_colour) if right_colour else _Cell()
@@ -137,22 +136,19 @@ def _collectives(timeline: Timeline, row: RankTimeline, scale: float, in_colour:
     """Cells by column: gathers and reductions as blocks. A span without duration is a letter if there is room."""
     cells = [_Cell()] * (round(timeline.makespan * scale) + 1)
     spans = [span for span in row.spans if span.resource in (Resource.COLLECTIVES, Resource.RELEASE)]
-    for span in sorted(
-        spans, key=lambda span: span.start - span.end
-    ):  # blocks come first, so that letters take free cells
+    # Blocks come first, so that letters take free cells.
+    for span in sorted(spans, key=lambda span: span.start - span.end):
         letter = str(span.action.kind)
         ground = shade(letter, 0, 1) if in_colour else ""
         ink = ink_on(ground) if in_colour else ""
-        begin_column, end_column = round(span.start * scale), round(span.end * scale)
-        if begin_column < end_column:
+        begin, stop = round(span.start * scale), round(span.end * scale)
+        if begin < stop:
             name = f"{letter}{span.action.stage}"
-            text = next((text for text in (f"|{name}", name) if len(text) <= end_column - begin_column), letter)
-            cells[begin_column:end_column] = [
-                _Cell(character, ink, ground) for character in text.ljust(end_column - begin_column, "-")
-            ]
+            text = next((text for text in (f"|{name}", name) if len(text) <= stop - begin), letter)
+            cells[begin:stop] = [_Cell(character, ink, ground) for character in text.ljust(stop - begin, "-")]
             continue
         # A release comes right after the computation that it waited for: draw it in the last column of that.
-        column = max(begin_column - (span.resource is Resource.RELEASE), 0)
+        column = max(begin - (span.resource is Resource.RELEASE), 0)
         if cells[column] == _Cell():
             cells[column] = _Cell(letter, ink, ground)
     return cells
