@@ -16,11 +16,11 @@ from shardwright.schedule.job_program import plan_faults
 
 @dataclass(frozen=True)
 class JobToPlan:
-    """A job to find a plan for, checked except for its own plan. `own` is the job under its own plan, if it has one;
-    `own_faults` are the faults of that plan."""
+    """A job to find a plan for, checked except for its own plan. `own_job` is the job under its own plan, if it has
+    one; `own_faults` are the faults of that plan."""
 
     job: JobSpec
-    own: JobSpec | None = None
+    own_job: JobSpec | None = None
     own_faults: tuple[str, ...] = ()
 
 

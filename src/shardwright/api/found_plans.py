@@ -37,7 +37,7 @@ class Wanted:
     days: float = 0.0
 
     def read(self, subject: str) -> "Wanted":
-        """The options in plain values. Raises PlanError with the faults of the others."""
+        """The options in plain values. Raises PlanError with a fault for each option that has none."""
         options = GivenOptions()
         wanted = Wanted(
             options.whole("top, how many plans are shown,", self.top, least=1),
@@ -62,7 +62,7 @@ class FoundPlans(Shown):
     """The best plans for a job's model, batch and cluster. Their reasons are computed when they are first asked for."""
 
     subject: str
-    given: JobToPlan
+    to_plan: JobToPlan
     advice: Advice
     constraints: Constraints
 
@@ -77,7 +77,11 @@ class FoundPlans(Shown):
         """The plans with their reasons. Raises PlanError."""
         try:
             return explained(
-                self.advice, self.given.own, self.constraints, constants=shipped(), own_faults=self.given.own_faults
+                self.advice,
+                self.to_plan.own_job,
+                self.constraints,
+                constants=shipped(),
+                own_faults=self.to_plan.own_faults,
             )
         except KeyError as error:
             raise PlanError(self.subject, [str(error.args[0])]) from None

@@ -115,7 +115,7 @@ class Job(AskedJob):
         """
         wanted = Wanted(top, keep, between, float8, objective, as_software, tokens, days)
         plans = found_plans(self.subject, self.to_plan(), wanted)
-        return Plans(plans.subject, plans.given, plans.advice, plans.constraints)
+        return Plans(plans.subject, plans.to_plan, plans.advice, plans.constraints)
 
     def simulate(self, *, steps: int = 1, communication: float = 0.0, execute: bool = False) -> Simulated:
         """The command `simulate`: the timeline of a step. With `execute`, stages are measured on this machine, and some
@@ -136,13 +136,13 @@ class Job(AskedJob):
     def train(self, *, fresh: bool = False, weights_from: str | Path | None = None) -> "Trained":
         """The command `train`, with its --fresh and --from: run the job here. It starts the local ranks itself; under
         torchrun this process is one of them. Raises PlanError, RunError."""
-        from shardwright.api.training import Begins, train_job
+        from shardwright.api.training import StartOptions, train_job
 
         options = GivenOptions()
         if weights_from is not None:
             weights_from = options.text("weights_from", weights_from, "runs/NAME")
         options.check(self.subject)
-        return train_job(self.to_run(), Begins(fresh, weights_from))
+        return train_job(self.to_run(), StartOptions(fresh, weights_from))
 
     def toml(self) -> str:
         """The job under its plan, as the text of a TOML file."""
@@ -172,7 +172,7 @@ class Plans(FoundPlans):
     def recommended(self) -> Job:
         """The job under the recommended plan. PlanError if no plan fits."""
         if self.best is None:
-            devices = f"{self.given.job.cluster.num_devices:,} {self.given.job.cluster.device}"
+            devices = f"{self.to_plan.job.cluster.num_devices:,} {self.to_plan.job.cluster.device}"
             raise PlanError(self.subject, [f"no plan fits on {devices}; use more devices"])
         return Job(tomllib.loads(job_toml(self.best)))
 

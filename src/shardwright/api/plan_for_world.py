@@ -56,7 +56,7 @@ def _recommended(spec: "JobSpec", world: int) -> "JobSpec | None":
     job = at_size(spec.model_copy(update={"plan": plan}), world, spec.batch.global_batch_size)
     try:
         recommendation = plans_of(job, Constraints(), shipped()).recommendation
-    except (KeyError, PlanError):  # the device is unknown, or has too little memory for the model
+    except (KeyError, PlanError):  # the device is unknown, or devices are too few for the model
         return None
     if recommendation is None or recommendation.plan.job.batch != spec.batch:
         return None

@@ -31,9 +31,9 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Begins:
-    """The start of a run: `fresh` puts the checkpoints of its folder aside, and `weights_from` is the run with whose
-    weights it begins. `tell` prints further information, and `warn` prints problems on the way."""
+class StartOptions:
+    """The options with which a run starts: `fresh` puts the checkpoints of its folder aside, and `weights_from` is the
+    run whose weights it takes. `tell` prints further information, and `warn` prints problems on the way."""
 
     fresh: bool = False
     weights_from: str | None = None
@@ -84,25 +84,23 @@ class Trained(Shown):
             return [flat_keys(line) for line in map(json.loads, file) if "step" in line]
 
 
-def train_job(spec: JobSpec, begins: Begins = Begins()) -> Trained:
+def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> Trained:
     """Train a checked job: start the ranks of this machine, or be one rank that torchrun or Slurm has started. A run
     whose folder has a checkpoint resumes from it. Raises PlanError, RunError."""
     environment = RankEnvironment.from_environment()
     if environment is not None:
         die_of_signals()
-        spec = _for_its_world(spec, environment, begins)
+        spec = _for_its_world(spec, environment, start)
     hearing: AbstractContextManager[preemption.Preemption | None] = nullcontext(None)
     if environment is None:  # without checkpoints a signal ends the run as any command
         hearing = preemption.heard() if spec.checkpoint.is_on else preemption.unkept()
     with hearing as request:
-        result, folder = (
-            _run_here(spec, request, begins) if environment is None else _run_rank(spec, environment, begins)
-        )
+        result, folder = _run_here(spec, request, start) if environment is None else _run_rank(spec, environment, start)
         speaks = environment is None or environment.rank == 0
         if spec.model.moe.experts and speaks:
             from shardwright.report.expert_use import draw_use
 
-            begins.tell(f"how experts were used: {draw_use(folder)}")
+            start.tell(f"how experts were used: {draw_use(folder)}")
         compared, text = _compared(spec, result, folder) if speaks else (None, "")
     names = ("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses")
     fields = {name: getattr(result, name) for name in (*names, "sample", "seconds", "preempted")}
@@ -137,7 +135,7 @@ def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] 
     return comparison, compared_text(comparison)
 
 
-def _run_here(spec: JobSpec, request: preemption.Preemption | None, begins: Begins) -> tuple[Any, Path]:
+def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions) -> tuple[Any, Path]:
     """Launch all ranks on this machine. Returns the result of rank 0, and the run's folder."""
     from shardwright.train.launch.fork_server import start_server_early
 
@@ -160,25 +158,25 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, begins: Begi
     from shardwright.train.launch.this_machine import on_this_machine
 
     def tell(error: RankFailedError, restart: str) -> None:
-        begins.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
+        start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
 
-    folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, begins.warn)
+    folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
     faults = cluster_faults(spec) or machine_faults(spec)
     with (
         leaving_no_empty(folder),
         holding(folder, faults + folder_faults(folder)),
         holding_checkpoints(spec, folder),  # before much text is read, as all checks that may refuse the run
     ):
-        if begins.weights_from is not None:
-            refuse_weights_from(spec, begins.weights_from)
-        refuse_weights(spec, folder, is_anew=begins.fresh)  # before the tokens, which can take an hour
+        if start.weights_from is not None:
+            refuse_weights_from(spec, start.weights_from)
+        refuse_weights(spec, folder, is_anew=start.fresh)  # before the tokens, which can take an hour
         remove_unfinished(folder / "data")
         refuse_missing(spec.data, spec.model)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
-        if begins.fresh:
+        if start.fresh:
             for line in put_aside(spec, folder):
-                begins.tell(f"--fresh: {line}")
-        work = _work(spec, begins.weights_from or "")
+                start.tell(f"--fresh: {line}")
+        work = _work(spec, start.weights_from or "")
         try:
             if request is None:
                 return launch(work, spec, folder)[0], folder
@@ -187,23 +185,23 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, begins: Begi
             raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
 
 
-def _run_rank(spec: JobSpec, environment: RankEnvironment, begins: Begins) -> tuple[Any, Path]:
+def _run_rank(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> tuple[Any, Path]:
     """Be one rank. Returns its result, and the run's folder."""
     from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.launch.run_folder import folder_of, leaving_no_empty
     from shardwright.train.launch.this_machine import on_this_machine
 
-    if begins.fresh:  # a restarted rank can't know whether the run has begun
+    if start.fresh:  # a restarted rank can't know whether the run has begun
         raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
-    if begins.weights_from is not None:
-        refuse_weights_from(spec, begins.weights_from)
-    spec = on_this_machine(spec, 1, begins.warn)  # each rank was given its device, if there are any
+    if start.weights_from is not None:
+        refuse_weights_from(spec, start.weights_from)
+    spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
     folder = folder_of(spec)
     with leaving_no_empty(folder) if environment.rank == 0 else nullcontext():
-        return _run_rank_in(folder, spec, environment, begins), folder
+        return _run_rank_in(folder, spec, environment, start), folder
 
 
-def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, begins: Begins) -> Any:
+def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> Any:
     """Be one rank of a run that writes to `folder`. Returns its result."""
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.rank_life import run_rank
@@ -214,7 +212,7 @@ def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, begi
     is_first_of_node, is_on = environment.local_rank == 0 < environment.rank, spec.checkpoint.is_on
     if is_first_of_node and (faults := folder_faults(folder)):
         raise PlanError(this_node(), faults)
-    work = _work(spec, begins.weights_from or "")
+    work = _work(spec, start.weights_from or "")
     if is_first_of_node and is_on:
         work = partial(_work_in_a_shared_folder, work)
     leaves_early = preemption.leave_early(environment.rank)
@@ -226,7 +224,7 @@ def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, begi
     with folder_lock, checkpoint_lock, preemption_handling:
         if environment.rank == 0:
             remove_unfinished(folder / "data")
-        return run_rank(environment, work, spec, folder, _teller(spec, environment, begins), allowed_threads())
+        return run_rank(environment, work, spec, folder, _teller(spec, environment, start), allowed_threads())
 
 
 def _work_in_a_shared_folder(work: "Work", job: JobSpec, mesh: "Mesh", folder: Path) -> Any:
@@ -239,7 +237,7 @@ def _work_in_a_shared_folder(work: "Work", job: JobSpec, mesh: "Mesh", folder: P
     return work(job, mesh, folder)
 
 
-def _for_its_world(spec: JobSpec, environment: RankEnvironment, begins: Begins) -> JobSpec:
+def _for_its_world(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> JobSpec:
     """The job under a plan for as many ranks as there are. Rank 0 reports which plan, or why there is none."""
     try:
         fitting, note = for_world(spec, environment.world)
@@ -249,7 +247,7 @@ def _for_its_world(spec: JobSpec, environment: RankEnvironment, begins: Begins) 
         time.sleep(SPEAKING_S)
         sys.exit(2)
     if note and environment.rank == 0:
-        begins.warn(note)
+        start.warn(note)
     return fitting
 
 
@@ -263,7 +261,7 @@ def _work(spec: JobSpec, weights_from: str) -> "Work":
     return partial(train_on_rank, start=RunStart(job_memory(spec), weights_from, best_interval(spec)))
 
 
-def _teller(spec: JobSpec, environment: RankEnvironment, begins: Begins) -> "Callable[[Failure], None]":
+def _teller(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> "Callable[[Failure], None]":
     """The function by which a rank of torchrun reports its failure."""
     from shardwright.sharding.mesh import MeshShape
     from shardwright.train.launch.rank_life import OF_ALL_RANKS
@@ -273,7 +271,7 @@ def _teller(spec: JobSpec, environment: RankEnvironment, begins: Begins) -> "Cal
         if environment.rank > 0 and failure.kind in OF_ALL_RANKS and failure.subject != this_node():
             time.sleep(SPEAKING_S)
         else:
-            begins.warn(failure.sentence(MeshShape.of(spec.plan)) + _advice(spec, failure))
+            start.warn(failure.sentence(MeshShape.of(spec.plan)) + _advice(spec, failure))
 
     return tell
 

@@ -126,7 +126,7 @@ def found_checkpoints(run: str, command: str = "checkpoint") -> "tuple[Storage, 
 def chosen_step(run: str, storage: "Storage", steps: list[int], step: int | None) -> int:
     """The step that is asked for, or else the step of the newest healthy checkpoint, from which `train` would resume.
 
-    Lines on standard error name unhealthy checkpoints that are taken or passed over. PlanError if there is no step.
+    Lines on standard error name unhealthy checkpoints that are taken or passed over. PlanError if `step` is missing.
     """
     from shardwright.config.base import PlanError
     from shardwright.train.checkpoint.kept import in_order_to_load, manifest_of, told_health

@@ -198,8 +198,8 @@ def plan(
     plans = found_plans(f"job {job}", to_plan, wanted, restrict)
     advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
-    if system and imported and to_plan.own and not to_plan.own_faults:
-        own_changes = changes(system, to_plan.own, advice, as_json, imported=imported)
+    if system and imported and to_plan.own_job and not to_plan.own_faults:
+        own_changes = changes(system, to_plan.own_job, advice, as_json, imported=imported)
     if toml and plans.best is not None:
         write_toml(toml, with_paths_from(plans.best, toml.parent) if system_name else plans.best)
     if as_json:

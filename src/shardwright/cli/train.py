@@ -28,12 +28,12 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them. A run whose folder has a checkpoint
     goes on from it."""
     spec = load_to_run(job, overrides)
-    from shardwright.api.training import Begins, train_job
+    from shardwright.api.training import StartOptions, train_job
     from shardwright.train.launch import preemption
 
-    begins = Begins(fresh, weights_from, tell=click.echo, warn=partial(click.echo, err=True))
+    start = StartOptions(fresh, weights_from, tell=click.echo, warn=partial(click.echo, err=True))
     with _standard_output_for_json_alone(as_json):
-        trained = train_job(spec, begins)
+        trained = train_job(spec, start)
         if trained.compared:
             click.echo(trained.compared)
     if as_json and trained.speaks:

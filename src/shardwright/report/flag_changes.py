@@ -27,22 +27,22 @@ class SettingChange:
     """A setting that changes: its name, and its values before and after; None if it is absent."""
 
     name: str
-    before: Any
-    after: Any
+    old: Any
+    new: Any
 
 
 @dataclass(frozen=True)
 class BetterPlan:
     """A plan that the system supports and that is `times` as fast as the job's own, or fits if that does not.
 
-    `changes` are the settings to change. `instead` are settings of the files that mean the same under other names, and
-    have to go.
+    `changes` are the settings to change. `superseded` are settings of the files that mean the same under other names,
+    and have to go.
     """
 
     priced: PricedPlan
     times: float
     changes: tuple[SettingChange, ...]
-    instead: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
 
 
 def changes_of(system: System, old_job: JobSpec, new_job: JobSpec) -> tuple[SettingChange, ...]:
@@ -52,7 +52,7 @@ def changes_of(system: System, old_job: JobSpec, new_job: JobSpec) -> tuple[Sett
     return tuple(SettingChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
 
 
-def instead_of(
+def superseded_settings(
     changes: tuple[SettingChange, ...], own_settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, str]]
 ) -> tuple[str, ...]:
     """Settings of the files that mean the same as changed settings under other names."""
@@ -81,7 +81,9 @@ def faster_plans(
         except PlanError:
             continue
         changes = changes_of(system, own_plan.job, plan.job)
-        faster.append(BetterPlan(plan, times, changes, instead_of(changes, system.settings(own_plan.job), sources)))
+        faster.append(
+            BetterPlan(plan, times, changes, superseded_settings(changes, system.settings(own_plan.job), sources))
+        )
     return faster
 
 
@@ -105,8 +107,8 @@ def changes_text(system: System, own_plan: PricedPlan, names: frozenset[str], be
         step, memory = seconds_text(float(plan.priced.time.total)), memory_text(int(plan.priced.memory.process))
         lines += ["", f"{number}. {_times(plan.times, own_plan.fits)}: {step} for a step at {memory}; change"]
         lines += [f"     {_line(system.prefix, change)}{_remark(change, names)}" for change in plan.changes]
-        if plan.instead:
-            note = f"Some of it is said there in other words, which have to go: {', '.join(plan.instead)}."
+        if plan.superseded:
+            note = f"Some of it is said there in other words, which have to go: {', '.join(plan.superseded)}."
             lines += textwrap.wrap(
                 note, 110, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False, break_long_words=False
             )
@@ -139,8 +141,8 @@ def changes_dict(own_plan: PricedPlan, better: list[BetterPlan]) -> dict[str, An
                 "step_s": float(plan.priced.time.total),
                 "process_bytes": float(plan.priced.memory.process),
                 "times_faster": plan.times,
-                "changes": {change.name: [change.before, change.after] for change in plan.changes},
-                "instead_of": list(plan.instead),
+                "changes": {change.name: [change.old, change.new] for change in plan.changes},
+                "instead_of": list(plan.superseded),
             }
             for plan in better
         ],
@@ -153,16 +155,16 @@ def _times(times: float, own_fits: bool) -> str:
 
 def _line(prefix: str, change: SettingChange) -> str:
     name = f"{prefix}{change.name}"
-    if change.before is None:
-        return f"+ {name}{_value_after(name, change.after)}"
-    if change.after is None:
-        return f"- {name}{_value_after(name, change.before)}"
-    return f"  {name} {_value(name, change.before)} -> {_value(name, change.after)}"
+    if change.old is None:
+        return f"+ {name}{_value_after(name, change.new)}"
+    if change.new is None:
+        return f"- {name}{_value_after(name, change.old)}"
+    return f"  {name} {_value(name, change.old)} -> {_value(name, change.new)}"
 
 
 def _remark(change: SettingChange, names: frozenset[str]) -> str:
     """A remark on a setting that the files have under an older name, or as a default."""
-    return "" if change.before is None or change.name in names else "  (by another name there, or a default)"
+    return "" if change.old is None or change.name in names else "  (by another name there, or a default)"
 
 
 def _value_after(name: str, value: Any) -> str:

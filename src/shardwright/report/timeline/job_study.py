@@ -20,35 +20,35 @@ from shardwright.simulate.full_step import simulated_bubble
 
 @dataclass(frozen=True)
 class JobStudy:
-    """A job's simulated timeline, with a note and values. `ran` is the executed step, if there is one, and `verdict` is
-    the error of the simulation."""
+    """A job's simulated timeline, with a note and values. `executed` is the timeline of the executed step, if there is
+    one, and `verdict` is the error of the simulation."""
 
     job: JobSpec
     simulated: Study
     note: str
     values: dict[str, Any]
     is_seconds: bool
-    ran: Study | None = None
+    executed: Study | None = None
     verdict: str = ""
 
     @property
     def drawn(self) -> Study:
         """The timeline of pictures and traces: the step that was run, if one was."""
-        return self.ran or self.simulated
+        return self.executed or self.simulated
 
     @property
     def title(self) -> str:
         """The title of the study."""
-        if self.ran is not None:
+        if self.executed is not None:
             return f"{self.job.name}: simulated and executed"
         return f"{self.job.name}, {self.simulated.heading}"
 
     def sections(self) -> list[Section]:
         """The timelines of a page."""
-        if self.ran is None:
+        if self.executed is None:
             return [section_of(self.simulated)]
-        executed = section_of(self.ran, "The last of the steps that were run.")
-        return [section_of(self.simulated, self.verdict), replace(executed, figures=())]
+        executed_section = section_of(self.executed, "The last of the steps that were run.")
+        return [section_of(self.simulated, self.verdict), replace(executed_section, figures=())]
 
 
 def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
@@ -86,7 +86,7 @@ def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) 
         note,
         values | {"idle": as_full_dict(simulated)["idle"]},
         is_seconds=True,
-        ran=replace(simulated, name=f"{simulated.name}, as it ran", times=times),
+        executed=replace(simulated, name=f"{simulated.name}, as it ran", times=times),
         verdict=f"simulated {simulated_s:.4f} s, executed {executed_s:.4f} s (median), error {error:+.1%}",
     )
 

@@ -168,9 +168,9 @@ def show_job(study: JobStudy, output: Output) -> None:
 def job_text(study: JobStudy, output: Output = Output()) -> str:
     """A job's timeline as text for the terminal."""
     simulated = study.simulated
-    if study.ran is None:
+    if study.executed is None:
         return f"{study.title}\n{textwrap.fill(study.note, 110)}\n\n{_text(simulated, output)}"
-    drawings = _drawing(simulated, output), _drawing(study.ran, output)
+    drawings = _drawing(simulated, output), _drawing(study.executed, output)
     return (
         f"{study.job.name}, {simulated.heading}\n{study.note}\n\nsimulated\n{drawings[0]}\n\n"
         f"executed\n{drawings[1]}\n\n{study.verdict}"
