@@ -23,12 +23,12 @@ def plan_dicts(advice: Advice) -> list[dict[str, Any]]:
 
     `first_is_faster` is the confidence that the first plan is faster; null for the first plan itself.
     """
-    recommended = advice.recommendation
+    recommendation = advice.recommendation
     plans = list(advice.plans)
-    if recommended and not any(plan is recommended.plan for plan in plans):
-        plans.append(recommended.plan)
+    if recommendation and not any(plan is recommendation.plan for plan in plans):
+        plans.append(recommendation.plan)
     plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
-    return [plan_dict(plan, advice.objective.run_tokens) | _roles(plan, recommended) for plan in plans]
+    return [plan_dict(plan, advice.objective.run_tokens) | _roles(plan, recommendation) for plan in plans]
 
 
 def _roles(plan: PricedPlan, recommendation: Recommendation | None) -> dict[str, Any]:
@@ -43,15 +43,15 @@ def _roles(plan: PricedPlan, recommendation: Recommendation | None) -> dict[str,
 
 def recommendation_text(advice: Advice) -> str:
     """Text with the plan to take, and a sentence with the reason."""
-    recommended = advice.recommendation
-    if recommended is None:
+    recommendation = advice.recommendation
+    if recommendation is None:
         return ""
-    plan = recommended.plan
+    plan = recommendation.plan
     numbers = (
         f"{plan.time.total:.3f} s a step, {plan.tokens_per_s_per_device:,.0f} tokens/s/device, "
         f"MFU {plan.time.mfu:.1%}, {plan.memory.process / GIB:.1f} GiB"
     )
-    lines = [f"Recommended: {job_words(plan.job)}", f"  {numbers}", _filled(_why(recommended, advice.plans[0]))]
+    lines = [f"Recommended: {job_words(plan.job)}", f"  {numbers}", _filled(_why(recommendation, advice.plans[0]))]
     return "\n".join([*lines, *(_filled(line) for line in _similar_plans(advice))])
 
 
