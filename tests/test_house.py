@@ -51,7 +51,7 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
 
 
 # Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 32, "of": 11, "cut": 3, "said": 2, "theirs": 0, "ours": 0}
+VAGUE = {"found": 0, "of": 2, "cut": 3, "said": 1, "theirs": 0, "ours": 0}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

@@ -28,7 +28,7 @@ from shardwright.report.job_toml import job_toml
 from shardwright.report.launch.kubernetes_manifest import kubernetes_name
 from shardwright.report.launch.launch_options import LaunchOptions, limit_text
 from shardwright.report.launch.save_time import save_time
-from shardwright.report.launch.seats import seats_of
+from shardwright.report.launch.server_layout import server_layout
 from shardwright.report.launch.slurm_script import slurm_name
 from support.kubernetes_schema import Manifest, read_manifest
 
@@ -90,20 +90,20 @@ def directives(script: str) -> dict[str, str]:
         (("cluster.device=gb200-nvl72", "cluster.devices_per_node=2", "cluster.nodes=4"), 4, 2, 1),
     ],
 )
-def test_seats(overrides: tuple[str, ...], servers: int, each: int, per_node: int) -> None:
-    seats = seats_of(load("quickstart", overrides))
-    assert (seats.servers, seats.ranks_per_server, seats.servers_per_node) == (servers, each, per_node)
+def test_servers_and_ranks(overrides: tuple[str, ...], servers: int, each: int, per_node: int) -> None:
+    layout = server_layout(load("quickstart", overrides))
+    assert (layout.servers, layout.ranks_per_server, layout.servers_per_node) == (servers, each, per_node)
 
 
-def test_seats_of_parts_and_fallbacks() -> None:
+def test_servers_of_parts_and_fallbacks() -> None:
     parts = '[{device="h100-sxm", devices_per_node=4}, {device="a100-sxm-80g", devices_per_node=4}]'
-    assert seats_of(load("quickstart", (f"cluster.parts={parts}",))).servers == 2
+    assert server_layout(load("quickstart", (f"cluster.parts={parts}",))).servers == 2
     uneven = load("quickstart", (f"cluster.parts={parts.replace('node=4}, ', 'node=8}, ', 1)}", "plan.pp=3"))
     with pytest.raises(PlanError, match="nodes of 4 and 8 devices"):
-        seats_of(uneven)
+        server_layout(uneven)
     fallback = ("plan.dp=4", "plan.fallback=[{dp=4}, {tp=2,pp=2,dp=2}]")
-    seats = seats_of(load("quickstart", ("cluster.device=h100-sxm", *fallback)))
-    assert (seats.servers, seats.least_servers) == (2, 1)
+    layout = server_layout(load("quickstart", ("cluster.device=h100-sxm", *fallback)))
+    assert (layout.servers, layout.least_servers) == (2, 1)
 
 
 def test_nodes_of_several_kinds_have_an_order() -> None:

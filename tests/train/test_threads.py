@@ -42,7 +42,7 @@ def test_a_rank_that_slurm_started_has_them_too(tmp_path: Path, monkeypatch: pyt
     given = list[int]()
     monkeypatch.setattr(rank_life, "run_rank", lambda *args: given.append(args[-1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    training._run_rank_in(tmp_path, small_job(), RankEnvironment(0, 0, 1, 1), training.Begins())
+    training._run_rank_in(tmp_path, small_job(), RankEnvironment(0, 0, 1, 1), training.StartOptions())
     assert given == [1]
 
 

@@ -1,4 +1,4 @@
-"""A job as it was asked for, read and checked for what is to be done with it: predicted, run, or planned."""
+"""A job as the user asks for it, read and checked for its use: to predict it, to run it, or to plan it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from shardwright.schedule.job_program import plan_faults
 
 @dataclass(frozen=True)
 class JobToPlan:
-    """A job to find a plan for, checked but for its own plan: `own` has that, if it has one, and `own_faults` what is
-    wrong with it."""
+    """A job to find a plan for, checked except for its own plan. `own_job` is the job under its own plan, if it has
+    one; `own_faults` are the faults of that plan."""
 
     job: JobSpec
-    own: JobSpec | None = None
+    own_job: JobSpec | None = None
     own_faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class AskedJob:
-    """A job as it was asked for.
+    """A job as the user asks for it.
 
     `job` is a TOML file, a name of the catalog, a config.json or a folder with one, or the fields themselves;
-    `overrides` are "section.field=value" strings, as --set has them, and `cluster` takes the place of the job's.
+    `overrides` are "section.field=value" strings, as in --set, and `cluster` replaces the job's cluster.
     """
 
     job: str | Mapping[str, Any]
@@ -43,7 +43,7 @@ class AskedJob:
 
     @cached_property
     def read(self) -> JobFields:
-        """The job of file and catalog, under the overrides. Raises PlanError with every fault."""
+        """The fields of file and catalog, with the overrides. Raises PlanError with every fault."""
         return read_job(self.job, list(self.overrides), self.cluster)
 
     @property
@@ -56,7 +56,7 @@ class AskedJob:
         return planned(self.subject, make_job(self.read.fields, self.subject))
 
     def to_run(self) -> JobSpec:
-        """The job under its own plan, with the plans that it falls back to checked too. Raises PlanError."""
+        """The job under its own plan; its fallback plans are checked, too. Raises PlanError."""
         spec = self.as_planned()
         faults = []
         for number in range(len(spec.plan.fallback)):
@@ -69,7 +69,7 @@ class AskedJob:
         return spec
 
     def to_predict(self) -> tuple[JobSpec, tuple[str, ...]]:
-        """The job under its own plan, or where it has none under the best on its cluster; and in words what nobody
+        """The job under its own plan, or else under the best plan on its cluster; and notes about values that nobody
         stated. Raises PlanError."""
         return self._predicted
 
@@ -79,19 +79,19 @@ class AskedJob:
             return self.as_planned(), self.notes
         spec = job_to_plan(self.read.fields, self.subject)
         is_cluster = spec.cluster.num_devices > 1 and spec.cluster.device != "unknown"
-        if not (self.read.is_model or is_cluster):  # one rank is a plan, and where nothing has a price none is best
+        if not (self.read.is_model or is_cluster):  # one rank is a plan; without prices no plan is best
             return self.as_planned(), self.notes
-        found, note = _under_best_plan(self.subject, spec)
-        return found, (*self.notes, note)
+        best_job, note = _under_best_plan(self.subject, spec)
+        return best_job, (*self.notes, note)
 
     def to_plan(self) -> JobToPlan:
-        """The job to find a plan for. Its own may be one that its cluster does not allow. Raises PlanError."""
+        """The job to find a plan for. Its cluster may not allow its own plan. Raises PlanError."""
         spec = job_to_plan(self.read.fields, self.subject)
         return with_own_plan(spec) if self.read.fields.get("plan") else JobToPlan(spec)
 
 
 def with_own_plan(spec: JobSpec) -> JobToPlan:
-    """A job to find a plan for that has one of its own, which may be wrong."""
+    """A job to find a plan for, with a plan of its own that may have faults."""
     faults = job_faults(spec) or plan_faults(spec)
     if not faults:
         try:
@@ -104,26 +104,26 @@ def with_own_plan(spec: JobSpec) -> JobToPlan:
 
 
 def planned(subject: str, spec: JobSpec) -> JobSpec:
-    """The job with its plan checked too. Raises PlanError."""
+    """The job with its plan checked, and with recomputation to its memory budget. Raises PlanError."""
     if faults := plan_faults(spec):
         raise PlanError(subject, faults)
     return meet_budget(spec)
 
 
 def _under_best_plan(subject: str, spec: JobSpec) -> tuple[JobSpec, str]:
-    """The job under the plan that is recommended, and a sentence that says so."""
+    """The job under the recommended plan, and a note about that."""
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.recommendation import plans_of
     from shardwright.planner.search.constraints import Constraints
     from shardwright.report.plans_text import plan_words
 
     try:
-        found = plans_of(spec, Constraints(), shipped()).recommendation
+        recommendation = plans_of(spec, Constraints(), shipped()).recommendation
     except KeyError as error:
         raise PlanError(subject, [str(error.args[0])]) from None
-    if found is None:
+    if recommendation is None:
         name = subject.removeprefix("job ")
         fault = f"no plan of {name} fits on {spec.cluster.num_devices:,} {spec.cluster.device}; use more --devices"
         raise PlanError(subject, [fault])
-    best = found.plan.job
+    best = recommendation.plan.job
     return best, f"the plan is what `plan` recommends: {plan_words(best.plan)}; set plan.tp and others for your own"

@@ -1,4 +1,4 @@
-"""The result of `estimate`: memory by rank, and for a known device time, money and whether it fits."""
+"""The result of `estimate`: memory by rank, and for a known device time, money and the verdict on its fit."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -9,16 +9,16 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.report.estimate_text import estimate_dict, estimate_text
 
-if TYPE_CHECKING:  # the account of memory takes no numpy, and prices do
-    from shardwright.report.beside_text import Beside
+if TYPE_CHECKING:  # prices need numpy, which the memory account does not
+    from shardwright.report.software_table import SoftwareRow
 
 
 @dataclass(frozen=True, repr=False)
 class Estimated(Shown):
-    """A job's prediction. `beside` has it with all other software of the catalog, where that was asked for."""
+    """A job's prediction. `beside` has predictions with all other software of the catalog, if they were asked for."""
 
     job: JobSpec
-    beside: "tuple[Beside, ...]" = ()
+    beside: "tuple[SoftwareRow, ...]" = ()
 
     @cached_property
     def _values(self) -> dict[str, Any]:
@@ -31,9 +31,9 @@ class Estimated(Shown):
 
     @property
     def fits(self) -> bool | None:
-        """True if every rank fits its device; None where the device is not known."""
-        found: bool | None = self._values["fits"]
-        return found
+        """True if every rank fits its device; None if the device is unknown."""
+        fits: bool | None = self._values["fits"]
+        return fits
 
     @property
     def total_bytes(self) -> int:
@@ -42,49 +42,49 @@ class Estimated(Shown):
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step; None where they are not known."""
-        found: float | None = self._values.get("step_s")
-        return found
+        """Seconds of a step; None if unknown."""
+        seconds: float | None = self._values.get("step_s")
+        return seconds
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs of a step by those of the device's peak; None where they are not known."""
-        found: float | None = self._values.get("mfu")
-        return found
+        """Model FLOPs of a step over those of the device's peak; None if unknown."""
+        share: float | None = self._values.get("mfu")
+        return share
 
     @property
     def tokens_per_s_per_device(self) -> float | None:
-        """Throughput; None where it is not known."""
-        found: float | None = self._values.get("tokens_per_s_per_device")
-        return found
+        """Throughput; None if unknown."""
+        throughput: float | None = self._values.get("tokens_per_s_per_device")
+        return throughput
 
     @property
     def text(self) -> str:
         if not self.beside:
             return estimate_text(self.job)
-        from shardwright.report.beside_text import beside_text
+        from shardwright.report.software_table import software_table
 
-        return f"{estimate_text(self.job)}\n\n{beside_text(list(self.beside))}"
+        return f"{estimate_text(self.job)}\n\n{software_table(list(self.beside))}"
 
     def to_dict(self) -> dict[str, Any]:
-        more = {"beside": [asdict(row) for row in self.beside]} if self.beside else {}
-        return self._values | more
+        beside = {"beside": [asdict(row) for row in self.beside]} if self.beside else {}
+        return self._values | beside
 
     def rows(self) -> list[dict[str, Any]]:
         """The bytes of each pipeline rank, by kind."""
-        return [{"pp_rank": rank, **held} for rank, held in enumerate(self._values["memory"])]
+        return [{"pp_rank": rank, **num_bytes} for rank, num_bytes in enumerate(self._values["memory"])]
 
 
 def estimated(subject: str, job: JobSpec, with_others: bool = False) -> Estimated:
-    """The prediction of a checked job; `with_others` beside all other software. Raises PlanError."""
+    """The prediction of a checked job; `with_others` adds predictions with all other software. Raises PlanError."""
     if not with_others:
         return Estimated(job)
     if job.cluster.device == "unknown":
         fault = "cluster.device is unknown, so no software has a price; set it to a device of the catalog"
         raise PlanError(subject, [fault])
-    from shardwright.report.beside_text import beside
+    from shardwright.report.software_table import software_rows
 
     try:
-        return Estimated(job, tuple(beside(job)))
+        return Estimated(job, tuple(software_rows(job)))
     except KeyError as error:
         raise PlanError(subject, [str(error.args[0])]) from None

@@ -1,4 +1,4 @@
-"""A job's step, run on this machine and held against its simulation from measured costs."""
+"""A job's step, run on this machine and compared with its simulation from measured costs."""
 
 from shardwright.config.job import JobSpec
 from shardwright.report.timeline.job_study import JobStudy, study_executed
@@ -12,5 +12,5 @@ def run_and_study(job: JobSpec) -> JobStudy:
     from shardwright.train.launch.scratch_folder import scratch_folder
 
     with scratch_folder() as folder:
-        found = compare_step_time(job, folder)
-    return study_executed(job, found.costs, found.executed(), found.executed_s)
+        comparison = compare_step_time(job, folder)
+    return study_executed(job, comparison.costs, comparison.executed(), comparison.executed_s)

@@ -25,7 +25,7 @@ from shardwright.report.recommendation_text import plan_dicts, recommendation_te
 
 @dataclass(frozen=True)
 class Wanted:
-    """The question to a search, as the options of `plan` have it."""
+    """The options of the command `plan`: the question to a search."""
 
     top: int = 10
     keep: Sequence[str] = ()
@@ -37,17 +37,20 @@ class Wanted:
     days: float = 0.0
 
     def read(self, subject: str) -> "Wanted":
-        """The question in plain values. Raises PlanError with what has none."""
-        given = GivenOptions()
-        found = Wanted(
-            given.whole("top, how many plans are shown,", self.top, least=1),
-            given.texts("keep", self.keep, "plan.tp=2"), given.texts("between", self.between, "plan.tp=1,4"),
-            given.one_of("float8", self.float8, FLOAT8), given.one_of("objective", self.objective, NAMES),
-            bool(self.as_software), given.number("tokens", self.tokens, 1e12),
-            given.number("days", self.days, 30.0),
-        )  # fmt: skip
-        given.check(subject)
-        return found
+        """The options in plain values. Raises PlanError with a fault for each option that has none."""
+        options = GivenOptions()
+        wanted = Wanted(
+            options.whole("top, how many plans are shown,", self.top, least=1),
+            options.texts("keep", self.keep, "plan.tp=2"),
+            options.texts("between", self.between, "plan.tp=1,4"),
+            options.one_of("float8", self.float8, FLOAT8),
+            options.one_of("objective", self.objective, NAMES),
+            bool(self.as_software),
+            options.number("tokens", self.tokens, 1e12),
+            options.number("days", self.days, 30.0),
+        )
+        options.check(subject)
+        return wanted
 
     def constraints(self) -> Constraints:
         """The constraints of the search. Raises PlanError."""
@@ -56,36 +59,40 @@ class Wanted:
 
 @dataclass(frozen=True, repr=False)
 class FoundPlans(Shown):
-    """The best plans for a job's model, batch and cluster. Why they are is found out when it is asked for."""
+    """The best plans for a job's model, batch and cluster. Their reasons are computed when they are first asked for."""
 
     subject: str
-    given: JobToPlan
+    to_plan: JobToPlan
     advice: Advice
     constraints: Constraints
 
     @property
     def best(self) -> JobSpec | None:
-        """The job under the plan to take; None where no plan fits."""
-        of = self.advice.recommendation
-        return None if of is None else of.plan.job
+        """The job under the recommended plan; None if no plan fits."""
+        recommendation = self.advice.recommendation
+        return None if recommendation is None else recommendation.plan.job
 
     @cached_property
     def explained(self) -> Advice:
-        """The plans with what is said of them. Raises PlanError."""
+        """The plans with their reasons. Raises PlanError."""
         try:
             return explained(
-                self.advice, self.given.own, self.constraints, constants=shipped(), own_faults=self.given.own_faults
+                self.advice,
+                self.to_plan.own_job,
+                self.constraints,
+                constants=shipped(),
+                own_faults=self.to_plan.own_faults,
             )
         except KeyError as error:
             raise PlanError(self.subject, [str(error.args[0])]) from None
 
     @property
     def text(self) -> str:
-        told = self.explained
-        return "\n\n".join(filter(None, (recommendation_text(told), plans_text(told))))
+        advice = self.explained
+        return "\n\n".join(filter(None, (recommendation_text(advice), plans_text(advice))))
 
     def to_dict(self) -> dict[str, Any]:
-        """The plans as `plan --json` has them, in a list called "plans"."""
+        """The plans of `plan --json`, in a list called "plans"."""
         return {"plans": self.dicts()}
 
     def dicts(self) -> list[dict[str, Any]]:
@@ -98,18 +105,18 @@ class FoundPlans(Shown):
 
 
 def found_plans(
-    subject: str, given: JobToPlan, wanted: Wanted, within: Callable[[Constraints], Constraints] | None = None
+    subject: str, to_plan: JobToPlan, wanted: Wanted, restrict: Callable[[Constraints], Constraints] | None = None
 ) -> FoundPlans:
-    """Search for a job's best plans, `within` further constraints. Raises PlanError."""
+    """Search for a job's best plans. `restrict` adds further constraints. Raises PlanError."""
     wanted = wanted.read(subject)
     constraints = wanted.constraints()
-    if within is not None:
-        constraints = within(constraints)
+    if restrict is not None:
+        constraints = restrict(constraints)
     if wanted.as_software:
-        constraints = constraints.as_software(software_of(given.job.cluster.software))
+        constraints = constraints.as_software(software_of(to_plan.job.cluster.software))
     objective = Objective(NAMES[NAMES.index(wanted.objective)], wanted.tokens, wanted.days)
     try:
-        advice = plans_of(given.job, constraints, shipped(), objective, num_shown=wanted.top)
+        advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=wanted.top)
     except KeyError as error:
         raise PlanError(subject, [str(error.args[0])]) from None
-    return FoundPlans(subject, given, advice, constraints)
+    return FoundPlans(subject, to_plan, advice, constraints)

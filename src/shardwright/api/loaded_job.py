@@ -1,4 +1,4 @@
-"""A job in Python: what the commands do, as methods, and results that print as the commands do."""
+"""A job in Python: the commands as methods, with results that print as the commands do."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 
 
 def load(
-    job: str | Path | Mapping[str, Any], *overrides: str, devices: int = 0, device: str = "",
-    devices_per_node: int = 0, software: str = "", **sections: Mapping[str, Any],
-) -> "Job":  # fmt: skip
+    job: str | Path | Mapping[str, Any],
+    *overrides: str,
+    devices: int = 0,
+    device: str = "",
+    devices_per_node: int = 0,
+    software: str = "",
+    **sections: Mapping[str, Any],
+) -> "Job":
     """Read a job: a TOML file, a name of the catalog, a config.json or a folder with one, or a dictionary of fields.
 
-    Fields are overridden as with --set, or by sections; `devices`, `device` and `devices_per_node` take the place of
-    the job's cluster, and `software` is that of --as. Raises PlanError with every fault, but for those of the plan,
-    which is checked where it is used: `plan` starts from any.
+    Overrides are those of --set, or sections of fields. `devices`, `device` and `devices_per_node` replace the job's
+    cluster, and `software` is that of --as. Raises PlanError with every fault except those of the plan: the plan is
+    checked when it is used, since `Job.plan` may start from a plan with faults.
 
     >>> job = load("quickstart", "plan.tp=1", plan={"dp": 4})
     >>> job
@@ -38,33 +43,34 @@ def load(
     >>> job.spec.plan.degrees
     'dp 4 x tp 1 x pp 2'
     """
-    given = GivenOptions()
-    given.faults += _wrong_kinds(job, overrides)
-    asked = AskedCluster(
-        given.whole("devices", devices, least=0), given.text("device", device, "h100-sxm"),
-        given.whole("devices_per_node", devices_per_node, least=0),
-    )  # fmt: skip
-    software = given.text("software", software, "megatron-2023")
-    given.check("load")
-    named = (f"cluster.software={software}",) if software else ()
-    found = Job(plain(job), (*named, *overrides, *_as_overrides(sections)), asked)
-    _ = found.read, found.to_plan()
-    return found
+    options = GivenOptions()
+    options.faults += _wrong_kinds(job, overrides)
+    cluster = AskedCluster(
+        options.whole("devices", devices, least=0),
+        options.text("device", device, "h100-sxm"),
+        options.whole("devices_per_node", devices_per_node, least=0),
+    )
+    software = options.text("software", software, "megatron-2023")
+    options.check("load")
+    software_overrides = (f"cluster.software={software}",) if software else ()
+    loaded = Job(plain(job), (*software_overrides, *overrides, *_as_overrides(sections)), cluster)
+    _ = loaded.read, loaded.to_plan()
+    return loaded
 
 
 @dataclass(frozen=True, repr=False)
 class Job(AskedJob):
-    """A model, a cluster, a plan and all else that a run needs. `load` makes one, and it never changes: `set` and
-    `with_` give another."""
+    """A model, a cluster, a plan and everything else that a run needs, as `load` makes it. A job never changes: `set`
+    and `with_` return another one."""
 
     @property
     def spec(self) -> JobSpec:
-        """Every field of the job, checked under its plan; of a model without one, under the best on its cluster.
-        Raises PlanError with every fault."""
+        """Every field of the job, checked under its plan; without a plan, under the best plan on its cluster. Raises
+        PlanError with every fault."""
         return self.to_predict()[0]
 
     def set(self, *overrides: str) -> "Job":
-        """The job with fields overridden, as by --set. Raises PlanError.
+        """The job with fields overridden, as with --set. Raises PlanError.
 
         >>> load("quickstart").set("plan.zero=1", "optimizer.steps=5").spec.optimizer.steps
         5
@@ -72,7 +78,7 @@ class Job(AskedJob):
         return load(self.job, *self.overrides, *overrides, **self._cluster_options())
 
     def with_(self, **sections: Mapping[str, Any]) -> "Job":
-        """The job with fields of sections in the place of its own. Raises PlanError.
+        """The job with fields of sections in place of its own. Raises PlanError.
 
         >>> load("quickstart").with_(plan={"zero": 1}, optimizer={"steps": 5}).spec.plan.zero
         1
@@ -80,39 +86,47 @@ class Job(AskedJob):
         return self.set(*_as_overrides(sections))
 
     def estimate(self, *, beside: bool = False) -> Estimated:
-        """Memory by rank, and where the device is known whether it fits, time, MFU and money: the command `estimate`.
+        """The command `estimate`: memory by rank, and for a known device the verdict on its fit, time, MFU and money.
 
-        >>> found = load("tiny-llama", "plan.tp=2", devices=8, device="h100-sxm").estimate()
-        >>> found.fits, found.parameters
+        >>> estimate = load("tiny-llama", "plan.tp=2", devices=8, device="h100-sxm").estimate()
+        >>> estimate.fits, estimate.parameters
         (True, 803968)
         """
         return estimated(self.subject, self.spec, with_others=beside)
 
     def plan(
-        self, *, top: int = 10, keep: Sequence[str] = (), between: Sequence[str] = (), float8: str = "none",
-        objective: str = "time", as_software: bool = False, tokens: float = 0.0, days: float = 0.0,
-    ) -> "Plans":  # fmt: skip
-        """The best plans for the job's model, batch and cluster: the command `plan`, with its options.
+        self,
+        *,
+        top: int = 10,
+        keep: Sequence[str] = (),
+        between: Sequence[str] = (),
+        float8: str = "none",
+        objective: str = "time",
+        as_software: bool = False,
+        tokens: float = 0.0,
+        days: float = 0.0,
+    ) -> "Plans":
+        """The command `plan`, with its options: the best plans for the job's model, batch and cluster.
 
-        >>> kept = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]
-        >>> found = load("tiny-llama", devices=8, device="h100-sxm").plan(keep=kept)
-        >>> found.recommended.spec.plan.tp
+        >>> keep = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]
+        >>> plans = load("tiny-llama", devices=8, device="h100-sxm").plan(keep=keep)
+        >>> plans.recommended.spec.plan.tp
         2
         """
         wanted = Wanted(top, keep, between, float8, objective, as_software, tokens, days)
-        found = found_plans(self.subject, self.to_plan(), wanted)
-        return Plans(found.subject, found.given, found.advice, found.constraints)
+        plans = found_plans(self.subject, self.to_plan(), wanted)
+        return Plans(plans.subject, plans.to_plan, plans.advice, plans.constraints)
 
     def simulate(self, *, steps: int = 1, communication: float = 0.0, execute: bool = False) -> Simulated:
-        """The timeline of a step: the command `simulate`. With `execute` stages are measured on this machine, and some
+        """The command `simulate`: the timeline of a step. With `execute`, stages are measured on this machine, and some
         steps are run.
 
         >>> load("quickstart").simulate().bubble > 0
         True
         """
-        given = GivenOptions()
-        steps, communication = given.whole("steps", steps, 1), given.number("communication", communication, 0.5)
-        given.check(self.subject)
+        options = GivenOptions()
+        steps, communication = options.whole("steps", steps, 1), options.number("communication", communication, 0.5)
+        options.check(self.subject)
         if execute:
             from shardwright.api.executing import run_and_study
 
@@ -120,25 +134,25 @@ class Job(AskedJob):
         return Simulated(study_job(self.spec, communication, steps))
 
     def train(self, *, fresh: bool = False, weights_from: str | Path | None = None) -> "Trained":
-        """Run the job here: the command `train`, with its --fresh and --from. Starts the local ranks itself; under
-        torchrun it is one of them. Raises PlanError, RunError."""
-        from shardwright.api.training import Begins, train_job
+        """The command `train`, with its --fresh and --from: run the job here. It starts the local ranks itself; under
+        torchrun this process is one of them. Raises PlanError, RunError."""
+        from shardwright.api.training import StartOptions, train_job
 
-        given = GivenOptions()
+        options = GivenOptions()
         if weights_from is not None:
-            weights_from = given.text("weights_from", weights_from, "runs/NAME")
-        given.check(self.subject)
-        return train_job(self.to_run(), Begins(fresh, weights_from))
+            weights_from = options.text("weights_from", weights_from, "runs/NAME")
+        options.check(self.subject)
+        return train_job(self.to_run(), StartOptions(fresh, weights_from))
 
     def toml(self) -> str:
-        """The job as a TOML file has it, under its plan."""
+        """The job under its plan, as the text of a TOML file."""
         return job_toml(self.spec)
 
     def save(self, path: str | Path) -> None:
         """Write the job as a TOML file, which every command reads. Raises PlanError."""
-        given = GivenOptions()
-        name = given.text("path", path, "job.toml")
-        given.check("save")
+        options = GivenOptions()
+        name = options.text("path", path, "job.toml")
+        options.check("save")
         write_toml(Path(name), self.spec)
 
     def _cluster_options(self) -> dict[str, Any]:
@@ -146,8 +160,8 @@ class Job(AskedJob):
 
     def __repr__(self) -> str:
         words = [self.job if isinstance(self.job, str) else dict(self.job), *self.overrides]
-        asked = [f"{name}={value!r}" for name, value in self._cluster_options().items() if value]
-        return f"Job({', '.join([*map(repr, words), *asked])})"
+        options = [f"{name}={value!r}" for name, value in self._cluster_options().items() if value]
+        return f"Job({', '.join([*map(repr, words), *options])})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,15 +170,15 @@ class Plans(FoundPlans):
 
     @property
     def recommended(self) -> Job:
-        """The job under the plan to take. PlanError where no plan fits."""
+        """The job under the recommended plan. PlanError if no plan fits."""
         if self.best is None:
-            devices = f"{self.given.job.cluster.num_devices:,} {self.given.job.cluster.device}"
+            devices = f"{self.to_plan.job.cluster.num_devices:,} {self.to_plan.job.cluster.device}"
             raise PlanError(self.subject, [f"no plan fits on {devices}; use more devices"])
         return Job(tomllib.loads(job_toml(self.best)))
 
 
 def _wrong_kinds(job: Any, overrides: Sequence[Any]) -> list[str]:
-    """Faults of arguments that are of no kind that `load` takes."""
+    """Faults of arguments whose types `load` does not take."""
     faults = []
     if not isinstance(job, (str, Path, Mapping)):
         faults.append(
@@ -174,15 +188,15 @@ def _wrong_kinds(job: Any, overrides: Sequence[Any]) -> list[str]:
     elif isinstance(job, Mapping):
         faults += strange(job, "")
     faults += [
-        f"{shortened(repr(one), 80)} is no field with a value; give a text, such as 'plan.tp=4'"
-        for one in overrides
-        if not isinstance(one, str)
+        f"{shortened(repr(override), 80)} is no field with a value; give a text, such as 'plan.tp=4'"
+        for override in overrides
+        if not isinstance(override, str)
     ]
     return faults
 
 
 def _as_overrides(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Sections of fields as --set has them. Raises PlanError for what is no section."""
+    """Sections of fields as overrides of --set. Raises PlanError for a value that is no section."""
     faults = [
         f"{name} is {section!r}, and a section is a dictionary of its fields, such as plan={{'tp': 2}}"
         for name, section in sections.items()
@@ -190,4 +204,6 @@ def _as_overrides(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     ]
     if faults := faults or list(strange(sections, "")):
         raise PlanError("overrides", faults)
-    return tuple(f"{name}.{field}={value_text(value)}" for name, of in sections.items() for field, value in of.items())
+    return tuple(
+        f"{name}.{field}={value_text(value)}" for name, fields in sections.items() for field, value in fields.items()
+    )

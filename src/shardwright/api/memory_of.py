@@ -1,4 +1,4 @@
-"""The memory that a module of the user's own will take on a rank, before anything is sharded."""
+"""The memory that a user's own module will take on a rank, known before anything is sharded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,15 +23,15 @@ _KINDS = ("parameters", "gradients", "optimizer", "host")
 @dataclass(frozen=True, repr=False)
 class ModuleMemory(Shown):
     """A rank's part of a module, by unit. Parameters, gradients and optimizer state are exact; buffers are the most
-    that is borrowed in a step. Activations are not in it: they can't be known without a run."""
+    that a step borrows at once. Activations are left out: they are unknown without a run."""
 
     account: ModuleAccount
     num_ranks: int
-    buffer_bytes: int  # of the module's own buffers, such as running statistics, which every rank has
+    buffer_bytes: int  # of the module's own buffers, such as running statistics; every rank has all of them
 
     @property
     def memory(self) -> RankMemory:
-        """A rank's whole part: the sum over the units, and the most that is borrowed beside it."""
+        """The memory of a rank: the sum over the units, and the most that is borrowed at once."""
         return self.account.memory
 
     @property
@@ -39,15 +39,17 @@ class ModuleMemory(Shown):
         rows = [["unit", "elements", *_KINDS]]
         for row in self.rows():
             rows.append([row["unit"], f"{row['elements']:,}", *(memory_text(row[f"{kind}_bytes"]) for kind in _KINDS)])
-        whole = f"One of {counted(self.num_ranks, 'rank')} will hold {self.memory}; activations are not in it."
-        own = f" The module's own buffers are {memory_text(self.buffer_bytes)}." if self.buffer_bytes else ""
-        return f"{whole}{own}\n\n{aligned(rows)}"
+        total_text = f"One of {counted(self.num_ranks, 'rank')} will hold {self.memory}; activations are not in it."
+        buffers_text = f" The module's own buffers are {memory_text(self.buffer_bytes)}." if self.buffer_bytes else ""
+        return f"{total_text}{buffers_text}\n\n{aligned(rows)}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "num_ranks": self.num_ranks, **self.memory.as_dict(), "module_buffer_bytes": self.buffer_bytes,
+            "num_ranks": self.num_ranks,
+            **self.memory.as_dict(),
+            "module_buffer_bytes": self.buffer_bytes,
             "units": self.rows(),
-        }  # fmt: skip
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """The state of each unit: its first and last parameter, and bytes by kind."""
@@ -55,24 +57,26 @@ class ModuleMemory(Shown):
             {
                 "unit": unit.names[0] if len(unit.names) == 1 else f"{unit.names[0]} to {unit.names[-1]}",
                 "elements": unit.num_elements,
-                **{name: of for name, of in asdict(unit.memory).items() if name.removesuffix("_bytes") in _KINDS},
+                **{name: value for name, value in asdict(unit.memory).items() if name.removesuffix("_bytes") in _KINDS},
             }
             for unit in self.account.units
         ]
 
 
 def memory_of(
-    module: nn.Module, plan: Mapping[str, Any] | PlanSpec | None = None, *,
-    optimizer: Mapping[str, Any] | None = None, precision: Mapping[str, Any] | None = None,
+    module: nn.Module,
+    plan: Mapping[str, Any] | PlanSpec | None = None,
+    *,
+    optimizer: Mapping[str, Any] | None = None,
+    precision: Mapping[str, Any] | None = None,
     units: Sequence[str] | None = None,
-) -> ModuleMemory:  # fmt: skip
-    """The memory that a rank will hold of a module under `shard(module, plan, ...)`. The module is left as it is, and
-    may be on the device meta, without values. Raises PlanError with every fault: what `shard` would refuse is refused
-    here.
+) -> ModuleMemory:
+    """The memory that a rank will hold of a module under `shard(module, plan, ...)`. The module does not change. It
+    may be on the meta device, without values. Raises PlanError with every fault for which `shard` would refuse it.
 
     >>> from torch import nn
-    >>> found = memory_of(nn.Linear(8, 8, bias=False), {"dp": 4, "zero": 3})
-    >>> found.memory.parameters_bytes, found.memory.optimizer_bytes
+    >>> module_memory = memory_of(nn.Linear(8, 8, bias=False), {"dp": 4, "zero": 3})
+    >>> module_memory.memory.parameters_bytes, module_memory.memory.optimizer_bytes
     (64, 128)
     """
     if faults := kind_faults(module):
@@ -85,8 +89,11 @@ def memory_of(
         raise PlanError(SUBJECT, error.faults + faults) from None
     if faults:
         raise PlanError(SUBJECT, faults)
-    found = module_units(module, units)
+    split_module = module_units(module, units)
     in_16_bits = job.precision.compute != "float32"
-    regions = {name: [found.place(of, in_16_bits) for of in held] for name, held in found.regions.items()}
-    own = sum(buffer.nbytes for buffer in module.buffers())
-    return ModuleMemory(module_account(job, regions), job.plan.dp, own)
+    regions = {
+        name: [split_module.place(parameter, in_16_bits) for parameter in parameters]
+        for name, parameters in split_module.regions.items()
+    }
+    buffer_bytes = sum(buffer.nbytes for buffer in module.buffers())
+    return ModuleMemory(module_account(job, regions), job.plan.dp, buffer_bytes)

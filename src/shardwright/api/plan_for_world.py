@@ -1,4 +1,4 @@
-"""The plan for the number of ranks that torchrun has started, where it is not the plan's: it may be elastic."""
+"""The plan for the number of ranks that torchrun has started, which may differ from the plan's: torchrun is elastic."""
 
 import itertools
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def for_world(spec: "JobSpec", world: int) -> "tuple[JobSpec, str]":
-    """The job under a plan of `world` ranks, and a sentence that says which, empty where it is its own.
+    """The job under a plan of `world` ranks, and a sentence that names the plan, empty for the job's own plan.
 
-    The first of plan.fallback that has so many ranks, else what the planner recommends for so many devices of the job's
-    cluster. PlanError with the arithmetic, and a fallback to write, where there is neither.
+    The plan is the first of plan.fallback with so many ranks, or else the plan that the planner recommends for so many
+    devices of the job's cluster. If there is neither, PlanError with the arithmetic, and a fallback to write.
     """
     from shardwright.config.base import PlanError
     from shardwright.config.units import counted
@@ -25,14 +25,16 @@ def for_world(spec: "JobSpec", world: int) -> "tuple[JobSpec, str]":
     if spec.plan.world == world:
         return spec, ""
     ranks = f"{counted(world, 'rank')} {'was' if world == 1 else 'were'} started"
-    instead = f"{ranks}, and the plan is for {spec.plan.world}"
+    mismatch = f"{ranks}, and the plan is for {spec.plan.world}"
     for number, fallback in enumerate(spec.plan.fallback):
         if fallback.world == world:
-            found = planned(f"job {spec.name}", spec.model_copy(update={"plan": spec.plan.fallback_plan(number)}))
-            return found, f"{instead}: this is plan.fallback[{number}], {plan_words(found.plan)}"
+            fallback_job = planned(
+                f"job {spec.name}", spec.model_copy(update={"plan": spec.plan.fallback_plan(number)})
+            )
+            return fallback_job, f"{mismatch}: this is plan.fallback[{number}], {plan_words(fallback_job.plan)}"
     recommended = _recommended(spec, world)
     if recommended is not None:
-        return recommended, f"{instead}: this is what `plan` recommends, {plan_words(recommended.plan)}"
+        return recommended, f"{mismatch}: this is what `plan` recommends, {plan_words(recommended.plan)}"
     fault = f"{ranks}, and the plan needs {spec.plan.degrees} = {spec.plan.world}"
     if spec.plan.fallback:
         fault += f", plan.fallback {', '.join(str(plan.world) for plan in spec.plan.fallback)}"
@@ -41,7 +43,7 @@ def for_world(spec: "JobSpec", world: int) -> "tuple[JobSpec, str]":
 
 
 def _recommended(spec: "JobSpec", world: int) -> "JobSpec | None":
-    """The job under the planner's choice; None where nothing is known of its devices, or no plan fits them."""
+    """The job under the recommended plan; None if nothing is known of its devices, or no plan fits them."""
     from shardwright.config.base import PlanError
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.recommendation import plans_of
@@ -51,18 +53,18 @@ def _recommended(spec: "JobSpec", world: int) -> "JobSpec | None":
     if size_faults(spec, world):
         return None
     plan = spec.plan.unsearched()
-    at = at_size(spec.model_copy(update={"plan": plan}), world, spec.batch.global_batch_size)
+    job = at_size(spec.model_copy(update={"plan": plan}), world, spec.batch.global_batch_size)
     try:
-        found = plans_of(at, Constraints(), shipped()).recommendation
-    except (KeyError, PlanError):  # of a device that nothing is known of, or that is too few for the model
+        recommendation = plans_of(job, Constraints(), shipped()).recommendation
+    except (KeyError, PlanError):  # the device is unknown, or devices are too few for the model
         return None
-    if found is None or found.plan.job.batch != spec.batch:
+    if recommendation is None or recommendation.plan.job.batch != spec.batch:
         return None
-    return found.plan.job
+    return recommendation.plan.job
 
 
 def _to_paste(spec: "JobSpec", world: int) -> str:
-    """A fallback for so many ranks, ready to be written into the job; empty where the job's other fields allow none."""
+    """A fallback for `world` ranks, to write into the job; empty if the job's other fields allow none."""
     from shardwright.config.base import PlanError
     from shardwright.config.checks.check import faults_on_any_cluster
 
@@ -78,26 +80,25 @@ def _to_paste(spec: "JobSpec", world: int) -> str:
 
 
 def _plans_near(plan: "PlanSpec", world: int) -> "Iterator[PlanSpec]":
-    """Plans of so many ranks that are like one, those that differ in fewer axes first."""
+    """Plans of `world` ranks that are similar to a plan; those that differ in fewer axes come first."""
     divisors = [degree for degree in range(1, world + 1) if world % degree == 0] if world <= 2**16 else []
-    near = []
+    candidates = []
     for tp, pp in itertools.product(divisors, divisors):
         if tp * pp * plan.cp <= world and world % (tp * pp * plan.cp) == 0:
-            near.append((tp > plan.tp, pp > plan.pp, (tp != plan.tp) + (pp != plan.pp), -tp, -pp, (tp, pp)))
-    for *_, (tp, pp) in sorted(near):
+            candidates.append((tp > plan.tp, pp > plan.pp, (tp != plan.tp) + (pp != plan.pp), -tp, -pp, (tp, pp)))
+    for *_, (tp, pp) in sorted(candidates):
         dp = world // (tp * pp * plan.cp)
         degrees = {"dp": dp, "tp": tp, "pp": pp, "fallback": []}
         yield plan.model_copy(update=degrees)
-        yield plan.model_copy(
-            update=degrees | {"layout": [], "zero_ranks": 0, "ep": 1, "expert_tp": 0, "schedule": "1f1b",
-                              "virtual_stages": 1, "extra_warmup": 0}
-        )  # fmt: skip
+        simple_fields = {"layout": [], "zero_ranks": 0, "ep": 1, "expert_tp": 0}
+        simple_fields |= {"schedule": "1f1b", "virtual_stages": 1, "extra_warmup": 0}
+        yield plan.model_copy(update=degrees | simple_fields)
 
 
-def _as_toml(given: "Sequence[FallbackSpec]", plan: "PlanSpec") -> str:
-    """The line of a job that has one more fallback."""
+def _as_toml(fallbacks: "Sequence[FallbackSpec]", plan: "PlanSpec") -> str:
+    """The line `fallback = ...` of the job, with a plan as one more fallback."""
     from shardwright.config.toml_text import value_text
 
-    fields = [fallback.model_dump(exclude_defaults=True) for fallback in given]
+    fields = [fallback.model_dump(exclude_defaults=True) for fallback in fallbacks]
     degrees = {name: getattr(plan, name) for name in ("dp", "tp", "pp")}
     return f"fallback = {value_text([*fields, degrees | plan.model_dump(exclude_defaults=True)])}"

@@ -27,7 +27,7 @@ class Shown(ABC):
         """The rows of `frame`, each a dictionary of plain values by column."""
 
     def frame(self) -> "DataFrame":
-        """The result's table as a DataFrame. RunError where pandas is missing."""
+        """The result's table as a DataFrame. RunError if pandas is missing."""
         return frame_of(self.rows())
 
     @cached_property
@@ -38,12 +38,12 @@ class Shown(ABC):
         return self._shown
 
     def __repr__(self) -> str:
-        """The text, which a notebook and the prompt of Python show."""
+        """The text, for notebooks and the prompt of Python."""
         return self._shown
 
 
 def frame_of(rows: list[dict[str, Any]]) -> "DataFrame":
-    """Rows as a DataFrame. RunError where pandas is missing."""
+    """Rows as a DataFrame. RunError if pandas is missing."""
     try:
         import pandas
     except ImportError:

@@ -20,13 +20,13 @@ class Simulated(Shown):
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of the whole step, the update with it; None where they are not known."""
-        found: float | None = self.study.values.get("executed_s", self.study.values.get("step_s"))
-        return found
+        """Seconds of the whole step, with the update; None if unknown."""
+        seconds: float | None = self.study.values.get("executed_s", self.study.values.get("step_s"))
+        return seconds
 
     @property
     def bubble(self) -> float:
-        """The bubble, as a share of the step: the rank that computes longest waits for others."""
+        """The bubble as a share of the step: the time for which the rank that computes longest waits for others."""
         bubble = self.study.simulated.bubble
         assert bubble is not None, "a study of a job has one"
         return bubble.share
@@ -39,16 +39,21 @@ class Simulated(Shown):
         return self.study.values
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every computation, message and collective of the timeline: rank, step, what it is, what it occupies, when."""
+        """A row for every computation, message and collective of the timeline: rank, step, action, resource, times."""
         return [
             {
-                "rank": rank, "step": span.step, "action": str(span.action.kind), "stage": span.action.stage,
-                "microbatch": span.action.microbatch, "on": str(span.resource), "start": float(span.start),
+                "rank": rank,
+                "step": span.step,
+                "action": str(span.action.kind),
+                "stage": span.action.stage,
+                "microbatch": span.action.microbatch,
+                "on": str(span.resource),
+                "start": float(span.start),
                 "end": float(span.end),
             }
             for rank, row in enumerate(self.study.drawn.timeline.ranks)
             for span in row.spans
-        ]  # fmt: skip
+        ]
 
     def svg(self) -> str:
         """The timeline as a picture."""
@@ -64,19 +69,19 @@ class Simulated(Shown):
 
     def save(self, path: str | Path) -> None:
         """Write the page (.html), the picture (.svg) or the trace (.json). Raises PlanError for another ending."""
-        given = GivenOptions()
-        name = given.text("path", path, "timeline.html")
-        made = {".html": self.html, ".htm": self.html, ".svg": self.svg, ".json": self.trace}.get(
+        options = GivenOptions()
+        name = options.text("path", path, "timeline.html")
+        make_text = {".html": self.html, ".htm": self.html, ".svg": self.svg, ".json": self.trace}.get(
             Path(name).suffix.lower()
         )
-        if made is None:
-            given.faults.append(
+        if make_text is None:
+            options.faults.append(
                 f"{name} is no page, picture or trace by its ending; use .html for the page, .svg for the picture or "
                 ".json for the trace"
             )
-        if given.faults or made is None:
-            raise PlanError("save", given.faults[:1])
-        write_output(Path(name), made(), "save")
+        if options.faults or make_text is None:
+            raise PlanError("save", options.faults[:1])
+        write_output(Path(name), make_text(), "save")
 
     def _repr_html_(self) -> str:
         return self.svg()

@@ -1,4 +1,4 @@
-"""A job, trained: by ranks that are started on this machine, or as one rank of torchrun's or Slurm's."""
+"""Training of a job: by ranks that are started on this machine, or as one rank that torchrun or Slurm has started."""
 
 import json
 import sys
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from shardwright.parallel.comm.process_groups import Mesh
     from shardwright.train.launch.rank_life import Failure, Work
 
-# What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
+# Rank 0 reports an error of all ranks. torchrun ends all ranks when the first one leaves, so the others wait so long.
 SPEAKING_S = 10.0
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Begins:
-    """How a run begins: without the checkpoints that its folder has, and with whose weights. `tell` is told what is of
-    interest beside the result, and `warn` what went wrong on the way."""
+class StartOptions:
+    """The options with which a run starts: `fresh` puts the checkpoints of its folder aside, and `weights_from` is the
+    run whose weights it takes. `tell` prints further information, and `warn` prints problems on the way."""
 
     fresh: bool = False
     weights_from: str | None = None
@@ -43,8 +43,8 @@ class Begins:
 
 @dataclass(frozen=True, repr=False)
 class Trained(Shown):
-    """A run that has ended: its losses in nats a token, where its files are, and what was predicted of its steps beside
-    what was measured. `preempted` where it was asked to leave: it has saved, and the same call goes on."""
+    """A run that has ended: its losses in nats a token, its folder, and its steps compared with the prediction.
+    `preempted` is True if it was asked to leave: it has saved, and the same call resumes it."""
 
     name: str
     steps: int
@@ -57,7 +57,7 @@ class Trained(Shown):
     folder: Path
     seconds: float
     preempted: bool
-    speaks: bool  # whether this process is the one that tells: rank 0, or who started the ranks
+    speaks: bool  # True on rank 0, or in the process that started the ranks: it prints the result
     preempted_by: int | None
     values: dict[str, Any]
     compared: str = ""
@@ -68,10 +68,10 @@ class Trained(Shown):
         losses = "nothing was left to do"
         if self.first_loss is not None and self.last_loss is not None:
             losses = f"loss from {self.first_loss:.4f} to {self.last_loss:.4f} nats a token{held_out}"
-        ended = "; it was asked to leave, and goes on where it is" if self.preempted else ""
-        done = f"{self.name}: {counted(self.steps, 'step')} done in {self.seconds:.0f} s, {losses}{ended}"
+        ending = "; it was asked to leave, and goes on where it is" if self.preempted else ""
+        summary = f"{self.name}: {counted(self.steps, 'step')} done in {self.seconds:.0f} s, {losses}{ending}"
         files = f"metrics in {self.folder}/metrics.jsonl and {self.folder}/tensorboard"
-        return "\n".join(filter(None, (done, files, self.compared)))
+        return "\n".join(filter(None, (summary, files, self.compared)))
 
     def to_dict(self) -> dict[str, Any]:
         return self.values
@@ -84,52 +84,59 @@ class Trained(Shown):
             return [flat_keys(line) for line in map(json.loads, file) if "step" in line]
 
 
-def train_job(spec: JobSpec, begins: Begins = Begins()) -> Trained:
-    """Train a checked job: start the ranks of this machine, or be one of those that torchrun or Slurm has started. A
-    run whose folder has a checkpoint goes on from it. Raises PlanError, RunError."""
-    seat = RankEnvironment.from_environment()
-    if seat is not None:
+def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> Trained:
+    """Train a checked job: start the ranks of this machine, or be one rank that torchrun or Slurm has started. A run
+    whose folder has a checkpoint resumes from it. Raises PlanError, RunError."""
+    environment = RankEnvironment.from_environment()
+    if environment is not None:
         die_of_signals()
-        spec = _for_its_world(spec, seat, begins)
-    heard: AbstractContextManager[preemption.Preemption | None] = nullcontext(None)
-    if seat is None:  # what has nothing to save ends with a signal as any command does
-        heard = preemption.heard() if spec.checkpoint.is_on else preemption.unkept()
-    with heard as asked:
-        result, folder = _run_here(spec, asked, begins) if seat is None else _run_rank(spec, seat, begins)
-        speaks = seat is None or seat.rank == 0
+        spec = _for_its_world(spec, environment, start)
+    hearing: AbstractContextManager[preemption.Preemption | None] = nullcontext(None)
+    if environment is None:  # without checkpoints a signal ends the run as any command
+        hearing = preemption.heard() if spec.checkpoint.is_on else preemption.unkept()
+    with hearing as request:
+        result, folder = _run_here(spec, request, start) if environment is None else _run_rank(spec, environment, start)
+        speaks = environment is None or environment.rank == 0
         if spec.model.moe.experts and speaks:
             from shardwright.report.expert_use import draw_use
 
-            begins.tell(f"how experts were used: {draw_use(folder)}")
+            start.tell(f"how experts were used: {draw_use(folder)}")
         compared, text = _compared(spec, result, folder) if speaks else (None, "")
-    given = {name: getattr(result, name) for name in ("steps", "first_loss", "last_loss", "validation_loss",
-             "unigram_loss", "validation_losses", "sample", "seconds", "preempted")}  # fmt: skip
+    names = ("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses")
+    fields = {name: getattr(result, name) for name in (*names, "sample", "seconds", "preempted")}
     return Trained(
-        name=spec.name, folder=folder, speaks=speaks, preempted_by=asked.signal if asked is not None else None,
-        values=asdict(result) | {
-            "validation_loss": result.validation_loss, "unigram_loss": result.unigram_loss,
+        name=spec.name,
+        folder=folder,
+        speaks=speaks,
+        preempted_by=request.signal if request is not None else None,
+        values=asdict(result)
+        | {
+            "validation_loss": result.validation_loss,
+            "unigram_loss": result.unigram_loss,
             "predicted_and_measured": compared,
-        }, compared=text, **given,
-    )  # fmt: skip
+        },
+        compared=text,
+        **fields,
+    )
 
 
 def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The predicted steps beside the measured ones, kept with the metrics; and the comparison in words."""
-    if result.measured is None or result.preempted:  # who asks a run to leave does not wait long
+    """The comparison of predicted with measured steps, which is added to the metrics; and the comparison as text."""
+    if result.measured is None or result.preempted:  # a user who asks a run to leave does not wait long
         return None, ""
     from shardwright.report.run_comparison import compared_dict, compared_text
     from shardwright.train.launch.full_disk import telling_of_full_disk
     from shardwright.train.run_files import METRICS, open_to_append
 
-    found = compared_dict(spec, result.measured)
+    comparison = compared_dict(spec, result.measured)
     metrics = folder / METRICS
     with telling_of_full_disk(metrics), open_to_append(metrics) as file:
-        file.write(json.dumps({"predicted_and_measured": found}) + "\n")
-    return found, compared_text(found)
+        file.write(json.dumps({"predicted_and_measured": comparison}) + "\n")
+    return comparison, compared_text(comparison)
 
 
-def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins) -> tuple[Any, Path]:
-    """Launch all ranks on this machine. Returns what rank 0 returned, and the run's folder."""
+def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions) -> tuple[Any, Path]:
+    """Launch all ranks on this machine. Returns the result of rank 0, and the run's folder."""
     from shardwright.train.launch.fork_server import start_server_early
 
     start_server_early(spec.run.device)
@@ -151,75 +158,77 @@ def _run_here(spec: JobSpec, asked: preemption.Preemption | None, begins: Begins
     from shardwright.train.launch.this_machine import on_this_machine
 
     def tell(error: RankFailedError, restart: str) -> None:
-        begins.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
+        start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
 
-    folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, begins.warn)
+    folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
     faults = cluster_faults(spec) or machine_faults(spec)
     with (
         leaving_no_empty(folder),
         holding(folder, faults + folder_faults(folder)),
-        holding_checkpoints(spec, folder),  # before much text is read, as all that may be refused
+        holding_checkpoints(spec, folder),  # before much text is read, as all checks that may refuse the run
     ):
-        if begins.weights_from is not None:
-            refuse_weights_from(spec, begins.weights_from)
-        refuse_weights(spec, folder, is_anew=begins.fresh)  # before the tokens, which can take an hour
+        if start.weights_from is not None:
+            refuse_weights_from(spec, start.weights_from)
+        refuse_weights(spec, folder, is_anew=start.fresh)  # before the tokens, which can take an hour
         remove_unfinished(folder / "data")
         refuse_missing(spec.data, spec.model)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
-        if begins.fresh:
+        if start.fresh:
             for line in put_aside(spec, folder):
-                begins.tell(f"--fresh: {line}")
-        work = _work(spec, begins.weights_from or "")
+                start.tell(f"--fresh: {line}")
+        work = _work(spec, start.weights_from or "")
         try:
-            if asked is None:
+            if request is None:
                 return launch(work, spec, folder)[0], folder
-            return launch_with_restarts(work, spec, folder, asked, tell)[0], folder
+            return launch_with_restarts(work, spec, folder, request, tell)[0], folder
         except RankFailedError as error:
             raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
 
 
-def _run_rank(spec: JobSpec, seat: RankEnvironment, begins: Begins) -> tuple[Any, Path]:
-    """Be one rank. Returns what it returned, and the run's folder."""
+def _run_rank(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> tuple[Any, Path]:
+    """Be one rank. Returns its result, and the run's folder."""
     from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.launch.run_folder import folder_of, leaving_no_empty
     from shardwright.train.launch.this_machine import on_this_machine
 
-    if begins.fresh:  # a rank that is started anew can't know whether the run has begun
+    if start.fresh:  # a restarted rank can't know whether the run has begun
         raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
-    if begins.weights_from is not None:
-        refuse_weights_from(spec, begins.weights_from)
-    spec = on_this_machine(spec, 1, begins.warn)  # each rank was given its device, if there are any
+    if start.weights_from is not None:
+        refuse_weights_from(spec, start.weights_from)
+    spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
     folder = folder_of(spec)
-    with leaving_no_empty(folder) if seat.rank == 0 else nullcontext():
-        return _run_rank_in(folder, spec, seat, begins), folder
+    with leaving_no_empty(folder) if environment.rank == 0 else nullcontext():
+        return _run_rank_in(folder, spec, environment, start), folder
 
 
-def _run_rank_in(folder: Path, spec: JobSpec, seat: RankEnvironment, begins: Begins) -> Any:
-    """Be one rank of a run that writes to a folder. Returns what it returned."""
+def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> Any:
+    """Be one rank of a run that writes to `folder`. Returns its result."""
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.rank_life import run_rank
     from shardwright.train.launch.run_folder import folder_faults, holding, holding_checkpoints, this_node
 
-    alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
-    writes_alone = holding_checkpoints(spec, folder) if seat.rank == 0 else nullcontext()
-    is_first_of_node, is_on = seat.local_rank == 0 < seat.rank, spec.checkpoint.is_on
+    folder_lock = holding(folder, folder_faults(folder)) if environment.rank == 0 else nullcontext()
+    checkpoint_lock = holding_checkpoints(spec, folder) if environment.rank == 0 else nullcontext()
+    is_first_of_node, is_on = environment.local_rank == 0 < environment.rank, spec.checkpoint.is_on
     if is_first_of_node and (faults := folder_faults(folder)):
         raise PlanError(this_node(), faults)
-    work = _work(spec, begins.weights_from or "")
+    work = _work(spec, start.weights_from or "")
     if is_first_of_node and is_on:
         work = partial(_work_in_a_shared_folder, work)
-    leaves_early = preemption.leave_early(seat.rank)
-    heeded: AbstractContextManager[None] = nullcontext()
+    leaves_early = preemption.leave_early(environment.rank)
+    preemption_handling: AbstractContextManager[None] = nullcontext()
     if is_on:
-        heeded = preemption.heeded(before_a_look=leaves_early, hears_interrupts=True, tells=seat.rank == 0)
-    with alone, writes_alone, heeded:
-        if seat.rank == 0:
+        preemption_handling = preemption.heeded(
+            before_a_look=leaves_early, hears_interrupts=True, tells=environment.rank == 0
+        )
+    with folder_lock, checkpoint_lock, preemption_handling:
+        if environment.rank == 0:
             remove_unfinished(folder / "data")
-        return run_rank(seat, work, spec, folder, _teller(spec, seat, begins), allowed_threads())
+        return run_rank(environment, work, spec, folder, _teller(spec, environment, start), allowed_threads())
 
 
 def _work_in_a_shared_folder(work: "Work", job: JobSpec, mesh: "Mesh", folder: Path) -> Any:
-    """The work of the first rank of another machine than rank 0's: the checkpoints' folder must be that of rank 0."""
+    """The work of the first rank of each further machine: its folder of checkpoints must be the folder of rank 0."""
     from shardwright.train.launch.run_folder import SHARED_S, shared_place, this_node, unshared_faults
 
     place = shared_place(job, folder)
@@ -228,19 +237,18 @@ def _work_in_a_shared_folder(work: "Work", job: JobSpec, mesh: "Mesh", folder: P
     return work(job, mesh, folder)
 
 
-def _for_its_world(spec: JobSpec, seat: RankEnvironment, begins: Begins) -> JobSpec:
-    """The job under a plan for as many ranks as there are. Rank 0 says which, or why there is none."""
-
+def _for_its_world(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> JobSpec:
+    """The job under a plan for as many ranks as there are. Rank 0 reports which plan, or why there is none."""
     try:
-        found, note = for_world(spec, seat.world)
+        fitting, note = for_world(spec, environment.world)
     except PlanError:
-        if seat.rank == 0:
+        if environment.rank == 0:
             raise
         time.sleep(SPEAKING_S)
         sys.exit(2)
-    if note and seat.rank == 0:
-        begins.warn(note)
-    return found
+    if note and environment.rank == 0:
+        start.warn(note)
+    return fitting
 
 
 def _work(spec: JobSpec, weights_from: str) -> "Work":
@@ -253,23 +261,23 @@ def _work(spec: JobSpec, weights_from: str) -> "Work":
     return partial(train_on_rank, start=RunStart(job_memory(spec), weights_from, best_interval(spec)))
 
 
-def _teller(spec: JobSpec, seat: RankEnvironment, begins: Begins) -> "Callable[[Failure], None]":
-    """How a rank of torchrun's says why it fails."""
+def _teller(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> "Callable[[Failure], None]":
+    """The function by which a rank of torchrun reports its failure."""
     from shardwright.sharding.mesh import MeshShape
     from shardwright.train.launch.rank_life import OF_ALL_RANKS
     from shardwright.train.launch.run_folder import this_node
 
     def tell(failure: "Failure") -> None:
-        if seat.rank > 0 and failure.kind in OF_ALL_RANKS and failure.subject != this_node():
+        if environment.rank > 0 and failure.kind in OF_ALL_RANKS and failure.subject != this_node():
             time.sleep(SPEAKING_S)
         else:
-            begins.warn(failure.sentence(MeshShape.of(spec.plan)) + _advice(spec, failure))
+            start.warn(failure.sentence(MeshShape.of(spec.plan)) + _advice(spec, failure))
 
     return tell
 
 
 def _advice(spec: JobSpec, failure: "Failure | None") -> str:
-    """A way out of a failure, if there is more to say than the failure does."""
+    """A way out of a failure, if there is one that its message does not have."""
     if failure is None or failure.kind != "memory":
         return ""
     from shardwright.measure.memory_advice import way_out

@@ -1,4 +1,4 @@
-"""The command that measures the machine that it stands on."""
+"""The command that measures the machine on which it runs."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,19 @@ from shardwright.config import largest
 @click.command()
 @file_option("--out", help="Write what was measured, for --set cluster.device=FILE.  [default: calibrated.toml]")
 @click.option(
-    "--ranks", type=click.IntRange(1, largest.RANKS), default=None, metavar="N",
+    "--ranks",
+    type=click.IntRange(1, largest.RANKS),
+    default=None,
+    metavar="N",
     help="Ranks that are busy at once.  [default: one for each GPU, or for each core]",
-)  # fmt: skip
+)
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
     help="What is measured; auto takes CUDA where there is some.",
-)  # fmt: skip
+)
 @click.option("--quick", is_flag=True, help="A few sizes in some seconds: to see that it works, not to rely on.")
 @json_option
 def calibrate(out: Path | None, ranks: int | None, device: str, quick: bool, as_json: bool) -> None:
@@ -37,7 +43,7 @@ def calibrate(out: Path | None, ranks: int | None, device: str, quick: bool, as_
     from shardwright.report.device_toml import calibrated_text, write_device
 
     out = out or Path("calibrated.toml")
-    write_device(out, None)  # known before two minutes have passed
+    write_device(out, None)  # an unwritable file is reported before two minutes of measuring
     fields, launches = calibrate_here(QUICK if quick else Sweep(), ranks or ranks_here(), device)
     write_device(out, fields)
     click.echo(json.dumps({"file": str(out), **fields}) if as_json else calibrated_text(out, fields, summary(launches)))

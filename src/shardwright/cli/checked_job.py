@@ -1,4 +1,4 @@
-"""How a command reads a job: as Python programs do (api/asked_job.py), and it says what nobody stated."""
+"""The functions by which commands read a job, as Python programs do (api/asked_job.py), and print notes about it."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -12,49 +12,50 @@ if TYPE_CHECKING:
 
 
 def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    """The job with its overrides, checked. PlanError lists every fault; what nobody stated goes to standard error."""
-    asked = _asked(job, overrides)
-    spec = asked.as_planned()
-    say(asked.notes, as_json=True)
+    """The job with its overrides, checked. PlanError lists every fault. Notes about values that nobody stated go to
+    standard error."""
+    asked_job = _asked_job(job, overrides)
+    spec = asked_job.as_planned()
+    say(asked_job.notes, as_json=True)
     return spec
 
 
-def load_predicted(job: str, overrides: tuple[str, ...], asked: "AskedCluster", as_json: bool) -> "JobSpec":
+def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster", as_json: bool) -> "JobSpec":
     """The job on the cluster that is asked for, checked; a model of the catalog under its best plan there.
 
-    What nobody stated is said: on standard error beside JSON.
+    Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
-    spec, notes = _asked(job, overrides, asked).to_predict()
+    spec, notes = _asked_job(job, overrides, cluster).to_predict()
     say(notes, as_json)
     return spec
 
 
 def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    """The job, checked with the plans that it falls back to, for a command that executes it."""
-    asked = _asked(job, overrides)
-    spec = asked.to_run()
-    say(asked.notes, as_json=True)
+    """The job, checked together with its fallback plans, for a command that executes it."""
+    asked_job = _asked_job(job, overrides)
+    spec = asked_job.to_run()
+    say(asked_job.notes, as_json=True)
     return spec
 
 
 def load_to_plan(
-    job: str, overrides: tuple[str, ...], asked: "AskedCluster | None" = None, as_json: bool = False
+    job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None, as_json: bool = False
 ) -> "JobToPlan":
-    """The job, checked, to find a plan for. A plan of its own may be one that its cluster does not allow."""
-    found = _asked(job, overrides, asked)
-    to_plan = found.to_plan()
-    say(found.notes, as_json)
+    """The job, checked, to find a plan for. Its cluster may not allow its own plan."""
+    asked_job = _asked_job(job, overrides, cluster)
+    to_plan = asked_job.to_plan()
+    say(asked_job.notes, as_json)
     return to_plan
 
 
 def say(notes: tuple[str, ...], as_json: bool) -> None:
-    """Notes before what a command prints."""
+    """Print notes before the output of a command; on standard error if the output is JSON."""
     for note in notes:
         click.echo(textwrap.fill(f"Note: {note}.", 110, break_on_hyphens=False) + "\n" * (not as_json), err=as_json)
 
 
-def _asked(job: str, overrides: tuple[str, ...], asked: "AskedCluster | None" = None) -> "AskedJob":
+def _asked_job(job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None) -> "AskedJob":
     from shardwright.api.asked_job import AskedJob
     from shardwright.config.asked_cluster import NOTHING_ASKED
 
-    return AskedJob(job, overrides, asked or NOTHING_ASKED)
+    return AskedJob(job, overrides, cluster or NOTHING_ASKED)

@@ -17,7 +17,7 @@ from shardwright.cli.job_options import (
 
 
 def _drawing_options(command: Any) -> Any:
-    """Where a timeline goes."""
+    """Options for the output of a timeline, and for its steps and messages."""
     for option in (
         click.option("--no-colour", is_flag=True, help="Letters instead of colours, as where there is no terminal."),
         json_option,
@@ -109,29 +109,36 @@ def schedule(
 )
 @_drawing_options
 def simulate(
-    job: str, overrides: tuple[str, ...], execute: bool, communication: float, steps: int, devices: int | None,
-    device: str, devices_per_node: int | None, **output: Any
-) -> None:  # fmt: skip
+    job: str,
+    overrides: tuple[str, ...],
+    execute: bool,
+    communication: float,
+    steps: int,
+    devices: int | None,
+    device: str,
+    devices_per_node: int | None,
+    **output: Any,
+) -> None:
     """Draw the timeline of a step of JOB.
 
     Times are seconds where the cluster's device has a calibration. Elsewhere, and with --communication, stages cost
     what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
     """
-    asked = asked_cluster({"devices": devices, "device": device, "devices_per_node": devices_per_node})
+    cluster = asked_cluster({"devices": devices, "device": device, "devices_per_node": devices_per_node})
     if execute and (devices or device or devices_per_node):
         raise click.UsageError("--execute runs on this machine; leave --devices, --device and --devices-per-node out")
-    spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, asked, output["as_json"])
+    spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, cluster, output["as_json"])
     from shardwright.report.timeline.job_study import study_job
     from shardwright.report.timeline.schedule_command import Output, show_job
 
     if execute:
         from shardwright.api.executing import run_and_study
 
-        found = run_and_study(spec)
+        study = run_and_study(spec)
     else:
         expect_many_actions()
-        found = study_job(spec, communication, steps)
-    show_job(found, Output(**output))
+        study = study_job(spec, communication, steps)
+    show_job(study, Output(**output))
 
 
 COMMANDS = (schedule, simulate)

@@ -1,4 +1,4 @@
-"""The commands that write weights to files that other programs read: those of a checkpoint, or of a folder."""
+"""The commands that write the weights of a checkpoint or of a folder to files that other programs read."""
 
 import json
 from pathlib import Path
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _to = click.option(
     "--to",
+    "target",
     required=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
@@ -51,13 +52,20 @@ _overwrite = click.option("--overwrite", is_flag=True, help="Write over what was
 @_overwrite
 @json_option
 def export(
-    run: str, to: Path, step: int | None, dtype: str, file_gib: float, names: str | None, overwrite: bool, as_json: bool
+    run: str,
+    target: Path,
+    step: int | None,
+    dtype: str,
+    file_gib: float,
+    names: str | None,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Write the weights of one checkpoint as whole tensors to safetensors files."""
     from shardwright.config.base import PlanError
     from shardwright.train.checkpoint.kept import manifest_of
 
-    place = _place(to)
+    place = _place(target)
     storage, steps = found_checkpoints(run)
     with as_fault(run, place):
         manifest = manifest_of(storage, chosen_step(run, storage, steps, step))
@@ -66,7 +74,7 @@ def export(
 
         is_file = place.suffix == ".safetensors"
         if names == "hugging-face" and is_file:
-            raise PlanError("--to", [f"{to} is a file; transformers opens folders, so name one"])
+            raise PlanError("--to", [f"{target} is a file; transformers opens folders, so name one"])
         released = names == "hugging-face" or (names is None and not is_file and has_family(manifest))
         write = export_released if released else export_weights
         files = write(storage, manifest, place, dtype=dtype, file_bytes=int(file_gib * 2**30), overwrite=overwrite)
@@ -88,7 +96,7 @@ def export(
 @json_option
 @click.pass_context
 def convert(
-    context: click.Context, source: str, to: Path, dtype: str, file_gib: float, overwrite: bool, as_json: bool
+    context: click.Context, source: str, target: Path, dtype: str, file_gib: float, overwrite: bool, as_json: bool
 ) -> None:
     """Write a model's FOLDER again as plain safetensors files: quantised weights (fp8, MXFP4) become numbers that can
     be trained, pickled files safetensors. Of a RUN, the newest healthy checkpoint is exported.
@@ -99,37 +107,43 @@ def convert(
 
     if not names_config(source):
         context.invoke(
-            export, run=source, to=to, step=None, dtype=dtype, file_gib=file_gib, names=None, overwrite=overwrite,
+            export,
+            run=source,
+            target=target,
+            step=None,
+            dtype=dtype,
+            file_gib=file_gib,
+            names=None,
+            overwrite=overwrite,
             as_json=as_json,
-        )  # fmt: skip
+        )
         return
     from shardwright.train.checkpoint.converting import convert_folder
 
-    place = _place(to)
+    place = _place(target)
     files = convert_folder(
         path_of(source).parent, place, dtype=dtype, file_bytes=int(file_gib * 2**30), overwrite=overwrite
     )
     _tell(files, place, {}, "", as_json)
 
 
-def _place(to: Path) -> Path:
-    """Where to write. Raises PlanError for an address."""
+def _place(target: Path) -> Path:
+    """The absolute path to write to. Raises PlanError for an address."""
     from shardwright.config.base import PlanError
 
-    if "://" in str(to) or ":/" in str(to):
-        raise PlanError("--to", [f"{to} is an address; name a file or folder of this machine"])
-    return to.expanduser().absolute()
+    if "://" in str(target) or ":/" in str(target):
+        raise PlanError("--to", [f"{target} is an address; name a file or folder of this machine"])
+    return target.expanduser().absolute()
 
 
-def _tell(files: "Files", place: Path, more: dict[str, int], said: str, as_json: bool) -> None:
+def _tell(files: "Files", place: Path, fields: dict[str, int], start: str, as_json: bool) -> None:
     from shardwright.config.units import counted, memory_text
 
-    num_bytes = sum(tensor.num_bytes for held in files.values() for tensor in held)
+    num_bytes = sum(tensor.num_bytes for tensors in files.values() for tensor in tensors)
     if as_json:
-        written = {name: [tensor.name for tensor in held] for name, held in files.items()}
-        click.echo(json.dumps(more | {"to": str(place), "bytes": num_bytes, "files": written}))
+        written = {name: [tensor.name for tensor in tensors] for name, tensors in files.items()}
+        click.echo(json.dumps(fields | {"to": str(place), "bytes": num_bytes, "files": written}))
         return
     num_tensors = sum(map(len, files.values()))
-    click.echo(
-        f"{said}{counted(num_tensors, 'tensor')}, {memory_text(num_bytes)} in {counted(len(files), 'file')}, in {place}"
-    )
+    tensors_text = f"{counted(num_tensors, 'tensor')}, {memory_text(num_bytes)}"
+    click.echo(f"{start}{tensors_text} in {counted(len(files), 'file')}, in {place}")

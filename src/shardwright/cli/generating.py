@@ -21,22 +21,32 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="RUN|FOLDER")
 @click.option("--prompt", show_default="def ", help="What the text begins with.")
 @click.option(
-    "--chat", is_flag=True,
+    "--chat",
+    is_flag=True,
     help="The prompt is what a user says: it is written with the chat template, and the answer is printed.",
-)  # fmt: skip
+)
 @click.option(
-    "--tokens", type=click.IntRange(1, largest.SEQUENCE), default=64, show_default=True,
+    "--tokens",
+    type=click.IntRange(1, largest.SEQUENCE),
+    default=64,
+    show_default=True,
     help="Tokens to add at most; a text may end before.",
-)  # fmt: skip
+)
 @click.option(
-    "--temperature", type=click.FloatRange(0.0, 100.0), default=0.8, show_default=True,
+    "--temperature",
+    type=click.FloatRange(0.0, 100.0),
+    default=0.8,
+    show_default=True,
     help="What logits are divided by before a token is drawn; 0 takes the likeliest.",
-)  # fmt: skip
+)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of what is drawn.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE",
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.FIELD=VALUE",
     help="A field of the job, such as plan.tp=2; the plan is one rank where nothing is said. May be repeated.",
-)  # fmt: skip
+)
 @json_option
 def generate(
     source: str, prompt: str | None, chat: bool, tokens: int, temperature: float, seed: int, overrides: tuple[str, ...],
@@ -53,9 +63,9 @@ def generate(
 
     if chat and prompt is None:
         raise click.UsageError('--chat answers what a user says, and nothing is said; add --prompt "..."')
-    given = [*overrides, f"run.seed={seed}"]
-    found = (_of_folder if names_config(source) else _of_run)(source)
-    spec = found.job(given)
+    job_overrides = [*overrides, f"run.seed={seed}"]
+    weights_source = (_of_folder if names_config(source) else _of_run)(source)
+    spec = weights_source.job(job_overrides)
     start_server_early(spec.run.device)
     from shardwright.train.data.progress import say_aside
     from shardwright.train.launch.launch import launch
@@ -64,28 +74,30 @@ def generate(
     from shardwright.train.prompt import prompt_of
     from shardwright.train.text_run import AskedText, write_text
 
-    begins = prompt_of(spec, found.weights, "def " if prompt is None else prompt, chat)
-    asked = AskedText(begins, tokens, temperature, found.weights_from)
-    if not any(one.startswith("model.sequence") for one in overrides):
-        spec = found.job([*given, f"model.sequence={positions_for(spec, len(begins.ids) + tokens)}"])
+    prompt_tokens = prompt_of(spec, weights_source.weights, "def " if prompt is None else prompt, chat)
+    asked_text = AskedText(prompt_tokens, tokens, temperature, weights_source.weights_from)
+    if not any(override.startswith("model.sequence") for override in overrides):
+        spec = weights_source.job(
+            [*job_overrides, f"model.sequence={positions_for(spec, len(prompt_tokens.ids) + tokens)}"]
+        )
     spec = on_this_machine(spec, spec.plan.world, say_aside)
     with scratch_folder() as folder:
-        written = launch(partial(write_text, asked), spec, folder)[0]
+        written = launch(partial(write_text, asked_text), spec, folder)[0]
     click.echo(json.dumps(asdict(written)) if as_json else shown(written.text))
 
 
 def shown(text: str) -> str:
-    """A text as it is written to standard output: without what would drive a terminal where that is one, for weights
-    and a vocabulary of strangers can write anything; and else as it is."""
-    from shardwright.config.base import printable  # not before: it takes pydantic, and --help does not
+    """A text for standard output. For a terminal, it is without characters that control terminals: weights and a
+    vocabulary of strangers can write anything."""
+    from shardwright.config.base import printable  # imported late: it needs pydantic, which --help does not
 
     return printable(text) if sys.stdout.isatty() else text
 
 
 @dataclass(frozen=True)
 class _WeightsSource:
-    """Where weights come from: the fields of a job with them, the folder of the released model that they began as or
-    are, and the run that they are of, if they are."""
+    """The source of weights: the fields of a job with them, the folder of the released model that they are or began as,
+    and the run that trained them, if there is one."""
 
     name: str
     fields: dict[str, Any]
@@ -93,7 +105,7 @@ class _WeightsSource:
     weights_from: str = ""
 
     def job(self, overrides: list[str]) -> "JobSpec":
-        """The job that writes, on one rank where nobody says otherwise."""
+        """The job that writes text; on one rank unless overrides say otherwise."""
         from shardwright.config.load import job_of_fields
 
         fields = {"batch": {"global_batch_size": 1}} | self.fields
@@ -101,7 +113,7 @@ class _WeightsSource:
 
 
 def _of_folder(source: str) -> _WeightsSource:
-    """A released model's folder."""
+    """The source of weights for a released model's folder."""
     from shardwright.config.hugging_face.config_json import path_of
 
     folder = str(path_of(source).parent)
@@ -109,29 +121,30 @@ def _of_folder(source: str) -> _WeightsSource:
 
 
 def _of_run(source: str) -> _WeightsSource:
-    """A run, as its newest healthy checkpoint says."""
+    """The source of weights for a run: its newest healthy checkpoint."""
     from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
     from shardwright.train.checkpoint.kept import manifest_of
 
     storage, steps = found_checkpoints(source, "generate")
     with as_fault(source):
-        kept = manifest_of(storage, chosen_step(source, storage, steps, None)).job
-    fields: dict[str, Any] = {name: kept[name] for name in ("model", "data", "precision") if name in kept}
+        saved_job = manifest_of(storage, chosen_step(source, storage, steps, None)).job
+    fields: dict[str, Any] = {name: saved_job[name] for name in ("model", "data", "precision") if name in saved_job}
     weights = fields["model"].get("weights") or ""
     if not weights and "begin_token" not in fields.get("data", {"begin_token": ""}):
-        # Texts of runs before there was that field began with none.
+        # Runs from before that field existed began texts without a token.
         fields["data"] = fields["data"] | {"begin_token": "none"}
     fields["model"] = {name: value for name, value in fields["model"].items() if name != "weights"}
     return _WeightsSource(source, fields, weights, str(Path(source)))
 
 
 def positions_for(job: "JobSpec", num_tokens: int) -> int:
-    """Positions that are computed for each token: as few as have room for the whole text, and all of the model's where
-    its weights or turns would be others with fewer."""
+    """Positions that are computed for each token: as few as hold the whole text, or all of the model's if fewer would
+    change its weights or rotary angles."""
     model, plan = job.model, job.plan
     scaling = model.rotary_scaling
-    stretched = scaling.kind == "longrope" and model.sequence > scaling.trained_sequence
-    if model.positions == "learned" or stretched:
+    is_stretched = scaling.kind == "longrope" and model.sequence > scaling.trained_sequence
+    if model.positions == "learned" or is_stretched:
         return model.sequence
-    unit = math.prod((16, plan.cp, plan.tp))  # of cp each has two parts, cut over tp, of the 8 tokens that fp8 takes
+    # A cp rank has two parts, split over tp, of multiples of 8 tokens, which fp8 takes.
+    unit = math.prod((16, plan.cp, plan.tp))
     return min(model.sequence, math.ceil(num_tokens / unit) * unit)

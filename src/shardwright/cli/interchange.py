@@ -1,4 +1,4 @@
-"""The commands that bring jobs in from other training systems, and take them there."""
+"""The commands that import jobs from other training systems, and export jobs to them."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,12 @@ NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accel
 @file_option("--toml", help="Write the job there.  [default: to standard output]")
 @json_option
 def import_job(
-    system: str, files: tuple[str, ...], overrides: tuple[str, ...], toml: Path | None, as_json: bool, **asked: Any
+    system: str,
+    files: tuple[str, ...],
+    overrides: tuple[str, ...],
+    toml: Path | None,
+    as_json: bool,
+    **cluster_fields: Any,
 ) -> None:
     """Make a job of FILES of another training system: a launch script of Megatron-LM, the configuration of another.
 
@@ -53,17 +58,17 @@ def import_job(
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.job_toml import job_toml, write_toml
 
-    found = _imported(system, files, overrides, asked_cluster(asked))
-    planned(f"job {found.job.name}", found.job)
-    found = replace(found, job=with_paths_from(found.job, toml.parent if toml else Path()))
+    imported = _imported(system, files, overrides, asked_cluster(cluster_fields))
+    planned(f"job {imported.job.name}", imported.job)
+    imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))
     if toml:
-        write_toml(toml, found.job)
+        write_toml(toml, imported.job)
     if as_json:
-        click.echo(json.dumps(imported_dict(found)))
+        click.echo(json.dumps(imported_dict(imported)))
     elif toml is None:
-        click.echo(job_toml(found.job), nl=False)
+        click.echo(job_toml(imported.job), nl=False)
     if not as_json:
-        click.echo(imported_notes(found), err=True)
+        click.echo(imported_notes(imported), err=True)
 
 
 def _imported(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> Any:
@@ -94,31 +99,31 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
     from shardwright.report.imported_text import exported_notes
     from shardwright.report.output import write_output
 
-    spec, to = load(job, overrides), SYSTEMS[system]
+    spec, target = load(job, overrides), SYSTEMS[system]
     try:
-        found = exported(to, spec)
+        result = exported(target, spec)
     except Lacking as error:
-        raise PlanError(error.subject, error.faults, _nearest(to, spec, error)) from None
+        raise PlanError(error.subject, error.faults, _nearest(target, spec, error)) from None
     if out:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PlanError("output", [f"--out {out} can't be made: {error.strerror}; name another folder"]) from None
-        for name, text in found.files.items():
+        for name, text in result.files.items():
             write_output(out / name, text, "--out")
-        click.echo("\n".join(f"wrote {out / name}" for name in found.files), err=True)
+        click.echo("\n".join(f"wrote {out / name}" for name in result.files), err=True)
     elif not as_json:
-        for name, text in found.files.items():
-            click.echo((f"# ---- {name}\n" if len(found.files) > 1 else "") + text, nl=False)
+        for name, text in result.files.items():
+            click.echo((f"# ---- {name}\n" if len(result.files) > 1 else "") + text, nl=False)
     if as_json:
-        left_out, rate = list(found.left_out), found.unsaid_learning_rate
-        click.echo(json.dumps({"files": found.files, "left_out": left_out, "unsaid_learning_rate": rate}))
-    elif notes := exported_notes(found, to.title):
+        left_out, rate = list(result.left_out), result.unsaid_learning_rate
+        click.echo(json.dumps({"files": result.files, "left_out": left_out, "unsaid_learning_rate": rate}))
+    elif notes := exported_notes(result, target.title):
         click.echo(notes, err=True)
 
 
 def _nearest(system: "System", job: "JobSpec", lack: "Lacking") -> str:
-    """The way out: a plan that the system has. Empty where each fault has its own."""
+    """The way out: the nearest plan that the system supports. Empty if each fault has a way out of its own."""
     from shardwright.config.other_systems.nearest import way_to
     from shardwright.report.set_line import set_words
     from shardwright.schedule.job_program import plan_faults
@@ -133,43 +138,43 @@ def _nearest(system: "System", job: "JobSpec", lack: "Lacking") -> str:
 def load_from(
     name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster"
 ) -> "tuple[JobToPlan, Imported, System]":
-    """A job of another system to find better plans for, with that system, in the release that its files are of. What
-    was assumed goes to standard error."""
+    """A job of another system to find better plans for, its import, and that system in the release of the files. Notes
+    on the import go to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
     from shardwright.config.other_systems.systems import system_of
     from shardwright.report.imported_text import imported_notes
 
-    found = _imported(name, files, sets, cluster)
-    job = found.job
+    imported = _imported(name, files, sets, cluster)
+    job = imported.job
     if job.cluster.device == "unknown":
         fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
         raise PlanError(f"{name} {files[0]}", [fault])
-    click.echo(imported_notes(found, with_data=False) + "\n", err=True)
-    return with_own_plan(job), found, system_of(name, files)
+    click.echo(imported_notes(imported, with_data=False) + "\n", err=True)
+    return with_own_plan(job), imported, system_of(name, files)
 
 
 def changes(
-    system: "System", own: "JobSpec", advice: "Advice", as_json: bool, *, came: "Imported"
+    system: "System", own_job: "JobSpec", advice: "Advice", as_json: bool, *, imported: "Imported"
 ) -> "str | dict[str, Any]":
-    """The changes that the job needs as it stands, and the settings that would make it faster than as it `came`."""
+    """The changes of settings that make the imported job faster, as text or as data for JSON."""
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.priced_plan import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
-    (alone,) = priced([own], shipped())
-    found = faster_plans(system, alone, advice, came.sources)
-    return changes_dict(alone, found) if as_json else changes_text(system, alone, came.names, found)
+    (own_plan,) = priced([own_job], shipped())
+    faster = faster_plans(system, own_plan, advice, imported.sources)
+    return changes_dict(own_plan, faster) if as_json else changes_text(system, own_plan, imported.names, faster)
 
 
 def held_to(system: "System", software: str, constraints: "Constraints") -> "Constraints":
-    """The constraints, less what the system does not have, nor the generation of it that prices the job."""
+    """The constraints, reduced to values that the system supports, and the generation of it that prices the job."""
     from dataclasses import replace
 
     from shardwright.config.software import software_of
     from shardwright.config.software_support import had_by
 
-    has = dict(system.has)
+    supported = dict(system.has)
     for field, values in had_by(software_of(software)).items():
-        has[field] = tuple(value for value in has.get(field, values) if value in values)
-    return replace(constraints, among={**constraints.among, **has})
+        supported[field] = tuple(value for value in supported.get(field, values) if value in values)
+    return replace(constraints, among={**constraints.among, **supported})

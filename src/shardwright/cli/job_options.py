@@ -1,4 +1,4 @@
-"""Options that commands share; and of those on a job its argument, its overrides and its help."""
+"""Options that commands share; and the argument, the overrides and the help of commands on a job."""
 
 import gc
 from pathlib import Path
@@ -33,19 +33,19 @@ class PredictCommand(JobCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The arguments with `--as` spelled out."""
-        given: list[str] = []
-        left = iter(args)
-        for word in left:
+        expanded: list[str] = []
+        words = iter(args)
+        for word in words:
             option, _, name = word.partition("=")
-            if option == "--as" and (name := name or next(left, "")):
-                given += ["--set", f"cluster.software={name}"]
+            if option == "--as" and (name := name or next(words, "")):
+                expanded += ["--set", f"cluster.software={name}"]
             else:
-                given.append(word)
-        return super().parse_args(ctx, given)
+                expanded.append(word)
+        return super().parse_args(ctx, expanded)
 
 
 def expect_many_actions() -> None:
-    """Have the collector of cycles look rarely: a schedule is millions of tuples, and none of them is in a cycle."""
+    """Run Python's garbage collector rarely: a schedule is millions of tuples, and none of them is in a cycle."""
     gc.set_threshold(1_000_000)
 
 
@@ -56,7 +56,7 @@ set_option = click.option(
 
 
 def job_options(command: Any) -> Any:
-    """The job, `--set` and `--json`."""
+    """Add the argument of the job, `--set` and `--json`."""
     return click.argument("job")(set_option(json_option(command)))
 
 
@@ -66,7 +66,7 @@ def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A00
 
 
 def cluster_options(command: Any) -> Any:
-    """`--devices`, `--device` and `--devices-per-node`: the cluster, in place of the job's."""
+    """Add `--devices`, `--device` and `--devices-per-node`: a cluster in place of the job's."""
     devices = click.option(
         "--devices", type=click.IntRange(1, largest.RANKS), default=None, metavar="N", help="Devices of the cluster."
     )
@@ -74,16 +74,16 @@ def cluster_options(command: Any) -> Any:
 
 
 def device_options(command: Any) -> Any:
-    """`--device` and `--devices-per-node`."""
-    each = "Devices in a node.  [default: the usual node of the device]"
+    """Add `--device` and `--devices-per-node`."""
+    node_help = "Devices in a node.  [default: the usual node of the device]"
     command = click.option(
-        "--devices-per-node", type=click.IntRange(1, largest.RANKS), default=None, metavar="N", help=each
+        "--devices-per-node", type=click.IntRange(1, largest.RANKS), default=None, metavar="N", help=node_help
     )(command)
-    of = (
+    device_help = (
         "Device of the cluster, such as h100-sxm, with its usual nodes and links in place of JOB's. With it JOB may be "
         "a model of the catalog."
     )
-    return click.option("--device", default="", metavar="NAME", help=of)(command)
+    return click.option("--device", default="", metavar="NAME", help=device_help)(command)
 
 
 def asked_cluster(options: dict[str, Any]) -> "AskedCluster":

@@ -1,4 +1,4 @@
-"""The command that looks at the checkpoints of a run: which there are, what is in them, whether they are whole."""
+"""The commands that list, show and verify the checkpoints of a run."""
 
 import json
 import os
@@ -50,11 +50,11 @@ def show(run: str, step: int | None, as_json: bool) -> None:
         manifest = manifest_of(storage, chosen_step(run, storage, steps, step))
         tensors = whole_tensors(indices_of(storage, manifest))
     if as_json:
-        held = {
+        tensor_dicts = {
             name: {"shape": boxes[0][0].full_shape, "dtype": boxes[0][0].dtype, "boxes": len(boxes)}
             for name, boxes in tensors.items()
         }
-        click.echo(json.dumps(manifest.model_dump(mode="json", exclude={"files"}) | {"tensors": held}))
+        click.echo(json.dumps(manifest.model_dump(mode="json", exclude={"files"}) | {"tensors": tensor_dicts}))
         return
     click.echo(
         f"step {manifest.step}: {manifest.samples:,} samples into the data, {manifest.passed_over:,} passed over; "
@@ -103,7 +103,7 @@ def _row(step: int, look: "Callable[[int], Manifest]") -> dict[str, Any]:
 
 
 def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print checkpoints, one a line."""
+    """Print checkpoints, one on each line."""
     from shardwright.config.units import memory_text
 
     if as_json:
@@ -111,38 +111,41 @@ def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
         return
     for row in rows:
         size = memory_text(row["bytes"]) if "bytes" in row else ""
-        what = row.get("fault") or row["plan"] + ", whole" * ("whole" in row)
-        what += f", not healthy: {row['unhealthy']}" if "unhealthy" in row else ""
-        click.echo(f"step {row['step']:>8}  {size:>10}  {what}")
+        description = row.get("fault") or row["plan"] + ", whole" * ("whole" in row)
+        description += f", not healthy: {row['unhealthy']}" if "unhealthy" in row else ""
+        click.echo(f"step {row['step']:>8}  {size:>10}  {description}")
 
 
 def found_checkpoints(run: str, command: str = "checkpoint") -> "tuple[Storage, list[int]]":
-    """Where a run's checkpoints lie, and their steps, newest first. PlanError if there are none."""
+    """The storage of a run's checkpoints, and their steps, newest first. PlanError if there are none."""
     from shardwright.train.checkpoint.kept import kept_by
 
     return kept_by(run, f"{command} {run}".rstrip())
 
 
 def chosen_step(run: str, storage: "Storage", steps: list[int], step: int | None) -> int:
-    """The step that was asked for, else that of the newest healthy checkpoint, as `train` goes on from; a line on
-    standard error says where one that is not healthy is taken or passed over. PlanError."""
+    """The step that is asked for, or else the step of the newest healthy checkpoint, from which `train` would resume.
+
+    Lines on standard error name unhealthy checkpoints that are taken or passed over. PlanError if `step` is missing.
+    """
     from shardwright.config.base import PlanError
     from shardwright.train.checkpoint.kept import in_order_to_load, manifest_of, told_health
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
     if step is not None and step not in steps:
-        there = ", ".join(map(str, sorted(steps)[-12:]))
-        raise PlanError(f"checkpoint {run}", [f"there is none of step {step}; there are those of steps {there}"])
-    taken = in_order_to_load(storage, steps)[0] if step is None else step
-    with suppress(BrokenCheckpointError, OSError):  # it is said where it is read
-        for line in told_health(storage, manifest_of(storage, taken), max(steps), is_asked=step is not None):
+        steps_text = ", ".join(map(str, sorted(steps)[-12:]))
+        raise PlanError(f"checkpoint {run}", [f"there is none of step {step}; there are those of steps {steps_text}"])
+    chosen = in_order_to_load(storage, steps)[0] if step is None else step
+    with suppress(BrokenCheckpointError, OSError):  # the error is reported when the checkpoint is read
+        for line in told_health(storage, manifest_of(storage, chosen), max(steps), is_asked=step is not None):
             click.echo(line, err=True)
-    return taken
+    return chosen
 
 
 @contextmanager
-def as_fault(run: str, to: Path | None = None) -> Iterator[None]:
-    """Read a checkpoint, and write it to a place. RunError where it is damaged, or can't be read or written now."""
+def as_fault(run: str, target: Path | None = None) -> Iterator[None]:
+    """A context in which a checkpoint is read, and written to `target`. RunError if it is damaged, or can't be read or
+    written now."""
     from shardwright.config.base import RunError
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
@@ -151,6 +154,6 @@ def as_fault(run: str, to: Path | None = None) -> Iterator[None]:
     except BrokenCheckpointError as error:
         raise RunError(f"checkpoint of {run}: {error}") from None
     except OSError as error:
-        if to is not None and str(error.filename or "").startswith(os.path.join(to.parent, "")):
-            raise RunError(f"{to} can't be written: {error.strerror}; name another place, or mend that") from None
+        if target is not None and str(error.filename or "").startswith(os.path.join(target.parent, "")):
+            raise RunError(f"{target} can't be written: {error.strerror}; name another place, or mend that") from None
         raise RunError(f"checkpoint of {run} can't be read now: {error}; try again, or mend that") from None

@@ -1,4 +1,4 @@
-"""The command that writes what starts a job on its cluster."""
+"""The command that writes the files or commands that start a job on its cluster."""
 
 import json
 import textwrap
@@ -25,16 +25,19 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 @file_option("--out", help="Write it to a file.  [default: standard output]")
 @click.option("--time", default="", metavar="TIME", help="Time limit: minutes, HH:MM:SS or D-HH:MM:SS.")
 @click.option(
-    "--save-before", type=click.IntRange(1), default=None, metavar="SECONDS",
+    "--save-before",
+    type=click.IntRange(1),
+    default=None,
+    metavar="SECONDS",
     help="Seconds that a run gets to save and leave.  [default: as measured by this run before, or predicted]",
-)  # fmt: skip
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=29500, show_default=True, help="Port where ranks meet.")
 @click.option("--account", default="", metavar="NAME", help="Slurm: whom it is charged to.")
 @click.option("--partition", default="", metavar="NAME", help="Slurm: the partition of nodes.")
 @click.option("--image", default="", metavar="IMAGE", help="Run in containers of this image; Slurm takes pyxis for it.")
 @click.option("--claim", default="", metavar="NAME", help="Kubernetes: the PersistentVolumeClaim that runs write to.")
 @click.option("--first-node", default="", metavar="HOST", help="torchrun: name or address of the first node.")
-def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None, **given: Any) -> None:
+def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None, **launch_fields: Any) -> None:
     """Write what starts JOB on its cluster: a script for Slurm, a manifest for Kubernetes, or torchrun's command lines.
 
     Nodes and ranks follow from the cluster and the plan, restarts and saving from [run] and [checkpoint], what NCCL is
@@ -42,10 +45,10 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
     """
     from shardwright.report.launch.launch_options import LaunchOptions
 
-    launchers = tuple(name for name in _LAUNCHERS if given.pop(name))
-    options = LaunchOptions(launchers, **{name: value for name, value in given.items() if value is not None})
-    described = _described(job, overrides, options)
-    text, notes = _text_and_notes(described)
+    launchers = tuple(name for name in _LAUNCHERS if launch_fields.pop(name))
+    options = LaunchOptions(launchers, **{name: value for name, value in launch_fields.items() if value is not None})
+    description = _description(job, overrides, options)
+    text, notes = _text_and_notes(description)
     if out is not None:
         from shardwright.report.output import write_output
 
@@ -53,15 +56,15 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
     for note in notes:
         click.echo(textwrap.fill(f"Note: {note}.", 110, break_on_hyphens=False, break_long_words=False), err=True)
     if as_json:
-        click.echo(json.dumps(_as_dict(described, text, notes)))
+        click.echo(json.dumps(_as_dict(description, text, notes)))
     elif out is None:
         click.echo(text, nl=False)
     else:
-        click.echo(f"{described.heading}: written to {out}; start it with `{_start(described, out)}`")
+        click.echo(f"{description.heading}: written to {out}; start it with `{_start(description, out)}`")
 
 
-def _described(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -> "Launch":
-    """The job of a launch and its start, described. PlanError with every fault of the job and of the options."""
+def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -> "Launch":
+    """The description of a launch. PlanError with every fault of the job and of the options."""
     from shardwright.config.base import PlanError
     from shardwright.report.launch.launch_description import launch_of
     from shardwright.train.launch.run_folder import folder_of
@@ -74,42 +77,42 @@ def _described(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -
     return launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
 
 
-def _text_and_notes(described: "Launch") -> tuple[str, list[str]]:
-    """The text to write, and notes to show beside it."""
-    launcher = described.options.launcher
-    notes = list(described.notes)
+def _text_and_notes(description: "Launch") -> tuple[str, list[str]]:
+    """The text to write, and notes to print."""
+    launcher = description.options.launcher
+    notes = list(description.notes)
     if launcher == "slurm":
         from shardwright.report.launch.slurm_script import slurm_script
 
-        return slurm_script(described), notes
+        return slurm_script(description), notes
     if launcher == "torchrun":
         from shardwright.report.launch.torchrun_command import torchrun_command, torchrun_notes
 
-        return torchrun_command(described), notes + torchrun_notes(described)
+        return torchrun_command(description), notes + torchrun_notes(description)
     from shardwright.report.launch.kubernetes_manifest import kubernetes_manifest, kubernetes_notes
 
-    return kubernetes_manifest(described), notes + kubernetes_notes(described)
+    return kubernetes_manifest(description), notes + kubernetes_notes(description)
 
 
-def _start(described: "Launch", out: Path) -> str:
+def _start(description: "Launch", out: Path) -> str:
     return {"slurm": f"sbatch {out}", "kubernetes": f"kubectl create -f {out}", "torchrun": f"bash {out}"}[
-        described.options.launcher
+        description.options.launcher
     ]
 
 
-def _as_dict(described: "Launch", text: str, notes: list[str]) -> dict[str, Any]:
-    seats = described.seats
+def _as_dict(description: "Launch", text: str, notes: list[str]) -> dict[str, Any]:
+    layout = description.layout
     return {
-        "launcher": described.options.launcher,
-        "servers": seats.servers,
-        "ranks_per_server": seats.ranks_per_server,
-        "ranks": described.job.plan.world,
-        "port": described.options.port,
-        "environment": described.links.variables,
-        "left_to_you": {left.variable: left.meaning for left in described.links.placeholders},
-        "max_restarts": described.max_restarts,
-        "save_s": described.save_s or None,
-        "time_limit_s": described.options.limit_s or None,
+        "launcher": description.options.launcher,
+        "servers": layout.servers,
+        "ranks_per_server": layout.ranks_per_server,
+        "ranks": description.job.plan.world,
+        "port": description.options.port,
+        "environment": description.links.variables,
+        "left_to_you": {unset.variable: unset.meaning for unset in description.links.placeholders},
+        "max_restarts": description.max_restarts,
+        "save_s": description.save_s or None,
+        "time_limit_s": description.options.limit_s or None,
         "notes": notes,
         "text": text,
     }

@@ -1,4 +1,4 @@
-"""The command line. Everything heavy is imported by the command that needs it: `--help` is there at once.
+"""The command line. Each command imports the heavy modules that it needs, so that `--help` starts at once.
 
 Exit status: 0 done, 1 it failed or a signal ended it, 2 the input is wrong, 3 it was preempted and can go on.
 """
@@ -89,11 +89,11 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.measure.verify import verify as compare_with_one_rank
     from shardwright.sharding.groups import loses_gradients
 
-    verdict, moved = compare_with_one_rank(spec, steps, tolerance)
-    rounded = bool(moved) and is_rounding(verdict, moved, tolerance)
-    passed = verdict.within(tolerance) or rounded
+    verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
+    is_rounded = bool(moved_runs) and is_rounding(verdict, moved_runs, tolerance)
+    passed = verdict.within(tolerance) or is_rounded
     if as_json:
-        click.echo(json.dumps(asdict(verdict) | {"equal": passed, "moved": list(map(asdict, moved))}))
+        click.echo(json.dumps(asdict(verdict) | {"equal": passed, "moved": list(map(asdict, moved_runs))}))
     else:
         click.echo(
             f"{counted(verdict.world, 'rank')} against one, {counted(verdict.steps, 'step')} of "
@@ -102,9 +102,9 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
             f"  gradient norm  differs by at most {verdict.max_grad_norm_relative_difference:.2e} of itself\n"
             f"  parameters     differ by at most {verdict.max_parameter_relative_difference:.2e} of their norm\n"
             f"  {'equal, bit for bit' if verdict.bitwise else 'equal' if passed else 'NOT equal'}"
-            + ("" if verdict.bitwise or rounded else f" to a tolerance of {tolerance:g}")
-            + " to rounding" * rounded
-            + (f"\n  {_MOVED.format(max(max(run.differences) for run in moved))}" if moved else "")
+            + ("" if verdict.bitwise or is_rounded else f" to a tolerance of {tolerance:g}")
+            + " to rounding" * is_rounded
+            + (f"\n  {_MOVED.format(max(max(run.differences) for run in moved_runs))}" if moved_runs else "")
             + (f"\n  {_LOSSY.format(spec.plan.compress)}" if loses_gradients(spec.plan) and not passed else "")
         )
     if not passed:
@@ -128,7 +128,7 @@ for command in (
 
 
 def main() -> None:
-    """Entry point: every error the user can mend is one message and no traceback, and so is a signal."""
+    """The entry point: every error that the user can mend is one message without a traceback, and so is a signal."""
     let_readers_leave()
     telling_of_signals(_command)
 
@@ -138,19 +138,16 @@ def _command() -> None:
         try:
             cli()
         finally:
-            if sys.stdout is not None:  # it was closed before we began
+            if sys.stdout is not None:  # None if it was closed before we began
                 sys.stdout.flush()
     except OSError as error:
         if error.filename is None and error.errno not in _NOT_WRITTEN:  # a write to standard output names no file
             raise
-        what = "standard output can't be written" if error.filename is None else f"{error.filename} can't be used"
-        _leave(f"failed: {what}: {error.strerror or error}; make room there, or name another place", 1)
+        problem = "standard output can't be written" if error.filename is None else f"{error.filename} can't be used"
+        _leave(f"failed: {problem}: {error.strerror or error}; make room there, or name another place", 1)
     except (ValueError, RuntimeError) as error:
-        from shardwright.config.base import (  # not before: it takes pydantic, and --help does not
-            PlanError,
-            RunError,
-            printable,
-        )
+        # Imported late: it needs pydantic, which --help does not.
+        from shardwright.config.base import PlanError, RunError, printable
 
         if not isinstance(error, PlanError | RunError):
             raise
@@ -158,12 +155,12 @@ def _command() -> None:
 
 
 def _leave(message: str, status: int) -> NoReturn:
-    """Say why and go, also where nothing can be written to."""
+    """Print a message and exit, even if no stream can be written to."""
     with suppress(OSError):
         click.echo(message, err=True)
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None is one that was closed before we began
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a stream that was closed before we began is None
         try:
             stream.flush()
-        except OSError:  # or Python would try again in the end, fail, and have a status of its own
+        except OSError:  # else Python would flush again at exit, fail, and set its own status
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(status)

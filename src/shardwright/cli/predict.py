@@ -1,4 +1,4 @@
-"""The commands that predict: what will happen, at what cost, and what to choose. They need torch only to measure."""
+"""The commands that predict a job's steps and costs, and choose its plan. They need torch only to measure."""
 
 import json
 import sys
@@ -25,25 +25,27 @@ from shardwright.cli.job_options import (
 @click.command(cls=PredictCommand)
 @job_options
 @cluster_options
-@click.option("--beside", is_flag=True, help="Also with all other software of the catalog, side by side.")
-def estimate(job: str, overrides: tuple[str, ...], as_json: bool, beside: bool, **asked: Any) -> None:
+@click.option(
+    "--beside", "with_others", is_flag=True, help="Also with all other software of the catalog, side by side."
+)
+def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, **cluster_fields: Any) -> None:
     """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
-    spec = load_predicted(job, overrides, asked_cluster(asked), as_json)
+    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
     from shardwright.api.estimated import estimated
 
-    found = estimated(f"job {job}", spec, with_others=beside)
-    click.echo(json.dumps(found.to_dict()) if as_json else str(found))
+    prediction = estimated(f"job {job}", spec, with_others=with_others)
+    click.echo(json.dumps(prediction.to_dict()) if as_json else str(prediction))
 
 
 @click.command(cls=PredictCommand)
 @job_options
 @cluster_options
-def explain(job: str, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
-    spec = load_predicted(job, overrides, asked_cluster(asked), as_json)
+    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
     from shardwright.explain.story import tell
     from shardwright.report.explain.story_dict import story_dict
     from shardwright.report.explain.story_text import story_text
@@ -66,26 +68,26 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> N
     from shardwright.measure.validate import validate as compare
     from shardwright.report.validation_text import validation_text, write_rows
 
-    beside = runs.parent / "oom.csv"
-    oom = oom or (beside if beside.exists() and not beside.samefile(runs) else None)
+    oom_beside_runs = runs.parent / "oom.csv"
+    oom = oom or (oom_beside_runs if oom_beside_runs.exists() and not oom_beside_runs.samefile(runs) else None)
     for table in filter(None, (runs, oom)):
         if out and out.exists() and out.samefile(table):
             raise PlanError("output", [f"--out {out} is a table that is read, and would be lost; name another file"])
-    found = compare(runs, oom)
-    lines = found.pop("predictions")
+    scores = compare(runs, oom)
+    predictions = scores.pop("predictions")
     if out:
-        write_rows(out, lines)
-    click.echo(json.dumps(found) if as_json else validation_text(found))
-    if not found["predicted"]:
+        write_rows(out, predictions)
+    click.echo(json.dumps(scores) if as_json else validation_text(scores))
+    if not scores["predicted"]:
         sys.exit(1)
 
 
 def _search_options(command: Any) -> Any:
-    """Options that constrain the search for plans."""
-    between = "A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated."
-    command = click.option("--between", multiple=True, metavar="FIELD=LOW,HIGH", help=between)(command)
-    keep = "A field of the plan that stays; may be repeated."
-    return click.option("--keep", multiple=True, metavar="plan.FIELD=VALUE", help=keep)(command)
+    """Add the options that constrain the search for plans."""
+    between_help = "A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated."
+    command = click.option("--between", multiple=True, metavar="FIELD=LOW,HIGH", help=between_help)(command)
+    keep_help = "A field of the plan that stays; may be repeated."
+    return click.option("--keep", multiple=True, metavar="plan.FIELD=VALUE", help=keep_help)(command)
 
 
 @click.command(cls=PredictCommand)
@@ -98,9 +100,14 @@ def _search_options(command: Any) -> Any:
 @_search_options
 @file_option("--toml", help="Write the job with the layout, for train and the other commands.")
 def layout(
-    job: str, overrides: tuple[str, ...], as_json: bool, search: bool, keep: tuple[str, ...], between: tuple[str, ...],
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    search: bool,
+    keep: tuple[str, ...],
+    between: tuple[str, ...],
     toml: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
 
     The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
@@ -115,14 +122,14 @@ def layout(
 
     try:
         if search:
-            found = best_mixed(load_to_plan(job, overrides).job, constraints_of(keep, between), shipped())
+            laid_out = best_mixed(load_to_plan(job, overrides).job, constraints_of(keep, between), shipped())
         else:
-            found = best_layout(load(job, overrides), shipped())
+            laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if toml:
-        write_toml(toml, found.job)
-    click.echo(json.dumps(layout_dict(found)) if as_json else layout_text(found))
+        write_toml(toml, laid_out.job)
+    click.echo(json.dumps(layout_dict(laid_out)) if as_json else layout_text(laid_out))
     if toml:
         click.echo(f"the job with the layout is in {toml}", err=True)
 
@@ -158,16 +165,16 @@ def layout(
 @click.option("--days", type=float, default=0.0, help="Days within which --tokens have to be trained on.")
 @click.option(
     "--from",
-    "system",
+    "system_name",
     type=click.Choice(NAMES),
     help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
 )
-@click.option("--with", "beside", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
+@click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
 @file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
-    float8: str, objective: str, as_software: bool, tokens: float, days: float, system: str | None,
-    beside: tuple[str, ...], toml: Path | None, **asked: Any,
+    float8: str, objective: str, as_software: bool, tokens: float, days: float, system_name: str | None,
+    further_files: tuple[str, ...], toml: Path | None, **cluster_fields: Any,
 ) -> None:  # fmt: skip
     """Find the best plans for JOB's model, batch and cluster, say why they are, and recommend one.
 
@@ -180,25 +187,27 @@ def plan(
 
     expect_many_actions()
     wanted = Wanted(top, keep, between, float8, objective, as_software, tokens, days)
-    wanted.constraints()  # known before the job is read
-    came = of = None
-    if system:
-        given, came, of = load_from(system, (job, *beside), overrides, asked_cluster(asked))
+    wanted.constraints()  # faults of these options are found before the job is read
+    cluster = asked_cluster(cluster_fields)
+    imported = system = None
+    if system_name:
+        to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster)
     else:
-        given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
-    within = partial(held_to, of, given.job.cluster.software) if of else None
-    found = found_plans(f"job {job}", given, wanted, within)
-    advice = found.advice if as_json else found.explained
-    told: str | dict[str, Any] = ""
-    if of and came and given.own and not given.own_faults:
-        told = changes(of, given.own, advice, as_json, came=came)
-    if toml and found.best is not None:
-        write_toml(toml, with_paths_from(found.best, toml.parent) if system else found.best)
+        to_plan = load_to_plan(job, overrides, cluster, as_json)
+    restrict = partial(held_to, system, to_plan.job.cluster.software) if system else None
+    plans = found_plans(f"job {job}", to_plan, wanted, restrict)
+    advice = plans.advice if as_json else plans.explained
+    own_changes: str | dict[str, Any] = ""
+    if system and imported and to_plan.own_job and not to_plan.own_faults:
+        own_changes = changes(system, to_plan.own_job, advice, as_json, imported=imported)
+    if toml and plans.best is not None:
+        write_toml(toml, with_paths_from(plans.best, toml.parent) if system_name else plans.best)
     if as_json:
-        click.echo(json.dumps({"as_given": told or None, "plans": found.dicts()} if system else found.dicts()))
+        rows = plans.dicts()
+        click.echo(json.dumps({"as_given": own_changes or None, "plans": rows} if system_name else rows))
     else:
-        click.echo("\n\n".join(filter(None, (str(told), str(found)))))
-    if found.best is None:
+        click.echo("\n\n".join(filter(None, (str(own_changes), str(plans)))))
+    if plans.best is None:
         sys.exit(1)
     if toml:
         click.echo(f"the job with the recommended plan is in {toml}", err=True)
@@ -242,16 +251,16 @@ def scale(
     expect_many_actions()
     constraints, sizes = constraints_of(keep, between), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
-    asked = asked_cluster({"devices": smallest, "device": device, "devices_per_node": devices_per_node})
-    spec = load_to_plan(job, overrides, asked, as_json).job
+    cluster = asked_cluster({"devices": smallest, "device": device, "devices_per_node": devices_per_node})
+    spec = load_to_plan(job, overrides, cluster, as_json).job
     limits = batch_limits(spec, tokens or 0)
     try:
-        found = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), constants=shipped())
+        scalings = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), constants=shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if svg:
-        write_output(svg, scaling_picture(spec, found), "--svg")
-    click.echo(json.dumps(scaling_dict(spec, found, limits)) if as_json else scaling_text(spec, found, limits))
+        write_output(svg, scaling_picture(spec, scalings), "--svg")
+    click.echo(json.dumps(scaling_dict(spec, scalings, limits)) if as_json else scaling_text(spec, scalings, limits))
 
 
 @click.command(cls=PredictCommand)
@@ -281,15 +290,15 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
         from shardwright.measure.checks.plan_checks import check_plan, checks_text
 
         checks = check_plan(spec)
-        click.echo(json.dumps([of.as_dict() for of in checks]) if as_json else checks_text(spec.name, checks))
-        if any(of.faults for of in checks):
+        click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else checks_text(spec.name, checks))
+        if any(result.faults for result in checks):
             raise SystemExit(1)
         return
     from shardwright.measure.dryrun import dry_run
     from shardwright.report.dryrun_text import dryrun_text
     from shardwright.train.launch.loading import collect_as_usual
 
-    collect_as_usual()  # what cycles hold is measured, too
+    collect_as_usual()  # the memory that cycles hold is measured, too
     run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
     click.echo(json.dumps(run) if as_json else dryrun_text(spec.name, run))
 

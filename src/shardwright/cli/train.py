@@ -17,33 +17,36 @@ from shardwright.cli.job_options import JobCommand, job_options
 @job_options
 @click.option("--fresh", is_flag=True, help="Begin anew: put aside the checkpoints that the run's folder has.")
 @click.option(
-    "--from", "weights_from", default=None, metavar="RUN",
+    "--from",
+    "weights_from",
+    default=None,
+    metavar="RUN",
     help="Begin with the weights of another run's newest healthy checkpoint, where this one has none yet: its folder, "
     "or the folder or address of its checkpoints.",
-)  # fmt: skip
+)
 def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weights_from: str | None) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them. A run whose folder has a checkpoint
     goes on from it."""
     spec = load_to_run(job, overrides)
-    from shardwright.api.training import Begins, train_job
+    from shardwright.api.training import StartOptions, train_job
     from shardwright.train.launch import preemption
 
-    begins = Begins(fresh, weights_from, tell=click.echo, warn=partial(click.echo, err=True))
+    start = StartOptions(fresh, weights_from, tell=click.echo, warn=partial(click.echo, err=True))
     with _standard_output_for_json_alone(as_json):
-        found = train_job(spec, begins)
-        if found.compared:
-            click.echo(found.compared)
-    if as_json and found.speaks:
-        click.echo(json.dumps(found.to_dict()))
-    if found.preempted:
-        if found.speaks:
-            click.echo(preemption.saved_sentence(found.preempted_by, found.steps), err=True)
+        trained = train_job(spec, start)
+        if trained.compared:
+            click.echo(trained.compared)
+    if as_json and trained.speaks:
+        click.echo(json.dumps(trained.to_dict()))
+    if trained.preempted:
+        if trained.speaks:
+            click.echo(preemption.saved_sentence(trained.preempted_by, trained.steps), err=True)
         sys.exit(preemption.STATUS)
 
 
 @contextmanager
 def _standard_output_for_json_alone(active: bool) -> Iterator[None]:
-    """While it lasts, what ranks print goes to standard error."""
+    """A context in which the output of ranks goes to standard error, if `active`."""
     if not active:
         yield
         return

@@ -1,1 +1,1 @@
-"""Show it: timelines in the terminal, as a page, as a picture, as a trace; schedules as a table."""
+"""Reports: texts and JSON of the commands; timelines in the terminal, as a page, as a picture, as a trace; launches."""

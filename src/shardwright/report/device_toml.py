@@ -1,4 +1,4 @@
-"""The file of a calibrated device, and what is said of it."""
+"""The TOML file of a calibrated device, and text about it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,18 +13,18 @@ _HEAD = "# A device that shardwright calibrate measured; `--set cluster.device=F
 
 
 def write_device(path: Path, fields: Mapping[str, Any] | None) -> None:
-    """Write the file, whole or not at all; without fields only see that it could be. PlanError if not."""
+    """Write the file, complete or not at all. Without fields, only check that it can be written. PlanError if not."""
     replace_output(path, _HEAD + toml_text(fields) if fields is not None else _HEAD, "--out", try_it=fields is None)
 
 
 def calibrated_text(path: Path, fields: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> str:
     """The measurements of a calibration, and how to use them."""
-    beside = fields["constants"]
+    constants = fields["constants"]
     return "\n".join(
         [
             aligned([list(row) for row in rows]),
             "",
-            f"A step takes {seconds_text(beside['step_s'])} beside what it computes and sends.",
+            f"A step takes {seconds_text(constants['step_s'])} beside what it computes and sends.",
             f"{fields['source']}; written to {path}.",
             f"Price a job with it: shardwright estimate JOB --set cluster.device={path}",
         ]

@@ -1,6 +1,6 @@
-"""Text of the command `estimate`: the memory account of a job, by pipeline rank, and whether it fits.
+"""Text of the command `estimate`: the memory account of a job, by pipeline rank, and the verdict on its fit.
 
-And, where the cluster's device is known, time, MFU, money, energy and time lost to failures (report/step_cost.py).
+If the cluster's device is known, also time, MFU, money, energy and time lost to failures (report/step_cost.py).
 """
 
 import textwrap
@@ -28,7 +28,7 @@ def _priced(job: JobSpec) -> "Estimate | str":
     """The price of the plan; or the reason why it is unknown, and the field to set."""
     if job.cluster.device == "unknown":
         return "Time, money and energy are not said: set cluster.device, and the bandwidths of the cluster's links."
-    from shardwright.planner.own_plan import estimate  # it takes numpy, and the account of memory does not
+    from shardwright.planner.own_plan import estimate  # needs numpy, which the memory account does not
 
     try:
         return estimate(job)
@@ -37,16 +37,16 @@ def _priced(job: JobSpec) -> "Estimate | str":
 
 
 def estimate_dict(job: JobSpec) -> dict[str, Any]:
-    """For `--json`. Bytes, seconds, US dollars; null is unknown."""
+    """An estimate for `--json`. Bytes, seconds, US dollars; null is unknown."""
     memory, priced = job_memory(job), _priced(job)
-    limit, fit = device_room_bytes(job), fit_of(job, memory, priced)
+    room, fit = device_room_bytes(job), fit_of(job, memory, priced)
     return {
         "job": job.name,
         "parameters": num_parameters(job.model),
         "active_parameters": num_active_parameters(job.model),
         "memory": [rank.as_dict() for rank in memory],
-        "device_memory_bytes": None if limit is None else int(device_entry(job).memory_bytes),
-        "device_room_bytes": limit,
+        "device_memory_bytes": None if room is None else int(device_entry(job).memory_bytes),
+        "device_room_bytes": room,
         "host_memory_bytes": host_memory_bytes(job.cluster),
         "fits": fit.fits if fit else None,
         "nearest": [] if isinstance(priced, str) else nearest_plans(job, bool(fit and fit.fits), priced),
@@ -56,7 +56,7 @@ def estimate_dict(job: JobSpec) -> dict[str, Any]:
 
 
 def _nearest(job: JobSpec, fit: Fit | None, priced: "Estimate | str") -> list[str]:
-    """Plans that fit, where this one does not."""
+    """Text on plans that fit, if this one does not."""
     if isinstance(priced, str) or fit is None or fit.fits:
         return []
     return [nearest_text(nearest_plans(job, fits=False, priced=priced))]
@@ -79,19 +79,19 @@ def _takes_text(job: JobSpec, priced: "Estimate | str") -> str:
 
 
 def estimate_text(job: JobSpec) -> str:
-    """An estimate for reading."""
+    """An estimate as text."""
     plan, memory, priced = job.plan, job_memory(job), _priced(job)
     placement = job_program(job).placement
-    kinds = [*KINDS, "host"] if any(of_rank.host_bytes for of_rank in memory) else KINDS
+    kinds = [*KINDS, "host"] if any(account.host_bytes for account in memory) else KINDS
     rows = [["pp rank", "layers", *kinds, "state a parameter"]]
-    for rank, of_rank in enumerate(memory):
-        held = [stage_parameters(job.model, plan, stage) for stage in placement.stages_of(rank)]
-        layers = sum(region.isdigit() for regions in held for region in regions)
-        places = (place for regions in held for places in regions.values() for place in places)
+    for rank, account in enumerate(memory):
+        regions_by_stage = [stage_parameters(job.model, plan, stage) for stage in placement.stages_of(rank)]
+        layers = sum(region.isdigit() for regions in regions_by_stage for region in regions)
+        places = (place for regions in regions_by_stage for places in regions.values() for place in places)
         elements = sum({place.name: place.num_elements for place in places}.values())
-        values = of_rank.as_dict()
+        values = account.as_dict()
         bytes_by_kind = [memory_text(values[f"{kind}_bytes"]) for kind in kinds]
-        rows.append([str(rank), str(layers), *bytes_by_kind, f"{of_rank.state_bytes / elements:.2f} B"])
+        rows.append([str(rank), str(layers), *bytes_by_kind, f"{account.state_bytes / elements:.2f} B"])
     heading = (
         f"{job.name}: {parameters_text(job.model)} on {counted(plan.world, 'rank')}, "
         f"{plan.degrees}, {f'ep {plan.ep}, ' if plan.ep > 1 else ''}ZeRO {plan.zero}, {plan.schedule}, "
@@ -103,13 +103,13 @@ def estimate_text(job: JobSpec) -> str:
         "they run. The last column is parameters, gradients and optimizer state by the "
         "parameters of the rank's stages."
     )
-    takes = _takes_text(job, priced)
+    cost = _takes_text(job, priced)
     notes = [textwrap.fill(f"Note: {note}.", 110) for note in (*job_notes(job), *batch_notes(job))]
     verdict = [verdict_text(job, fit := fit_of(job, memory, priced)), *_nearest(job, fit, priced)]
-    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), *verdict, takes, *notes])
+    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), *verdict, cost, *notes])
 
 
 def parameters_text(model: ModelSpec) -> str:
-    """ "8,000 parameters", and of a model with experts how many of them compute a token."""
+    """The number of a model's parameters, "8,000 parameters", and with experts the number that computes a token."""
     active = f" ({num_active_parameters(model):,} compute a token)" if model.moe.experts else ""
     return f"{num_parameters(model):,} parameters{active}"

@@ -1,8 +1,8 @@
-"""How a run used its experts, as one picture drawn from the run's metrics.jsonl alone.
+"""The use of experts in a run, as one picture drawn from the run's metrics.jsonl alone.
 
-A band for each layer with experts: the load of every expert over the steps, as a multiple of the mean, and which
-experts were chosen together in the last step that counted it. Below them curves of the busiest expert, the entropy of
-the scores and the choices dropped; and where nodes are known, the bytes by kind of link.
+Each layer with experts has a band: the load of every expert over the steps, as a multiple of the mean, and the pairs of
+experts that were chosen together, in the last step that counted them. Curves below show the busiest expert, the entropy
+of the scores and the dropped choices. If nodes are known, bars show the bytes by kind of link.
 """
 
 import json
@@ -23,7 +23,7 @@ from shardwright.report.timeline.colours import rgb
 from shardwright.train.run_files import METRICS, PICTURE, name_faults
 
 _MOST_BYTES = 256 * MIB  # a step of 60 layers with 256 experts writes some 100 kB
-EVEN = 1.5  # a busiest expert up to this multiple of the mean is called even
+EVEN = 1.5  # a busiest expert up to this multiple of the mean counts as even
 _WIDTH, _LEFT, _MAP, _SQUARE, _GAP = 1120.0, 120.0, 620.0, 104.0, 34.0
 _MOST_COLUMNS, _MOST_ROWS = 155, 52  # of a heat map: a cell is at least 4 pixels wide and 2 high
 _LAST = 10  # steps whose mean is "at the end"
@@ -32,8 +32,11 @@ _FIGURES = ("largest_load", "dropped_share", "unserved_share", "entropy")  # of 
 
 @dataclass(frozen=True)
 class LayerUse:
-    """A layer with experts over the steps of a run. `figures` are those of each step, by name (`_FIGURES`); `together`
-    is the last step that counted pairs, with the counts."""
+    """A layer with experts over the steps of a run.
+
+    `loads` is [steps][experts]; `figures` has values of each step, by name (`_FIGURES`); `together` is the last step
+    that counted pairs, with the counts [experts][experts].
+    """
 
     layer: int
     loads: list[list[int]]
@@ -48,8 +51,8 @@ class LayerUse:
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """The use of experts in metrics.jsonl. `sent_bytes` is the mean of a step, by who sent it and over which links;
-    empty where nodes are not known."""
+    """The use of experts in metrics.jsonl. `sent_bytes` has means of a step by purpose, each (inside nodes, between
+    nodes); empty if nodes are unknown."""
 
     steps: list[int]
     layers: list[LayerUse]
@@ -57,9 +60,9 @@ class ExpertUse:
 
 
 def read_use(folder: Path) -> ExpertUse:
-    """Read a run's metrics. A run that goes on may be read: a line that is not complete yet is left out.
+    """Read a run's metrics. The run may still go on: an incomplete line is left out.
 
-    Raises PlanError where there are none, or none of experts.
+    Raises PlanError if there are no metrics, or none of experts.
     """
     path = folder / METRICS
     try:
@@ -67,7 +70,7 @@ def read_use(folder: Path) -> ExpertUse:
         steps = [entry for entry in map(_entry, lines) if entry.get("experts")]
         if steps:
             numbers = [entry["step"] for entry in steps]
-            layers = [_layer_use(steps, place) for place in range(len(steps[0]["experts"]))]
+            layers = [_layer_use(steps, index) for index in range(len(steps[0]["experts"]))]
             return ExpertUse(numbers, layers, _sent(steps))
         way_out = "train a model that has some, such as shardwright train quickstart-moe"
         fault = f"{path} has no step with experts; {way_out}"
@@ -90,21 +93,23 @@ def _entry(line: str) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _layer_use(steps: Sequence[dict[str, Any]], place: int) -> LayerUse:
-    of_layer = [entry["experts"][place] for entry in steps]
-    counted = [(entry["step"], n["together"]) for entry, n in zip(steps, of_layer, strict=True) if n.get("together")]
-    number, loads = of_layer[0]["layer"], [n["load"] for n in of_layer]
-    figures = {name: [n[name] for n in of_layer] for name in _FIGURES}
-    return LayerUse(number, loads, figures, together=counted[-1] if counted else None)
+def _layer_use(steps: Sequence[dict[str, Any]], index: int) -> LayerUse:
+    entries = [step["experts"][index] for step in steps]
+    pair_counts = [
+        (step["step"], entry["together"]) for step, entry in zip(steps, entries, strict=True) if entry.get("together")
+    ]
+    number, loads = entries[0]["layer"], [entry["load"] for entry in entries]
+    figures = {name: [entry[name] for entry in entries] for name in _FIGURES}
+    return LayerUse(number, loads, figures, together=pair_counts[-1] if pair_counts else None)
 
 
 def _sent(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     if any(entry.get("between_nodes_bytes") is None for entry in steps):
         return {}
     inside, between, experts_inside, experts_between = (
-        fmean(entry[f"{whose}{where}_nodes_bytes"] for entry in steps)
-        for whose in ("", "experts_")
-        for where in ("inside", "between")
+        fmean(entry[f"{prefix}{side}_nodes_bytes"] for entry in steps)
+        for prefix in ("", "experts_")
+        for side in ("inside", "between")
     )
     return {
         "tokens to experts and back": (experts_inside, experts_between),
@@ -113,7 +118,8 @@ def _sent(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 
 def draw_use(folder: Path, svg: Path | None = None) -> Path:
-    """Draw a run into a file, or into its own folder. Returns the file; raises PlanError as `read_use` does."""
+    """Draw a run's use of experts into `svg`, or else into the run's folder. Returns the file; raises PlanError as
+    `read_use` does."""
     picture = experts_picture(read_use(folder), folder.resolve().name)
     if svg is not None:
         write_output(svg, picture, "--svg")
@@ -125,12 +131,12 @@ def draw_use(folder: Path, svg: Path | None = None) -> Path:
 
 
 def use_text(use: ExpertUse) -> str:
-    """A line for each layer: how it was at the end."""
+    """A line for each layer with its figures at the end of the run, and a line for each purpose of bytes."""
     lines = [f"steps {use.steps[0]} to {use.steps[-1]}, means of the last {min(_LAST, len(use.steps))}"]
     lines += [f"  layer {layer.layer}: {', '.join(_figures(layer))}" for layer in use.layers]
-    for what, by_link in use.sent_bytes.items():
+    for purpose, by_link in use.sent_bytes.items():
         inside, between = (bytes_text(round(num_bytes)) for num_bytes in by_link)
-        lines.append(f"  {what}: {inside} a step inside nodes, {between} between")
+        lines.append(f"  {purpose}: {inside} a step inside nodes, {between} between")
     return "\n".join(lines)
 
 
@@ -141,14 +147,14 @@ def use_dict(use: ExpertUse) -> dict[str, Any]:
         "last_step": use.steps[-1],
         "layers": [{"layer": layer.layer, "experts": layer.num_experts} | _at_the_end(layer) for layer in use.layers],
         "sent_bytes": {
-            what: {"inside_nodes": inside, "between_nodes": between}
-            for what, (inside, between) in use.sent_bytes.items()
+            purpose: {"inside_nodes": inside, "between_nodes": between}
+            for purpose, (inside, between) in use.sent_bytes.items()
         },
     }
 
 
 def _at_the_end(layer: LayerUse) -> dict[str, float]:
-    """Means of the last steps."""
+    """Means over the last steps."""
     return {name: fmean(of_steps[-_LAST:]) for name, of_steps in layer.figures.items()}
 
 
@@ -164,13 +170,15 @@ def _figures(layer: LayerUse) -> list[str]:
 
 def experts_picture(use: ExpertUse, name: str) -> str:
     """The SVG document of a run of this name."""
-    first, last = use.steps[0], use.steps[-1]
-    label = f"{name}: how experts were used in steps {first} to {last}"
-    shown = "what gates asked for, before room in experts was looked at; figures are means of the last"
-    shared = "; where experts share a row, its busiest" if any(n.num_experts > _MOST_ROWS for n in use.layers) else ""
+    first_step, last_step = use.steps[0], use.steps[-1]
+    label = f"{name}: how experts were used in steps {first_step} to {last_step}"
+    subtitle = "what gates asked for, before room in experts was looked at; figures are means of the last"
+    rows_note = (
+        "; where experts share a row, its busiest" if any(n.num_experts > _MOST_ROWS for n in use.layers) else ""
+    )
     parts = [
         text(20, 30, label, "name", 15),
-        text(20, 49, f"{shown} {min(_LAST, len(use.steps))} steps{shared}", size=12),
+        text(20, 49, f"{subtitle} {min(_LAST, len(use.steps))} steps{rows_note}", size=12),
         *heat_legend(_LEFT, 78, "load of an expert, or how often a pair was chosen, as a multiple of the mean"),
     ]
     top = 130.0
@@ -197,30 +205,30 @@ def _band(layer: LayerUse, steps: Sequence[int], top: float, has_pairs: bool) ->
     ends = ((top + 10, "0"), (box.bottom, f"{layer.num_experts - 1}"))
     parts += [text(_LEFT - 6, y, words, anchor="end") for y, words in ends]
     parts += x_axis(box, steps[0], steps[-1])
-    left = box.right + _GAP
+    x = box.right + _GAP
     if pairs := _pairs(layer):
-        parts += heat_map(pairs, Box(left, top, _SQUARE, _SQUARE), "together")
+        parts += heat_map(pairs, Box(x, top, _SQUARE, _SQUARE), "together")
         assert layer.together is not None
-        parts.append(text(left, box.bottom + 15, f"step {layer.together[0]}"))
-    left += _SQUARE + 20 if has_pairs else 0
+        parts.append(text(x, box.bottom + 15, f"step {layer.together[0]}"))
+    x += _SQUARE + 20 if has_pairs else 0
     figures = _figures(layer)
-    return parts + [text(left, top + 14 + 19 * n, words, size=12) for n, words in enumerate(figures)]
+    return parts + [text(x, top + 14 + 19 * n, words, size=12) for n, words in enumerate(figures)]
 
 
 def _load_rows(layer: LayerUse) -> list[list[float]]:
-    """[experts][steps]: load over mean. Of more steps than there is room for, means; of more experts, the busiest."""
-    even = [sum(load) / len(load) or 1.0 for load in layer.loads]
+    """[experts][steps]: load over mean. A column is the mean of its steps, a row the busiest of its experts."""
+    mean_loads = [sum(load) / len(load) or 1.0 for load in layer.loads]
     columns = [
-        [fmean(layer.loads[s][e] / even[s] for s in span) for e in range(layer.num_experts)]
+        [fmean(layer.loads[s][e] / mean_loads[s] for s in span) for e in range(layer.num_experts)]
         for span in _spans(len(layer.loads), _MOST_COLUMNS)
     ]
     return [[max(column[e] for e in span) for column in columns] for span in _spans(layer.num_experts, _MOST_ROWS)]
 
 
 def _pairs(layer: LayerUse) -> list[list[float]]:
-    """[first][second]: of the tokens of one expert, how often they chose another too, over the mean of all others.
+    """[first][second]: how often tokens of the first expert also chose the second, over the mean of all other experts.
 
-    Nothing where nobody was chosen together with another, as where a token has one expert.
+    Empty if no two experts were chosen together, for example if each token has one expert.
     """
     if layer.together is None or not any(map(any, layer.together[1])):
         return []
@@ -232,15 +240,15 @@ def _pairs(layer: LayerUse) -> list[list[float]]:
 
 
 def _spans(length: int, most: int) -> list[range]:
-    """At most so many ranges that cover 0 to length, as even as can be."""
+    """At most `most` ranges that cover 0 to `length`, as even as possible."""
     number = min(length, most)
     return [range(n * length // number, (n + 1) * length // number) for n in range(number)]
 
 
 def _curves(use: ExpertUse, top: float) -> list[str]:
-    """Three charts side by side, a line for each layer."""
-    wide = (_WIDTH - 20 - 3 * 56) / 3
-    boxes = [Box(56 + n * (wide + 56), top, wide, 170) for n in range(3)]
+    """Three charts side by side, with a line for each layer."""
+    chart_width = (_WIDTH - 20 - 3 * 56) / 3
+    boxes = [Box(56 + n * (chart_width + 56), top, chart_width, 170) for n in range(3)]
     most_entropy = max(math.log(layer.num_experts) for layer in use.layers)
     loads, entropies, dropped = (_lines(use, name) for name in ("largest_load", "entropy", "dropped_share"))
     return [
@@ -252,7 +260,7 @@ def _curves(use: ExpertUse, top: float) -> list[str]:
 
 
 def _colour(number: int, count: int) -> str:
-    """The colour of a layer: one of its own, or of many layers from blue, the first, to orange, the last."""
+    """The colour of a layer: one of LINE_COLOURS, or with many layers a mix from blue (first) to orange (last)."""
     if count <= len(LINE_COLOURS):
         return LINE_COLOURS[number]
     mixed = (round(a + (b - a) * number / (count - 1)) for a, b in zip(rgb("#3b82f6"), rgb("#f59f00"), strict=True))
@@ -260,7 +268,7 @@ def _colour(number: int, count: int) -> str:
 
 
 def _lines(use: ExpertUse, figure: str) -> list[Line]:
-    """A figure over the steps, a line for each layer."""
+    """A line for each layer: the figure over the steps."""
     lines = []
     for number, layer in enumerate(use.layers):
         values = layer.figures[figure]
@@ -271,15 +279,15 @@ def _lines(use: ExpertUse, figure: str) -> list[Line]:
 
 
 def _bytes(sent_bytes: dict[str, tuple[float, float]], top: float) -> list[str]:
-    """Bars of what all ranks sent in a step."""
-    most = max(map(sum, sent_bytes.values())) or 1.0
-    wide, left = 480.0, 200.0
+    """Bars of the bytes that all ranks sent in a step."""
+    most_bytes = max(map(sum, sent_bytes.values())) or 1.0
+    bar_width, bar_left = 480.0, 200.0
     parts = [text(20, top, "bytes that all ranks sent in a step, by kind of link", "name", 12)]
-    for number, (what, by_link) in enumerate(sent_bytes.items()):
-        x, y = left, top + 14 + 26 * number
-        parts.append(text(left - 8, y + 13, what, anchor="end"))
+    for number, (purpose, by_link) in enumerate(sent_bytes.items()):
+        x, y = bar_left, top + 14 + 26 * number
+        parts.append(text(bar_left - 8, y + 13, purpose, anchor="end"))
         for num_bytes, colour in zip(by_link, LINE_COLOURS, strict=False):
-            length = num_bytes / most * wide
+            length = num_bytes / most_bytes * bar_width
             parts.append(f'<rect fill="{colour}" x="{px(x)}" y="{px(y)}" width="{px(length)}" height="17"/>')
             x += length
         inside, between = (bytes_text(round(num_bytes)) for num_bytes in by_link)

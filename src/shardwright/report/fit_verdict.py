@@ -1,5 +1,6 @@
-"""True if a plan fits its cluster's device and host: of this runtime by the account, of other software by what is
-predicted of its processes, as `plan` judges it too."""
+"""The verdict on whether a plan fits its cluster's device and host.
+
+For this runtime the memory account decides; for other software its predicted processes do, as in `plan`."""
 
 import textwrap
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ def device_room_bytes(job: JobSpec) -> int | None:
 
 
 def device_entry(job: JobSpec) -> DeviceSpec:
-    """The device of the cluster, as the catalog has it."""
+    """The catalog's entry of the cluster's device."""
     return read_entry("devices", job.cluster.device, DeviceSpec)
 
 
@@ -43,7 +44,7 @@ class _Need:
 
 @dataclass(frozen=True)
 class Fit:
-    """The needs of each pipeline rank beside the room. `software` is other software, or empty."""
+    """The needs of each pipeline rank, and the room on device and host. `software` is empty for this runtime."""
 
     needs: tuple[_Need, ...]
     room_bytes: int
@@ -52,14 +53,14 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """True if every rank does."""
+        """True if every rank fits."""
         return all(
             need.device_bytes <= self.room_bytes and need.host_bytes <= self.host_room_bytes for need in self.needs
         )
 
 
 def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> Fit | None:
-    """How the plan fits; None where the device is not known. What can't be priced is judged by the account."""
+    """The fit of a plan; None if the device is unknown. A plan without a price is judged by the account."""
     room, host_room = device_room_bytes(job), host_room_bytes(job.cluster)
     if room is None:
         return None
@@ -78,46 +79,47 @@ def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> 
 
 
 def verdict_text(job: JobSpec, fit: Fit | None) -> str:
-    """True if it fits, for reading."""
+    """Text that says whether a plan fits, and by how much."""
     if fit is None:
         known = ", ".join(catalog.names("devices"))
         return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
     rank, needed = max(enumerate(need.device_bytes for need in fit.needs), key=lambda pair: pair[1])
-    device, whole = device_entry(job), memory_text(int(device_entry(job).memory_bytes))
+    device, memory = device_entry(job), memory_text(int(device_entry(job).memory_bytes))
     if fit.software:
-        shown = f"which shows {memory_text(fit.room_bytes)} of its {whole}"
-        one = f"one {device.name}, {shown}, under the cluster's software ({fit.software})"
-        where = f"the process of pp rank {rank} needs {memory_text(needed)}"
-        after = " The table is what this runtime would hold."
+        room_text = f"which shows {memory_text(fit.room_bytes)} of its {memory}"
+        device_text = f"one {device.name}, {room_text}, under the cluster's software ({fit.software})"
+        need_text = f"the process of pp rank {rank} needs {memory_text(needed)}"
+        table_note = " The table is what this runtime would hold."
     else:
-        kept = memory_text(int(device.memory_bytes) - fit.room_bytes)
-        offered = (
-            f"which offers {memory_text(fit.room_bytes)} (the process and its libraries take {kept} of its {whole})"
-        )
-        one, after = f"one {device.name}, {offered}", ""
-        where = f"pp rank {rank} needs {memory_text(needed)}"
-    left = fit.room_bytes - needed
-    if left < 0:
-        verdict = f"It does not fit {one}: {where}, which is {memory_text(-left)} too much."
+        reserved = memory_text(int(device.memory_bytes) - fit.room_bytes)
+        reserved_text = f"the process and its libraries take {reserved} of its {memory}"
+        room_text = f"which offers {memory_text(fit.room_bytes)} ({reserved_text})"
+        device_text, table_note = f"one {device.name}, {room_text}", ""
+        need_text = f"pp rank {rank} needs {memory_text(needed)}"
+    left_bytes = fit.room_bytes - needed
+    if left_bytes < 0:
+        verdict = f"It does not fit {device_text}: {need_text}, which is {memory_text(-left_bytes)} too much."
     else:
-        hosted = f" {_host_text(job, fit)}" if any(need.host_bytes for need in fit.needs) else ""
-        verdict = f"It fits {one}: {where}, which leaves {memory_text(left)}.{hosted}"
-    return textwrap.fill(verdict + after, 110)
+        host_text = f" {_host_text(job, fit)}" if any(need.host_bytes for need in fit.needs) else ""
+        verdict = f"It fits {device_text}: {need_text}, which leaves {memory_text(left_bytes)}.{host_text}"
+    return textwrap.fill(verdict + table_note, 110)
 
 
 def _host_text(job: JobSpec, fit: Fit) -> str:
-    """True if what is offloaded fits in the host's memory."""
-    rank, most = max(enumerate(need.host_bytes for need in fit.needs), key=lambda pair: pair[1])
-    where = f"pp rank {rank} offloads {memory_text(most)} a device"
+    """A sentence that says whether the offloaded state fits the host's memory."""
+    rank, needed = max(enumerate(need.host_bytes for need in fit.needs), key=lambda pair: pair[1])
+    need_text = f"pp rank {rank} offloads {memory_text(needed)} a device"
     room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
     if room is None:
-        return f"{where}; whether its host has that is not said: set cluster.host_memory_gib."
-    word = link_words(job.cluster).domain
-    node = f"its {word}'s {memory_text(int(room * per_node))} for {per_node} devices are {memory_text(int(room))} each"
-    left = room - most
-    if left < 0:
+        return f"{need_text}; whether its host has that is not said: set cluster.host_memory_gib."
+    domain = link_words(job.cluster).domain
+    room_text = (
+        f"its {domain}'s {memory_text(int(room * per_node))} for {per_node} devices are {memory_text(int(room))} each"
+    )
+    left_bytes = room - needed
+    if left_bytes < 0:
         return (
-            f"It does not fit its host: {where}, and {node}, {memory_text(int(-left))} too little; offload less, shard "
-            f"over more replicas, or set cluster.host_memory_gib if a {word} has more."
+            f"It does not fit its host: {need_text}, and {room_text}, {memory_text(int(-left_bytes))} too little; "
+            f"offload less, shard over more replicas, or set cluster.host_memory_gib if a {domain} has more."
         )
-    return f"{where}, and {node}, which leaves {memory_text(int(left))}."
+    return f"{need_text}, and {room_text}, which leaves {memory_text(int(left_bytes))}."

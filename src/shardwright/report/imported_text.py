@@ -1,4 +1,4 @@
-"""Text about a job that was made of another system's files, and about files that were written for one."""
+"""Text about a job that was imported from another system's files, and about files that were exported for a system."""
 
 import textwrap
 from collections.abc import Iterator
@@ -11,10 +11,12 @@ _SHOWN = 6  # names of settings on a subject
 
 
 def imported_notes(result: Imported, with_data: bool = True) -> str:
-    """Everything that is not as the files have it, or that they don't say."""
+    """Everything in which the job differs from the files, and everything that the files do not state."""
     of_data = result.of_data if with_data else ()
-    told = (remark[:1].upper() + remark[1:] + "." for remark in of_data)
-    return "\n".join([*_lines(result), *(textwrap.fill(one, 110, break_on_hyphens=False) for one in told)])
+    sentences = (remark[:1].upper() + remark[1:] + "." for remark in of_data)
+    return "\n".join(
+        [*_lines(result), *(textwrap.fill(sentence, 110, break_on_hyphens=False) for sentence in sentences)]
+    )
 
 
 def _lines(result: Imported) -> Iterator[str]:
@@ -28,21 +30,21 @@ def _lines(result: Imported) -> Iterator[str]:
             yield from (textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="    ") for line in lines)
     if result.without_effect:
         yield "Not read, for it does not change the plan:"
-        for about, names in result.without_effect.items():
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            text = f"{about}: {', '.join(names[:_SHOWN])}{more}"
+        for subject, names in result.without_effect.items():
+            ending = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            text = f"{subject}: {', '.join(names[:_SHOWN])}{ending}"
             yield textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def imported_dict(result: Imported) -> dict[str, Any]:
-    """For `--json`."""
+    """An imported job for `--json`."""
     return {
         "job": result.job.model_dump(exclude_defaults=True, mode="json"),
         "assumed": list(result.assumed),
         "lost": list(result.lost),
         "unknown": list(result.unknown),
         "of_data": list(result.of_data),
-        "without_effect": {about: list(names) for about, names in result.without_effect.items()},
+        "without_effect": {subject: list(names) for subject, names in result.without_effect.items()},
     }
 
 

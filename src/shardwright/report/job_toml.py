@@ -11,12 +11,12 @@ from shardwright.report.output import write_output
 
 
 def write_toml(path: Path, job: JobSpec) -> None:
-    """The job as a TOML file, which every command on a job reads."""
+    """Write the job as a TOML file. PlanError if it can't be written."""
     write_output(path, job_toml(job), "--toml")
 
 
 def job_toml(job: JobSpec) -> str:
-    """The job as TOML: fields that are not the default, and all that a name of the catalog stands for."""
+    """The job as TOML text: fields that differ from their defaults, and all fields of entries of the catalog."""
     fields = job.model_dump(exclude_defaults=True)
     _keep_named(fields, job)
     lines: list[str] = ["# A job that shardwright wrote", f"name = {value_text(fields.pop('name', job.name))}"]
@@ -26,24 +26,24 @@ def job_toml(job: JobSpec) -> str:
 
 
 def _keep_named(fields: dict[str, Any], job: JobSpec) -> None:
-    """Add the fields that an entry of the catalog has, also where the job sets one of them back to the default."""
-    whole = job.model_dump()
+    """Add the fields of catalog entries, even if the job sets one of them back to its default."""
+    all_fields = job.model_dump()
     kinds: dict[str, catalog.Kind] = {"model": "models", "cluster": "clusters"}
     for section, kind in kinds.items():
-        name = whole[section]["name"]
+        name = all_fields[section]["name"]
         if name in catalog.names(kind):
-            kept = _overlaid(catalog.read(kind, name), whole[section], fields.get(section, {}))
-            fields[section] = {"name": name} | kept
+            entry_fields = _overlaid(catalog.read(kind, name), all_fields[section], fields.get(section, {}))
+            fields[section] = {"name": name} | entry_fields
 
 
-def _overlaid(entry: dict[str, Any], whole: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are kept, and those of an entry as the job has them."""
-    overlaid = dict(kept)
+def _overlaid(entry: dict[str, Any], all_fields: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `changed`, and the fields of an entry with the job's values."""
+    overlaid = dict(changed)
     for key, value in entry.items():
-        if isinstance(value, dict) and isinstance(whole.get(key), dict):
-            overlaid[key] = _overlaid(value, whole[key], kept.get(key, {}))
-        elif key in whole:
-            overlaid[key] = whole[key]
+        if isinstance(value, dict) and isinstance(all_fields.get(key), dict):
+            overlaid[key] = _overlaid(value, all_fields[key], changed.get(key, {}))
+        elif key in all_fields:
+            overlaid[key] = all_fields[key]
     return overlaid
 
 

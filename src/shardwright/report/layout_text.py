@@ -11,7 +11,7 @@ from shardwright.schedule.job_program import job_placement
 
 
 def layout_dict(laid_out: LaidOut) -> dict[str, Any]:
-    """For `--json`. Seconds of a step and of one microbatch by rank, bytes by rank."""
+    """A layout for `--json`: seconds of a step, and of one microbatch by rank; bytes by rank."""
     job = laid_out.job
     return {
         "plan": job.plan.model_dump(),
@@ -27,26 +27,31 @@ def layout_dict(laid_out: LaidOut) -> dict[str, Any]:
 
 
 def layout_text(laid_out: LaidOut) -> str:
-    """A layout for reading."""
+    """A layout as text."""
     job, stages = laid_out.job, laid_out.stages
     placement = job_placement(job)
     rows = [["pp rank", "device", "layers", "a microbatch", "state and activations"]]
     for rank, device in enumerate(laid_out.devices):
-        mine = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]
+        rank_layers = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]
         rows.append(
-            [str(rank), device, " + ".join(mine), f"{1e3 * stages.rank_s[rank]:.1f} ms",
-             f"{stages.rank_bytes[rank] / GIB:.1f} GiB"]
-        )  # fmt: skip
+            [
+                str(rank),
+                device,
+                " + ".join(rank_layers),
+                f"{1e3 * stages.rank_s[rank]:.1f} ms",
+                f"{stages.rank_bytes[rank] / GIB:.1f} GiB",
+            ]
+        )
     heading = (
         f"{job.name}: {counted(job.model.layers, 'layer')} on {counted(job.plan.num_stages, 'stage')}; "
         f"{plan_words(job.plan)}. A step takes {laid_out.step_s:.3g} s, and "
         f"the slowest pipeline rank {100 * stages.imbalance:.1f} % longer than the mean. "
     )
     order = [part.device for part in job.cluster.parts]
-    told = [f"plan.layout = {list(stages.layout)}"]
+    lines = [f"plan.layout = {list(stages.layout)}"]
     if order:
-        told.append(f"Order of cluster.parts, and so of the nodes' ranks: {', then '.join(order)}.")
-    return "\n\n".join([textwrap.fill(heading + _gain(laid_out), 110), aligned(rows), "\n".join(told)])
+        lines.append(f"Order of cluster.parts, and so of the nodes' ranks: {', then '.join(order)}.")
+    return "\n\n".join([textwrap.fill(heading + _gain(laid_out), 110), aligned(rows), "\n".join(lines)])
 
 
 def _gain(laid_out: LaidOut) -> str:

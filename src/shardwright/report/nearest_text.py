@@ -1,4 +1,4 @@
-"""Plans that fit, few changes from one that does not: as options that can be pasted, each with memory and time."""
+"""Plans that fit and differ in few fields from one that does not: options to paste, each with memory and time."""
 
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ _SHOWN = 3
 
 
 def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str, Any]]:
-    """For `--json`: at most three plans, fastest first; none for a plan that fits. Bytes are of the fullest process,
-    and seconds of a step that is simulated in full."""
+    """The nearest plans for `--json`: at most three, fastest first; none for a plan that fits. Bytes are those of the
+    fullest process, seconds those of a step that is simulated in full."""
     from shardwright.config.schedule_facts import searched
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.repair import nearest_that_fit
@@ -35,7 +35,7 @@ def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str
 
 
 def nearest_text(nearest: list[dict[str, Any]]) -> str:
-    """Plans for reading, beside one that does not fit."""
+    """The result of `nearest_plans` as text, for a plan that does not fit."""
     if not nearest:
         return textwrap.fill(
             "No plan fits that takes at most four times as long. `shardwright plan` looks at all plans; or use more "

@@ -1,4 +1,4 @@
-"""The sentence for a model of which no plan fits: by how much, and how many devices could do."""
+"""The sentence for a job for which no plan fits: the excess, and the number of devices that could hold it."""
 
 import math
 
@@ -15,7 +15,7 @@ _WAYS_OUT = (
 
 
 def no_plan_text(job: JobSpec) -> str:
-    """Why none fits: the model's state is too much for all devices together, or they hold more than the state."""
+    """The reason why no plan fits: the state exceeds all devices together, or it fits and other memory does not."""
     num_devices, host = job.cluster.num_devices, host_room_bytes(job.cluster)
     state, room = least_state_bytes(job, shipped()), room_bytes(job)
     offered = f"{room / GIB:,.1f} GiB"
@@ -32,5 +32,5 @@ def no_plan_text(job: JobSpec) -> str:
             f"not all of it can be shared out or lie on the host. {_WAYS_OUT}"
         )
     needed = math.ceil(num_devices * state / (room + host)) if room + host > 0 else 0
-    told = f": {counted(needed, 'device')} or more could hold them" if needed else ""
-    return f"{sentence}{told}. {_WAYS_OUT}"
+    devices_text = f": {counted(needed, 'device')} or more could hold them" if needed else ""
+    return f"{sentence}{devices_text}. {_WAYS_OUT}"

@@ -8,20 +8,20 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.user_file import reason_of, write_text
 
-_MARK = 24  # characters at the beginning that all files of a kind have
+_MARK = 24  # characters at the beginning that all files of a kind share
 
-# What has nothing to do with the name: the command did all it could, and failed.
+# Errors that do not depend on the name: the command worked, and the disk failed.
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 def write_output(path: Path, text: str, option: str) -> None:
-    """Write what a command found. PlanError if such a file can't be, OSError if the disk is full or fails.
+    """Write the result of a command. PlanError if no such file can be written, OSError if the disk is full or fails.
 
-    A file that is there is replaced only if it begins as such a file does: it may be the job that was read.
+    An existing file is replaced only if it begins as the text does: otherwise it may be the job that was read.
     """
     if _is_of_another_kind(path, text):
-        lost = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
-        raise PlanError("output", [lost])
+        refusal = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
+        raise PlanError("output", [refusal])
     try:
         write_text(path, text)
     except OSError as error:
@@ -34,10 +34,10 @@ def write_output(path: Path, text: str, option: str) -> None:
 
 
 def replace_output(path: Path, text: str, option: str, try_it: bool = False) -> None:
-    """Write what a command found so that the file is the old or the new one, and never a part; or `try_it`, and leave
-    all as it is. Raises what `write_output` does.
+    """Write the result of a command atomically: the file is the old or the new one, and never a part. With `try_it`
+    only check that it can be written. Raises the errors of `write_output`.
 
-    What is there and no regular file, such as a FIFO, is written to as it is.
+    A path that exists and is no regular file, such as a FIFO, is written to directly.
     """
     if path.exists() and not path.is_file():
         if not try_it:
@@ -46,22 +46,22 @@ def replace_output(path: Path, text: str, option: str, try_it: bool = False) -> 
             raise PlanError("output", [f"{option} {path} is a folder; name a file in it"])
         return
     if _is_of_another_kind(path, text):
-        lost = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
-        raise PlanError("output", [lost])
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+        refusal = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
+        raise PlanError("output", [refusal])
+    new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        write_output(new, text, option)
+        write_output(new_path, text, option)
         if not try_it:
-            new.replace(path)
+            new_path.replace(path)
     except PlanError as error:
-        raise PlanError("output", [fault.replace(str(new), str(path)) for fault in error.faults]) from None
+        raise PlanError("output", [fault.replace(str(new_path), str(path)) for fault in error.faults]) from None
     finally:
         with suppress(OSError, ValueError):
-            new.unlink(missing_ok=True)
+            new_path.unlink(missing_ok=True)
 
 
 def _is_of_another_kind(path: Path, text: str) -> bool:
-    """True if a file is there that does not begin as the text does. What can't be read is seen when it is written."""
+    """True if a file exists that does not begin as the text does. An unreadable file fails when it is written."""
     with suppress(OSError, ValueError):
         if path.is_file() and path.stat().st_size:
             with path.open("rb") as file:

@@ -25,20 +25,20 @@ from shardwright.report.no_plan_text import no_plan_text
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 
-if TYPE_CHECKING:  # they are there where a plan is explained
+if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
     from shardwright.planner.advice.reasons import Reason
     from shardwright.planner.advice.repair import Misfit
     from shardwright.planner.search.sample import Standing
 
 _WIDTH = 118
-_TOLD = 5e-4  # share of a step: parts and differences that are smaller are not told
-_FAR = 3.0  # times: changes that are larger are no reason to doubt a choice
-_FEW = 2  # values that do not fit that have a line each
+_LEAST = 5e-4  # of a step: smaller parts and differences are left out
+_FAR = 3.0  # a change by a larger factor is no reason to doubt a choice
+_FEW = 2  # up to so many values that do not fit have a line each
 
 
 def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
-    """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown); `run`
-    is of so many tokens."""
+    """One plan of `--json`: all fields of the plan, seconds, bytes, and US dollars (null if the price is unknown).
+    `run` is a run of `run_tokens` tokens."""
     time, memory = asdict(plan.time), plan.memory.as_dict()
     return {
         "plan": plan.job.plan.model_dump(),
@@ -62,7 +62,7 @@ def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
 
 
 def _steps(plan: PricedPlan, tokens: float) -> float:
-    """Steps of a full batch that take as long as so many tokens, of which the first are in smaller ones if it grows."""
+    """The number of full-batch steps that take as long as `tokens` tokens; a batch that grows is smaller at first."""
     full_s = float(plan.time.total)
     return tokens / plan.job.tokens_per_step + ramp_extra_s(plan.job, full_s) / full_s
 
@@ -81,13 +81,13 @@ def _lacks(plan: PricedPlan) -> tuple[str, ...]:
 
 
 def sure_text(share: float | None) -> str:
-    """How sure it is, rounded down: what is less than the bound from which plans are told apart reads so too. Nothing
-    of the first plan itself."""
+    """A confidence as a percentage, rounded down: one below the bound that tells plans apart must not read as the
+    bound. Empty for the first plan, which has none."""
     return "" if share is None else f"{math.floor(100 * share + 1e-9)}%"
 
 
 def plan_words(plan: PlanSpec) -> str:
-    """A plan in one line: its degrees, and what of the rest is not the default."""
+    """A plan in one line: its degrees, and the other fields that differ from their defaults."""
     axes = ["tp", "pp", "dp", *(axis for axis in ("cp", "ep") if getattr(plan, axis) > 1)]
     words = [f"{axis} {getattr(plan, axis)}" for axis in axes]
     if plan.block < plan.stage_ranks:
@@ -112,19 +112,19 @@ def plan_words(plan: PlanSpec) -> str:
 
 
 def job_words(job: JobSpec) -> str:
-    """A job's plan in one line, with the recipe of fp8, which a search may leave out."""
+    """A job's plan in one line, with its fp8 recipe if it has one."""
     recipe = job.precision.float8
     return plan_words(job.plan) + (f", fp8 {recipe}" if recipe != "none" else "")
 
 
 def layers_words(layout: Sequence[int]) -> str:
-    """Layers by stage, equal neighbours in one: "7, 14 x 8, 7"."""
-    runs = [(layers, len(list(alike))) for layers, alike in itertools.groupby(layout)]
+    """Layers by stage, with equal neighbours joined: "7, 14 x 8, 7"."""
+    runs = [(layers, len(list(stages))) for layers, stages in itertools.groupby(layout)]
     return ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for layers, count in runs)
 
 
 def plans_text(advice: Advice) -> str:
-    """Plans with all that is said of them, a paragraph a matter."""
+    """An advice as text, one paragraph for each subject."""
     return "\n\n".join(_paragraphs(advice))
 
 
@@ -145,7 +145,7 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
     else:
         yield from _best(advice)
     if advice.own:
-        yield from _own(advice.own, advice.plans)
+        yield from _own_paragraphs(advice.own, advice.plans)
     if advice.refused:
         yield _filled(
             f"The job's own plan ({job_words(advice.refused.job)}) is not legal here: "
@@ -191,31 +191,31 @@ def _best(advice: Advice) -> Iterator[str]:
 
 
 def _closed_words(plans: list[PricedPlan]) -> str:
-    """How far closed forms are off what was simulated."""
-    off = [round(float(plan.closed.total / plan.time.total) - 1, 3) for plan in plans]
-    least, most = (f"{abs(share):.1%} {'more' if share > 0 else 'less'}" for share in (min(off), max(off)))
-    if not any(off):
+    """The difference between closed forms and simulated steps, as words."""
+    excess = [round(float(plan.closed.total / plan.time.total) - 1, 3) for plan in plans]
+    least, most = (f"{abs(share):.1%} {'more' if share > 0 else 'less'}" for share in (min(excess), max(excess)))
+    if not any(excess):
         return "the same"
     return (
         least
         if least == most
         else f"up to {least}"
-        if not max(off)
+        if not max(excess)
         else f"up to {most}"
-        if not min(off)
+        if not min(excess)
         else (f"from {least} to {most}")
     )
 
 
 def _runner_up(advice: Advice) -> str:
     second = advice.plans[1]
-    behind = float(second.time.total - advice.plans[0].time.total)
-    if abs(behind) < _TOLD * float(advice.plans[0].time.total):
-        return f"The runner-up ({job_words(second.job)}) takes as long, to a share of {_TOLD:.2%}."
-    words = f"The runner-up ({job_words(second.job)}) is {seconds_text(behind)} behind. "
+    behind_s = float(second.time.total - advice.plans[0].time.total)
+    if abs(behind_s) < _LEAST * float(advice.plans[0].time.total):
+        return f"The runner-up ({job_words(second.job)}) takes as long, to a share of {_LEAST:.2%}."
+    words = f"The runner-up ({job_words(second.job)}) is {seconds_text(behind_s)} behind. "
     if second.closed.total <= advice.plans[0].closed.total:
-        ahead = float(advice.plans[0].closed.total - second.closed.total)
-        return words + f"By closed forms it would be {seconds_text(ahead)} ahead."
+        ahead_s = float(advice.plans[0].closed.total - second.closed.total)
+        return words + f"By closed forms it would be {seconds_text(ahead_s)} ahead."
     if not advice.flips:
         return words + "No change of bandwidth, rates or batch by up to 8 times makes it the faster one."
     small = [flip.text for flip in advice.flips if 1 / _FAR <= flip.factor <= _FAR]
@@ -227,15 +227,15 @@ def _runner_up(advice: Advice) -> str:
 def _caution(plans: list[PricedPlan]) -> str:
     """The order of the plans under pessimistic prices."""
     slowest = max(float(plan.cautious.total / plan.closed.total) for plan in plans)
-    first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
+    cautious_best = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
     text = (
         "A search exploits the errors of its model. Under pessimistic constants, each at the worst of the fits that "
         f"leave a family of measured runs out, the best plan takes {_step(plans[0].cautious.total)}, and no plan above "
         f"takes more than {slowest:.2f} times what it does under the usual ones, both by closed forms. "
     )
-    if first is plans[0]:
+    if cautious_best is plans[0]:
         return text + "It stays the best."
-    return text + f"Plan {plans.index(first) + 1} is then the best, with {_step(first.cautious.total)}."
+    return text + f"Plan {plans.index(cautious_best) + 1} is then the best, with {_step(cautious_best.cautious.total)}."
 
 
 def _filled(text: str, hang: int = 0) -> str:
@@ -243,7 +243,7 @@ def _filled(text: str, hang: int = 0) -> str:
 
 
 def _tried(advice: Advice) -> str:
-    """The sizes of the cluster that the objective compared, and which it chose."""
+    """A table of the sizes of the cluster that the objective compared; the chosen size is marked."""
     tokens, chosen = advice.objective.run_tokens, advice.job.cluster.num_devices
     rows = [["devices", "days", "device-hours", "money", ""]]
     for size in advice.tried:
@@ -258,13 +258,13 @@ def _tried(advice: Advice) -> str:
 
 
 def _step(seconds: Any, of_step: float | None = None) -> str:
-    """ "12.345 s", or of a step shorter than a second "12.34 ms", so that plans are compared at a glance."""
-    whole = float(seconds) if of_step is None else of_step
-    return f"{float(seconds):.3f} s" if whole >= 1 else f"{1e3 * float(seconds):.2f} ms"
+    """Seconds as "12.345 s", or as "12.34 ms" if the step is shorter than a second, so that plans compare easily."""
+    step_s = float(seconds) if of_step is None else of_step
+    return f"{float(seconds):.3f} s" if step_s >= 1 else f"{1e3 * float(seconds):.2f} ms"
 
 
 def _usd(usd: Any) -> str:
-    """ "unknown", "$0.36", "$1,234"."""
+    """US dollars as "unknown", "$0.36" or "$1,234"."""
     return "unknown" if usd is None else f"${float(usd):,.0f}" if usd >= 100 else f"${float(usd):,.2f}"
 
 
@@ -273,8 +273,7 @@ def _rows(plans: list[PricedPlan], run_tokens: float) -> Iterator[list[str]]:
     yield ["", *heading]
     for number, plan in enumerate(plans, 1):
         yield [
-            str(number), _step(plan.time.total), sure_text(plan.first_is_faster),
-            _step(plan.cautious.total),
+            str(number), _step(plan.time.total), sure_text(plan.first_is_faster), _step(plan.cautious.total),
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
             f"{plan.memory.process / GIB:.1f} GiB", number_text(_days(plan, run_tokens)),
             _usd(_money(plan, run_tokens).usd), job_words(plan.job) + " *" * bool(_lacks(plan)),
@@ -282,25 +281,29 @@ def _rows(plans: list[PricedPlan], run_tokens: float) -> Iterator[list[str]]:
 
 
 def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
-    """Time and memory side by side: a part a line."""
+    """Rows with the parts of a plan's time and, beside them, the kinds of its memory."""
     from shardwright.planner.advice.reasons import PARTS
 
     total = float(plan.time.total)
     times = {name: float(getattr(plan.time, part)) for part, name in PARTS.items()} | {"step": total}
     kinds = plan.memory.as_dict() | {"process": plan.memory.process}
-    left = [(name, _step(time, total), f"{time / total:.1%}") for name, time in times.items() if time >= _TOLD * total]
+    time_rows = [
+        (name, _step(seconds, total), f"{seconds / total:.1%}")
+        for name, seconds in times.items()
+        if seconds >= _LEAST * total
+    ]
     sizes = {name: float(kinds[name]) / GIB for name in kinds if name not in ("total", "host")}
-    right = [(name, f"{size:.2f} GiB") for name, size in sizes.items() if size >= 0.005]
-    for time, memory in itertools.zip_longest(left, right):
-        (part, *seconds), (kind, size) = time or ("", "", ""), memory or ("", "")
-        yield ["  " + part, *seconds, "  " + kind, size]
+    memory_rows = [(name, f"{size:.2f} GiB") for name, size in sizes.items() if size >= 0.005]
+    for time_row, memory_row in itertools.zip_longest(time_rows, memory_rows):
+        (part, *time_texts), (kind, size_text) = time_row or ("", "", ""), memory_row or ("", "")
+        yield ["  " + part, *time_texts, "  " + kind, size_text]
 
 
 def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[str]:
-    """A line for each value; those of a field that do not fit and would not be faster share one where they are many."""
+    """A line for each value. Values of a field that do not fit and are no faster share one line if there are many."""
     for field, values in itertools.groupby(reasons, key=lambda reason: reason.field):
         of_field = list(values)
-        pointless = [reason for reason in of_field if reason.excess_bytes > 0 and reason.slower_s > -_TOLD * step_s]
+        pointless = [reason for reason in of_field if reason.excess_bytes > 0 and reason.slower_s > -_LEAST * step_s]
         pointless = [] if len(pointless) <= _FEW else pointless
         for reason in (reason for reason in of_field if reason not in pointless):
             if reason.excess_bytes:
@@ -309,80 +312,75 @@ def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[str]:
                 cost = f"{seconds_text(abs(reason.slower_s))} {'slower' if reason.slower_s >= 0 else 'FASTER'}"
             yield _filled(f"{field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
         if pointless:
-            others = ", ".join(f"{reason.other} ({reason.excess_bytes / GIB:,.1f})" for reason in pointless)
-            where = "its host" if all(reason.is_host for reason in pointless) else "the device"
-            text = f"{field} {pointless[0].value}, not {others}: do not fit: so many GiB more than {where} has"
+            values_text = ", ".join(f"{reason.other} ({reason.excess_bytes / GIB:,.1f})" for reason in pointless)
+            holder = "its host" if all(reason.is_host for reason in pointless) else "the device"
+            text = f"{field} {pointless[0].value}, not {values_text}: do not fit: so many GiB more than {holder} has"
             yield _filled(text, hang=6)
 
 
-def _own(own: OwnPlan, plans: list[PricedPlan]) -> Iterator[str]:
-    """The job's own plan: how far off the best, where it stands, what keeps it from fitting."""
-    own_priced, stands = own.priced, own.standing
+def _own_paragraphs(own_plan: OwnPlan, plans: list[PricedPlan]) -> Iterator[str]:
+    """The job's own plan: its distance from the best plan, its standing, and the reason why it does not fit, if so."""
+    own_priced, standing = own_plan.priced, own_plan.standing
     text = f"The job's own plan ({job_words(own_priced.job)}) takes {_step(own_priced.time.total)}"
     if plans:
-        best = plans[0].time.total / plans[0].job.tokens_per_step
-        off = float(own_priced.time.total / own_priced.job.tokens_per_step / best) - 1
-        if abs(off) < _TOLD:
+        best_token_s = plans[0].time.total / plans[0].job.tokens_per_step
+        excess = float(own_priced.time.total / own_priced.job.tokens_per_step / best_token_s) - 1
+        if abs(excess) < _LEAST:
             text += ", as long as the best"
         else:
-            text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
-    text += f", at {own_priced.memory.process / GIB:.1f} GiB. {_standing(stands)}"
-    if own.misfit is None and plans and stands.share_faster > 0.03:
+            text += f", {excess:.1%} more than the best" if excess >= 0 else f", {-excess:.1%} less than the best found"
+    text += f", at {own_priced.memory.process / GIB:.1f} GiB. {_standing_text(standing)}"
+    if own_plan.misfit is None and plans and standing.share_faster > 0.03:
         changes = ", ".join(_changes(own_priced.job.plan, plans[0].job.plan))
         text += (
             " What its authors knew and this model does not (software that lacks a schedule, limits of numerics or of "
             f"operations, a device that is shared) would have to be worth that much: the best plan has {changes}."
         )
     yield _filled(text)
-    if own.misfit:
-        yield _misfit(own.misfit, own_priced)
+    if own_plan.misfit:
+        yield _misfit_text(own_plan.misfit, own_priced)
 
 
-def _standing(stands: "Standing") -> str:
-    if not stands.num_fit:
-        return f"None of {stands.num_drawn:,} plans drawn from the space fits."
-    faster = f"{stands.share_faster:.1%} are" if stands.share_faster >= _TOLD else "hardly one is"
-    faster = "none is" if not stands.share_faster else faster
-    return f"Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} drawn from the space, {faster} faster."
+def _standing_text(sample: "Standing") -> str:
+    if not sample.num_fit:
+        return f"None of {sample.num_drawn:,} plans drawn from the space fits."
+    faster = f"{sample.share_faster:.1%} are" if sample.share_faster >= _LEAST else "hardly one is"
+    faster = "none is" if not sample.share_faster else faster
+    return f"Of {sample.num_fit:,} plans that fit, among {sample.num_drawn:,} drawn from the space, {faster} faster."
 
 
-# Beside what words of their own say, plans for other numbers of ranks.
-_TOLD_OTHERWISE = ("layout", "recompute", "recompute_operators", "recompute_every", "fallback")
+# Fields that other words describe, and `fallback`, which has plans for other numbers of ranks.
+_UNLISTED_FIELDS = ("layout", "recompute", "recompute_operators", "recompute_every", "fallback")
 
 
-def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
-    for name in type(before).model_fields:
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new and name not in _TOLD_OTHERWISE:
+def _changes(own_plan: PlanSpec, best_plan: PlanSpec) -> Iterator[str]:
+    for name in type(own_plan).model_fields:
+        old, new = getattr(own_plan, name), getattr(best_plan, name)
+        if old != new and name not in _UNLISTED_FIELDS:
             yield f"{name} {new} for {old}"
-    if recompute_words(before) != recompute_words(after):
-        yield f"recompute {recompute_words(after)} for {recompute_words(before)}"
+    if recompute_words(own_plan) != recompute_words(best_plan):
+        yield f"recompute {recompute_words(best_plan)} for {recompute_words(own_plan)}"
 
 
-def _misfit(misfit: "Misfit", own: PricedPlan) -> str:
-    kinds = ", ".join(
-        f"{name} {float(value) / GIB:.1f}"
-        for name, value in misfit.memory.as_dict().items()
-        if name != "total" and value
-    )
-    room = device_of(own.job.cluster.device).memory_gib
+def _misfit_text(misfit: "Misfit", plan: PricedPlan) -> str:
+    kinds = {name: value for name, value in misfit.memory.as_dict().items() if name != "total" and value}
+    kinds_text = ", ".join(f"{name} {float(value) / GIB:.1f}" for name, value in kinds.items())
+    room_gib = device_of(plan.job.cluster.device).memory_gib
     if misfit.excess_bytes > 0:
-        what = (
-            f"pp rank {misfit.rank} needs {misfit.memory.process / GIB:.1f} GiB ({kinds}), and the device has "
-            f"{room:g}: "
-            f"{misfit.excess_bytes / GIB:.1f} too much"
+        excess = (
+            f"pp rank {misfit.rank} needs {misfit.memory.process / GIB:.1f} GiB ({kinds_text}), and the device has "
+            f"{room_gib:g}: {misfit.excess_bytes / GIB:.1f} too much"
         )
     else:
-        kept, word = float(misfit.memory.host), link_words(own.job.cluster).domain
-        what = (
-            f"pp rank {misfit.rank} offloads {kept / GIB:.1f} GiB, and its share of a {word}'s host memory is "
-            f"{(kept - misfit.host_excess_bytes) / GIB:.1f}: {misfit.host_excess_bytes / GIB:.1f} too much; offload "
-            f"less, or set cluster.host_memory_gib if a {word} has more"
+        host_bytes, node = float(misfit.memory.host), link_words(plan.job.cluster).domain
+        excess = (
+            f"pp rank {misfit.rank} offloads {host_bytes / GIB:.1f} GiB, and its share of a {node}'s host memory is "
+            f"{(host_bytes - misfit.host_excess_bytes) / GIB:.1f}: {misfit.host_excess_bytes / GIB:.1f} too much; "
+            f"offload less, or set cluster.host_memory_gib if a {node} has more"
         )
     lines = [
         _filled(
-            f"It does not fit: {what}; {misfit.num_ranks} of {own.job.plan.pp} "
-            "pipeline ranks need too much. "
+            f"It does not fit: {excess}; {misfit.num_ranks} of {plan.job.plan.pp} pipeline ranks need too much. "
             + (
                 "The nearest plans that fit:"
                 if misfit.nearest

@@ -1,6 +1,6 @@
-"""Notes, not faults, that belong beside a prediction of a job.
+"""Notes on a prediction of a job, which are no faults.
 
-What is often told of a model or a cluster is held against the arithmetic: a story may give 100 layers with a hidden of
+Numbers that are told of a model or a cluster are checked by arithmetic: a story may give 100 layers with a hidden of
 12,288 and call them 100 billion parameters; they are 181 billion.
 """
 
@@ -13,18 +13,18 @@ from shardwright.config.units import counted
 from shardwright.config.usual_links import usual_link_notes
 from shardwright.sharding.stage_parameters import model_parameters
 
-# "About 100 billion" is kept by what is within this share of it.
+# "About 100 billion" is true of numbers that differ by at most this share.
 _ABOUT = 0.05
 
 
 def job_notes(job: JobSpec) -> list[str]:
-    """Sentences: told numbers that contradict the others, each with its arithmetic and what would give them."""
+    """Sentences about told numbers that contradict others, each with its arithmetic and a field that would agree."""
     links = usual_link_notes(job.cluster, job.plan.world)
     return [*_parameter_notes(job.model), *sequence_notes(job.model), *_device_notes(job), *links]
 
 
 def batch_notes(job: JobSpec) -> list[str]:
-    """A sentence on steps whose batch has not grown yet."""
+    """A sentence about a batch that grows."""
     batch = job.batch
     if not batch.grows:
         return []
@@ -35,32 +35,33 @@ def batch_notes(job: JobSpec) -> list[str]:
 
 
 def _parameter_notes(model: ModelSpec) -> list[str]:
-    told = model.told_parameters_b * 1e9
+    told_parameters = model.told_parameters_b * 1e9
     places = [place for place in model_parameters(model) if not place.name.startswith("mtp.")]
     layers = sum(p.num_elements for p in places if p.name.startswith("layers.") and p.init == "normal")
-    rest = sum(p.num_elements for p in places) - layers
-    if not told or abs(layers + rest - told) <= _ABOUT * told:
+    remainder = sum(p.num_elements for p in places) - layers
+    if not told_parameters or abs(layers + remainder - told_parameters) <= _ABOUT * told_parameters:
         return []
-    # In proportion, matrices of layers grow with the square of the width, and the rest with the width.
-    ratio = (math.sqrt(rest**2 + 4 * layers * told) - rest) / (2 * layers)
-    width = model.head_size
-    near = max(width, round(model.hidden * ratio / width) * width)
-    made = f"{layers / 1e9:,.1f} in matrices of layers, {rest / 1e9:,.1f} in tables and vectors"
+    # In proportion, matrices of layers grow with the square of the width, and the remainder with the width.
+    ratio = (math.sqrt(remainder**2 + 4 * layers * told_parameters) - remainder) / (2 * layers)
+    head_size = model.head_size
+    near_hidden = max(head_size, round(model.hidden * ratio / head_size) * head_size)
+    split_text = f"{layers / 1e9:,.1f} in matrices of layers, {remainder / 1e9:,.1f} in tables and vectors"
     return [
         f"model.told_parameters_b says {model.told_parameters_b:g} billion parameters, and {model.layers} layers of "
-        f"hidden {model.hidden:,} have {(layers + rest) / 1e9:,.1f} billion ({made}); with all widths in proportion a "
-        f"hidden of {model.hidden * ratio:,.0f} would have them, or {near:,}, which splits into heads of {width}"
+        f"hidden {model.hidden:,} have {(layers + remainder) / 1e9:,.1f} billion ({split_text}); with all widths in "
+        f"proportion a hidden of {model.hidden * ratio:,.0f} would have them, or {near_hidden:,}, which splits into "
+        f"heads of {head_size}"
     ]
 
 
 def _device_notes(job: JobSpec) -> list[str]:
-    told, plan = job.cluster.told_devices, job.plan
-    if told in (0, plan.world):
+    told_devices, plan = job.cluster.told_devices, job.plan
+    if told_devices in (0, plan.world):
         return []
-    rest = plan.world // plan.dp
+    replica_ranks = plan.world // plan.dp
     way_out = (
-        f"dp {told // rest} would use them all"
-        if told % rest == 0
-        else f"no dp does: {told} / {rest} = {told / rest:.2f}"
+        f"dp {told_devices // replica_ranks} would use them all"
+        if told_devices % replica_ranks == 0
+        else f"no dp does: {told_devices} / {replica_ranks} = {told_devices / replica_ranks:.2f}"
     )
-    return [f"cluster.told_devices says {told:,} devices, and {plan.degrees} = {plan.world:,} ranks; {way_out}"]
+    return [f"cluster.told_devices says {told_devices:,} devices, and {plan.degrees} = {plan.world:,} ranks; {way_out}"]

@@ -1,6 +1,6 @@
-"""A run's steps as predicted beside what rank 0 measured: time by cause, memory by kind, bytes by axis.
+"""A run's predicted steps compared with the measurements of rank 0: time by cause, memory by kind, bytes by axis.
 
-Time is there where the cluster's device is known, or calibrated; memory and bytes always are.
+Time is compared if the cluster's device is known or calibrated; memory and bytes always are.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.sharding.memory_account import RankMemory
 
 _COMPUTING = "computing"
-# What a rank stands still for, by the axis of its ledger and by the part of a predicted step; what is of no part of
-# these is computing.
+# Causes for which a rank waits, each with the axes of its ledger and the parts of a predicted step. All other time is
+# computing.
 _CAUSES = {
     "tensor parallel": (("tp", "etp"), ("tensor",)),
     "context parallel": (("cp",), ("context",)),
@@ -32,8 +32,8 @@ _CAUSES = {
 _KINDS = ("parameters", "gradients", "optimizer", "buffers", "host")
 
 
-class SeenBytes(Protocol):
-    """Bytes of a span that a rank measured."""
+class MeasuredBytes(Protocol):
+    """Bytes of a span of steps that a rank measured."""
 
     @property
     def first(self) -> int: ...
@@ -43,7 +43,7 @@ class SeenBytes(Protocol):
     def axis_bytes(self) -> dict[str, int]: ...
 
 
-class Seen(Protocol):
+class MeasuredSteps(Protocol):
     """The measurements of a rank (train/steps_measured.py)."""
 
     @property
@@ -53,7 +53,7 @@ class Seen(Protocol):
     @property
     def blocked_s(self) -> dict[str, float]: ...
     @property
-    def moved(self) -> SeenBytes | None: ...
+    def moved(self) -> MeasuredBytes | None: ...
     @property
     def memory(self) -> RankMemory | None: ...
     @property
@@ -62,34 +62,34 @@ class Seen(Protocol):
     def device(self) -> str: ...
 
 
-def compared_dict(job: JobSpec, seen: Seen) -> dict[str, Any]:
-    """Predicted and measured, each [predicted, measured], null where one is not known: seconds of a step and by cause,
-    bytes of memory by kind and of a step's collectives by axis; of the first rank. Where the job does not say on which
-    device it runs, times are predicted for the one that it ran on."""
-    is_recognised = job.cluster.device == "unknown" and seen.device != ""
-    named = job.cluster.model_copy(update={"device": seen.device}) if is_recognised else job.cluster
-    predicted_s, why_not = _predicted_s(job.model_copy(update={"cluster": named}))
-    measured_s = _measured_s(seen)
+def compared_dict(job: JobSpec, measured: MeasuredSteps) -> dict[str, Any]:
+    """Numbers of the first rank, each [predicted, measured], null if unknown: seconds of a step and by cause, bytes of
+    memory by kind, bytes of a step's collectives by axis. If the job names no device, times are predicted for the
+    device on which it ran."""
+    is_recognised = job.cluster.device == "unknown" and measured.device != ""
+    cluster = job.cluster.model_copy(update={"device": measured.device}) if is_recognised else job.cluster
+    predicted_s, reason = _predicted_s(job.model_copy(update={"cluster": cluster}))
+    measured_s = _measured_s(measured)
     causes = [cause for cause in (_COMPUTING, *_CAUSES) if predicted_s.get(cause) or measured_s.get(cause)]
-    memory = {} if seen.memory is None else _memory(job, seen.memory)
+    memory = {} if measured.memory is None else _memory(job, measured.memory)
     return {
-        "num_steps": seen.num_steps,
-        "whole_step_s": [sum(predicted_s.values()) if predicted_s else None, seen.step_s],
+        "num_steps": measured.num_steps,
+        "whole_step_s": [sum(predicted_s.values()) if predicted_s else None, measured.step_s],
         "time": {cause: [predicted_s.get(cause), measured_s.get(cause, 0.0)] for cause in causes},
         "memory_bytes": memory,
-        "peak_memory_bytes": seen.peak_memory_bytes,
-        "axis_bytes": {} if seen.moved is None else _bytes(job, seen.moved),
-        "time_not_predicted": why_not,
-        "predicted_for": seen.device if is_recognised and predicted_s else None,
+        "peak_memory_bytes": measured.peak_memory_bytes,
+        "axis_bytes": {} if measured.moved is None else _bytes(job, measured.moved),
+        "time_not_predicted": reason,
+        "predicted_for": measured.device if is_recognised and predicted_s else None,
     }
 
 
 def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
-    """Seconds of a step by cause; or why there are none."""
+    """Seconds of a step by cause; or the reason why there are none."""
     if job.cluster.device == "unknown":
         way_out = "set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog"
         return {}, f"the cluster's device is not known; {way_out}"
-    from shardwright.planner.own_plan import estimate  # it takes numpy, and the other accounts do not
+    from shardwright.planner.own_plan import estimate  # needs numpy, which the other accounts do not
 
     try:
         step = estimate(job).step
@@ -99,53 +99,61 @@ def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
     return {_COMPUTING: float(step.total) - sum(seconds.values())} | seconds, ""
 
 
-def _measured_s(seen: Seen) -> dict[str, float]:
-    """Seconds of a step by cause."""
+def _measured_s(measured: MeasuredSteps) -> dict[str, float]:
+    """Measured seconds of a step by cause."""
     causes = {axis: cause for cause, (axes, _) in _CAUSES.items() for axis in axes}
     by_cause: Counter[str] = Counter()
-    for axis, seconds in seen.blocked_s.items():
+    for axis, seconds in measured.blocked_s.items():
         by_cause[causes.get(axis.split(" ")[0], "replicas")] += seconds  # type: ignore[assignment]
-    return {_COMPUTING: seen.step_s - sum(by_cause.values())} | dict(by_cause)
+    return {_COMPUTING: measured.step_s - sum(by_cause.values())} | dict(by_cause)
 
 
 def _memory(job: JobSpec, measured: RankMemory) -> dict[str, list[int]]:
-    """Bytes by kind, of those that a run measures."""
-    # Of the buffers a run measures those of the pool and what stays; messages on their way are not among them.
+    """Bytes by kind, for the kinds that a run measures."""
+    # A run measures the buffers of the pool and the persistent ones, but no messages in flight.
     program = job_program(job, steps_to_fill(job))
-    held = rank_state(job, program, 0)
-    buffers_bytes = replay(job, program, 0, held).pool_bytes + kept_bytes(job, held)
+    state = rank_state(job, program, 0)
+    buffers_bytes = replay(job, program, 0, state).pool_bytes + kept_bytes(job, state)
     account = replace(rank_memory(job, program, 0), buffers_bytes=buffers_bytes)
-    both = {kind: [getattr(memory, f"{kind}_bytes") for memory in (account, measured)] for kind in _KINDS}
-    return {kind: values for kind, values in both.items() if any(values)}
+    pairs = {kind: [getattr(memory, f"{kind}_bytes") for memory in (account, measured)] for kind in _KINDS}
+    return {kind: values for kind, values in pairs.items() if any(values)}
 
 
-def _bytes(job: JobSpec, seen: SeenBytes) -> dict[str, list[float]]:
-    """Bytes of a step's collectives by axis, as the ledger of a rank counts them: those of a span, by its steps. The
-    span has the batch that it begins with; where the pipeline never drains, its steps are one stream."""
-    at_span, num_bytes = job.at_step(seen.first), Counter[str]()
+def _bytes(job: JobSpec, measured: MeasuredBytes) -> dict[str, list[float]]:
+    """Bytes of a step's collectives by axis, as the ledger of a rank counts them: those of a span, over its steps.
+
+    All steps of a span have the batch of the first. If the pipeline never drains, the steps are one stream.
+    """
+    at_span, num_bytes = job.at_step(measured.first), Counter[str]()
     is_stream = not SCHEDULES[job.plan.schedule].drains
-    program = job_program(at_span, seen.num_steps if is_stream else 1)
-    for words, traffic in step_ledger(at_span, program, 0).items():
-        num_bytes[words.partition(" ")[2]] += traffic.payload_bytes * (1 if is_stream else seen.num_steps)
-    pairs = {axis: (num_bytes[axis], seen.axis_bytes.get(axis, 0)) for axis in sorted({*num_bytes, *seen.axis_bytes})}
-    return {axis: [_each(size, seen.num_steps) for size in both] for axis, both in pairs.items()}
+    program = job_program(at_span, measured.num_steps if is_stream else 1)
+    for name, traffic in step_ledger(at_span, program, 0).items():
+        num_bytes[name.partition(" ")[2]] += traffic.payload_bytes * (1 if is_stream else measured.num_steps)
+    pairs = {
+        axis: (num_bytes[axis], measured.axis_bytes.get(axis, 0)) for axis in sorted({*num_bytes, *measured.axis_bytes})
+    }
+    return {axis: [_per_step(size, measured.num_steps) for size in pair] for axis, pair in pairs.items()}
 
 
-def _each(size: int, num_steps: int) -> float:
-    """Bytes of one of some steps, a whole number where it is one."""
+def _per_step(size: int, num_steps: int) -> float:
+    """Bytes divided by steps, as an int if there is no remainder."""
     return size / num_steps if size % num_steps else size // num_steps
 
 
 def compared_text(compared: dict[str, Any]) -> str:
-    """A comparison for reading."""
+    """A comparison as text."""
     rows = [["of rank 0", "predicted", "measured", ""]]
-    rows.append(["a step", *_two(compared["whole_step_s"], seconds_text), _apart(compared["whole_step_s"])])
-    for cause, both in compared["time"].items():
-        rows.append([f"  {cause}" if cause == _COMPUTING else f"  waiting: {cause}", *_two(both, seconds_text), ""])
-    for kind, both in compared["memory_bytes"].items():
-        rows.append([f"{kind} in memory", *_two(both, bytes_text), _equal(both)])
-    for axis, both in compared["axis_bytes"].items():
-        rows.append([f"bytes of a step on {axis}", *_two(both, _whole_bytes_text), _equal(both)])
+    rows.append(
+        ["a step", *_pair_texts(compared["whole_step_s"], seconds_text), _difference_text(compared["whole_step_s"])]
+    )
+    for cause, pair in compared["time"].items():
+        rows.append(
+            [f"  {cause}" if cause == _COMPUTING else f"  waiting: {cause}", *_pair_texts(pair, seconds_text), ""]
+        )
+    for kind, pair in compared["memory_bytes"].items():
+        rows.append([f"{kind} in memory", *_pair_texts(pair, bytes_text), _equal_text(pair)])
+    for axis, pair in compared["axis_bytes"].items():
+        rows.append([f"bytes of a step on {axis}", *_pair_texts(pair, _whole_bytes_text), _equal_text(pair)])
     note = f"\n  time is not predicted: {compared['time_not_predicted']}" if compared["time_not_predicted"] else ""
     if compared["predicted_for"]:
         note += f"\n  time is predicted for {compared['predicted_for']} of the catalog, on which this ran"
@@ -153,18 +161,18 @@ def compared_text(compared: dict[str, Any]) -> str:
     return heading + "\n" + aligned([[f"  {row[0]}", *row[1:]] for row in rows]) + note
 
 
-def _two(both: list[Any], text: Any) -> list[str]:
-    return ["-" if value is None else text(value) for value in both]
+def _pair_texts(pair: list[Any], text: Any) -> list[str]:
+    return ["-" if value is None else text(value) for value in pair]
 
 
 def _whole_bytes_text(size: float) -> str:
     return bytes_text(round(size))
 
 
-def _apart(both: list[float | None]) -> str:
-    predicted, measured = both
+def _difference_text(pair: list[float | None]) -> str:
+    predicted, measured = pair
     return "" if predicted is None or not measured else f"{predicted / measured - 1:+.1%}"
 
 
-def _equal(both: list[Any]) -> str:
-    return "equal" if both[0] == both[1] else ""
+def _equal_text(pair: list[Any]) -> str:
+    return "equal" if pair[0] == pair[1] else ""

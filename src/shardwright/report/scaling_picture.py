@@ -1,4 +1,4 @@
-"""A picture of how a model scales: speed-up, efficiency, memory and price over sizes of the cluster."""
+"""A picture of a model's scaling: speed-up, efficiency, memory and price over sizes of the cluster."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,37 +17,38 @@ _NAMES = {"strong": "strong: the same batch", "weak": "weak: the batch grows"}
 
 
 def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
-    """The SVG document. A kind of scaling in which nothing fits is left out."""
-    drawn = [curve for curve in scalings if curve.points]
-    sizes = sorted({point.num_devices for curve in drawn for point in curve.points})
+    """The SVG document of scalings. A kind of scaling in which no plan fits is left out."""
+    curves = [curve for curve in scalings if curve.points]
+    sizes = sorted({point.num_devices for curve in curves for point in curve.points})
     label = f"{job.model.name} on {sizes[0]:,} to {sizes[-1]:,} {job.cluster.device}"
-    wide = (_WIDTH - _LEFT - _GAP - 24) / 2
-    boxes = [Box(_LEFT + n % 2 * (wide + _GAP), 112 + n // 2 * _ROW, wide, _HIGH) for n in range(4)]
+    box_width = (_WIDTH - _LEFT - _GAP - 24) / 2
+    boxes = [Box(_LEFT + n % 2 * (box_width + _GAP), 112 + n // 2 * _ROW, box_width, _HIGH) for n in range(4)]
     ticks = {math.log2(size): f"{size:,}" for size in sizes[:: -(-len(sizes) // _MOST_TICKS)]}
-    room = device_of(job.cluster.device).memory_gib
+    room_gib = device_of(job.cluster.device).memory_gib
 
     def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
         return [
             Line(_NAMES[curve.kind], [(math.log2(p.num_devices), value(curve, p)) for p in curve.points], colour)
-            for curve, colour in zip(drawn, LINE_COLOURS, strict=False)
+            for curve, colour in zip(curves, LINE_COLOURS, strict=False)
         ]
 
-    first = min(curve.points[0].num_devices for curve in drawn)
-    ideal = Line("in proportion", [(math.log2(s), math.log2(s / first)) for s in sizes], "#98a2b3", is_dashed=True)
-    faster = [ideal, *lines(lambda curve, p: max(0.0, math.log2(p.tokens_per_s / curve.points[0].tokens_per_s)))]
-    efficiency, held = lines(Scaling.efficiency), lines(lambda _, p: p.peak_bytes / GIB)
-    if drawn[0].points[0].usd_per_billion_tokens is None:
+    smallest = min(curve.points[0].num_devices for curve in curves)
+    ideal = Line("in proportion", [(math.log2(s), math.log2(s / smallest)) for s in sizes], "#98a2b3", is_dashed=True)
+    speed_ups = [ideal, *lines(lambda curve, p: max(0.0, math.log2(p.tokens_per_s / curve.points[0].tokens_per_s)))]
+    efficiency, memory = lines(Scaling.efficiency), lines(lambda _, p: p.peak_bytes / GIB)
+    if curves[0].points[0].usd_per_billion_tokens is None:
         price, prices = "device-hours of 1e9 tokens", lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
     else:
         price, prices = "US dollars of 1e9 tokens", lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
+    memory_title = f"memory of the fullest device, GiB (dotted: the {room_gib:g} there are)"
     chart = partial(line_chart, ticks=ticks)
     parts = [
         text(20, 30, label, "name", 15),
         text(20, 49, "the best plan at each size; speed-up and efficiency beside the smallest size that fits", size=12),
-        *legend(_LEFT, 76, [*faster[1:], ideal]),
-        *chart("speed-up: tokens a second", boxes[0], faster, 1.0, form=_times),
+        *legend(_LEFT, 76, [*speed_ups[1:], ideal]),
+        *chart("speed-up: tokens a second", boxes[0], speed_ups, 1.0, form=_times),
         *chart("efficiency: tokens a second of a device", boxes[1], efficiency, 1.0, mark=1.0, form=_percent),
-        *chart(f"memory of the fullest device, GiB (dotted: the {room:g} there are)", boxes[2], held, room, mark=room),
+        *chart(memory_title, boxes[2], memory, room_gib, mark=room_gib),
         *chart(price, boxes[3], prices, 0.0, form="{:,g}".format),
     ]
     for box in boxes:
@@ -56,7 +57,7 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
 
 
 def _times(doublings: float) -> str:
-    """Whole doublings alone have a round factor."""
+    """The factor of a whole number of doublings; empty for others, whose factor is not round."""
     return f"{2 ** round(doublings):,} x" if abs(doublings - round(doublings)) < 1e-9 else ""
 
 

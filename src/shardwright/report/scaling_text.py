@@ -19,7 +19,7 @@ _MEANING = {
 
 
 def scaling_dict(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits) -> dict[str, Any]:
-    """For `--json`. Seconds, bytes, US dollars, days; null is unknown."""
+    """Scalings for `--json`. Seconds, bytes, US dollars, days; null is unknown."""
     return {
         "job": job.name,
         "device": job.cluster.device,
@@ -30,7 +30,7 @@ def scaling_dict(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
 
 
 def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits) -> str:
-    """Scaling for reading."""
+    """Scalings as text."""
     blocks = [
         f"{job.name}: {job.model.name} on {job.cluster.device}, the best plan at each size of the cluster. Efficiency "
         f"is throughput of a device, and memory efficiency what all devices hold, beside the smallest size that fits."
@@ -57,7 +57,7 @@ def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
     fewest, most = limits.more_tokens
     by_loss, by_data = limits.critical.by_loss_tokens, limits.critical.by_data_tokens
     return [
-        f"The batch of {_tokens(limits.batch_tokens)} tokens takes {_more(fewest, most)} tokens "
+        f"The batch of {_tokens(limits.batch_tokens)} tokens takes {_more_tokens_text(fewest, most)} tokens "
         f"to the same loss than the smallest batches would, in a run of {_tokens(limits.total_tokens)} tokens: its "
         f"critical batch is estimated at {_tokens(low)} to {_tokens(high)} tokens (by its loss, Kaplan et al. 2020: "
         f"{_tokens(by_loss)}; by its data, Zhang et al. 2024: {_tokens(by_data)}). There tokens are twice the fewest, "
@@ -65,9 +65,9 @@ def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
     ]
 
 
-def _more(fewest: float, most: float) -> str:
-    """How many more tokens, as far as both estimates say it: "6 % to 37 % more", "at least 50 % more", "more than twice
-    as many"."""
+def _more_tokens_text(fewest: float, most: float) -> str:
+    """The additional tokens, as shares `fewest` and `most` of both estimates: "6 % to 37 % more", "at least 50 % more",
+    "more than twice the"."""
     if fewest >= 1:
         return "more than twice the"
     if most < 1:
@@ -77,7 +77,7 @@ def _more(fewest: float, most: float) -> str:
 
 
 def rate_sentences(job: JobSpec, times: float) -> list[str]:
-    """The learning rate for a batch so many times as large; nothing for an equal batch."""
+    """A sentence about the learning rate for a batch `times` as large; nothing for an equal batch."""
     if abs(times - 1) < 1e-9:
         return []
     settings = rescaled(job, times)
@@ -89,12 +89,12 @@ def rate_sentences(job: JobSpec, times: float) -> list[str]:
 
 
 def _betas(settings: Rescaled) -> str:
-    known = [
+    betas = [
         f"{name} {beta:.4g}"
         for name, beta in (("beta1", settings.beta1), ("beta2", settings.beta2))
         if beta is not None
     ]
-    return f" and {' and '.join(known)}" if known else ""
+    return f" and {' and '.join(betas)}" if betas else ""
 
 
 def _rows(curve: Scaling) -> list[list[str]]:
@@ -107,18 +107,24 @@ def _rows(curve: Scaling) -> list[list[str]]:
         days = dict.fromkeys(_days(total / point.tokens_per_s / 86400) for total in sorted(tokens))
         rows.append(
             [
-                f"{point.num_devices:,}", f"{point.job.batch.global_batch_size:,}", f"{point.step_s:.3g} s",
-                f"{point.tokens_per_s:,.0f}", f"{point.tokens_per_s_per_device:,.0f}", _percent(point.mfu),
-                _percent(curve.efficiency(point)), f"{point.peak_bytes / GIB:.1f}",
-                _percent(curve.memory_efficiency(point)), "unknown" if usd is None else f"{usd:,.0f}",
+                f"{point.num_devices:,}",
+                f"{point.job.batch.global_batch_size:,}",
+                f"{point.step_s:.3g} s",
+                f"{point.tokens_per_s:,.0f}",
+                f"{point.tokens_per_s_per_device:,.0f}",
+                _percent(point.mfu),
+                _percent(curve.efficiency(point)),
+                f"{point.peak_bytes / GIB:.1f}",
+                _percent(curve.memory_efficiency(point)),
+                "unknown" if usd is None else f"{usd:,.0f}",
                 "-".join(days),
             ]
-        )  # fmt: skip
+        )
     return rows
 
 
 def _plans(curve: Scaling) -> list[list[str]]:
-    """The plan at each size. The second column is as wide as its widest, so that all begin at one place."""
+    """The plan at each size. The second column has one width, so that all plans begin at one place."""
     words = [job_words(point.job) for point in curve.points]
     width = max(map(len, words))
     return [[f"{p.num_devices:,}:", text.ljust(width)] for p, text in zip(curve.points, words, strict=True)]
@@ -136,7 +142,7 @@ _UNITS = [(1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousan
 
 
 def _tokens(tokens: float) -> str:
-    """Two digits are all that an estimate has."""
+    """A number of tokens with two digits, which are all that an estimate has."""
     rounded = float(f"{tokens:.2g}")
     size, unit = next(((size, f" {unit}") for size, unit in _UNITS if rounded >= size), (1.0, ""))
     return f"{rounded / size:g}{unit}"

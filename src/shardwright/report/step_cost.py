@@ -9,7 +9,7 @@ from shardwright.config.units import counted, seconds_text
 from shardwright.planner.own_plan import Estimate
 from shardwright.report.text_columns import aligned
 
-# Parts of simulate.step.StepTime, in words. They add up to the step.
+# Parts of StepTime (simulate/closed_form.py) in words. They add up to the step.
 PARTS = {
     "compute": "computing",
     "again": "computing again",
@@ -28,7 +28,7 @@ PARTS = {
 def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
     """Fields of `estimate --json` and of a plan: seconds, shares, US dollars; null is unknown."""
     step = estimate.step
-    many, run = estimate.num_steps_of_many, estimate.num_steps_of_run
+    steps_of_many, steps_of_run = estimate.num_steps_of_many, estimate.num_steps_of_run
     return {
         "step_s": step.total,
         "step_range_s": [step.low, step.high],
@@ -39,8 +39,9 @@ def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
         "cost_per_step": estimate.step_money.usd,
         "money": {
             "step": asdict(estimate.step_money),
-            "1e12_tokens": asdict(estimate.of_steps(many)) | {"seconds": many * estimate.wall_s},
-            "run": asdict(estimate.of_steps(run)) | {"seconds": run * estimate.wall_s, "steps": job.optimizer.steps},
+            "1e12_tokens": asdict(estimate.of_steps(steps_of_many)) | {"seconds": steps_of_many * estimate.wall_s},
+            "run": asdict(estimate.of_steps(steps_of_run))
+            | {"seconds": steps_of_run * estimate.wall_s, "steps": job.optimizer.steps},
         },
         "process_bytes": estimate.memory.process,
         "goodput": asdict(estimate.goodput) if estimate.goodput else None,
@@ -49,7 +50,7 @@ def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
 
 
 def price_text(job: JobSpec, estimate: Estimate) -> str:
-    """The price of a step and of a run, for reading."""
+    """The price of a step and of a run as text."""
     blocks = [_speed(job, estimate), _parts(estimate), _money(job, estimate), _failures(estimate)]
     gaps = [_wrapped(f"{gap[0].upper()}{gap[1:]}.") for gap in estimate.gaps]
     return "\n\n".join(block for block in [*blocks, *gaps] if block)
@@ -115,7 +116,7 @@ def _failures(estimate: Estimate) -> str:
 
 
 def _dollars(value: float) -> str:
-    """Cents where dollars are few."""
+    """US dollars, with cents below 100 dollars."""
     return f"${value:,.2f}" if 0.01 <= value < 100 else f"${_rounded(value)}"
 
 

@@ -1,4 +1,4 @@
-"""Parts that SVG pictures of runs share: the frame, colours that are legible in light and dark, text, line charts."""
+"""Parts that SVG pictures of runs share: the frame, colours that are legible in light and dark mode, text, charts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,12 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neu
 .grid { stroke: #252b35 } .mark { stroke: #667085 } .frame { stroke: #3d4656 }
 }"""
 
-_ABOVE = 0.02  # of a step of the axis that a line may be above its top
+_ABOVE = 0.02  # a line may exceed the top of the axis by this share of a tick
 
 
 @dataclass(frozen=True)
 class Box:
-    """Where something is drawn, in pixels."""
+    """A rectangle to draw in, in pixels."""
 
     left: float
     top: float
@@ -32,18 +32,18 @@ class Box:
 
     @property
     def right(self) -> float:
-        """Its right edge."""
+        """The right edge."""
         return self.left + self.width
 
     @property
     def bottom(self) -> float:
-        """Its lower edge."""
+        """The lower edge."""
         return self.top + self.height
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) from left to right, and whose they are, told where one points at them."""
+    """Points (x, y) from left to right, and a name, which is shown if the user points at the line."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -52,7 +52,7 @@ class Line:
 
 
 def document(label: str, width: float, height: float, parts: Sequence[str], style: str = "") -> str:
-    """The SVG document. `style` is CSS besides what all have."""
+    """An SVG document. `style` is CSS in addition to the CSS of all documents."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
@@ -66,13 +66,13 @@ def document(label: str, width: float, height: float, parts: Sequence[str], styl
 
 
 def text(x: float, y: float, words: str, kind: str = "quiet", size: float = 11.0, anchor: str = "start") -> str:
-    """One line of text, its base at y."""
+    """One line of text with its baseline at y."""
     aligned = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text class="{kind}" x="{px(x)}" y="{px(y)}" font-size="{size:g}"{aligned}>{escape(words)}</text>'
 
 
 def px(value: float) -> str:
-    """One decimal is enough for a picture."""
+    """Pixels as text with one decimal, which is enough for a picture."""
     return f"{round(value, 1):.10g}"
 
 
@@ -82,17 +82,17 @@ def line_chart(
 ) -> list[str]:  # fmt: skip
     """Lines in a box, y from 0 to at least `most`, with a title above, x below and a dashed line at `mark`.
 
-    `ticks` says what is written below which x, instead of round numbers.
+    `ticks` are labels by x, in place of round numbers.
     """
     xs = [x for line in lines for x, _ in line.points]
-    first, last = min(xs), max(xs)
+    first_x, last_x = min(xs), max(xs)
     highest = max(most, *(y for line in lines for _, y in line.points))
     step = nice_step(highest / 4)
     num_steps = math.ceil(highest / step - _ABOVE)
     top = num_steps * step
 
     def across(x: float) -> float:
-        return box.left + (x - first) / ((last - first) or 1.0) * box.width
+        return box.left + (x - first_x) / ((last_x - first_x) or 1.0) * box.width
 
     def down(y: float) -> float:
         return box.bottom - y / top * box.height
@@ -103,7 +103,7 @@ def line_chart(
         parts.append(f'<line class="grid" x1="{px(box.left)}" x2="{px(box.right)}" y1="{px(y)}" y2="{px(y)}"/>')
         parts.append(text(box.left - 6, y + 4, form(n * step), anchor="end"))
     if ticks is None:
-        parts += x_axis(box, first, last)
+        parts += x_axis(box, first_x, last_x)
     else:
         parts += [text(across(x), box.bottom + 15, words, anchor="middle") for x, words in ticks.items()]
     if mark is not None:
@@ -122,19 +122,19 @@ def line_chart(
     return parts
 
 
-def x_axis(box: Box, first: float, last: float) -> list[str]:
-    """Round numbers between these below a box."""
-    step = max(1.0, nice_step((last - first) / max(2.0, box.width / 90) or 1.0))
+def x_axis(box: Box, first_x: float, last_x: float) -> list[str]:
+    """Labels below a box: the round numbers from `first_x` to `last_x`."""
+    step = max(1.0, nice_step((last_x - first_x) / max(2.0, box.width / 90) or 1.0))
     parts = []
-    for n in range(math.ceil(first / step), math.floor(last / step) + 1):
-        x = box.left + (n * step - first) / ((last - first) or 1.0) * box.width
+    for n in range(math.ceil(first_x / step), math.floor(last_x / step) + 1):
+        x = box.left + (n * step - first_x) / ((last_x - first_x) or 1.0) * box.width
         parts.append(text(x, box.bottom + 15, f"{n * step:g}", anchor="middle"))
     return parts
 
 
-def legend(left: float, y: float, lines: Sequence[Line]) -> list[str]:
+def legend(left_edge: float, y: float, lines: Sequence[Line]) -> list[str]:
     """Names of lines, side by side."""
-    x, parts = left, list[str]()
+    x, parts = left_edge, list[str]()
     for line in lines:
         dashes = ' stroke-dasharray="5 4"' if line.is_dashed else ""
         parts.append(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], gap: int = 2, left: Collection[int] = (0,)) -> str:
-    """Columns as wide as their widest cell: those named in `left` to the left, all others to the right."""
+    """Rows as lines of columns, each as wide as its widest cell. Columns in `left` are aligned left, others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

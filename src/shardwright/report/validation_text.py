@@ -11,14 +11,14 @@ from shardwright.report.text_columns import aligned
 
 
 def validation_text(result: Mapping[str, Any]) -> str:
-    """The scores for reading."""
+    """The scores as text."""
     header = ["", "rows", "median", "mean", "bias", "within 10 %", "within 15 %", "within 20 %"]
     table = [header, _scores("all, tier A", result)]
     table += [_scores(f"  {name}", group) for name, group in result["by_family"].items()]
     table += [_scores(f"  on {name}", group) for name, group in result["by_device"].items()]
-    if crossed := result["cross_validated"]:
-        table.append(_scores("each family left out of the fit", crossed))
-        table += [_scores(f"  {name}", group) for name, group in crossed["by_family"].items()]
+    if cross_validated := result["cross_validated"]:
+        table.append(_scores("each family left out of the fit", cross_validated))
+        table += [_scores(f"  {name}", group) for name, group in cross_validated["by_family"].items()]
     if result["tier_b"].get("by_family"):
         table.append(_scores("tier B", result["tier_b"]))
     table.append(_scores("baseline: 50 % of the peak", result["baseline"]))
@@ -72,7 +72,7 @@ def _order(order: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def write_rows(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """One line a row, with every prediction and its parts."""
+    """Write a CSV file with one line for each prediction and its parts."""
     names = list(dict.fromkeys(name for line in lines for name in line))
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, names)
@@ -82,7 +82,7 @@ def write_rows(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     write_output(path, file.getvalue(), "--out")
 
 
-# What makes a spreadsheet run a text as a formula.
+# Beginnings of texts that a spreadsheet runs as formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 

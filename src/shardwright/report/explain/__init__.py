@@ -1,1 +1,1 @@
-"""One step told, as text and tables."""
+"""One step of a job, explained as text and tables."""

@@ -9,7 +9,7 @@ from shardwright.sharding.placements import TensorLayout, TensorPlacement
 
 
 def layout_text(regions: Sequence[RegionLayout]) -> str:
-    """For each piece its parameters and its activations: the shape of the whole tensor and where it is cut."""
+    """Tables of the parameters and activations of each piece: the shape of each full tensor, and how it is sharded."""
     parts = []
     for region in regions:
         for title, tensors in (("parameters", region.parameters), ("activations", region.activations)):
@@ -19,14 +19,20 @@ def layout_text(regions: Sequence[RegionLayout]) -> str:
 
 
 def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
-    """A header, then a row for each state of a tensor that differs from the one before."""
+    """A header, then a row for each group of states in which a tensor is sharded alike."""
     rows = [["tensor", "state", "dims of the whole", "DTensor", "SBP", "GSPMD"]]
     for tensor in tensors:
         dims = " x ".join(f"{name} {size:,}" for name, size in zip(tensor.dims, tensor.shape, strict=True))
         name = tensor.name + (" (expected)" if tensor.rows_vary else "")
         for states in _alike(tensor):
-            others = [state for state in tensor.states if state not in states]
-            states_shown = ", ".join(states) if len(states) < 3 else f"all but {', '.join(others)}" if others else "all"
+            other_states = [state for state in tensor.states if state not in states]
+            states_shown = (
+                ", ".join(states)
+                if len(states) < 3
+                else f"all but {', '.join(other_states)}"
+                if other_states
+                else "all"
+            )
             split_over = [p for p in tensor.states[states[0]] if p.size > 1]
             dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in split_over) or "whole"
             sbp = " ".join(f"{p.axis} {p.sbp}" for p in split_over) or "whole"
@@ -36,7 +42,7 @@ def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
 
 
 def _alike(tensor: TensorLayout) -> list[list[str]]:
-    """The states of a tensor, together where it lies the same in them."""
+    """The states of a tensor, grouped by equal placement."""
     groups: dict[tuple[TensorPlacement, ...], list[str]] = {}
     for state, placements in tensor.states.items():
         groups.setdefault(placements, []).append(state)

@@ -20,53 +20,59 @@ def _piece_text(piece: PiecePass, backward: bool) -> str:
     rows = operator_rows(piece, backward)
     if len(rows) == 1:
         return f"{_title(piece, backward)}: nothing to compute or to move that a prediction counts."
-    left = [column for column, name in enumerate(rows[0]) if name in _WORDS]
-    return f"{_title(piece, backward)}\n\n{aligned(rows, left=left)}"
+    left_columns = [column for column, name in enumerate(rows[0]) if name in _WORDS]
+    return f"{_title(piece, backward)}\n\n{aligned(rows, left=left_columns)}"
 
 
-_WORDS = ("operator", "work", "what it communicates")  # columns of words, others have numbers
+_WORDS = ("operator", "work", "what it communicates")  # columns of words; the others have numbers
 _NAMES = {
-    "dense": "a layer", "experts": "a layer with experts", "embedding": "the embedding", "head": "the head",
+    "dense": "a layer",
+    "experts": "a layer with experts",
+    "embedding": "the embedding",
+    "head": "the head",
     "mtp": "a further token beside its layer",
-}  # fmt: skip
+}
 _PLURALS = {"dense": "layers", "experts": "layers with experts", "mtp": "further tokens beside their layers"}
 
 
 def piece_name(kind: PieceKind) -> str:
-    """ "a layer", "a layer with experts that computes attention and norm again"."""
+    """The name of a kind of piece: "a layer", "a layer with experts that computes attention and norm again"."""
     name, policy = _piece_words(kind[0]), kind[1]
     if policy == "none":
         return name
-    *others, last = policy.replace("full", "all").replace("stage", "all").split("+")
-    return f"{name} that computes {' and '.join([*([', '.join(others)] if others else []), last])} again"
+    *first_names, last_name = policy.replace("full", "all").replace("stage", "all").split("+")
+    return f"{name} that computes {' and '.join([*([', '.join(first_names)] if first_names else []), last_name])} again"
 
 
 def pieces_text(pieces: Mapping[PieceKind, int]) -> str:
-    """ "8 layers, the head"."""
+    """Pieces with their numbers: "8 layers, the head"."""
     return ", ".join(
-        f"{count} {_piece_words(kind[0], _PLURALS)}" if kind[0] not in ("embedding", "head") and count > 1
+        f"{count} {_piece_words(kind[0], _PLURALS)}"
+        if kind[0] not in ("embedding", "head") and count > 1
         else piece_name(kind)
         for kind, count in pieces.items()
-    )  # fmt: skip
+    )
 
 
 def _piece_words(kind: str, names: Mapping[str, str] = _NAMES) -> str:
-    """A kind of piece in words, with how its layers attend where they differ."""
-    ways = [way for word, way in ((WINDOWED, "with a window"), (UNTURNED, "without rotary positions")) if word in kind]
-    return " ".join((names[kind.split()[0]], " and ".join(ways))).rstrip()
+    """A kind of piece in words, with the attention of its layers if a model has layers of several kinds."""
+    attention = [
+        text for word, text in ((WINDOWED, "with a window"), (UNTURNED, "without rotary positions")) if word in kind
+    ]
+    return " ".join((names[kind.split()[0]], " and ".join(attention))).rstrip()
 
 
 def _title(piece: PiecePass, backward: bool) -> str:
     name = piece_name((piece.kind, piece.policy))
     name = name[0].upper() + name[1:]
     seconds, flops = (piece.backward_s, piece.backward_flops) if backward else (piece.forward_s, piece.flops)
-    told = "" if seconds is None else f", {seconds_text(seconds)} of kernels and gaps"
-    again = f", and {seconds_text(piece.again_s)} of computing again" if backward and piece.again_s else ""
-    return f"{name}: {flops_text(flops)} on a rank{told}{again}"
+    time_text = "" if seconds is None else f", {seconds_text(seconds)} of kernels and gaps"
+    again_text = f", and {seconds_text(piece.again_s)} of computing again" if backward and piece.again_s else ""
+    return f"{name}: {flops_text(flops)} on a rank{time_text}{again_text}"
 
 
 def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
-    """A row of names, one for each operator that this pass computes or communicates, and one of gaps."""
+    """A row of column names, a row for each operator that computes or communicates in this pass, and a row of gaps."""
     times = ["forward", "input gradient", "weight gradient", "computed again"] if backward else ["time", "a second"]
     rows = [["operator", "work", "FLOP", *times, "what it communicates"]]
     for operator in reversed(piece.operators) if backward else piece.operators:
@@ -77,9 +83,9 @@ def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
         is_later = operator.in_backward and not backward
         if any(figures) or moves or is_later:
             computed = ["in the backward"] if is_later else _computed(operator, backward)
-            lines = list(zip_longest(computed, map(_moved, moves), fillvalue=""))
+            lines = list(zip_longest(computed, map(_collective_text, moves), fillvalue=""))
             rows.append([operator.name, lines[0][0], *figures, lines[0][1]])
-            rows += [["", work, *[""] * len(figures), more] for work, more in lines[1:]]
+            rows += [["", work, *[""] * len(figures), communicated] for work, communicated in lines[1:]]
     gaps = [None, piece.backward_gap_s, None, piece.again_gap_s] if backward else [piece.forward_gap_s, None]
     if any(gaps):
         rows.append(["gaps between kernels", "", "", *(seconds_text(gap) if gap else "" for gap in gaps), ""])
@@ -95,35 +101,35 @@ def _forward_figures(operator: OperatorPass) -> list[str]:
 
 
 def _backward_figures(operator: OperatorPass) -> list[str]:
-    """FLOPs; seconds of a forward computed here first, of the input gradient, of the weight gradient and of computing
-    again."""
-    again = None if operator.forward_s is None else operator.repeated * operator.forward_s
+    """FLOPs; seconds of a forward that runs only in the backward, of the input gradient, of the weight gradient, and of
+    recomputation."""
+    again_s = None if operator.forward_s is None else operator.repeated * operator.forward_s
     flops = operator.backward_flops + operator.repeated * operator.flops
-    times = (operator.late_s, operator.input_grad_s, operator.weight_grad_s, again)
+    times = (operator.late_s, operator.input_grad_s, operator.weight_grad_s, again_s)
     return [flops_text(flops) if flops else "", *(seconds_text(seconds) if seconds else "" for seconds in times)]
 
 
 def _computed(operator: OperatorPass, backward: bool) -> list[str]:
-    """A line for each product, or what else it does in this pass."""
+    """A line for each product of an operator in this pass, or else one for its memory traffic."""
     if operator.pairs:
         return [f"{number_text(operator.pairs)} pairs of a query and a key"]
     if operator.products:
         return [_shape(p) for p in operator.products]
-    moved = (
+    moved_bytes = (
         operator.backward_moved_bytes + operator.repeated * operator.moved_bytes if backward else operator.moved_bytes
     )
-    return [f"reads and writes {bytes_text(round(moved))}"] if moved else [""]
+    return [f"reads and writes {bytes_text(round(moved_bytes))}"] if moved_bytes else [""]
 
 
 def _shape(p: MatrixProduct) -> str:
-    one = f"{number_text(float(p.rows))} x {number_text(float(p.inner))} x {number_text(float(p.columns))}"
-    return one if float(p.batch) == 1 else f"{number_text(float(p.batch))} of {one}"
+    shape = f"{number_text(float(p.rows))} x {number_text(float(p.inner))} x {number_text(float(p.columns))}"
+    return shape if float(p.batch) == 1 else f"{number_text(float(p.batch))} of {shape}"
 
 
-def _moved(collective: Collective) -> str:
-    each = bytes_text(round(collective.full_bytes / collective.calls)) if collective.calls else "nothing in our runtime"
+def _collective_text(collective: Collective) -> str:
+    size = bytes_text(round(collective.full_bytes / collective.calls)) if collective.calls else "nothing in our runtime"
     text = (
-        f"{collective.kind} over {collective.axis} of {f'{collective.calls} x ' if collective.calls > 1 else ''}{each}"
+        f"{collective.kind} over {collective.axis} of {f'{collective.calls} x ' if collective.calls > 1 else ''}{size}"
     )
     if collective.seconds is None or collective.exposed_s is None:
         return text

@@ -10,7 +10,7 @@ from shardwright.report.prediction_notes import job_notes
 
 
 def story_dict(story: Story) -> dict[str, Any]:
-    """Every chapter; seconds are null where `untimed` says why. Bytes, FLOPs and seconds are plain numbers."""
+    """A story for `--json`, with every chapter: bytes, FLOPs and seconds, which are null if `untimed` has a reason."""
     step = story.step
     return {
         "job": story.job.name,
@@ -23,8 +23,8 @@ def story_dict(story: Story) -> dict[str, Any]:
         "groups": [{name: value for name, value in asdict(group).items() if name != "lies"} for group in story.groups],
         "links": [asdict(link) for link in story.links],
         "experts": None if story.experts is None else asdict(story.experts),
-        "memory": {rank: of_rank.as_dict() for rank, of_rank in story.memory.items()},
-        "predicted_memory": [of_rank.as_dict() for of_rank in story.predicted],
+        "memory": {rank: account.as_dict() for rank, account in story.memory.items()},
+        "predicted_memory": [account.as_dict() for account in story.predicted],
         "effects": [
             {"strategy": e.strategy, "does": e.does, "with": e.with_it.as_dict(), "without": e.without_it.as_dict()}
             for e in story.effects

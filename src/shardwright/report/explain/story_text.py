@@ -26,7 +26,7 @@ _WIDTH = 110
 
 
 def story_text(story: Story) -> str:
-    """All chapters, numbered."""
+    """A story as text: a heading and numbered chapters."""
     chapters = [
         ("Where the batch goes", _batch), ("Who works with whom", _groups), ("What each device holds", _memory),
         ("Forward", _forward), ("Backward", _backward), ("Through the pipeline", _pipeline),
@@ -46,11 +46,11 @@ def _says(*sentences: str) -> str:
 
 
 def _heading(story: Story) -> str:
-    job, plan, number = story.job, story.job.plan, story.job.precision.float8
+    job, plan, float8_recipe = story.job, story.job.plan, story.job.precision.float8
     line = (
         f"One step of {job.name}: {parameters_text(job.model)} on {counted(plan.world, 'rank')}, "
         f"{plan.degrees}{f', ep {plan.ep}' if plan.ep > 1 else ''}, ZeRO {plan.zero}, {plan.schedule}, computed in "
-        f"{job.precision.compute}{f' and fp8 ({number})' if number != 'none' else ''}."
+        f"{job.precision.compute}{f' and fp8 ({float8_recipe})' if float8_recipe != 'none' else ''}."
     )
     if story.step is not None:
         software = f"{job.cluster.software} on {job.cluster.device}"
@@ -77,16 +77,16 @@ def _groups(story: Story) -> Iterator[str]:
         yield "There is one rank, and nothing to exchange."
         return
     node, words = node_devices(job.cluster), link_words(job.cluster)
-    where = f"cluster.devices_per_node is not set: all ranks are told as on one {words.domain}."
+    nodes = f"cluster.devices_per_node is not set: all ranks are told as on one {words.domain}."
     if node and node < job.plan.world:
-        where = f"A {words.domain} has {node:,} devices: rank r is on {words.domain} r // {node}.{_first_node(story)}"
+        nodes = f"A {words.domain} has {node:,} devices: rank r is on {words.domain} r // {node}.{_first_node(story)}"
     elif node:
-        where = f"All ranks are on {domain_text(job.cluster)}."
-    yield _says(f"{story.order}.", where, "The groups that rank 0 is in:")
+        nodes = f"All ranks are on {domain_text(job.cluster)}."
+    yield _says(f"{story.order}.", nodes, "The groups that rank 0 is in:")
     rows = [["axis", "size", "such groups", "ranks", f"on {words.domains}", "what passes"]]
     for group in story.groups:
-        ranks = f"{len(group.ranks):,}", f"{group.num_groups:,}", ranks_text(group.ranks)
-        rows.append([group.axis, *ranks, _nodes(group), group.carries])
+        rank_columns = f"{len(group.ranks):,}", f"{group.num_groups:,}", ranks_text(group.ranks)
+        rows.append([group.axis, *rank_columns, _nodes(group), group.carries])
     yield aligned(rows, left=(0, 3, 4, 5))
     if story.links:
         links = [
@@ -94,18 +94,18 @@ def _groups(story: Story) -> Iterator[str]:
             f"{number_text(link.reached_bytes_per_s / 1e9)} reached"
             for link in story.links
         ]
-        fast = words.link or "its fast links"
+        link_name = words.link or "its fast links"
         network = f"the network ({words.network})" if words.network else "the network"
         yield _says(
             f"Links: {'; '.join(links)}.",
-            f"A group on one {words.domain} stays on {fast}; one on several crosses {network}."
+            f"A group on one {words.domain} stays on {link_name}; one on several crosses {network}."
             if len(story.links) > 1
-            else f"All groups stay on {fast}." * (job.plan.world <= node),
+            else f"All groups stay on {link_name}." * (job.plan.world <= node),
         )
 
 
 def _first_node(story: Story) -> str:
-    """Who is inside a node: stages of a pipeline, or replicas."""
+    """A sentence on the ranks of node 0 by axis: stages of a pipeline, or replicas."""
     inside = [
         f"{axis} {first} to {last}" if last > first else f"{axis} {first}"
         for axis, (first, last) in story.first_node.items()
@@ -124,16 +124,16 @@ def _memory(story: Story) -> Iterator[str]:
     kinds = ["parameters", "gradients", "optimizer", "activations", "buffers"]
     kinds += ["host"] if any(account.host_bytes for account in story.memory.values()) else []
     rows = [["pipeline rank", "stages", *kinds, "together", *(["predicted"] if story.predicted else [])]]
-    before = -1
+    previous_rank = -1
     for rank, account in story.memory.items():
-        if rank > before + 1:
+        if rank > previous_rank + 1:
             rows.append(["...", *[""] * (len(rows[0]) - 1)])
-        before = rank
+        previous_rank = rank
         values = account.as_dict()
         stages = " ".join(map(str, placement.stages_of(rank)))
-        told = [memory_text(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
-        told += [memory_text(round(story.predicted[rank].process))] if story.predicted else []
-        rows.append([str(rank), stages, *told])
+        memory_texts = [memory_text(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
+        memory_texts += [memory_text(round(story.predicted[rank].process))] if story.predicted else []
+        rows.append([str(rank), stages, *memory_texts])
     yield aligned(rows)
     yield _says(
         "Of the tensor-parallel rank that holds most. The account is of Shardwright's own runtime: parameters, "
@@ -151,19 +151,23 @@ def _memory(story: Story) -> Iterator[str]:
 
 
 def _room(story: Story) -> Iterator[str]:
-    """The memory of the fullest rank beside the room of a device: with other software its process, as in `estimate`."""
+    """The memory of the fullest rank, compared with a device's; with other software its process, as in `estimate`."""
     job, limit = story.job, device_room_bytes(story.job)
     if limit is None:
         return
-    rank, needs, verb, whose = story.fullest, story.memory[story.fullest].total_bytes, "offers", "pipeline rank"
+    rank, needs, verb, owner = story.fullest, story.memory[story.fullest].total_bytes, "offers", "pipeline rank"
     if story.predicted and not software_of(job.cluster.software).is_own:
         processes = [round(memory.process) for memory in story.predicted]
-        rank, needs, limit = processes.index(max(processes)), max(processes), int(device_entry(job).offered_bytes)
-        verb, whose = "shows", f"the process of {job.cluster.software} on pipeline rank"
-    left = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
+        rank, needs, limit = (
+            processes.index(max(processes)),
+            max(processes),
+            int(device_entry(job).offered_bytes),
+        )
+        verb, owner = "shows", f"the process of {job.cluster.software} on pipeline rank"
+    difference = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
     verdict = "" if needs <= limit else ", so it does not fit"
     device = f"A device, {job.cluster.device}, {verb} {memory_text(limit)}"
-    yield _says(f"{device}: {whose} {rank}, the fullest, needs {left} than that{verdict}.")
+    yield _says(f"{device}: {owner} {rank}, the fullest, needs {difference} than that{verdict}.")
 
 
 def _effect(effect: Effect) -> str:
@@ -171,7 +175,9 @@ def _effect(effect: Effect) -> str:
     texts = {kind: (memory_text(with_it[kind]), memory_text(without_it[kind])) for kind in with_it}
     total, total_without = texts.pop("total_bytes")
     kinds = ", ".join(
-        f"{kind.removesuffix('_bytes')} {now} for {before}" for kind, (now, before) in texts.items() if now != before
+        f"{kind.removesuffix('_bytes')} {with_text} for {without_text}"
+        for kind, (with_text, without_text) in texts.items()
+        if with_text != without_text
     )
     text = (
         f"{effect.strategy}: {total} with it, {total_without} without"
@@ -197,11 +203,11 @@ def _experts(story: Story) -> Iterator[str]:
         f"{f'experts {first} to {last}' if last > first else f'expert {first}'} on rank {rank}, {words.domain} {node}"
         for first, last, rank, node in use.homes
     ]
-    shown = homes if len(homes) <= 4 else [*homes[:2], "...", homes[-1]]
+    homes_shown = homes if len(homes) <= 4 else [*homes[:2], "...", homes[-1]]
     token_crosses = use.nodes_of_token > 1
     yield _says(
         f"Experts: the router gives each token {use.num_chosen} of {use.num_experts}; in rank 0's group "
-        f"{'; '.join(shown)}. Of a microbatch a rank sends {use.num_tokens:,} tokens, a row for each choice: "
+        f"{'; '.join(homes_shown)}. Of a microbatch a rank sends {use.num_tokens:,} tokens, a row for each choice: "
         f"{use.num_rows:,} rows, of which {number_text(use.num_stay)} stay if choices are even, and an expert gets "
         f"{number_text(use.rows_of_expert)}.",
         "Each journey is an all-to-all; its backward is the same way back." if plan.ep > 1 else "",
@@ -225,15 +231,15 @@ def _pipeline(story: Story) -> Iterator[str]:
     job, plan = story.job, story.job.plan
     if plan.pp == 1:
         return
-    message = story.program.sizes.message if story.program.sizes else 0
+    num_bytes = story.program.sizes.message if story.program.sizes else 0
     sequence = f"{job.tokens_between:,} tokens x {plan.microbatch_size} x {job.model.hidden:,}"
     yield _says(
         f"{job.num_microbatches:,} microbatches pass through {plan.num_stages} stages on {plan.pp} ranks in the order "
-        f"of {plan.schedule}. Between two stages travel hidden states, {sequence} numbers = {bytes_text(message)}, and "
-        "as much back for their gradients.",
+        f"of {plan.schedule}. Between two stages travel hidden states, {sequence} numbers = {bytes_text(num_bytes)}, "
+        "and as much back for their gradients.",
     )
-    row = story.program.ranks[story.rank]
-    actions = " ".join(map(str, row[:14])) + (" ..." if len(row) > 14 else "")
+    rank_actions = story.program.ranks[story.rank]
+    actions = " ".join(map(str, rank_actions[:14])) + (" ..." if len(rank_actions) > 14 else "")
     yield _says(
         f"Pipeline rank {story.rank} begins: {actions} (2F5 is the forward of microbatch 5 through stage 2, B its "
         "backward, I and W its two halves, SF and RF a message sent and received, R the reduction of gradients, S the "
@@ -249,13 +255,13 @@ def _pipeline(story: Story) -> Iterator[str]:
 
 def _update(story: Story) -> Iterator[str]:
     job, plan = story.job, story.job.plan
-    data = [c for c in story.crossings if c.phase in ("gradients", "parameters")]
-    if not data:
+    crossings = [c for c in story.crossings if c.phase in ("gradients", "parameters")]
+    if not crossings:
         yield _says("There is one replica: no gradient has to be summed with another's.")
-    elif all(c.axis == "ends" for c in data):
+    elif all(c.axis == "ends" for c in crossings):
         yield _says(
             "There is one replica. The table of embeddings lies on the first and the last stage, which both use it: "
-            f"its two gradients are summed, {number_text(data[0].full_bytes)} bytes in one {data[0].kind}."
+            f"its two gradients are summed, {number_text(crossings[0].full_bytes)} bytes in one {crossings[0].kind}."
         )
     else:
         yield _says(
@@ -269,7 +275,7 @@ def _update(story: Story) -> Iterator[str]:
             "The account is the runtime's, exact in calls and bytes.",
         )
         rows = [["what", "axis", "collective", "calls", "bytes in all"]]
-        rows += [[c.phase, c.axis, c.kind, number_text(c.calls), f"{c.full_bytes:,.0f}"] for c in data]
+        rows += [[c.phase, c.axis, c.kind, number_text(c.calls), f"{c.full_bytes:,.0f}"] for c in crossings]
         yield aligned(rows, left=(0, 1, 2))
     if story.step is not None:
         yield _says(*update_sentences(job, story.step.optimizer))
@@ -297,10 +303,10 @@ def _reduction(zero: int) -> str:
 def _crossings(story: Story) -> Iterator[str]:
     if not story.crossings:
         return
-    who = f"pipeline rank {story.rank}" + ("" if story.step is None else ", which sets the pace,")
+    rank = f"pipeline rank {story.rank}" + ("" if story.step is None else ", which sets the pace,")
     words, crosses = link_words(story.job.cluster), 0 < node_devices(story.job.cluster) < story.job.plan.world
     yield _says(
-        f"All that one rank of {who} communicates in a step. A tensor's bytes are those of the full tensor; what the "
+        f"All that one rank of {rank} communicates in a step. A tensor's bytes are those of the full tensor; what the "
         "rank sends for it is (n - 1) / n of that in a ring of n ranks (an all_reduce twice)"
         + (
             f", and of a ring over several {words.domains} one hop in each {words.domain} leaves it."
@@ -324,17 +330,17 @@ def _sum(story: Story) -> Iterator[str]:
     if step is None:
         yield _says(f"No times: {story.untimed}.")
         return
-    m = job.num_microbatches
+    num_microbatches = job.num_microbatches
     rows = [["part", "seconds", "share"]]
-    for name, what in _PARTS:
+    for name, part_name in _PARTS:
         if seconds := getattr(step, name):
-            rows.append([what, f"{seconds:.6f}", f"{100 * seconds / step.total:.1f} %"])
+            rows.append([part_name, f"{seconds:.6f}", f"{100 * seconds / step.total:.1f} %"])
     rows.append(["the step", f"{step.total:.6f}", "100 %"])
     yield _says(
         f"Pipeline rank {story.rank} computes {pieces_text(story.pieces)}. A microbatch takes "
         + ", and ".join(_piece_seconds(story, kind, count) for kind, count in story.pieces.items())
         + ", without what ZeRO 3 gathers and scatters" * any(story.times[kind].shard for kind in story.pieces)
-        + f". That {m:,} times, and once what only the ends of a step have:",
+        + f". That {num_microbatches:,} times, and once what only the ends of a step have:",
     )
     yield aligned(rows)
     tokens = story.tokens_per_s or 0.0

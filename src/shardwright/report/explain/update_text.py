@@ -1,4 +1,4 @@
-"""The update of a step, told: which optimizer, what ranks do together in it, how its rate follows the batch."""
+"""Sentences about the update of a step: its optimizer, its collectives, and the rate's dependence on the batch."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,13 @@ from shardwright.sharding.groups import SHARDS, axis_groups, zero_stage
 
 
 def update_sentences(job: JobSpec, seconds: float) -> Iterator[str]:
-    """Sentences about an update that takes so long."""
+    """Sentences about an update that takes `seconds`."""
     moments = f", with moments in {job.precision.moments}" if job.precision.moments != "float32" else ""
     yield f"Then {job.optimizer.facts.title} updates a rank's part of the weights{moments}: {seconds_text(seconds)}."
     shards = axis_groups(job.plan, SHARDS[False]).size if zero_stage(job.plan) else 1
-    among = " and ".join(f"{n:,} ranks of {what}" for n, what in ((shards, "ZeRO"), (job.plan.tp, "tp")) if n > 1)
+    among = " and ".join(
+        f"{num_ranks:,} ranks of {axis}" for num_ranks, axis in ((shards, "ZeRO"), (job.plan.tp, "tp")) if num_ranks > 1
+    )
     if job.optimizer.facts.matrix_update == "orthogonal":
         yield (
             f"Each matrix of the layers is made orthogonal by its owner among {among}: they send it their rows, and "
@@ -32,15 +34,15 @@ def update_sentences(job: JobSpec, seconds: float) -> Iterator[str]:
 def _rate(optimizer: OptimizerSpec) -> str:
     """The learning rate over a run."""
     peak, floor = optimizer.learning_rate, optimizer.learning_rate * optimizer.min_learning_rate_ratio
-    falls = f"falls to {floor:.3g} at the end of {counted(optimizer.steps, 'step')}"
-    after = RATE_SCHEDULES[optimizer.schedule].text(optimizer, f"{floor:.3g}", falls)
+    fall = f"falls to {floor:.3g} at the end of {counted(optimizer.steps, 'step')}"
+    schedule_text = RATE_SCHEDULES[optimizer.schedule].text(optimizer, f"{floor:.3g}", fall)
     warmup = counted(optimizer.warmup_steps, "step")
-    begins = f"rises to {peak:.3g} in {warmup}" if optimizer.warmup_steps else f"begins at {peak:.3g}"
-    return f"The learning rate {begins} and {after}."
+    beginning = f"rises to {peak:.3g} in {warmup}" if optimizer.warmup_steps else f"begins at {peak:.3g}"
+    return f"The learning rate {beginning} and {schedule_text}."
 
 
 def _growing(job: JobSpec) -> Iterator[str]:
-    """How the rate follows a batch that grows."""
+    """Sentences about the rate under a batch that grows."""
     batch, optimizer = job.batch, job.optimizer
     if not batch.grows and optimizer.batch_rule != "none":
         yield f"It would follow a batch that grows (optimizer.batch_rule {optimizer.batch_rule!r}), and this does not."

@@ -1,8 +1,8 @@
 """A manifest for Kubernetes: a Job with an index for each server, and a Service that gives its pods names.
 
-A Job of batch/v1 is part of every cluster, where Kubeflow's PyTorchJob needs an operator that somebody installs. Its
-pods have an index and, by a Service without an address, names that stay when a pod is replaced; what it does with a pod
-that fails goes by why: one that the cluster took away costs no restart.
+A Job of batch/v1 is part of every cluster, while Kubeflow's PyTorchJob needs an operator that somebody installs. The
+pods of a Job have an index and, through a Service without an address, names that stay when a pod is replaced. The Job's
+policy for a failed pod depends on the reason: a pod that the cluster took away costs no restart.
 """
 
 import re
@@ -22,38 +22,40 @@ Fields = dict[str, Any]
 
 FOLDER, JOB_FOLDER, JOB_FILE = "/shardwright", "/etc/shardwright", "job.toml"
 _CONTAINER = "train"
-_LONGEST_NAME = 52  # with an index of ten digits behind it still a name of a host
-_PATIENCE_S = 1800  # until the other pods have found a node, and an image
+_LONGEST_NAME = 52  # an index of ten digits follows, and the whole is still a host name
+_JOIN_TIMEOUT_S = 1800  # time for the other pods to get a node and an image
 _JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 def kubernetes_manifest(launch: Launch) -> str:
-    """The manifest, for kubectl. PlanError where checkpoints would go with the pods."""
+    """The manifest of a launch, for kubectl. PlanError if pods would not keep the job's folders."""
     if faults := _folder_faults(launch):
         raise PlanError(f"launch of {launch.job.name}", faults)
     name = kubernetes_name(launch.job.name)
     metadata = {"name": name}
     text = job_toml(launch.job)
     documents = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {JOB_FILE: text}}]
-    if launch.seats.servers > 1:
+    if launch.layout.servers > 1:
         spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_JOB_LABEL: name}}
         documents.append({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
     documents.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": _job_spec(launch, name)})
-    left = [f"# {left.variable} is not set: {left.meaning}\n" for left in launch.links.placeholders]
-    heading = f"# shardwright launch --kubernetes: {launch.heading}\n{''.join(left)}"
+    unset_variables = [
+        f"# {placeholder.variable} is not set: {placeholder.meaning}\n" for placeholder in launch.links.placeholders
+    ]
+    heading = f"# shardwright launch --kubernetes: {launch.heading}\n{''.join(unset_variables)}"
     return heading + "---\n".join(yaml_text(document) for document in documents)
 
 
 def kubernetes_name(name: str) -> str:
-    """The name of a job as a label of DNS."""
+    """The name of a job as a DNS label."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
     return plain if plain[:1].isalpha() else f"job-{plain}".strip("-")
 
 
 def _job_spec(launch: Launch, name: str) -> Fields:
-    servers, options = launch.seats.servers, launch.options
+    servers, options = launch.layout.servers, launch.options
     rules: list[Fields] = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
-    if servers == 1:  # elsewhere a pod has torchrun's status, which is always 1
+    if servers == 1:  # with several servers a pod has torchrun's status, which is always 1
         rules += [_on_status("FailJob", 2), _on_status("Ignore", PREEMPTED)]
     spec: Fields = {
         "completionMode": "Indexed",
@@ -75,7 +77,7 @@ def _on_status(action: str, status: int) -> Fields:
 def _pod_spec(launch: Launch, name: str) -> Fields:
     volumes: list[Fields] = [
         {"name": "job", "configMap": {"name": name}},
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},  # by which NCCL's ranks of a pod exchange
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},  # NCCL's ranks of a pod exchange data through it
     ]
     mounts: list[Fields] = [
         {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True},
@@ -95,31 +97,31 @@ def _pod_spec(launch: Launch, name: str) -> Fields:
     if not container["env"]:
         del container["env"]
     if not launch.on_cpu:
-        container["resources"] = {"limits": {_resource(launch): launch.seats.ranks_per_server}}
+        container["resources"] = {"limits": {_resource(launch): launch.layout.ranks_per_server}}
     spec: Fields = {"restartPolicy": "Never"}
-    if launch.seats.servers > 1:
+    if launch.layout.servers > 1:
         spec["subdomain"] = name
     if launch.save_s:
-        spec["terminationGracePeriodSeconds"] = launch.save_s + 10  # torchrun ends what is left a little before
+        spec["terminationGracePeriodSeconds"] = launch.save_s + 10  # torchrun ends remaining processes a little earlier
     return spec | {"containers": [container], "volumes": volumes}
 
 
 def _command(launch: Launch, name: str) -> list[str]:
-    """The command that a pod runs. The agent of pod 0 hosts the meeting, as its index says: its name may not be known
-    yet."""
+    """The command that a pod runs. The agent of pod 0 hosts the rendezvous. It knows that from its index, since its
+    name may not be resolvable yet."""
     job = [f"{JOB_FOLDER}/{JOB_FILE}"]
-    if launch.seats.servers == 1:  # starts its ranks, restarts them and has their status
+    if launch.layout.servers == 1:  # `train` starts the ranks, restarts them and returns their status
         return ["python", "-m", "shardwright", "train", *job]
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={name}-0.{name}:{launch.options.port}", f"--rdzv-id={name}"]
-    first, *others = torchrun_words(launch, meeting, job)
-    patience = f"join_timeout={_PATIENCE_S},read_timeout={_PATIENCE_S}"
-    # Nothing with a bracket behind $, which Kubernetes would take for a variable of its own.
-    is_first, conf = "((host = JOB_COMPLETION_INDEX == 0))", f'--rdzv-conf="is_host=$host,{patience}"'
-    return ["bash", "-c", f"{is_first}; exec {first} {conf} {shlex.join(others)}"]
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={name}-0.{name}:{launch.options.port}", f"--rdzv-id={name}"]
+    program, *arguments = torchrun_words(launch, rendezvous, job)
+    timeouts = f"join_timeout={_JOIN_TIMEOUT_S},read_timeout={_JOIN_TIMEOUT_S}"
+    # No bracket follows $: Kubernetes would expand that as a variable of its own.
+    is_host, rendezvous_conf = "((host = JOB_COMPLETION_INDEX == 0))", f'--rdzv-conf="is_host=$host,{timeouts}"'
+    return ["bash", "-c", f"{is_host}; exec {program} {rendezvous_conf} {shlex.join(arguments)}"]
 
 
 def _variables(launch: Launch) -> dict[str, str]:
-    return torchrun_variables(launch) if launch.seats.servers > 1 else launch.links.variables
+    return torchrun_variables(launch) if launch.layout.servers > 1 else launch.links.variables
 
 
 def _resource(launch: Launch) -> str:
@@ -128,7 +130,7 @@ def _resource(launch: Launch) -> str:
 
 
 def _folder_faults(launch: Launch) -> list[str]:
-    """Folders of the job that pods would not keep."""
+    """Faults of the job's folders that pods would not keep."""
     job, claim = launch.job, launch.options.claim
     faults = []
     for field, folder in (("run.folder", job.run.folder), ("checkpoint.path", job.checkpoint.path)):
@@ -147,19 +149,19 @@ def _folder_faults(launch: Launch) -> list[str]:
 def kubernetes_notes(launch: Launch) -> list[str]:
     """Notes about requirements that a manifest can't state and the cluster or the image must meet."""
     job, network, notes = launch.job, launch.job.cluster.network, []
-    if launch.seats.servers > 1 and network.kind in ("infiniband", "roce"):
+    if launch.layout.servers > 1 and network.kind in ("infiniband", "roce"):
         notes.append(
             "pods reach InfiniBand and RoCE adapters by a resource or a network that each cluster names by itself; add "
             "it to the container's resources, or to the pods' annotations"
         )
-    if launch.seats.servers_per_node > 1:
-        links, pods = link_words(job.cluster).link or "fast links", launch.seats.servers_per_node
+    if launch.layout.servers_per_node > 1:
+        links, pods = link_words(job.cluster).link or "fast links", launch.layout.servers_per_node
         notes.append(
             f"{pods} pods at a time need servers of one domain of {links}; add the affinity or the resource claim by "
             "which the cluster says so"
         )
-    named = [f"{field} {', '.join(values)}" for field, values in read_paths(job).items()]
-    named += [f"data.cache {job.data.cache}"] if job.data.cache else []
-    if named:
-        notes.append(f"{' and '.join(named)} must be there in the containers, relative paths in {FOLDER}")
+    path_texts = [f"{field} {', '.join(values)}" for field, values in read_paths(job).items()]
+    path_texts += [f"data.cache {job.data.cache}"] if job.data.cache else []
+    if path_texts:
+        notes.append(f"{' and '.join(path_texts)} must be there in the containers, relative paths in {FOLDER}")
     return notes

@@ -1,4 +1,4 @@
-"""All that starts a job on its cluster, whatever starts it: seats, meeting point, links, restarts, saving."""
+"""The launch of a job on its cluster, described for every launcher: servers, links, restarts, and time to save."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from shardwright.planner.own_plan import Estimate, estimate
 from shardwright.report.launch.launch_options import LaunchOptions
 from shardwright.report.launch.link_environment import LinkEnvironment, link_environment
 from shardwright.report.launch.save_time import SaveTime, save_time
-from shardwright.report.launch.seats import Seats, seats_of
+from shardwright.report.launch.server_layout import ServerLayout, server_layout
 
-# For shells' checkers, behind the first lines of a script.
+# A line for shellcheck, behind the first lines of a script.
 QUOTED = "# shellcheck disable=SC2016 # what stands in single quotes is for the ranks"
 
 _ON_CPU = "cpu"  # the calibration of devices that are processors
@@ -22,14 +22,16 @@ _ON_CPU = "cpu"  # the calibration of devices that are processors
 
 @dataclass(frozen=True)
 class Launch:
-    """A job that is to be started in a folder. `words` are those of `train`: the job as it was typed, and its
-    overrides."""
+    """A job to start in a folder. `words` are the arguments of `train`: the job as it was typed, and its overrides.
+
+    `layout` is the layout of its ranks on servers. `saving` is None if the job writes no checkpoints.
+    """
 
     job: JobSpec
     words: tuple[str, ...]
     folder: Path
     options: LaunchOptions
-    seats: Seats
+    layout: ServerLayout
     on_cpu: bool
     links: LinkEnvironment
     saving: SaveTime | None
@@ -37,12 +39,12 @@ class Launch:
 
     @property
     def max_restarts(self) -> int:
-        """Restarts after failures: none without checkpoints to go on from."""
+        """Restarts after failures: 0 without checkpoints to resume from."""
         return self.job.run.max_restarts if self.job.checkpoint.is_on else 0
 
     @property
     def save_s(self) -> int:
-        """Seconds that the ranks get to save and leave; 0 where there is nothing to save."""
+        """Seconds that the ranks get to save and leave; 0 if there is nothing to save."""
         return self.saving.seconds if self.saving is not None else 0
 
     @property
@@ -53,7 +55,7 @@ class Launch:
     @property
     def heading(self) -> str:
         """The description of the launch, for a comment in the first lines of a file."""
-        return f"{self.job.name}: {self.seats.words}, {self.job.plan.degrees}"
+        return f"{self.job.name}: {self.layout.words}, {self.job.plan.degrees}"
 
 
 def launch_of(
@@ -64,14 +66,14 @@ def launch_of(
     on_cpu = _runs_on_cpu(job)
     faults += _device_faults(job, on_cpu)
     try:
-        seats = seats_of(job)
-        links = link_environment(job, seats, on_cpu)
+        layout = server_layout(job)
+        links = link_environment(job, layout, on_cpu)
     except PlanError as error:
         raise PlanError(f"launch of {job.name}", faults + faults_in(error)) from None
     if faults:
         raise PlanError(f"launch of {job.name}", faults)
-    is_asked = job.checkpoint.is_on or options.launcher != "torchrun"  # which has no time limit
-    predicted = _predicted(job) if is_asked else None
+    needs_prediction = job.checkpoint.is_on or options.launcher != "torchrun"  # torchrun has no time limit
+    predicted = _predicted(job) if needs_prediction else None
     saving = _saving(job, run_folder, options, predicted)
     limit_s, save_s = options.limit_s, saving.seconds if saving is not None else 0
     if limit_s and save_s and limit_s <= 2 * save_s:
@@ -81,24 +83,24 @@ def launch_of(
         )
         raise PlanError(f"launch of {job.name}", [fault])
     notes = [*_part_notes(job), *links.notes, *_saving_notes(saving), *_length_notes(job, options, predicted)]
-    return Launch(job, words, folder, options, seats, on_cpu, links, saving, tuple(notes))
+    return Launch(job, words, folder, options, layout, on_cpu, links, saving, tuple(notes))
 
 
 def _devices(job: JobSpec) -> list[DeviceSpec]:
-    """Entries of the cluster's devices, of each kind one; none where they are not known."""
+    """The catalog's entries of the cluster's devices, one of each kind; none if they are unknown."""
     names = [part.device for part in job.cluster.parts] or [job.cluster.device]
     return [device_entry(name) for name in dict.fromkeys(names) if name != "unknown"]
 
 
 def _runs_on_cpu(job: JobSpec) -> bool:
-    """True if ranks run on processors: as the job says, or as its device is one."""
+    """True if ranks run on processors: the job says so, or its device is one."""
     if job.runs_on_cpu or job.run.device != "auto":
         return job.runs_on_cpu
     return all(device.generation == _ON_CPU for device in _devices(job))
 
 
 def _device_faults(job: JobSpec, on_cpu: bool) -> list[str]:
-    """Devices that this runtime does not run on."""
+    """Faults of devices on which this runtime does not run."""
     if on_cpu or job.run.device == "cuda":
         return []
     return [
@@ -115,12 +117,12 @@ def _predicted(job: JobSpec) -> Estimate | None:
         return None
     try:
         return estimate(job)
-    except (KeyError, ValueError):  # of a device that not enough is known of
+    except (KeyError, ValueError):  # too little is known of the device
         return None
 
 
 def _part_notes(job: JobSpec) -> list[str]:
-    """Notes about facts that a launcher does not know of a cluster of several kinds of devices."""
+    """A note about a cluster with several kinds of devices, whose order a launcher does not know."""
     parts = [f"{part.nodes} of {part.device}" for part in job.cluster.parts]
     if len(_devices(job)) < 2:
         return []
@@ -146,7 +148,7 @@ def _saving_notes(saving: SaveTime | None) -> list[str]:
 
 
 def _length_notes(job: JobSpec, options: LaunchOptions, predicted: Estimate | None) -> list[str]:
-    """How long the run takes, where that is predicted."""
+    """A note on the length of the run; none if it is not predicted."""
     if predicted is None or options.launcher == "torchrun":
         return []
     run_s = job.optimizer.steps * predicted.wall_s

@@ -1,4 +1,4 @@
-"""Options of a launch besides the job: the purpose of each, and its faults."""
+"""Options of a launch besides the job: the launchers that take each, and its faults."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from shardwright.config import largest
 
 Launcher = Literal["slurm", "kubernetes", "torchrun"]
 
-_FOR: dict[str, tuple[Launcher, ...]] = {
+_LAUNCHERS_OF_OPTION: dict[str, tuple[Launcher, ...]] = {
     "time": ("slurm", "kubernetes"),
     "account": ("slurm",),
     "partition": ("slurm",),
@@ -16,18 +16,18 @@ _FOR: dict[str, tuple[Launcher, ...]] = {
     "claim": ("kubernetes",),
     "first_node": ("torchrun",),
 }
-# What Slurm takes as a time limit, but for the forms that leave out minutes or seconds.
+# The time limits that Slurm takes, except for the forms without minutes or seconds.
 _TIME = re.compile(r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d\d):(?P<seconds>\d\d)|(?P<alone>\d{1,7})")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _ACCOUNT = re.compile(r"[A-Za-z0-9_.,+-]{1,128}")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_IMAGE = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:@#+-]{0,511}")  # or the path of a squashed one, for pyxis
-_MOST_SAVE_S = 65_535  # of Slurm's --signal
+_IMAGE = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:@#+-]{0,511}")  # or the path of a squashed image, for pyxis
+_MOST_SAVE_S = 65_535  # the most that Slurm's --signal takes
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options as they are typed; an empty text and 0 are not said. `launchers` should be one."""
+    """The options as typed; an empty text or 0 if an option is not given. `launchers` should have one entry."""
 
     launchers: tuple[Launcher, ...]
     port: int = 29500
@@ -41,12 +41,12 @@ class LaunchOptions:
 
     @property
     def launcher(self) -> Launcher:
-        """The one that is asked for, of options without faults."""
+        """The launcher, for options without faults."""
         return self.launchers[0]
 
     @property
     def limit_s(self) -> int:
-        """Seconds of the time limit, of options without faults; 0 is none."""
+        """Seconds of the time limit, for options without faults; 0 is no limit."""
         match = _TIME.fullmatch(self.time)
         if match is None:
             return 0
@@ -55,17 +55,17 @@ class LaunchOptions:
         return 86400 * int(match["days"] or 0) + 3600 * int(match["hours"]) + 60 * int(match["minutes"]) + int(match[4])
 
     def faults(self) -> list[str]:
-        """All that is wrong with them, each with a way out."""
+        """All faults of the options, each with a way out."""
         if len(self.launchers) != 1:
-            given = " and ".join(f"--{launcher}" for launcher in self.launchers)
-            what = f"{given} are given" if given else "nothing says what starts the job"
-            return [f"{what}; give one of --slurm, --kubernetes and --torchrun", *self._faults_of_values()]
+            flags = " and ".join(f"--{launcher}" for launcher in self.launchers)
+            fault = f"{flags} are given" if flags else "nothing says what starts the job"
+            return [f"{fault}; give one of --slurm, --kubernetes and --torchrun", *self._faults_of_values()]
         faults = []
-        for option, launchers in _FOR.items():
+        for option, launchers in _LAUNCHERS_OF_OPTION.items():
             if getattr(self, option) and self.launcher not in launchers:
-                spelled = f"--{option.replace('_', '-')}"
+                flag = f"--{option.replace('_', '-')}"
                 options = " and ".join(f"--{launcher}" for launcher in launchers)
-                faults.append(f"{spelled} says nothing to --{self.launcher}; leave it out, or use {options}")
+                faults.append(f"{flag} says nothing to --{self.launcher}; leave it out, or use {options}")
         if self.launcher == "kubernetes" and not self.image:
             faults.append("--kubernetes runs the job in containers and no image is named; name one with --image")
         return faults + self._faults_of_values()
@@ -94,7 +94,7 @@ class LaunchOptions:
 
 def limit_text(seconds: int) -> str:
     """A time limit as Slurm writes it: "04:00:00", "2-00:00:00"."""
-    days, rest = divmod(seconds, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, rest = divmod(rest, 60)
-    return (f"{days}-" if days else "") + f"{hours:02d}:{minutes:02d}:{rest:02d}"
+    days, seconds = divmod(seconds, 86400)
+    hours, seconds = divmod(seconds, 3600)
+    minutes, seconds = divmod(seconds, 60)
+    return (f"{days}-" if days else "") + f"{hours:02d}:{minutes:02d}:{seconds:02d}"

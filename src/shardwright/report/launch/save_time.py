@@ -1,8 +1,8 @@
-"""How long a run needs from a request to save and leave until it has left, at the most.
+"""The longest time that a run needs to save and leave, from the request until the end of its processes.
 
-A request is heard at the end of the step under way. A checkpoint that is being written then is waited for, and another
-one is written: a step, two checkpoints, and a while for the ranks to leave. A step and a checkpoint take what this very
-run has measured, else what is predicted.
+A run acts on a request at the end of the current step. It waits for a checkpoint that is being written, and writes
+another one. So the time is that of a step, of two checkpoints, and of the ranks' shutdown. The times of a step and of a
+checkpoint are measured by this very run, or else predicted.
 """
 
 import json
@@ -25,8 +25,8 @@ _TAIL_BYTES, _MOST_STEPS, _MOST_SAVES = 2**20, 20, 5
 
 @dataclass(frozen=True)
 class SaveTime:
-    """Seconds to save and leave, whole ones, and a sentence that says where they are from. `is_known` is false where
-    that is nothing but the patience of one rank with another."""
+    """Whole seconds to save and leave, and a sentence with their source. `is_known` is False if they are only the
+    timeout of one rank for another."""
 
     seconds: int
     sentence: str
@@ -34,13 +34,13 @@ class SaveTime:
 
 
 def save_time(job: JobSpec, folder: Path, predicted: Estimate | None) -> SaveTime:
-    """The time of a job whose run writes to a folder; `predicted` is None where nothing is known of its device."""
+    """The time of a job whose run writes to `folder`. `predicted` is None if nothing is known of its device."""
     measured = _measured(folder / METRICS)
     if measured is not None:
-        return _of(*measured, f"measured by the run in {folder}")
+        return _summed(*measured, f"measured by the run in {folder}")
     if predicted is not None and job.cluster.checkpoint_gb_per_s:
         checkpoint_s = predicted.checkpoint_bytes / (1e9 * job.cluster.checkpoint_gb_per_s)
-        return _of(predicted.step.total, checkpoint_s, "predicted")
+        return _summed(predicted.step.total, checkpoint_s, "predicted")
     seconds = math.ceil(job.run.timeout_s)
     way_out = "--save-before SECONDS says it, and cluster.device with cluster.checkpoint_gb_per_s predict it"
     sentence = (
@@ -50,7 +50,7 @@ def save_time(job: JobSpec, folder: Path, predicted: Estimate | None) -> SaveTim
     return SaveTime(seconds, sentence, is_known=False)
 
 
-def _of(step_s: float, checkpoint_s: float, source: str) -> SaveTime:
+def _summed(step_s: float, checkpoint_s: float, source: str) -> SaveTime:
     seconds = math.ceil(step_s + 2 * checkpoint_s + LEAVING_S)
     sentence = (
         f"to save and leave takes at most a step of {seconds_text(step_s)}, a checkpoint under way and one more of "
@@ -60,18 +60,17 @@ def _of(step_s: float, checkpoint_s: float, source: str) -> SaveTime:
 
 
 def _measured(file: Path) -> tuple[float, float] | None:
-    """Seconds of a step, in the median of the last ones, and of the longest of the last checkpoints, in metrics."""
+    """Seconds from metrics.jsonl: the median of the last steps, and the longest of the last checkpoints."""
     lines: list[Any] = []
     with suppress(OSError, FileFault), open_file(file) as opened:
         opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
         for line in opened.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines():
-            with suppress(
-                ValueError, RecursionError
-            ):  # the first one, of which the beginning was left out, or the last
+            # The first line may lack its beginning, and the last line its end.
+            with suppress(ValueError, RecursionError):
                 lines.append(json.loads(line))
-    values = [line for line in lines if isinstance(line, dict)]
-    steps_s = [line["step_s"] for line in values if _is_time(line.get("step_s"))]
-    saves = [line["checkpoint"] for line in values if isinstance(line.get("checkpoint"), dict)]
+    entries = [line for line in lines if isinstance(line, dict)]
+    steps_s = [line["step_s"] for line in entries if _is_time(line.get("step_s"))]
+    saves = [line["checkpoint"] for line in entries if isinstance(line.get("checkpoint"), dict)]
     saves_s = [save["durable_s"] for save in saves if _is_time(save.get("durable_s"))]
     if not steps_s or not saves_s:
         return None

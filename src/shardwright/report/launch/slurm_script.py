@@ -1,8 +1,8 @@
 """A batch script for Slurm, whose tasks are the ranks.
 
-Each rank is a task of srun's and not a process of torchrun's: so Slurm's signal reaches the ranks themselves, and their
-exit status is the one that the script sees. torchrun would end at a signal that is none of its own, and make every
-status 1. What torchrun does beside, to start the ranks of all nodes anew, the script does.
+Each rank is a task of srun, and not a process of torchrun. So Slurm's signal reaches the ranks themselves, and the
+script sees their exit status. torchrun would end at a signal that it does not handle, and would return 1 for every
+status. The script restarts the ranks of all nodes, as torchrun would.
 """
 
 import math
@@ -13,8 +13,8 @@ from shardwright.report.launch.launch_description import QUOTED, Launch
 from shardwright.report.launch.launch_options import limit_text
 from shardwright.report.launch.named_paths import folders_elsewhere, folders_written
 
-# How a task becomes a rank. srun ends no rank for another's sake: all of them leave by themselves, with a status that
-# says why, within run.timeout_s.
+# The step whose tasks are the ranks. srun does not end ranks if another one ends: all of them leave by themselves
+# within run.timeout_s, with a status that gives the reason.
 _RUN = """
 step=
 asked=0
@@ -73,8 +73,8 @@ exit 3
 
 
 def slurm_script(launch: Launch) -> str:
-    """The script, for sbatch."""
-    job, seats = launch.job, launch.seats
+    """The script of a launch, for sbatch."""
+    job, layout = launch.job, launch.layout
     train = shlex.join(["python", "-m", "shardwright", "train", *launch.words])
     lines = [
         "#!/bin/bash",
@@ -87,14 +87,14 @@ def slurm_script(launch: Launch) -> str:
         "# All ranks meet at the first one, on the first node.",
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         f"export MASTER_ADDR MASTER_PORT={launch.options.port}",
-        f"export WORLD_SIZE={job.plan.world} LOCAL_WORLD_SIZE={seats.ranks_per_server}",
+        f"export WORLD_SIZE={job.plan.world} LOCAL_WORLD_SIZE={layout.ranks_per_server}",
         *(f"export {name}={shlex.quote(value)}" for name, value in launch.links.variables.items()),
-        *(f"# export {left.variable}={left.value}  # {left.meaning}" for left in launch.links.placeholders),
+        *(f"# export {unset.variable}={unset.value}  # {unset.meaning}" for unset in launch.links.placeholders),
         "",
         f"train=({train})",
     ]
-    if launch.options.image and (written := folders_written(launch.job)):
-        lines += ["", f"mkdir -p {shlex.join(written)} # mounted into containers"]
+    if launch.options.image and (folders := folders_written(launch.job)):
+        lines += ["", f"mkdir -p {shlex.join(folders)} # mounted into containers"]
     fields = {
         "options": " \\\n        ".join(_srun_options(launch)),
         "save_s": launch.save_s,
@@ -105,25 +105,25 @@ def slurm_script(launch: Launch) -> str:
 
 
 def slurm_name(name: str) -> str:
-    """The name of a job, in letters that Slurm and names of files take."""
+    """The name of a job, in characters that Slurm and file names allow."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)[:128] or "job"
 
 
 def _directives(launch: Launch) -> list[str]:
-    options, seats = launch.options, launch.seats
-    directives = [f"job-name={slurm_name(launch.job.name)}", f"nodes={seats.servers}"]
-    directives.append(f"ntasks-per-node={seats.ranks_per_server}")
+    options, layout = launch.options, launch.layout
+    directives = [f"job-name={slurm_name(launch.job.name)}", f"nodes={layout.servers}"]
+    directives.append(f"ntasks-per-node={layout.ranks_per_server}")
     if not launch.on_cpu:
-        directives.append(f"gpus-per-node={seats.ranks_per_server}")
-    if seats.is_full and not launch.on_cpu:
+        directives.append(f"gpus-per-node={layout.ranks_per_server}")
+    if layout.is_full and not launch.on_cpu:
         directives += ["exclusive", "mem=0"]
-    if seats.servers_per_node > 1:  # a block of Slurm's topology is a domain of fast links
-        directives.append(f"segment={seats.servers_per_node}")
+    if layout.servers_per_node > 1:  # a block of Slurm's topology is a domain of fast links
+        directives.append(f"segment={layout.servers_per_node}")
     if options.limit_s:
         directives.append(f"time={limit_text(options.limit_s)}")
     directives += [f"{name}={getattr(options, name)}" for name in ("account", "partition") if getattr(options, name)]
-    again = ["requeue", f"signal=B:USR1@{launch.save_s}"] if launch.saving is not None else ["no-requeue"]
-    return [*directives, "output=%x-%j.out", "open-mode=append", *again]
+    requeue_options = ["requeue", f"signal=B:USR1@{launch.save_s}"] if launch.saving is not None else ["no-requeue"]
+    return [*directives, "output=%x-%j.out", "open-mode=append", *requeue_options]
 
 
 def _srun_options(launch: Launch) -> list[str]:
@@ -137,11 +137,11 @@ def _srun_options(launch: Launch) -> list[str]:
 
 
 def _mounted(launch: Launch) -> list[str]:
-    """Folders that a container sees: the one that the job is started in, and others that the job names."""
+    """Folders that a container sees: the folder in which the job is started, and those that the job names."""
     mounts = [str(launch.folder)]
-    of_job = [str(Path(launch.words[0]).parent)] if launch.words[0].endswith(".toml") else []
-    for folder in (*of_job, *folders_elsewhere(launch.job)):
-        is_inside = any(Path(folder).is_relative_to(other) for other in mounts)
+    job_folder = [str(Path(launch.words[0]).parent)] if launch.words[0].endswith(".toml") else []
+    for folder in (*job_folder, *folders_elsewhere(launch.job)):
+        is_inside = any(Path(folder).is_relative_to(mount) for mount in mounts)
         if folder.startswith("/") and not is_inside:
             mounts.append(folder)
     return mounts

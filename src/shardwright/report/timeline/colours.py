@@ -1,14 +1,14 @@
-"""One palette for everything that is drawn, and which colour an action has.
+"""One palette for all drawings, and the colour of each action.
 
-Hue says what is computed, and stays apart for colour-blind eyes; lightness says which of a rank's chunks it is on, or
-which direction of a pipeline with two.
+Hue shows the kind of computation, and hues stay distinct for colour-blind eyes. Lightness shows the chunk of a rank, or
+the direction in a pipeline with two.
 """
 
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Timeline
 
-# By letter, the first chunk (or direction) and the last; those between are mixed.
+# By letter, the colours of the first and the last chunk (or direction); chunks between have mixtures.
 SHADES: dict[str, tuple[str, str]] = {
     "F": ("#3b82f6", "#93c5fd"),
     "B": ("#e5484d", "#ff9b96"),
@@ -31,7 +31,7 @@ NAMES = {
     "R": "reduce gradients",
     "L": "release parameters",
 }
-PAIR = "#8b5cf6"  # where a forward and a backward that run as one get a single colour
+PAIR = "#8b5cf6"  # a forward and a backward that run as one, if they are drawn in a single colour
 
 
 def chunk_of(program: Program, action: Action) -> tuple[int, int]:
@@ -44,15 +44,15 @@ def chunk_of(program: Program, action: Action) -> tuple[int, int]:
 
 
 def letters_of(timeline: Timeline) -> dict[str, int]:
-    """The letters that occur, and on how many chunks (or directions); O is a forward and a backward that run as one."""
+    """The letters that occur, with their numbers of chunks (or directions). O is a forward and backward run as one."""
     computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
     counts: dict[str, int] = {}
-    for part in {(part.kind, part.stage): part for part in computed}.values():  # of microbatches one stands for all
+    for part in {(part.kind, part.stage): part for part in computed}.values():  # one microbatch stands for all
         counts[str(part.kind)] = max(counts.get(str(part.kind), 1), chunk_of(timeline.program, part)[1])
     has_updates = any((row.lengths(row.updates) > 0).any() for row in timeline.ranks)
     has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
-    others = "S" * has_updates + "O" * has_pairs + "GRL" * bool(timeline.program.gathers)
-    return counts | dict.fromkeys(others, 1)
+    other_letters = "S" * has_updates + "O" * has_pairs + "GRL" * bool(timeline.program.gathers)
+    return counts | dict.fromkeys(other_letters, 1)
 
 
 def colour_of(program: Program, action: Action) -> str:
@@ -66,9 +66,9 @@ def colour_of(program: Program, action: Action) -> str:
 
 def shade(letter: str, chunk: int, num_chunks: int) -> str:
     """The colour of a letter on one of several chunks."""
-    first, last = (rgb(text) for text in SHADES[letter])
+    first_rgb, last_rgb = (rgb(text) for text in SHADES[letter])
     share = chunk / (num_chunks - 1) if num_chunks > 1 else 0.0
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(first, last, strict=True))
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(first_rgb, last_rgb, strict=True))
 
 
 def rgb(colour: str) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The costs of a job's actions in its drawing: seconds if its device has a calibration, else forwards."""
+"""The costs of a job's actions in its drawing: seconds if its device has a calibration, else multiples of a forward."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,7 @@ UNIT = "the forward of one microbatch through the mean rank, by FLOPs"
 
 @dataclass(frozen=True)
 class DrawnCosts:
-    """Costs in `unit`, which `note` explains, with the bubble in that; and seconds of the whole step, None where nobody
-    knows them."""
+    """Costs and bubble in `unit`, which `note` explains. `step_s` is the whole step in seconds; None if unknown."""
 
     costs: Costs
     unit: str
@@ -32,20 +31,22 @@ class DrawnCosts:
 
 
 def drawn_costs(job: JobSpec, latency: float) -> DrawnCosts:
-    """The costs of a job; `latency` of a message is in units of a forward, so with one the drawing is too."""
-    timed = _timed(job)
-    if isinstance(timed, str):
-        sentence, step_s = f"Seconds are not said: {timed}.", None
+    """The costs of a job. `latency` of a message is in units of a forward; if it is not 0, so are all costs."""
+    timing = _timed(job)
+    if isinstance(timing, str):
+        sentence, step_s = f"Seconds are not said: {timing}.", None
     else:
-        costs, step = timed
+        costs, step = timing
         step_s = float(step.total)
         sentence = (
             f"A step takes {seconds_text(step_s)}, as `estimate` says it: with the update, what replicas exchange at "
             "its ends, and jitter, which are not drawn."
         )
         if not latency:
-            what = f"Times are seconds, as they are predicted of stages, messages and collectives on {_device(job)}."
-            return DrawnCosts(costs, "s", f"{what} {sentence}", step_s, bubble=float(step.bubble))
+            unit_note = (
+                f"Times are seconds, as they are predicted of stages, messages and collectives on {_device(job)}."
+            )
+            return DrawnCosts(costs, "s", f"{unit_note} {sentence}", step_s, bubble=float(step.bubble))
     wire = f"a message takes {number(latency)}" if latency else "messages take no time"
     note = (
         f"Times are relative: 1 is {UNIT}; input and weight gradients take as long as the forward, and {wire}. "

@@ -1,4 +1,4 @@
-"""The timeline of a step of a job: as simulated, and as it ran where it was run on this machine."""
+"""The timeline of a step of a job: simulated, and executed if the step was run on this machine."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,80 +20,83 @@ from shardwright.simulate.full_step import simulated_bubble
 
 @dataclass(frozen=True)
 class JobStudy:
-    """A job's simulated timeline, with what to say of it; `ran` is the step as it was run, and `verdict` how far off
-    the simulation was."""
+    """A job's simulated timeline, with a note and values. `executed` is the timeline of the executed step, if there is
+    one, and `verdict` is the error of the simulation."""
 
     job: JobSpec
     simulated: Study
     note: str
     values: dict[str, Any]
     is_seconds: bool
-    ran: Study | None = None
+    executed: Study | None = None
     verdict: str = ""
 
     @property
     def drawn(self) -> Study:
         """The timeline of pictures and traces: the step that was run, if one was."""
-        return self.ran or self.simulated
+        return self.executed or self.simulated
 
     @property
     def title(self) -> str:
         """The title of the study."""
-        if self.ran is not None:
+        if self.executed is not None:
             return f"{self.job.name}: simulated and executed"
         return f"{self.job.name}, {self.simulated.heading}"
 
     def sections(self) -> list[Section]:
         """The timelines of a page."""
-        if self.ran is None:
+        if self.executed is None:
             return [section_of(self.simulated)]
-        last = section_of(self.ran, "The last of the steps that were run.")
-        return [section_of(self.simulated, self.verdict), replace(last, figures=())]
+        executed_section = section_of(self.executed, "The last of the steps that were run.")
+        return [section_of(self.simulated, self.verdict), replace(executed_section, figures=())]
 
 
 def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
-    """Simulate steps of a job. Raises PlanError for what is wrong."""
+    """Simulate steps of a job. Raises PlanError with every fault."""
     faults = cost_faults("--communication", latency)
     faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
     shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
     if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
         raise PlanError(f"job {job.name}", faults)
-    plan, drawn = job.plan, drawn_costs(job, latency)
+    plan, drawing = job.plan, drawn_costs(job, latency)
     devices = f"tp {plan.tp}" if plan.cp == 1 else f"cp {plan.cp} x tp {plan.tp}"
-    which = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
+    note = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
     streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
-    result = study(plan.schedule, job_program(job), drawn.costs, num_steps, streams)
-    whole = drawn.step_s if drawn.is_seconds and drawn.step_s else result.bubbles.makespan
-    result = replace(result, bubble=_of_step(drawn.bubble, whole))
-    values = {"job": job.name} | as_full_dict(result) | {"unit": drawn.unit, "step_s": drawn.step_s}
-    return JobStudy(job, result, which + drawn.note, values, drawn.is_seconds)
+    result = study(plan.schedule, job_program(job), drawing.costs, num_steps, streams)
+    step_length = drawing.step_s if drawing.is_seconds and drawing.step_s else result.bubbles.makespan
+    result = replace(result, bubble=_step_bubble(drawing.bubble, step_length))
+    values = {"job": job.name} | as_full_dict(result) | {"unit": drawing.unit, "step_s": drawing.step_s}
+    return JobStudy(job, result, note + drawing.note, values, drawing.is_seconds)
 
 
 def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) -> JobStudy:
-    """A step as simulated from measured costs, and as it ran.
+    """A step, simulated from measured costs and executed.
 
-    `times` are of a step that was run on this machine, and `executed_s` is the median of several.
+    `times` are those of a step that was run on this machine, and `executed_s` is the median of several steps.
     """
     simulated = study(job.plan.schedule, job_program(job), costs, 1)
     simulated_s = simulated.timeline.makespan
-    simulated = replace(simulated, bubble=_of_step(simulated_bubble(job, costs), simulated_s))
+    simulated = replace(simulated, bubble=_step_bubble(simulated_bubble(job, costs), simulated_s))
     error = simulated_s / executed_s - 1.0
     values = {"job": job.name, "simulated_s": simulated_s, "executed_s": executed_s, "error": error}
     note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
     return JobStudy(
-        job, simulated, note,
-        values | {"idle": as_full_dict(simulated)["idle"]}, is_seconds=True,
-        ran=replace(simulated, name=f"{simulated.name}, as it ran", times=times),
+        job,
+        simulated,
+        note,
+        values | {"idle": as_full_dict(simulated)["idle"]},
+        is_seconds=True,
+        executed=replace(simulated, name=f"{simulated.name}, as it ran", times=times),
         verdict=f"simulated {simulated_s:.4f} s, executed {executed_s:.4f} s (median), error {error:+.1%}",
-    )  # fmt: skip
+    )
 
 
-def _of_step(bubble: float, step: float) -> StepBubble:
+def _step_bubble(bubble: float, step: float) -> StepBubble:
     return StepBubble(bubble, bubble / step if step else 0.0)
 
 
 def cost_faults(option: str, cost: float) -> list[str]:
-    """Why an option is no time of an action."""
+    """The fault of an option whose value can't be the cost of an action; empty if it can."""
     if cost == 0 or largest.LEAST_COST <= cost <= largest.COST:
         return []
     return [f"{option} is {cost:g}, and it must be 0, or from {largest.LEAST_COST:g} to {largest.COST:g}; use 1, say"]

@@ -1,4 +1,4 @@
-"""Sends and their receives, put together: who told whom, and how long it was on its way."""
+"""Messages of a timeline: each send with its receive."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from shardwright.simulate.timeline import Span, Timeline
 class Message:
     """An activation or a gradient between two ranks. `about` is (stage that made it, microbatch, step).
 
-    It begins to leave at the start of its send, frees its link at that one's end, and is there when its receive ends.
+    It begins to leave at the start of `send`, frees its link at the end of `send`, and has arrived at the end of
+    `receive`.
     """
 
     sender: int
@@ -24,19 +25,19 @@ class Message:
 
 
 def messages(timeline: Timeline) -> Iterator[Message]:
-    """All messages, by sender and in its order."""
-    received: dict[tuple[bool, tuple[int, int, int]], Span] = {}
+    """All messages, by sender and in the order of its sends."""
+    receives: dict[tuple[bool, tuple[int, int, int]], Span] = {}
     for row in timeline.ranks:
         for span in row.spans:
             action = span.action
             if action.kind in RECV:
                 product = RECEIVED[action.kind]
-                made_by = action.stage - TRAVELS[product]
-                received[product is Product.GRADIENT, (made_by, action.microbatch, span.step)] = span
+                source_stage = action.stage - TRAVELS[product]
+                receives[product is Product.GRADIENT, (source_stage, action.microbatch, span.step)] = span
     for rank, row in enumerate(timeline.ranks):
         for span in row.spans:
             action = span.action
             if action.kind in SEND:
                 backward = action.kind is Kind.SEND_BACKWARD
                 about = action.stage, action.microbatch, span.step
-                yield Message(rank, action.peer, backward, about, send=span, receive=received[backward, about])
+                yield Message(rank, action.peer, backward, about, send=span, receive=receives[backward, about])

@@ -1,7 +1,7 @@
 """Timelines as one HTML file that needs nothing else: no network, no server, no library.
 
-What is fixed (names, figures, tables) is HTML; the timelines are drawn on canvases by painter.js, from numbers in the
-page, so that thousands of actions can be zoomed and moved smoothly. All timelines of a page share one time scale.
+Names, figures and tables are HTML. painter.js draws the timelines on canvases, from numbers in the page, so that
+thousands of actions can be zoomed and moved smoothly. All timelines of a page share one time scale.
 """
 
 import json
@@ -25,7 +25,7 @@ from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, T
 class Section:
     """One timeline of a page.
 
-    `figures` are (name, value, what it means); `table` (idle time) and `memory` are by rank, a header first.
+    `figures` are (name, value, meaning); `table` (idle time) and `memory` are by rank, with a header first.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Section:
     memory: Sequence[Sequence[str]] = ()
 
 
-_Colours = dict[tuple[str, str], int]  # by (ground, ink), the number of those in use
+_Colours = dict[tuple[str, str], int]  # the number of each pair (ground, ink) in use
 
 
 def section_of(study: Study, note: str = "") -> Section:
@@ -46,7 +46,7 @@ def section_of(study: Study, note: str = "") -> Section:
 
 
 def timeline_page(title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = ()) -> str:
-    """The page; with `studies`, a table that compares them comes first."""
+    """The HTML page. With `studies`, a table that compares them comes first."""
     colours: _Colours = {}
     data: dict[str, Any] = {
         "sections": [_section_data(section.timeline, colours) for section in sections],
@@ -54,7 +54,7 @@ def timeline_page(title: str, sections: Sequence[Section], note: str = "", studi
         "names": NAMES,
     }
     data["colours"] = [list(pair) for pair in colours]
-    parts = [
+    lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -69,7 +69,7 @@ def timeline_page(title: str, sections: Sequence[Section], note: str = "", studi
         f'<script type="application/json" id="data">{_embedded(data)}</script>',
         f"<script>{_asset('painter.js')}{_asset('page.js')}</script></body></html>\n",
     ]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(part for part in lines if part)
 
 
 def _asset(name: str) -> str:
@@ -101,11 +101,11 @@ def _section_html(number: int, section: Section) -> str:
 def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = False) -> str:
     header, *body = rows
 
-    def first(number: int, text: str) -> str:
+    def row_header(number: int, text: str) -> str:
         return f'<th scope="row"><a href="#s{number}">{escape(text)}</a></th>' if link else f"<th>{escape(text)}</th>"
 
     lines = [
-        f"<tr>{first(n, row[0])}{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
+        f"<tr>{row_header(n, row[0])}{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
         for n, row in enumerate(body)
     ]
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
@@ -113,7 +113,7 @@ def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = Fa
 
 
 def _controls(sections: Sequence[Section]) -> str:
-    """The legend, of what occurs; switches; how to move."""
+    """The legend of the actions that occur, the switches, and a hint on zooming."""
     letters: dict[str, int] = {}
     for section in sections:
         for letter, num_chunks in letters_of(section.timeline).items():
@@ -126,8 +126,8 @@ def _controls(sections: Sequence[Section]) -> str:
         )
         items.append(f"<span>{swatches}{NAMES[letter]}</span>")
     if "O" in letters:
-        two = f"linear-gradient({shade('F', 0, 1)} 50%,{shade('B', 0, 1)} 50%)"
-        items.append(f'<span><i style="background:{two}"></i>both as one</span>')
+        gradient = f"linear-gradient({shade('F', 0, 1)} 50%,{shade('B', 0, 1)} 50%)"
+        items.append(f'<span><i style="background:{gradient}"></i>both as one</span>')
     if max(letters.values(), default=1) > 1:
         items.append("<span>lighter: later chunk or other direction</span>")
     items += [
@@ -144,24 +144,24 @@ def _controls(sections: Sequence[Section]) -> str:
         '<button type="button" id="whole">show all</button>'
     )
     several = len(sections) > 1
-    how = "Click a timeline, then wheel zooms" if several else "Wheel zooms"
-    hint = f"{how}, drag moves, double click goes back; point at a block for its messages."
+    zooming = "Click a timeline, then wheel zooms" if several else "Wheel zooms"
+    hint = f"{zooming}, drag moves, double click goes back; point at a block for its messages."
     return f'<nav><div class="legend">{"".join(items)}</div><p>{hint}</p><div class="switches">{switches}</div></nav>'
 
 
 def _section_data(timeline: Timeline, colours: _Colours) -> dict[str, Any]:
     places = max(0, 7 - len(f"{timeline.makespan:.0f}")) if timeline.makespan >= 1 else 12
     ranks = [_rank_data(timeline, row, colours, places) for row in timeline.ranks]
-    moved = []
-    for m in messages(timeline):
-        times = _round((m.send.start, m.send.end, m.receive.end), places)
-        moved.append([m.sender, m.receiver, int(m.backward), *times, *m.about])
-    return {"makespan": timeline.makespan, "ranks": ranks, "messages": moved}
+    message_rows = []
+    for message in messages(timeline):
+        times = _round((message.send.start, message.send.end, message.receive.end), places)
+        message_rows.append([message.sender, message.receiver, int(message.backward), *times, *message.about])
+    return {"makespan": timeline.makespan, "ranks": ranks, "messages": message_rows}
 
 
 def _rank_data(timeline: Timeline, row: RankTimeline, colours: _Colours, places: int) -> dict[str, Any]:
     causes = list(Cause)
-    moving = (Resource.COLLECTIVES, Resource.RELEASE) if timeline.program.gathers else ()
+    collective_resources = (Resource.COLLECTIVES, Resource.RELEASE) if timeline.program.gathers else ()
 
     def block(span: Span) -> list[Any]:
         parts = [_part_data(timeline, part, colours) for part in span.action.computes() or (span.action,)]
@@ -174,7 +174,7 @@ def _rank_data(timeline: Timeline, row: RankTimeline, colours: _Colours, places:
         "buffered": _curve(row.kept[Buffer.MESSAGE].count, places),
         "inputs": _curve(row.kept[Buffer.INPUT].count, places),
         "gathered": _curve(row.kept[Buffer.PARAMETERS].count, places),
-        "moves": [block(span) for span in row.spans if span.resource in moving],
+        "moves": [block(span) for span in row.spans if span.resource in collective_resources],
     }
 
 
@@ -187,7 +187,7 @@ def _part_data(timeline: Timeline, part: Action, colours: _Colours) -> list[Any]
 
 
 def _curve(curve: Curve, places: int) -> list[list[float]]:
-    """Without changes that last no time."""
+    """The points [time, count] of a curve, without changes that last no time."""
     points: dict[float, int] = {}
     for time, count in curve:
         points[round(time, places)] = count

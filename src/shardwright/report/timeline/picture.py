@@ -1,4 +1,4 @@
-"""A timeline as one SVG picture, for a document: still, legible in light and dark."""
+"""A timeline as one static SVG picture, for a document, legible in light and dark mode."""
 
 from html import escape
 
@@ -10,8 +10,8 @@ from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
 
 _LEFT, _RIGHT, _TOP, _LANE, _GAP, _BOTTOM = 70, 16, 34, 28, 8, 40
-_STRIP = 10  # under a lane, for gathers, reductions and releases where parameters are sharded
-_SIZES = (12, 10.5, 9, 8)  # of digits in a block: the largest that fits
+_STRIP = 10  # under a lane, for gathers, reductions and releases, if parameters are sharded
+_SIZES = (12, 10.5, 9, 8)  # font sizes of a block's digits: the largest that fits is used
 
 _STYLE = """
 text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
@@ -31,12 +31,12 @@ _HATCHES = "".join(
 
 
 def picture(timeline: Timeline, name: str, width: int = 1120) -> str:
-    """The SVG document."""
+    """The SVG document of a timeline."""
     ranks = len(timeline.ranks)
     pitch = _LANE + _GAP + (_STRIP if timeline.program.gathers else 0)
     bottom = _TOP + ranks * pitch
-    legend, more = _legend(timeline, bottom + 22, width - _RIGHT)
-    height = bottom + more + _BOTTOM
+    legend, legend_height = _legend(timeline, bottom + 22, width - _RIGHT)
+    height = bottom + legend_height + _BOTTOM
     scale = (width - _LEFT - _RIGHT) / (timeline.makespan or 1.0)
     label = f"{name}: {counted(ranks, 'rank')}, {counted(timeline.program.num_microbatches, 'microbatch')}"
     parts = [
@@ -85,46 +85,47 @@ def _strip(row: RankTimeline, top: float, scale: float) -> list[str]:
     for span in row.spans:
         if span.resource not in (Resource.COLLECTIVES, Resource.RELEASE):
             continue
-        left, wide = _LEFT + span.start * scale, max((span.end - span.start) * scale - 0.5, 1.5)
-        what = f"{NAMES[span.action.kind]} of stage {span.action.stage}, {span.start:g} to {span.end:g}"
+        x, width = _LEFT + span.start * scale, max((span.end - span.start) * scale - 0.5, 1.5)
+        title = f"{NAMES[span.action.kind]} of stage {span.action.stage}, {span.start:g} to {span.end:g}"
         parts.append(
-            f'<rect fill="{shade(str(span.action.kind), 0, 1)}" x="{_px(left)}" y="{_px(top)}" width="{_px(wide)}" '
-            f'height="{_STRIP - 2}"><title>{what}</title></rect>'
+            f'<rect fill="{shade(str(span.action.kind), 0, 1)}" x="{_px(x)}" y="{_px(top)}" width="{_px(width)}" '
+            f'height="{_STRIP - 2}"><title>{title}</title></rect>'
         )
     return parts
 
 
 def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
-    """A rectangle, or two halves of one where a forward and a backward run as one."""
-    left, wide = _LEFT + span.start * scale, (span.end - span.start) * scale
-    wide = wide - 1 if wide > 3 else wide
+    """A rectangle, or its two halves if a forward and a backward run as one."""
+    x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
+    width = width - 1 if width > 3 else width
     actions = span.action.computes() or (span.action,)
-    high = _LANE / len(actions)
+    height = _LANE / len(actions)
     parts = []
     for n, action in enumerate(actions):
-        ground, y = colour_of(program, action), top + n * high
+        ground, y = colour_of(program, action), top + n * height
         text = "step" if action.kind is Kind.STEP else str(action.microbatch)
-        what = f"{NAMES[action.kind]}" + ("" if action.kind is Kind.STEP else f" {action}")
+        title = f"{NAMES[action.kind]}" + ("" if action.kind is Kind.STEP else f" {action}")
         parts.append(
-            f'<rect fill="{ground}" x="{_px(left)}" y="{_px(y)}" width="{_px(wide)}" height="{_px(high)}" '
-            f'rx="{2.5 if wide > 8 else 0}"><title>{what}, {span.start:g} to {span.end:g}</title></rect>'
+            f'<rect fill="{ground}" x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}" '
+            f'rx="{2.5 if width > 8 else 0}"><title>{title}, {span.start:g} to {span.end:g}</title></rect>'
         )
         sizes = _SIZES if len(actions) == 1 else _SIZES[1:]
-        size = next((size for size in sizes if 0.66 * size * len(text) + 2 < wide), None)
+        size = next((size for size in sizes if 0.66 * size * len(text) + 2 < width), None)
         if size is not None:
             parts.append(
-                f'<text class="digits" fill="{ink_on(ground)}" x="{_px(left + wide / 2)}" '
-                f'y="{_px(y + high / 2 + size * 0.36)}" font-size="{size}">{text}</text>'
+                f'<text class="digits" fill="{ink_on(ground)}" x="{_px(x + width / 2)}" '
+                f'y="{_px(y + height / 2 + size * 0.36)}" font-size="{size}">{text}</text>'
             )
     return parts
 
 
-def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], float]:
-    """The legend of the actions that occur, left to right; and its extra height if it needs more than one line."""
+def _legend(timeline: Timeline, top: float, right_edge: float) -> tuple[list[str], float]:
+    """The legend of the actions that occur, and the height of its lines after the first."""
     letters = letters_of(timeline)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle}
     x, y, parts = float(_LEFT), top, list[str]()
-    occurring = [(letter, letters[letter]) for letter in NAMES if letter in letters and letter != "S"]  # it is written
+    # The legend leaves out the optimizer step, whose blocks have its name.
+    occurring = [(letter, letters[letter]) for letter in NAMES if letter in letters and letter != "S"]
     items = [
         ([shade(letter, n, num_chunks) for n in range(num_chunks)], NAMES[letter]) for letter, num_chunks in occurring
     ]
@@ -133,7 +134,7 @@ def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], fl
     items += [(["url(#wait)"], "waits for a computation")] if Cause.DEPENDENCY in causes else []
     items += [(["url(#wire)"], "waits for a message")] if Cause.COMMUNICATION in causes else []
     for fills, text in items:
-        if x + 18 * len(fills) + 3 + 6.6 * len(text) > right:
+        if x + 18 * len(fills) + 3 + 6.6 * len(text) > right_edge:
             x, y = float(_LEFT), y + 16
         for fill in fills:
             parts.append(f'<rect fill="{fill}" x="{x:g}" y="{y - 9:g}" width="16" height="11" rx="2.5"/>')
@@ -144,5 +145,5 @@ def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], fl
 
 
 def _px(value: float) -> str:
-    """Two decimals are enough for a picture."""
+    """Pixels as text with two decimals, which are enough for a picture."""
     return f"{round(value, 2):g}" if abs(value) < 1e4 else f"{value:.2f}"

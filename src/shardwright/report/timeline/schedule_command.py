@@ -31,7 +31,7 @@ from shardwright.simulate.bubbles import Work
 
 @dataclass(frozen=True)
 class Output:
-    """Where a result goes; the terminal unless `as_json`."""
+    """The files for a result, and its form in the terminal: text, or JSON if `as_json`."""
 
     html: Path | None = None
     svg: Path | None = None
@@ -42,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `schedule`. `virtual_stages` None means 2 for the schedules that let you choose, else 1."""
+    """The options of `schedule`. `virtual_stages` None means 2 for schedules that let users choose, else 1."""
 
     num_ranks: int
     num_microbatches: int
@@ -50,21 +50,27 @@ class Request:
     num_steps: int
     work: Work
     most_alive: float = 0.0
-    recompute: bool = False  # stages keep their inputs alone
+    recompute: bool = False  # stages keep their inputs only, and run their forwards again
     gather: float | None = None  # None: nothing is sharded
 
     def study(self, name: str) -> Study:
-        """A named schedule of this shape. ValueError says why it is not admitted."""
+        """A study of a named schedule. ValueError if the schedule does not admit the shape."""
         if faults := self.size_faults(name):
             raise PlanError(f"schedule {name}", faults)
         return study_schedule(
-            name, self.num_ranks, self.num_microbatches, self.work, virtual_stages=self.virtual(name),
-            num_steps=self.num_steps, most_alive=self.most_alive if name == "auto" else 0.0,
-            recompute="stage" if self.recompute else "none", gathers=self.gather is not None,
-        )  # fmt: skip
+            name,
+            self.num_ranks,
+            self.num_microbatches,
+            self.work,
+            virtual_stages=self.virtual(name),
+            num_steps=self.num_steps,
+            most_alive=self.most_alive if name == "auto" else 0.0,
+            recompute="stage" if self.recompute else "none",
+            gathers=self.gather is not None,
+        )
 
     def comparison_faults(self) -> list[str]:
-        """Why all schedules together would take too long; a pipeline that none admits is theirs to refuse."""
+        """The fault of a comparison that would take too long; none if the pipeline is too long for every schedule."""
         p, m, steps = self.num_ranks, self.num_microbatches, self.num_steps
         if p * m * steps <= largest.COMPARED or p > largest.PIPELINE_RANKS:
             return []
@@ -82,7 +88,7 @@ class Request:
         return self.virtual_stages
 
     def faults(self) -> list[str]:
-        """All that is wrong whatever the schedule."""
+        """All faults that do not depend on the schedule."""
         counts = {
             "--stages": self.num_ranks,
             "--microbatches": self.num_microbatches,
@@ -111,18 +117,20 @@ class Request:
 
     @property
     def note(self) -> str:
-        """The costs in words."""
+        """A note with the costs."""
         work = self.work
         costs = f"F {number(work.forward)}, I {number(work.input_grad)}, W {number(work.weight_grad)}"
-        wire = f"a message takes {number(work.latency)}" if work.latency else "messages take no time"
-        again = " Stages keep their inputs, and run their forwards again." * self.recompute
-        sharded = f" Gathering all parameters of a rank takes {number(self.gather or 0)}, reducing its gradients too."
-        more = again + sharded * (self.gather is not None)
-        return f"{costs} for one microbatch through all layers of a rank; {wire}.{more}"
+        message_note = f"a message takes {number(work.latency)}" if work.latency else "messages take no time"
+        recompute_note = " Stages keep their inputs, and run their forwards again." * self.recompute
+        gather_note = (
+            f" Gathering all parameters of a rank takes {number(self.gather or 0)}, reducing its gradients too."
+        )
+        notes = recompute_note + gather_note * (self.gather is not None)
+        return f"{costs} for one microbatch through all layers of a rank; {message_note}.{notes}"
 
 
 def show_schedule(name: str | None, request: Request, compare: bool, output: Output) -> None:
-    """The command `schedule`. PlanError for what is wrong."""
+    """Run the command `schedule`. PlanError with every fault."""
     subject = f"schedule {name}" if name else "schedule"
     faults = request.faults()
     if name is None and not compare:
@@ -135,76 +143,76 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
         faults += request.comparison_faults()
     if faults:
         raise PlanError(subject, faults)
-    one = None
+    study = None
     if name is not None:
         try:
-            one = request.study(name)
+            study = request.study(name)
         except ValueError as error:
             raise PlanError(subject, faults_in(error)) from None
     if compare:
-        _show_comparison(request, one, output)
-    elif one is not None:
-        _show(one, request.note, output, as_full_dict(one))
+        _show_comparison(request, study, output)
+    elif study is not None:
+        _show(study, request.note, output, as_full_dict(study))
 
 
-def show_job(one: JobStudy, output: Output) -> None:
-    """The command `simulate`. PlanError for what is wrong."""
-    if faults := _drawing_faults(output, [one.drawn]):
+def show_job(study: JobStudy, output: Output) -> None:
+    """Show the result of the command `simulate`. PlanError if a file would be too large."""
+    if faults := _drawing_faults(output, [study.drawn]):
         raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: job_page(one))
-    _write(output.svg, "--svg", lambda: job_picture(one))
-    _write(output.trace, "--trace", lambda: job_trace(one))
-    click.echo(json.dumps(one.values) if output.as_json else job_text(one, output))
+    _write(output.html, "--html", lambda: job_page(study))
+    _write(output.svg, "--svg", lambda: job_picture(study))
+    _write(output.trace, "--trace", lambda: job_trace(study))
+    click.echo(json.dumps(study.values) if output.as_json else job_text(study, output))
 
 
-def job_text(one: JobStudy, output: Output = Output()) -> str:
-    """A job's timeline for the terminal."""
-    simulated = one.simulated
-    if one.ran is None:
-        return f"{one.title}\n{textwrap.fill(one.note, 110)}\n\n{_text(simulated, output)}"
-    drawings = _drawing(simulated, output), _drawing(one.ran, output)
+def job_text(study: JobStudy, output: Output = Output()) -> str:
+    """A job's timeline as text for the terminal."""
+    simulated = study.simulated
+    if study.executed is None:
+        return f"{study.title}\n{textwrap.fill(study.note, 110)}\n\n{_text(simulated, output)}"
+    drawings = _drawing(simulated, output), _drawing(study.executed, output)
     return (
-        f"{one.job.name}, {simulated.heading}\n{one.note}\n\nsimulated\n{drawings[0]}\n\n"
-        f"executed\n{drawings[1]}\n\n{one.verdict}"
+        f"{study.job.name}, {simulated.heading}\n{study.note}\n\nsimulated\n{drawings[0]}\n\n"
+        f"executed\n{drawings[1]}\n\n{study.verdict}"
     )
 
 
-def job_page(one: JobStudy) -> str:
+def job_page(study: JobStudy) -> str:
     """A job's timeline as a page of HTML."""
-    return timeline_page(one.title, one.sections(), one.note)
+    return timeline_page(study.title, study.sections(), study.note)
 
 
-def job_picture(one: JobStudy) -> str:
+def job_picture(study: JobStudy) -> str:
     """A job's timeline as SVG."""
-    return picture(one.drawn.timeline, one.drawn.name)
+    return picture(study.drawn.timeline, study.drawn.name)
 
 
-def job_trace(one: JobStudy) -> str:
+def job_trace(study: JobStudy) -> str:
     """A job's timeline as a trace for Perfetto."""
-    return _trace_text(one.drawn, one.title, one.is_seconds)
+    return _trace_text(study.drawn, study.title, study.is_seconds)
 
 
-def _show(one: Study, note: str, output: Output, as_json: dict[str, Any]) -> None:
-    _write_files(one, note, output, one.heading)
+def _show(study: Study, note: str, output: Output, as_json: dict[str, Any]) -> None:
+    _write_files(study, note, output, study.heading)
     if output.as_json:
         click.echo(json.dumps(as_json))
     else:
-        click.echo(f"{one.heading}\n{textwrap.fill(note, 110)}\n\n{_text(one, output)}")
+        click.echo(f"{study.heading}\n{textwrap.fill(note, 110)}\n\n{_text(study, output)}")
 
 
-def _text(one: Study, output: Output) -> str:
-    """A study for the terminal."""
-    told = section_of(one)
-    tables = aligned(told.figures, left=range(3)), aligned(told.table), aligned(told.memory)
-    return "\n\n".join([_drawing(one, output), *tables])
+def _text(study: Study, output: Output) -> str:
+    """A study as text for the terminal."""
+    section = section_of(study)
+    tables = aligned(section.figures, left=range(3)), aligned(section.table), aligned(section.memory)
+    return "\n\n".join([_drawing(study, output), *tables])
 
 
-def _drawing(one: Study, output: Output) -> str:
+def _drawing(study: Study, output: Output) -> str:
     width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
-    return draw(one.timeline, width, palette_of(sys.stdout, output.no_colour))
+    return draw(study.timeline, width, palette_of(sys.stdout, output.no_colour))
 
 
-def _show_comparison(request: Request, one: Study | None, output: Output) -> None:
+def _show_comparison(request: Request, named_study: Study | None, output: Output) -> None:
     studies, left_out = [], []
     for name in SCHEDULES:
         try:
@@ -214,8 +222,8 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
     if not studies:
         raise PlanError("schedule --compare", left_out)
     shape = f"{counted(request.num_ranks, 'rank')}, {counted(request.num_microbatches, 'microbatch')}"
-    if one is not None:
-        _write_files(one, request.note, Output(None, output.svg, output.trace), one.heading)
+    if named_study is not None:
+        _write_files(named_study, request.note, Output(None, output.svg, output.trace), named_study.heading)
     if output.html:
         if faults := _drawing_faults(Output(output.html), studies):
             raise PlanError("output", faults)
@@ -225,52 +233,54 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
     if output.as_json:
         click.echo(json.dumps({"schedules": [as_dict(study) for study in studies]}))
     else:
-        drawing = f"{one.heading}\n\n{_text(one, output)}\n\n" if one is not None else ""
+        drawing = f"{named_study.heading}\n\n{_text(named_study, output)}\n\n" if named_study is not None else ""
         click.echo(f"{drawing}{shape}\n{request.note}\n\n{aligned(comparison(studies))}")
     if left_out:
         click.echo("\n".join(["", *left_out] if not output.as_json else left_out), err=output.as_json)
 
 
 def _chooses(name: str) -> bool:
-    """True if the number of stages on a rank is the user's to choose."""
+    """True if users may choose the number of stages on a rank."""
     return SCHEDULES[name].stages_per_rank == 0
 
 
 def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
-    """Faults of requests for a file of so many actions that nobody could open it."""
+    """Faults of files with so many actions that nobody could open them."""
     if not (output.svg or output.html or output.trace):
         return []
-    actions = [action for one in studies for row in one.program.ranks for action in row]
-    num_steps = max(one.num_steps for one in studies)
+    actions = [action for study in studies for row in study.program.ranks for action in row]
+    num_steps = max(study.num_steps for study in studies)
     num_all = num_steps * len(actions)
     num_computed = num_steps * sum(bool(action.computes()) for action in actions)
     return [
-        f"{option} would draw {drawn:,} actions, and a file of more than {most:,} hardly opens; use fewer "
+        f"{option} would draw {num_drawn:,} actions, and a file of more than {most:,} hardly opens; use fewer "
         "microbatches, stages or steps, or leave it out: the terminal and --json have no such limit"
-        for option, path, drawn, most in (
+        for option, path, num_drawn, most in (
             ("--svg", output.svg, num_computed, largest.PICTURE),
             ("--html", output.html, num_all, largest.PAGE),
             ("--trace", output.trace, num_all, largest.PAGE),
         )
-        if path is not None and drawn > most
+        if path is not None and num_drawn > most
     ]
 
 
-def _write_files(one: Study, note: str, output: Output, title: str) -> None:
-    if faults := _drawing_faults(output, [one]):
+def _write_files(study: Study, note: str, output: Output, title: str) -> None:
+    if faults := _drawing_faults(output, [study]):
         raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: timeline_page(title, [section_of(one)], note))
-    _write(output.svg, "--svg", lambda: picture(one.timeline, one.name))
-    _write(output.trace, "--trace", lambda: _trace_text(one, title))
+    _write(output.html, "--html", lambda: timeline_page(title, [section_of(study)], note))
+    _write(output.svg, "--svg", lambda: picture(study.timeline, study.name))
+    _write(output.trace, "--trace", lambda: _trace_text(study, title))
 
 
-def _trace_text(one: Study, title: str, is_seconds: bool = False) -> str:
-    text = trace(one.timeline, title, microseconds=1e6, unit="s") if is_seconds else trace(one.timeline, title)
-    return json.dumps(text) + "\n"
+def _trace_text(study: Study, title: str, is_seconds: bool = False) -> str:
+    trace_dict = (
+        trace(study.timeline, title, microseconds=1e6, unit="s") if is_seconds else trace(study.timeline, title)
+    )
+    return json.dumps(trace_dict) + "\n"
 
 
 def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
-    """Write a file, and say so on standard error."""
+    """Write a file, if it is asked for, and name it on standard error."""
     if path is None:
         return
     write_output(path, text(), option)

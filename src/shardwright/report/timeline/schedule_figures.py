@@ -11,29 +11,35 @@ from shardwright.simulate.timeline import Cause
 
 
 def figures(study: Study) -> list[tuple[str, str, str]]:
-    """(name, value, what it means) of all that is true of the schedule as a whole."""
-    bubbles, moved = study.bubbles, study.bubbles.moved
+    """(name, value, meaning) of each figure of the whole schedule."""
+    bubbles, bytes_moved = study.bubbles, study.bubbles.moved
     peak = by_rank(bubbles.peak_activations)
     return [
         *_idle_times(study),
         ("peak", peak, "microbatches whose activations a rank keeps at once, of all its layers"),
         ("parameters", by_rank(bubbles.parameter_copies) + " x", "weights that a rank holds, in p-ths of the model"),
-        ("messages", _moved(bubbles.messages, None if moved is None else moved.messages), "sent in one step"),
+        (
+            "messages",
+            _count_text(bubbles.messages, None if bytes_moved is None else bytes_moved.messages),
+            "sent in one step",
+        ),
         *_collectives(study),
     ]
 
 
 def _idle_times(study: Study) -> list[tuple[str, str, str]]:
-    """How long ranks idle: of a schedule its bubbles; of a job, whose ranks wait for more, its bubble and all of it."""
-    bubbles, formula, of_job = study.bubbles, study.formula, study.bubble
-    name, alone = "bubble", "idle time of a rank in one step alone, and its share of the step"
+    """Figures of idle time: bubbles of a schedule; or a job's bubble and its idle time, which has more causes."""
+    bubbles, formula, job_bubble = study.bubbles, study.formula, study.bubble
+    name, idle_meaning = "bubble", "idle time of a rank in one step alone, and its share of the step"
     rows = []
-    if of_job is not None:
+    if job_bubble is not None:
         meaning = "the rank that computes longest waits for others, where messages and collectives take no time"
-        rows.append(("bubble", _with_share(of_job.value, of_job.share), f"{meaning}; its share of the whole step"))
+        rows.append(
+            ("bubble", _with_share(job_bubble.value, job_bubble.share), f"{meaning}; its share of the whole step")
+        )
         name = "idle"
-        alone = "mean over ranks: bubble, messages, collectives, shorter stages; its share of what is drawn"
-    rows.append((name, _with_share(bubbles.bubble, bubbles.bubble_fraction), alone))
+        idle_meaning = "mean over ranks: bubble, messages, collectives, shorter stages; its share of what is drawn"
+    rows.append((name, _with_share(bubbles.bubble, bubbles.bubble_fraction), idle_meaning))
     rows += [("formula", str(formula), "the bubble in closed form")] if formula else []
     span, period = number(bubbles.span_bubble), number(bubbles.period_bubble)
     rows.append((f"span {name}", span, "idle between a rank's own first and last computation"))
@@ -46,20 +52,20 @@ def _with_share(value: float, share: float) -> str:
 
 
 def _collectives(study: Study) -> list[tuple[str, str, str]]:
-    """Gathers and reductions of a step: where parameters are gathered, or where they have bytes."""
-    bubbles, moved = study.bubbles, study.bubbles.moved
+    """Figures of a step's gathers and reductions, if parameters are gathered or if bytes are known."""
+    bubbles, bytes_moved = study.bubbles, study.bubbles.moved
     rows = []
     if bubbles.gathers:
-        gathers = _moved(bubbles.gathers, None if moved is None else moved.gathers)
+        gathers = _count_text(bubbles.gathers, None if bytes_moved is None else bytes_moved.gathers)
         rows.append(("gathers", gathers, "of the parameters of a stage, in one step"))
-    if bubbles.gathers or (moved is not None and moved.reductions):
-        reductions = _moved(bubbles.reductions, None if moved is None else moved.reductions)
+    if bubbles.gathers or (bytes_moved is not None and bytes_moved.reductions):
+        reductions = _count_text(bubbles.reductions, None if bytes_moved is None else bytes_moved.reductions)
         rows.append(("reductions", reductions, "of the gradients of a stage, in one step"))
     return rows
 
 
-def _moved(how_often: int, num_bytes: int | None) -> str:
-    return f"{how_often}" if num_bytes is None else f"{how_often} ({bytes_text(num_bytes)})"
+def _count_text(count: int, num_bytes: int | None) -> str:
+    return f"{count}" if num_bytes is None else f"{count} ({bytes_text(num_bytes)})"
 
 
 def idle_table(study: Study) -> list[list[str]]:
@@ -72,22 +78,22 @@ def idle_table(study: Study) -> list[list[str]]:
 
 
 def memory_table(study: Study) -> list[list[str]]:
-    """A header, then for each rank the most buffers of each kind at once, and their bytes where those are known."""
+    """A header, then for each rank the most buffers of each kind at once, and their bytes if known."""
     ranks = study.timeline.ranks
     kinds = [buffer for buffer in Buffer if any(row.kept[buffer].most for row in ranks)]
     rows = [["most at once", *(str(buffer) for buffer in kinds)]]
     for rank, row in enumerate(ranks):
         cells = []
         for buffer in kinds:
-            kept = row.kept[buffer]
-            known = kept.most and kept.most_bytes is not None
-            cells.append(f"{kept.most} ({bytes_text(kept.most_bytes or 0)})" if known else str(kept.most))
+            use = row.kept[buffer]
+            is_known = use.most and use.most_bytes is not None
+            cells.append(f"{use.most} ({bytes_text(use.most_bytes or 0)})" if is_known else str(use.most))
         rows.append([f"rank {rank}", *cells])
     return rows
 
 
 def comparison(studies: Sequence[Study]) -> list[list[str]]:
-    """A header, then a row a schedule. Peaks and parameters: the largest over ranks, or all that differ."""
+    """A header, then a row for each schedule. Peaks and parameters are ranges over ranks."""
     rows = [["schedule", "step", "bubble", "", "span bubble", "period bubble", "peak", "parameters", "messages"]]
     for study in studies:
         bubbles = study.bubbles
@@ -104,13 +110,13 @@ def _range(values: tuple[float, ...]) -> str:
 
 
 def by_rank(values: tuple[float, ...]) -> str:
-    """ "4 3 2 1", or one number where all ranks are alike."""
+    """The values of all ranks, "4 3 2 1", or one number if all are equal."""
     texts = [number(value) for value in values]
     return texts[0] if len(set(texts)) == 1 else " ".join(texts)
 
 
 def as_dict(study: Study) -> dict[str, Any]:
-    """The row of a comparison. Copies of parameters are those of the rank that holds most."""
+    """A row of a comparison for JSON. Copies of parameters are those of the rank that holds most."""
     bubbles = study.bubbles
     return {
         "name": study.name,
@@ -123,42 +129,41 @@ def as_dict(study: Study) -> dict[str, Any]:
 
 def _idle_dict(study: Study) -> dict[str, float]:
     """The numbers of `_idle_times`."""
-    by_kind, bubble = study.bubbles, study.bubble
+    bubbles, bubble = study.bubbles, study.bubble
     idle, share, span, period = map(
-        _clean, (by_kind.bubble, by_kind.bubble_fraction, by_kind.span_bubble, by_kind.period_bubble)
+        _clean, (bubbles.bubble, bubbles.bubble_fraction, bubbles.span_bubble, bubbles.period_bubble)
     )
     if bubble is None:
         return {"bubble": idle, "span_bubble": span, "period_bubble": period, "bubble_fraction": share}
-    of_job = {"bubble": _clean(bubble.value), "bubble_fraction": _clean(bubble.share)}
-    return of_job | {"mean_idle": idle, "idle_fraction": share, "span_idle": span, "period_idle": period}
+    job_bubble = {"bubble": _clean(bubble.value), "bubble_fraction": _clean(bubble.share)}
+    return job_bubble | {"mean_idle": idle, "idle_fraction": share, "span_idle": span, "period_idle": period}
 
 
 def as_full_dict(study: Study) -> dict[str, Any]:
-    """All figures of a study, with the makespan of what was drawn, each rank's idle time by cause and what it keeps in
-    memory.
+    """All figures of a study for JSON, with the makespan of the drawing, and each rank's idle time by cause and memory.
 
-    `bytes` of a step are null where the sizes are not known.
+    `bytes` of a step are null if sizes are unknown.
     """
     idle = [{str(cause): _clean(time) for cause, time in row.idle_by_cause().items()} for row in study.timeline.ranks]
-    moved = study.bubbles.moved
+    bytes_moved = study.bubbles.moved
     return as_dict(study) | {
         "makespan": _clean(study.timeline.makespan),
         "idle": idle,
         "memory": memory_dict(study),
         "gathers": study.bubbles.gathers,
         "reductions": study.bubbles.reductions,
-        "bytes": None if moved is None else asdict(moved),
+        "bytes": None if bytes_moved is None else asdict(bytes_moved),
     }
 
 
 def memory_dict(study: Study) -> list[dict[str, Any]]:
-    """Most buffers of every kind at once, of every rank; bytes are null where they are not known."""
+    """For each rank the most buffers of every kind at once; bytes are null if unknown."""
     return [
-        {str(buffer): {"most": kept.most, "bytes": kept.most_bytes} for buffer, kept in row.kept.items()}
+        {str(buffer): {"most": use.most, "bytes": use.most_bytes} for buffer, use in row.kept.items()}
         for row in study.timeline.ranks
     ]
 
 
 def _clean(value: float) -> float:
-    """Without the rounding errors of subtraction."""
+    """A value without the rounding errors of subtraction."""
     return round(value, 12) + 0.0

@@ -1,4 +1,4 @@
-"""One program, played and measured: what every picture, page, trace and table is made from."""
+"""The study of one program: its timeline and figures, from which every picture, page, trace and table is made."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from shardwright.simulate.timeline import Timeline, make_timeline
 
 @dataclass(frozen=True)
 class Formula:
-    """The bubble of one step in closed form, and its value where it holds."""
+    """The bubble of one step in closed form, its value if it holds, and else the conditions of that."""
 
     text: str
     value: float | None
@@ -31,7 +31,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class StepBubble:
-    """The bubble of a job's step, as predictions of it say it (simulate/full_step.py), and its share of the step."""
+    """The predicted bubble of a job's step (simulate/full_step.py), and its share of the step."""
 
     value: float
     share: float
@@ -39,8 +39,8 @@ class StepBubble:
 
 @dataclass(frozen=True)
 class Study:
-    """A program that was played, the timeline of that, and its figures. Where it is a job's, whose stages differ and
-    whose messages take time, its idle time is more than its `bubble`."""
+    """A simulated program, its timeline, and its figures. A job has a `bubble`, and more idle time than that, since its
+    stages differ and its messages take time."""
 
     name: str
     program: Program
@@ -56,17 +56,17 @@ class Study:
 
     @property
     def num_steps(self) -> int:
-        """How often the program was played."""
+        """The number of steps of the timeline."""
         return self.times.num_steps(self.program)
 
     @property
     def heading(self) -> str:
-        """Its name and shape."""
+        """The name and the shape."""
         return f"{self.name}: {self.shape}"
 
     @property
     def shape(self) -> str:
-        """Ranks, microbatches and stages."""
+        """Numbers of ranks, microbatches, stages and steps, as text."""
         program, steps = self.program, self.num_steps
         words = [counted(program.num_ranks, "rank"), counted(program.num_microbatches, "microbatch")]
         if program.num_stages != program.num_ranks:
@@ -75,11 +75,18 @@ class Study:
 
 
 def study_schedule(
-    name: str, num_ranks: int, num_microbatches: int, work: Work, virtual_stages: int = 1, num_steps: int = 1,
-    most_alive: float = 0.0, recompute: Recompute = "none", gathers: bool = False,
-) -> Study:  # fmt: skip
-    """A named schedule of equal stages, `num_steps` of it drawn. ValueError says why it does not admit the shape."""
-
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    work: Work,
+    virtual_stages: int = 1,
+    num_steps: int = 1,
+    most_alive: float = 0.0,
+    recompute: Recompute = "none",
+    gathers: bool = False,
+) -> Study:
+    """A study of a named schedule with equal stages; its timeline has `num_steps`. ValueError if the schedule does not
+    admit the shape."""
     costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
 
     def shape(steps: int) -> PipelineShape:
@@ -93,42 +100,48 @@ def study_schedule(
     def order(steps: int) -> Schedule:
         return shape_order(name, shape(steps), recompute, gathers)
 
-    one = program(1)
-    as_in_the_paper = recompute == "none" and not gathers
-    formula = _formula(name, one, num_microbatches, work) if as_in_the_paper else None
-    return study(name, one, work.costs(one), num_steps, Streams(program, order), formula)
+    step_program = program(1)
+    has_formula = recompute == "none" and not gathers
+    formula = _formula(name, step_program, num_microbatches, work) if has_formula else None
+    return study(name, step_program, work.costs(step_program), num_steps, Streams(program, order), formula)
 
 
 def drawn_steps(name: str, num_steps: int) -> int:
-    """Steps that are laid out to draw some: of an asynchronous schedule so many that its pipeline fills."""
+    """The number of steps to simulate for a drawing of `num_steps`: an asynchronous schedule needs enough to fill the
+    pipeline."""
     return max(num_steps, STEADY_STEPS + 1) if not SCHEDULES[name].drains else num_steps
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Steps of a schedule as a program, and without messages: of an asynchronous one some with no flush between."""
+    """Functions from a number of steps to a program, and to an order without messages. An asynchronous schedule has no
+    flush between its steps."""
 
     program: Callable[[int], Program]
     order: Callable[[int], Schedule]
 
 
 def study(
-    name: str, one: Program, costs: Costs, num_steps: int = 1, streams: Streams | None = None,
+    name: str,
+    step_program: Program,
+    costs: Costs,
+    num_steps: int = 1,
+    streams: Streams | None = None,
     formula: Formula | None = None,
-) -> Study:  # fmt: skip
-    """A program of one step at any costs; `streams` are more of them where it is asynchronous."""
+) -> Study:
+    """A study of a program of one step at any costs. `streams` make more steps, which asynchronous schedules need."""
     order = None if streams is None else streams.order
-    if one.weights == "current" or streams is None or num_steps == 1:
-        bubbles, times = measure_and_play(one, costs, num_steps, order)
-        return Study(name, one, times, bubbles, formula=formula)
-    bubbles, _ = measure_and_play(one, costs, 1, order)
+    if step_program.weights == "current" or streams is None or num_steps == 1:
+        bubbles, times = measure_and_play(step_program, costs, num_steps, order)
+        return Study(name, step_program, times, bubbles, formula=formula)
+    bubbles, _ = measure_and_play(step_program, costs, 1, order)
     drawn = streams.program(num_steps)
     return Study(name, drawn, play(drawn, costs), bubbles, formula=formula)
 
 
 def _formula(name: str, program: Program, num_microbatches: int, work: Work) -> Formula | None:
-    entry = SCHEDULES[name]
-    if not entry.bubble:
+    facts = SCHEDULES[name]
+    if not facts.bubble:
         return None
     names = {
         "p": program.num_ranks,
@@ -144,11 +157,11 @@ def _formula(name: str, program: Program, num_microbatches: int, work: Work) -> 
     def value(expression: str) -> float:
         return float(eval(expression, {"__builtins__": {}}, names))  # the registry's own text
 
-    holds = work.latency == 0 and (not entry.when or bool(value(entry.when)))
-    conditions = [entry.when] if entry.when and not holds else []
+    holds = work.latency == 0 and (not facts.when or bool(value(facts.when)))
+    conditions = [facts.when] if facts.when and not holds else []
     conditions += ["messages take no time"] if work.latency else []
     return Formula(
-        readable(entry.bubble), value(entry.bubble) if holds else None, " and ".join(conditions).replace("==", "=")
+        readable(facts.bubble), value(facts.bubble) if holds else None, " and ".join(conditions).replace("==", "=")
     )
 
 

@@ -1,7 +1,7 @@
-"""A timeline in the terminal: a row a rank, an action a block with the number of its microbatch.
+"""A timeline in the terminal: each rank is a row, and each action a block with the number of its microbatch.
 
-In colour, hue is what is computed and lightness the chunk or direction. Without colour, letters say the same:
-F, B, I, W, small on a rank's later chunks, F1B0 for a forward and a backward that run as one. Where parameters are
+In colour, hue is the kind of computation, and lightness the chunk or direction. Without colour, letters say the same:
+F, B, I, W, small on a rank's later chunks, F1B0 for a forward and a backward that run as one. If parameters are
 sharded, a second line under each rank has its gathers, reductions and releases, with the number of the stage.
 """
 
@@ -20,7 +20,7 @@ from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timelin
 
 Palette = Literal["none", "256", "truecolor"]
 
-_WIDEST_UNIT = 8  # columns of the shortest action: more would only spread the picture
+_WIDEST_UNIT = 8  # columns of the shortest action; more columns would show nothing new
 _GLYPHS = {Cause.WARM_UP: " ", Cause.DEPENDENCY: ".", Cause.COMMUNICATION: "~", Cause.DRAIN: " "}
 
 
@@ -34,7 +34,7 @@ def palette_of(stream: TextIO, no_colour: bool) -> Palette:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One character, and its colours as #rrggbb; empty is the terminal's own."""
+    """One character, and its colours as #rrggbb; an empty colour is the terminal's own."""
 
     text: str = " "
     ink: str = ""
@@ -42,18 +42,18 @@ class _Cell:
 
 
 def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str:
-    """The rows, a time axis and a legend."""
+    """A timeline as text: the rows, a time axis and a legend."""
     label_width = len(f"rank {len(timeline.ranks) - 1} ")
     scale = _columns_per_time(timeline, width - label_width)
-    fine = palette != "none" and _shortest(timeline) * scale < 1
+    is_fine = palette != "none" and _shortest(timeline) * scale < 1
     lines = []
     for rank, row in enumerate(timeline.ranks):
-        cells = _halves(timeline, row, scale) if fine else _blocks(timeline, row, scale, palette != "none")
+        cells = _halves(timeline, row, scale) if is_fine else _blocks(timeline, row, scale, palette != "none")
         lines.append(f"{f'rank {rank}':<{label_width}}" + _paint(cells, palette))
         if timeline.program.gathers:
             lines.append(" " * label_width + _paint(_collectives(timeline, row, scale, palette != "none"), palette))
     lines.append(f"{'time':<{label_width}}" + _paint(_axis(timeline.makespan, scale), palette))
-    lines += ["", *_legend(timeline, palette, glyphs=not fine)]
+    lines += ["", *_legend(timeline, palette, glyphs=not is_fine)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -64,49 +64,50 @@ def _shortest(timeline: Timeline) -> float:
 
 
 def _columns_per_time(timeline: Timeline, columns: int) -> float:
-    """Columns by unit of time: as wide as fits; a whole number of columns for the shortest action, if all others are
-    multiples of it."""
+    """Columns for a unit of time, as many as fit. The shortest action has a whole number of columns if all times are
+    multiples of it or of a part of it."""
     most = columns / (timeline.makespan or 1.0)
     shortest = _shortest(timeline)
     every_time = [times for row in timeline.ranks for times in (row.starts, row.ends)]
     borders = np.unique(np.concatenate(every_time)) / shortest
-    for parts in range(1, 11):  # of the shortest action, to a column or several
-        whole = min(int(most * shortest / parts), _WIDEST_UNIT)
-        if whole < 1:
+    for num_parts in range(1, 11):  # parts of the shortest action, each of a column or several
+        num_columns = min(int(most * shortest / num_parts), _WIDEST_UNIT)
+        if num_columns < 1:
             break
-        if np.all(np.abs(borders * parts - np.rint(borders * parts)) < 1e-6):
-            return whole * parts / shortest
+        if np.all(np.abs(borders * num_parts - np.rint(borders * num_parts)) < 1e-6):
+            return num_columns * num_parts / shortest
     return min(most, _WIDEST_UNIT / shortest)
 
 
 def _blocks(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool) -> list[_Cell]:
-    """Every action a block, a line where it begins if there is room."""
+    """A cell for each column: actions as blocks, with a line at the beginning if there is room, and idle time."""
     cells = [_Cell()] * round(timeline.makespan * scale)
     for gap in row.idle:
-        first, last = round(gap.start * scale), round(gap.end * scale)
-        for column in range(first + (last - first > 1), last):  # a blank before, so that dots stand off from digits
+        begin, stop = round(gap.start * scale), round(gap.end * scale)
+        # A blank first separates dots from digits.
+        for column in range(begin + (stop - begin > 1), stop):
             cells[column] = _Cell(_GLYPHS[gap.cause], "#8a8f98" if in_colour else "")
     for action, start, end in row.work(scale):
-        first, last = round(start * scale), round(end * scale)
+        begin, stop = round(start * scale), round(end * scale)
         if not in_colour:
-            text = _plain(timeline.program, action, last - first)
-            cells[first:last] = [_Cell(character) for character in text]
+            text = _plain(timeline.program, action, stop - begin)
+            cells[begin:stop] = [_Cell(character) for character in text]
             continue
         ground = colour_of(timeline.program, action)
         label = "+".join(str(part.microbatch) for part in action.computes()) or "S"
-        if len(label) > last - first:
+        if len(label) > stop - begin:
             label = ""
-        text = label.rjust((last - first + 1 + len(label)) // 2).ljust(last - first)
+        text = label.rjust((stop - begin + 1 + len(label)) // 2).ljust(stop - begin)
         block = [_Cell(character, ink_on(ground), ground) for character in text]
         if text[0] == " ":
             darker = "#" + "".join(f"{int(part * 0.6):02x}" for part in rgb(ground))
             block[0] = _Cell("▏", darker, ground)
-        cells[first:last] = block
+        cells[begin:stop] = block
     return cells
 
 
 def _plain(program: Program, action: Action, width: int) -> str:
-    """An action in exactly `width` letters and digits, with a bar before it where there is room."""
+    """An action in exactly `width` characters: letters and digits, with a bar before them if there is room."""
     parts = action.computes()
     if not parts:
         return "S".ljust(width, "-")
@@ -119,38 +120,42 @@ def _plain(program: Program, action: Action, width: int) -> str:
 
 
 def _halves(timeline: Timeline, row: RankTimeline, scale: float) -> list[_Cell]:
-    """Two colours in each cell, where actions are narrower than one: what runs at the middle of each half."""
+    """A cell for each column with two colours, for actions narrower than a column: a half has its action's colour."""
     halves = [""] * (2 * round(timeline.makespan * scale))
     for action, start, end in row.work(2 * scale):
-        first, last = round(start * scale * 2), round(end * scale * 2)
-        halves[first:last] = [colour_of(timeline.program, action)] * (last - first)
+        begin, stop = round(start * scale * 2), round(end * scale * 2)
+        halves[begin:stop] = [colour_of(timeline.program, action)] * (stop - begin)
     pairs = zip(halves[::2], halves[1::2], strict=True)
-    return [_Cell("▌", left, right) if left else _Cell("▐", right) if right else _Cell() for left, right in pairs]
+    return [
+        _Cell("▌", left_colour, right_colour) if left_colour else _Cell("▐", right_colour) if right_colour else _Cell()
+        for left_colour, right_colour in pairs
+    ]
 
 
 def _collectives(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool) -> list[_Cell]:
-    """Gathers and reductions as blocks. What takes no time is one letter, where there is room for it."""
+    """Cells by column: gathers and reductions as blocks. A span without duration is a letter if there is room."""
     cells = [_Cell()] * (round(timeline.makespan * scale) + 1)
-    shown = [span for span in row.spans if span.resource in (Resource.COLLECTIVES, Resource.RELEASE)]
-    for span in sorted(shown, key=lambda span: span.start - span.end):  # blocks first: letters know what is free
+    spans = [span for span in row.spans if span.resource in (Resource.COLLECTIVES, Resource.RELEASE)]
+    # Blocks come first, so that letters take free cells.
+    for span in sorted(spans, key=lambda span: span.start - span.end):
         letter = str(span.action.kind)
         ground = shade(letter, 0, 1) if in_colour else ""
         ink = ink_on(ground) if in_colour else ""
-        first, last = round(span.start * scale), round(span.end * scale)
-        if first < last:
+        begin, stop = round(span.start * scale), round(span.end * scale)
+        if begin < stop:
             name = f"{letter}{span.action.stage}"
-            text = next((text for text in (f"|{name}", name) if len(text) <= last - first), letter)
-            cells[first:last] = [_Cell(character, ink, ground) for character in text.ljust(last - first, "-")]
+            text = next((text for text in (f"|{name}", name) if len(text) <= stop - begin), letter)
+            cells[begin:stop] = [_Cell(character, ink, ground) for character in text.ljust(stop - begin, "-")]
             continue
-        # A release comes right after the computation that it waited for: in that one's last column.
-        column = max(first - (span.resource is Resource.RELEASE), 0)
+        # A release comes right after the computation that it waited for: draw it in the last column of that.
+        column = max(begin - (span.resource is Resource.RELEASE), 0)
         if cells[column] == _Cell():
             cells[column] = _Cell(letter, ink, ground)
     return cells
 
 
 def _axis(makespan: float, scale: float) -> list[_Cell]:
-    """Numbers that begin at their time."""
+    """Cells of the axis; each number begins at its time."""
     step = nice_step(8 / scale)
     cells = [_Cell()] * (round(makespan * scale) + 8)
     for n in range(int(makespan / step) + 1):
@@ -176,8 +181,8 @@ def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
         swatch = [_Cell(" ", "", PAIR)] * 2
         items.append("F1B0 both as one" if palette == "none" else f"{_paint(swatch, palette)} both as one")
     if chunks > 1:
-        which = "direction" if timeline.program.placement.num_copies > 1 else "chunk"
-        later = f"second {which}" if chunks == 2 else f"later {which}s"
+        noun = "direction" if timeline.program.placement.num_copies > 1 else "chunk"
+        later = f"second {noun}" if chunks == 2 else f"later {noun}s"
         items.append(f"{'small letters' if palette == 'none' else 'lighter'}: {later}")
     waits = [". another rank has yet to compute"] if Cause.DEPENDENCY in causes else []
     waits += ["~ a message is on its way"] if Cause.COMMUNICATION in causes else []

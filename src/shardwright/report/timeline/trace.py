@@ -1,8 +1,8 @@
 """A timeline as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, in the Trace Event Format.
 
-A process is a rank, a thread one of its resources; a flow joins a send and its receive; counters are what is kept:
-activations and other buffers, and their bytes where those are known. The format counts in microseconds. Costs without
-a unit, F = 1, are drawn as milliseconds.
+A process is a rank, and a thread is one of its resources. A flow joins a send and its receive. Counters show buffers:
+activations and others, and their bytes if known. The format counts in microseconds. Costs without a unit, F = 1, are
+drawn as milliseconds.
 """
 
 from typing import Any
@@ -24,27 +24,27 @@ _KINDS = NAMES | {
 
 
 def trace(timeline: Timeline, name: str, microseconds: float = 1000.0, unit: str = "") -> dict[str, Any]:
-    """The JSON object. `microseconds` is the length of one unit of the timeline's times."""
+    """The JSON object of a timeline. `microseconds` is the length of one unit of the timeline's times."""
     note = unit or f"the costs have no unit; one of theirs is drawn as {microseconds:g} us"
     events: list[dict[str, Any]] = []
-    threads: dict[int, tuple[int, int]] = {}  # by identity of the span: where it is drawn
+    threads: dict[int, tuple[int, int]] = {}  # (pid, tid) by the identity of the span
     for rank, row in enumerate(timeline.ranks):
-        events.append(_named("process_name", rank, 0, f"rank {rank}"))
+        events.append(_metadata("process_name", rank, 0, f"rank {rank}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}})
         lanes = _lanes(row.spans)
         for tid, (lane, spans) in enumerate(lanes):
-            events.append(_named("thread_name", rank, tid, lane))
+            events.append(_metadata("thread_name", rank, tid, lane))
             for span in spans:
                 threads[id(span)] = rank, tid
                 events.append(_slice(timeline.program, span, rank, tid, microseconds=microseconds))
-        for buffer, kept in row.kept.items():
-            events += _counter(f"{buffer} alive", "alive", kept.count, rank, microseconds=microseconds)
-            events += _counter(f"bytes of {buffer}", "bytes", kept.num_bytes or (), rank, microseconds=microseconds)
+        for buffer, use in row.kept.items():
+            events += _counter(f"{buffer} alive", "alive", use.count, rank, microseconds=microseconds)
+            events += _counter(f"bytes of {buffer}", "bytes", use.num_bytes or (), rank, microseconds=microseconds)
     for number, message in enumerate(messages(timeline)):
-        shared = {"name": "backward" if message.backward else "forward", "cat": "message", "id": number}
-        for phase, span, more in (("s", message.send, {}), ("f", message.receive, {"bp": "e"})):
+        common = {"name": "backward" if message.backward else "forward", "cat": "message", "id": number}
+        for phase, span, extra in (("s", message.send, {}), ("f", message.receive, {"bp": "e"})):
             pid, tid = threads[id(span)]
-            events.append({"ph": phase, **shared, "pid": pid, "tid": tid, "ts": span.start * microseconds, **more})
+            events.append({"ph": phase, **common, "pid": pid, "tid": tid, "ts": span.start * microseconds, **extra})
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -53,7 +53,8 @@ def trace(timeline: Timeline, name: str, microseconds: float = 1000.0, unit: str
 
 
 def _lanes(spans: tuple[Span, ...]) -> list[tuple[str, list[Span]]]:
-    """Threads of a rank. Slices of one may not cross each other, so messages that arrive at once get several."""
+    """The threads of a rank, with their spans. Slices of a thread must not overlap, so messages that arrive at one time
+    get several threads."""
     lanes: list[tuple[str, list[Span]]] = [(str(resource), []) for resource in Resource if resource != "arrival"]
     lane_of = dict(lanes)
     arrivals: list[list[Span]] = []
@@ -61,11 +62,11 @@ def _lanes(spans: tuple[Span, ...]) -> list[tuple[str, list[Span]]]:
         if span.resource is not Resource.ARRIVAL:
             lane_of[span.resource].append(span)
             continue
-        free = next((lane for lane in arrivals if lane[-1].end <= span.start), None)
-        if free is None:
+        free_lane = next((lane for lane in arrivals if lane[-1].end <= span.start), None)
+        if free_lane is None:
             arrivals.append([span])
         else:
-            free.append(span)
+            free_lane.append(span)
     lanes += [(f"arrival {n}" if n else "arrival", lane) for n, lane in enumerate(arrivals)]
     return [(name, spans_of) for name, spans_of in lanes if spans_of]
 
@@ -80,7 +81,7 @@ def _slice(program: Program, span: Span, rank: int, tid: int, microseconds: floa
         "tid": tid,
         "ts": span.start * microseconds,
         "dur": (span.end - span.start) * microseconds,
-        "args": {"action": str(action), "step": span.step} | _about(action) | ({"bytes": size} if size else {}),
+        "args": {"action": str(action), "step": span.step} | _arguments(action) | ({"bytes": size} if size else {}),
     }
 
 
@@ -97,12 +98,12 @@ def _title(action: Action) -> str:
     return f"{action.kind}{action.microbatch if action.microbatch >= 0 else ''}"
 
 
-def _about(action: Action) -> dict[str, Any]:
+def _arguments(action: Action) -> dict[str, Any]:
     if action.kind is Kind.OVERLAP:
         return {"what": " and ".join(_KINDS[part.kind] for part in action.parts)}
     numbers = {"stage": action.stage, "microbatch": action.microbatch, "peer": action.peer}
     return {key: value for key, value in numbers.items() if value >= 0}
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+def _metadata(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

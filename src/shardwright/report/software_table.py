@@ -1,4 +1,4 @@
-"""One plan as it would be with every generation of software that the catalog knows, side by side."""
+"""One plan with every generation of software in the catalog, side by side."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ from shardwright.simulate.full_step import simulated_step
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A plan with one generation of software: its step, the memory of its fullest process, and what of the plan that
-    software does not have."""
+class SoftwareRow:
+    """A plan with one generation of software: its step, the memory of its fullest process, and the strategies of the
+    plan that the software lacks."""
 
     software: str
     step_s: float
@@ -25,22 +25,23 @@ class Beside:
     lacks: tuple[str, ...]
 
 
-def beside(job: JobSpec) -> list[Beside]:
-    """The job's own software first, then all others of the catalog, fastest first. KeyError says what is not known of
-    the job's device."""
-    own = job.cluster.software
-    rows = [_with(job, name) for name in dict.fromkeys((own, *catalog.names("software")))]
+def software_rows(job: JobSpec) -> list[SoftwareRow]:
+    """The plan with the job's own software first, then with all others of the catalog, fastest first.
+
+    KeyError names an unknown number of the job's device."""
+    own_software = job.cluster.software
+    rows = [_with(job, name) for name in dict.fromkeys((own_software, *catalog.names("software")))]
     return [rows[0], *sorted(rows[1:], key=lambda row: row.step_s)]
 
 
-def _with(job: JobSpec, name: str) -> Beside:
+def _with(job: JobSpec, name: str) -> SoftwareRow:
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": name})})
     step, memory = simulated_step(job, shipped()), fullest(job, shipped())
-    return Beside(name, float(step.total), float(step.mfu), int(memory.process), lacks(software_of(name), job))
+    return SoftwareRow(name, float(step.total), float(step.mfu), int(memory.process), lacks(software_of(name), job))
 
 
-def beside_text(rows: list[Beside]) -> str:
-    """A table."""
+def software_table(rows: list[SoftwareRow]) -> str:
+    """The plans as a table."""
     table = [["software", "step", "MFU", "process", "lacks"]]
     for row in rows:
         lacking = ", ".join(row.lacks)
