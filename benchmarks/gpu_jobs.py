@@ -64,7 +64,7 @@ def _prices(job_json: str) -> tuple[Rates | None, dict[str, KernelTime]]:
         return None, {}
     chain = chains(run.shape, run.grid, software)["experts" if run.shape.experts else "dense"]
     narrow = job.precision.float8 != "none"
-    return rates, {operator.of.name: operator_s(rates, software, operator, narrow) for operator in chain}
+    return rates, {operator.layer_operator.name: operator_s(rates, software, operator, narrow) for operator in chain}
 
 
 def operator_prices(bench: Bench, job: JobSpec) -> dict[str, KernelTime]:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +27,15 @@ class Definition:
     name: str
     num_lines: int
     docstring: str | None
+    parameters: tuple[str, ...]
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterator[str]:
+    """The parameters of a function, without the first of a method."""
+    if isinstance(node, ast.ClassDef):
+        return
+    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    yield from names[names[:1] in (["self"], ["cls"], ["ctx"]) :]
 
 
 @cache
@@ -35,7 +44,7 @@ def definitions() -> tuple[Definition, ...]:
     return tuple(
         Definition(
             str(file.relative_to(SOURCE)), type(node), node.name, (node.end_lineno or 0) - node.lineno,
-            ast.get_docstring(node),
+            ast.get_docstring(node), tuple(parameters(node)),
         )
         for file in FILES
         for node in statements(ast.parse(file.read_text(encoding="utf-8")))
@@ -50,8 +59,8 @@ def module_docstrings() -> Iterator[tuple[str, str]]:
             yield str(file.relative_to(SOURCE)), docstring
 
 
-# Words that no variable or parameter is called, and how many still are. These numbers may only become smaller.
-VAGUE = {"found": 0, "of": 2, "cut": 3, "said": 1, "theirs": 0, "ours": 0}
+# Words that no variable or parameter is called: they say nothing of what it holds.
+VAGUE = {"found", "of", "cut", "said", "theirs", "ours"}
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:
@@ -64,10 +73,30 @@ def bindings(tree: ast.AST) -> Iterator[str]:
 
 
 def test_a_binding_says_what_it_holds() -> None:
-    counts = Counter(
-        name for file in FILES for name in bindings(ast.parse(file.read_text(encoding="utf-8"))) if name in VAGUE
-    )
-    assert {name: counts[name] for name in VAGUE} == VAGUE, "more of them are not allowed; of fewer take the new number"
+    vague = {
+        f"{file.relative_to(SOURCE)}: {name}"
+        for file in FILES
+        for name in bindings(ast.parse(file.read_text(encoding="utf-8")))
+        if name in VAGUE
+    }
+    assert not vague
+
+
+# Tables that read better by hand, and functions of many parameters. These numbers may only become smaller.
+NUM_UNFORMATTED = 57
+NUM_OF_MANY_PARAMETERS = 43
+MOST_PARAMETERS = 6
+
+
+def test_layout_by_hand_is_for_tables() -> None:
+    number = sum(file.read_text(encoding="utf-8").count("# fmt: skip") for file in FILES)
+    assert number == NUM_UNFORMATTED, "more are not allowed; of fewer take the new number"
+
+
+def test_a_function_takes_few_parameters() -> None:
+    """One that needs more takes a dataclass."""
+    many = [f"{one.file}:{one.name}" for one in definitions() if len(one.parameters) > MOST_PARAMETERS]
+    assert len(many) == NUM_OF_MANY_PARAMETERS, f"more are not allowed; of fewer take the new number: {many}"
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:

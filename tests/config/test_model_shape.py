@@ -81,9 +81,9 @@ def test_a_rank_has_its_share_of_what_is_cut(model: ModelSpec, is_latent: bool, 
     shape = shape_of(model.model_copy(update={"latent": LatentSpec(kv_rank=7, q_rank=5)}) if is_latent else model)
     for matrix in (m for kind in ("dense", "experts") for m in shape.matrices(kind)):
         inner, columns = matrix.inner_on(tp), matrix.columns_on(tp)
-        cut = (*matrix.outputs, matrix.inner)[matrix.cut or 0]
-        assert matrix.cut is None or cut % tp or tp * inner * columns == matrix.inner * matrix.columns
-        assert matrix.cut is not None or (inner, columns) == (matrix.inner, matrix.columns)
+        cut = (*matrix.outputs, matrix.inner)[matrix.sharded_dim or 0]
+        assert matrix.sharded_dim is None or cut % tp or tp * inner * columns == matrix.inner * matrix.columns
+        assert matrix.sharded_dim is not None or (inner, columns) == (matrix.inner, matrix.columns)
 
 
 def test_there_is_no_second_table() -> None:

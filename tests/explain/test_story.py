@@ -272,7 +272,7 @@ def test_portions_multiply_to_the_batch(dp: int, tp: int, cp: int, micro: int, s
     job = small_job(dp=dp, tp=tp, cp=cp, microbatch_size=micro, sequence_parallel=sp, batch=32)
     found = portions(job)
     for whole, part in pairwise(found):
-        if part.of != "tp rank, in products":
+        if part.kind != "tp rank, in products":
             assert part.num_parts * part.num_tokens == whole.num_tokens
     assert found[0].num_tokens == job.tokens_per_step
 

@@ -244,7 +244,7 @@ def phase(
 ) -> tuple[Trained, list[tuple[ParameterShard, Tensor]]]:
     """Train from the folder's checkpoint, or from released weights, to the end of some batches, and save."""
     begun, result = begin(job, mesh, folder), Trained()
-    assert begun.step == first, begun.said
+    assert begun.step == first, begun.lines
     left_out = int(begun.state.get("schedule", {}).get("left_out", 0))
 
     def mine(tokens: Tensor) -> Tensor:

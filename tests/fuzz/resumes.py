@@ -84,7 +84,7 @@ def first_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
 def second_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
     """Go on from what was saved."""
     begun = begin(job, mesh, folder)
-    assert begun.step, begun.said
+    assert begun.step, begun.lines
     held = held_boxes(begun.replica, mesh)
     losses = steps_of(begun.replica, mesh, job, begun.step, num_steps)
     return Half(losses, held, held_boxes(begun.replica, mesh))
@@ -94,7 +94,7 @@ def second_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
 def held_at_first(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     """What a rank of another plan would save before it goes on."""
     begun = begin(job, mesh, folder)
-    assert begun.step, begun.said
+    assert begun.step, begun.lines
     return held_boxes(begun.replica, mesh)
 
 

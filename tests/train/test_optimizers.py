@@ -320,7 +320,7 @@ def save(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
 def take_up(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[HeldBox], tuple[str, ...], float]:
     begun = begin(job, mesh, folder)
     held = held_boxes(begun.replica, mesh)
-    return held, begun.said, train_step(job, begun.replica, mesh, 2, my_tokens(mesh, job, 2)).loss
+    return held, begun.lines, train_step(job, begun.replica, mesh, 2, my_tokens(mesh, job, 2)).loss
 
 
 def whole(by_rank: list[list[HeldBox]]) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ def test_sizes_of_numbers_are_those_of_arrays(shape: ModelShape, tp: int, microb
     costed = chains(shape, plans, software_of("megatron-core"))
     for layer in kinds_of(shape):
         for operator in costed[layer]:
-            size = exact[operator.of.gives]
+            size = exact[operator.layer_operator.gives]
             assert isinstance(size, int)
             if np.any(operator.given):
                 assert np.broadcast_to(operator.given, 2)[0] == 2 * size, operator.name

@@ -50,7 +50,7 @@ def kept_chain(
     chain = []
     for part, part_operators in by_part(operators):
         waits = {
-            IN_FLOAT8.format(name) if waits_in_float8 and product.matrix.cut is not None else name: None
+            IN_FLOAT8.format(name) if waits_in_float8 and product.matrix.sharded_dim is not None else name: None
             for operator in part_operators
             for product in operator.products
             for name in (product.takes, product.gives)

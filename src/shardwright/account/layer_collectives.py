@@ -98,11 +98,11 @@ def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[Opera
     return tuple(
         OperatorCollectives(
             operator,
-            (*_listed(rank, operator.forward), *_forward(rank, operator.of, kind)),
+            (*_listed(rank, operator.forward), *_forward(rank, operator.layer_operator, kind)),
             tuple(_counts(rank)) if operator.name == "router" else (),
             (
-                *_listed(rank, operator.backward, num_loss_chunks(job) if operator.of.part == "head" else 1),
-                *_backward(rank, operator.of, kind),
+                *_listed(rank, operator.backward, num_loss_chunks(job) if operator.part == "head" else 1),
+                *_backward(rank, operator.layer_operator, kind),
             ),
         )
         for operator in _chain(job, kind)
@@ -309,7 +309,7 @@ def _float8_matrices(rank: _LedgerRank, operator: LayerOperator, kind: str) -> l
 
 def _cut_matrices(operator: LayerOperator) -> list[Matrix]:
     """The matrices of an operator that tp may cut: only their products may be in fp8."""
-    return [product.matrix for product in operator.products if product.matrix.cut is not None]
+    return [product.matrix for product in operator.products if product.matrix.sharded_dim is not None]
 
 
 def _largest_values(rank: _LedgerRank, matrix: Matrix) -> Iterator[CollectiveCalls]:

@@ -204,7 +204,7 @@ class OperatorNeeds:
         """Bytes that a product in fp8 needs in its backward: its operand dy in fp8; and for a weight gradient in fp8
         first dy and then x, widened to 16 bits, transposed and cast, and a part of the product. For experts, `rows` are
         those of one expert, and `all_rows` are cast at once."""
-        if self.job.precision.float8 == "none" or self.job.runs_on_cpu or matrix.cut is None:
+        if self.job.precision.float8 == "none" or self.job.runs_on_cpu or matrix.sharded_dim is None:
             return 0
         rows = rows if matrix.experts else self.share.tensors.tokens
         dy, x = rows * matrix.columns_on(tp), rows * matrix.inner_on(tp)

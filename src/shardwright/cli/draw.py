@@ -81,10 +81,21 @@ def _drawing_options(command: Any) -> Any:
 )
 @_drawing_options
 def schedule(
-    name: str | None, compare: bool, stages: int, microbatches: int, virtual: int | None, forward: float,
-    input_grad: float, weight_grad: float, alive: float, recompute: bool, gather: float | None, communication: float,
-    steps: int, **output: Any,
-) -> None:  # fmt: skip
+    name: str | None,
+    compare: bool,
+    stages: int,
+    microbatches: int,
+    virtual: int | None,
+    forward: float,
+    input_grad: float,
+    weight_grad: float,
+    alive: float,
+    recompute: bool,
+    gather: float | None,
+    communication: float,
+    steps: int,
+    **output: Any,
+) -> None:
     """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
 
     Times have no unit. What is drawn is the order that `train` would execute.

@@ -49,9 +49,15 @@ if TYPE_CHECKING:
 )
 @json_option
 def generate(
-    source: str, prompt: str | None, chat: bool, tokens: int, temperature: float, seed: int, overrides: tuple[str, ...],
+    source: str,
+    prompt: str | None,
+    chat: bool,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    overrides: tuple[str, ...],
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Write text with the weights of RUN's newest healthy checkpoint, or of a FOLDER with a config.json and
     safetensors files.
 

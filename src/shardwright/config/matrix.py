@@ -10,8 +10,8 @@ from typing import Any
 class Matrix:
     """A weight with which tokens are multiplied, of full shape [*outputs, inner].
 
-    `cut` is the dim that tensor-parallel ranks shard; None if each has the full matrix. If each expert has its own
-    matrix, `experts` of them are stacked, [experts, *outputs, inner]; 0 means one matrix for all tokens.
+    `sharded_dim` is the dim that tensor-parallel ranks shard; None if each has the full matrix. If each expert has its
+    own matrix, `experts` of them are stacked, [experts, *outputs, inner]; 0 means one matrix for all tokens.
 
     It may be several linear maps, concatenated along dim `side_by_side` of the outputs, with sizes `widths`; it is a
     single map if `widths` is empty.
@@ -20,7 +20,7 @@ class Matrix:
     name: str
     outputs: tuple[int, ...]
     inner: int
-    cut: int | None = None
+    sharded_dim: int | None = None
     experts: int = 0
     side_by_side: int = 0
     widths: tuple[int, ...] = ()
@@ -43,13 +43,13 @@ class Matrix:
     @cached_property
     def is_row_parallel(self) -> bool:
         """True if ranks shard its input dim, so that they sum their outputs; False if they shard its output dims."""
-        return self.cut == len(self.outputs)
+        return self.sharded_dim == len(self.outputs)
 
     def columns_on(self, tp: Any) -> Any:
         """Width of the output of a product on each of `tp` ranks; `tp` is a number or an array."""
-        if self.cut is None or self.is_row_parallel:
+        if self.sharded_dim is None or self.is_row_parallel:
             return self.columns
-        side_by_side = self.outputs[0] if self.cut else 1  # gate and up, each sharded
+        side_by_side = self.outputs[0] if self.sharded_dim else 1  # gate and up, each sharded
         return side_by_side * (self.columns // side_by_side // tp)
 
     def inner_on(self, tp: Any) -> Any:

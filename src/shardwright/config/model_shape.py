@@ -154,18 +154,18 @@ class ModelShape:
         queries, q_up makes queries from the residual stream.
         """
         heads, hidden = self.heads, self.hidden
-        out = Matrix("out", (hidden,), heads * self.value_width, cut=1)
+        out = Matrix("out", (hidden,), heads * self.value_width, sharded_dim=1)
         if self.latent is None:
             queries = heads // self.kv_heads
             outputs, widths = (self.kv_heads, queries + 2, self.head_dim), (queries, 1, 1)
-            return Matrix("qkv", outputs, hidden, cut=0, side_by_side=1, widths=widths), out
+            return Matrix("qkv", outputs, hidden, sharded_dim=0, side_by_side=1, widths=widths), out
         latent = self.latent
         latents, head = (latent.query_rank, latent.key_rank + latent.rotary), (latent.plain, latent.value)
         kv_widths = tuple(filter(None, head))
         return (
             Matrix("down", (sum(latents),), hidden, widths=tuple(filter(None, latents))),
-            Matrix("q_up", (heads, self.query_width), latent.query_rank or hidden, cut=0),
-            Matrix("kv_up", (heads, sum(head)), latent.key_rank, cut=0, side_by_side=1, widths=kv_widths),
+            Matrix("q_up", (heads, self.query_width), latent.query_rank or hidden, sharded_dim=0),
+            Matrix("kv_up", (heads, sum(head)), latent.key_rank, sharded_dim=0, side_by_side=1, widths=kv_widths),
             out,
         )
 
@@ -185,8 +185,8 @@ class ModelShape:
         return self._mlp(self.mixture.shared_ffn)
 
     def _mlp(self, ffn: int, experts: int = 0) -> tuple[Matrix, Matrix]:
-        up = Matrix("up", (self.gates, ffn), self.hidden, cut=1, experts=experts, widths=(1,) * self.gates)
-        return up, Matrix("down", (self.hidden,), ffn, cut=1, experts=experts)
+        up = Matrix("up", (self.gates, ffn), self.hidden, sharded_dim=1, experts=experts, widths=(1,) * self.gates)
+        return up, Matrix("down", (self.hidden,), ffn, sharded_dim=1, experts=experts)
 
     @cached_property
     def gate_matrices(self) -> tuple[Matrix, ...]:

@@ -10,7 +10,7 @@ from shardwright.config.plan import chunks_per_rank
 class Portion:
     """A part of a step's batch: the part of what it is, the number of such parts in the previous portion, its size."""
 
-    of: str
+    kind: str
     num_parts: int
     num_sequences: int
     num_tokens: int

@@ -77,9 +77,14 @@ def px(value: float) -> str:
 
 
 def line_chart(
-    title: str, box: Box, lines: Sequence[Line], most: float, mark: float | None = None,
-    form: Callable[[float], str] = "{:g}".format, ticks: Mapping[float, str] | None = None,
-) -> list[str]:  # fmt: skip
+    title: str,
+    box: Box,
+    lines: Sequence[Line],
+    most: float,
+    mark: float | None = None,
+    form: Callable[[float], str] = "{:g}".format,
+    ticks: Mapping[float, str] | None = None,
+) -> list[str]:
     """Lines in a box, y from 0 to at least `most`, with a title above, x below and a dashed line at `mark`.
 
     `ticks` are labels by x, in place of round numbers.

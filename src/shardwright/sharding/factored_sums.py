@@ -95,7 +95,9 @@ class FactoredSums:
     @cached_property
     def cut_ones(self) -> list[int]:
         """The numbers of the matrices that tensor parallel cuts."""
-        return [i for i, placed in enumerate(self.matrices) if placed.matrix.cut != "whole"] if self.num_cut > 1 else []
+        if self.num_cut == 1:
+            return []
+        return [i for i, placed in enumerate(self.matrices) if placed.matrix.split != "whole"]
 
     def held(self, shard: int, placed: FactoredMatrix) -> list[Range]:
         """The ranges of a matrix's elements in a shard, counted from the beginning of the shard."""
@@ -116,8 +118,8 @@ class FactoredSums:
         """The bytes summed along "shards" or "tp", the same on every rank of the line: the first round, then the
         second."""
         number, crossing = len(self.matrices), [self.matrices[i] for i in self.cut_ones]
-        of_rows = sum(placed.matrix.rows for placed in crossing if placed.matrix.cut == "columns")
-        of_columns = sum(placed.matrix.columns for placed in crossing if placed.matrix.cut == "rows")
+        of_rows = sum(placed.matrix.rows for placed in crossing if placed.matrix.split == "columns")
+        of_columns = sum(placed.matrix.columns for placed in crossing if placed.matrix.split == "rows")
         rounds = [(self.num_rows + self.num_columns + number, of_rows + of_columns + len(crossing))]
         rounds = [*rounds, (number, len(crossing))] if self.has_factors else [(2 * number, 2 * len(crossing))]
         for over_shards, over_cut in rounds:

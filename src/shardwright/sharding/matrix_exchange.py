@@ -90,7 +90,7 @@ class MatrixExchange:
         for number in sorted(range(len(exchanges)), key=lambda number: -costs[number]):
             _, shard = heappop(shards)
             shard_work = work[shard]
-            index = EVERY if exchanges[number][0].cut == "whole" else shard_work.index(min(shard_work))
+            index = EVERY if exchanges[number][0].split == "whole" else shard_work.index(min(shard_work))
             owners[number] = shard, index
             for rank in range(num_cut):
                 shard_work[rank] += costs[number] * (index in (EVERY, rank))

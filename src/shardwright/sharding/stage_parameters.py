@@ -138,12 +138,12 @@ class _Cut:
 
     def _of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
         """The matrices of experts, cut over ep by expert, and each over the ranks that share an expert."""
-        dim, std = 1 + (matrix.cut or 0), self._std(matrix)
+        dim, std = 1 + (matrix.sharded_dim or 0), self._std(matrix)
         return self._experts_parts(f"{name}.{matrix.name}", matrix.full_shape, dim, "normal", std)
 
     def _bias_of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
         """The biases of experts' matrices. If ranks share the inputs of a matrix, each rank has all of its bias."""
-        dim = 0 if matrix.is_row_parallel else 1 + (matrix.cut or 0)
+        dim = 0 if matrix.is_row_parallel else 1 + (matrix.sharded_dim or 0)
         return self._experts_parts(f"{name}.{matrix.name}_bias", matrix.full_shape[:-1], dim, "zeros")
 
     def _experts_parts(
@@ -208,13 +208,13 @@ class _Cut:
         if not self.model.bias:
             return matrices
         # A layer's own parameters are listed before those of its parts.
-        entering = self._sharded(f"{name}.{enter.name}_bias", enter.outputs, enter.cut or 0, init="zeros")
+        entering = self._sharded(f"{name}.{enter.name}_bias", enter.outputs, enter.sharded_dim or 0, init="zeros")
         return [entering, *matrices, self._whole(f"{name}.{leave.name}.bias", leave.outputs, "zeros")]
 
     def _weight(self, name: str, matrix: Matrix, is_partial: bool = False) -> ParameterShard:
-        if matrix.cut is None:
+        if matrix.sharded_dim is None:
             return self._whole(name, matrix.full_shape, "normal", self._std(matrix), is_partial)
-        return self._sharded(name, matrix.full_shape, matrix.cut, self._std(matrix))
+        return self._sharded(name, matrix.full_shape, matrix.sharded_dim, self._std(matrix))
 
     def _std(self, matrix: Matrix) -> float:
         std = self.model.init_std

@@ -22,7 +22,7 @@ Range = tuple[int, int]
 class UpdateMatrix:
     """One matrix of a parameter, as one rank of a tensor-parallel line has it.
 
-    Its rows lie in `ranges` of the rows of the rank's part, each row of `columns` elements. `cut` says if the ranks
+    Its rows lie in `ranges` of the rows of the rank's part, each row of `columns` elements. `split` says if the ranks
     that share the matrix split its "rows" or its "columns", or each has it "whole". A vector is a matrix of one column.
     """
 
@@ -30,7 +30,7 @@ class UpdateMatrix:
     columns: int
     full_rows: int
     full_columns: int
-    cut: Literal["whole", "rows", "columns"]
+    split: Literal["whole", "rows", "columns"]
 
     @property
     def rows(self) -> int:

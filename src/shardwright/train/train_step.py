@@ -156,9 +156,14 @@ def without_target(job: JobSpec, rate: float, loss_scale: float | None = None) -
 
 
 def run_step(
-    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, shares: CountedShares,
+    job: JobSpec,
+    replica: Replica,
+    mesh: Mesh,
+    step: int,
+    tokens_BS: Tensor,
+    shares: CountedShares,
     update: Callable[[Action], None],
-) -> None:  # fmt: skip
+) -> None:
     """Forward and backward of a step of a job with the batch that it has then, and at its end `update`. `shares` of the
     positions have a target that counts, and tokens that are real."""
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0

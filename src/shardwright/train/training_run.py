@@ -78,7 +78,7 @@ class TrainingRun:
         self.recorder = StepsRecorder(self.log.device_name if self.log is not None else "")
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.place, self.log)
-            self.tell([*predicted_lines(start.predicted), *begun.said, *place_lines, self.health.opening])
+            self.tell([*predicted_lines(start.predicted), *begun.lines, *place_lines, self.health.opening])
             self.tell([*self.held_out.notes(), *trained_on_notes(job.data)])
             self.tell([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
             self.tell([] if job.checkpoint.is_on else [NOTHING_IS_KEPT])

@@ -81,7 +81,11 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         product_elements = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
         attention_bytes = sum(o.kept_result for o in chain if o.name == "attention")
         return HALF * product_elements / 2 + attention_bytes + (enter.kept if enter else 0.0)
-    recomputed = {o.of.gives for o in chain if o.of.part in policy.split("+") and o.of.gives != o.of.takes}
+    recomputed = {
+        o.layer_operator.gives
+        for o in chain
+        if o.part in policy.split("+") and o.layer_operator.gives != o.layer_operator.takes
+    }
     return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
 
 
@@ -116,7 +120,7 @@ def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
 
 def share_run_again(operator: Operator, policy: str) -> float:
     """The share of an operator's forward that a policy computes again in the backward."""
-    if operator.of.part in ALWAYS_AGAIN:
+    if operator.part in ALWAYS_AGAIN:
         return 1.0
     if policy in ("full", "stage"):
         return 1.0
@@ -124,4 +128,4 @@ def share_run_again(operator: Operator, policy: str) -> float:
         return float(operator.name == "attention" and operator.scores is None)
     if policy == "matmul":
         return 0.5 if operator.products else float(operator.scores is None)
-    return float(operator.of.part in policy.split("+"))
+    return float(operator.part in policy.split("+"))

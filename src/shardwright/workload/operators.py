@@ -110,7 +110,7 @@ class Operator:
     `kernel` is its elementwise computation if that can be measured, and `elements` the number of its elements.
     """
 
-    of: LayerOperator
+    layer_operator: LayerOperator
     products: tuple[MatrixProduct, ...] = ()
     scores: Scores | None = None
     forward_bytes: Numbers = 0.0
@@ -130,12 +130,17 @@ class Operator:
     @property
     def name(self) -> str:
         """Its name in the list of operators."""
-        return self.of.name
+        return self.layer_operator.name
+
+    @property
+    def part(self) -> str:
+        """The part of the layer to which it belongs."""
+        return self.layer_operator.part
 
     @property
     def kept_tensor(self) -> str:
         """The tensor that it keeps."""
-        return self.of.takes if self.keeps_input else self.of.gives
+        return self.layer_operator.takes if self.keeps_input else self.layer_operator.gives
 
     @property
     def freed(self) -> Numbers:

@@ -106,7 +106,7 @@ class Adafactor:
         """The sums by row or column to which other ranks of tp contribute."""
         sums = []
         for factored in (self.sums.matrices[i] for i in self.sums.cut_ones):
-            if factored.matrix.cut == "columns":
+            if factored.matrix.split == "columns":
                 sums += [rows[slice(*row_range)] for row_range in factored.rows]
             else:
                 sums += [columns[slice(*factored.columns)]]
@@ -126,7 +126,7 @@ class Adafactor:
         for factored, ranges in zip(self.sums.matrices, self._local_ranges, strict=True):
             column_means = by_column[slice(*factored.columns)]
             # The mean of all squares is the mean of the row means, or of the column means. A rank has all of one kind.
-            if factored.matrix.cut == "rows":
+            if factored.matrix.split == "rows":
                 mean = column_means.mean()
             else:
                 row_sums = torch.stack([by_row[slice(*row_range)].sum() for row_range in factored.rows])

@@ -163,7 +163,7 @@ class Muon:
         """Make a matrix orthogonal, in place. It lies in pieces: ranges of rows in order, or the columns of each rank
         of tp."""
         matrix = placed.matrix
-        is_by_columns = matrix.cut == "columns" and placed.cut_index != EVERY
+        is_by_columns = matrix.split == "columns" and placed.cut_index != EVERY
 
         def split(full: Tensor) -> list[Tensor]:
             if is_by_columns:

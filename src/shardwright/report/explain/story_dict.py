@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from shardwright.explain.batch_split import Portion
 from shardwright.explain.operator_passes import OperatorPass, PiecePass
 from shardwright.explain.story import Story
 from shardwright.report.explain.layout_table import layout_dict
@@ -17,7 +18,7 @@ def story_dict(story: Story) -> dict[str, Any]:
         "notes": job_notes(story.job),
         "plan": story.job.plan.model_dump(),
         "untimed": story.untimed,
-        "batch": [asdict(portion) for portion in story.portions],
+        "batch": [_portion(portion) for portion in story.portions],
         "rank_order": story.order,
         "first_node": story.first_node,
         "groups": [{name: value for name, value in asdict(group).items() if name != "lies"} for group in story.groups],
@@ -39,6 +40,12 @@ def story_dict(story: Story) -> dict[str, Any]:
         "tokens_per_s": story.tokens_per_s,
         "layouts": layout_dict(story.layouts),
     }
+
+
+def _portion(portion: Portion) -> dict[str, Any]:
+    """A portion of the batch, whose kind is named "of" in JSON."""
+    values = asdict(portion)
+    return {"of": values.pop("kind")} | values
 
 
 def _piece(piece: PiecePass) -> dict[str, Any]:

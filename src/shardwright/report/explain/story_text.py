@@ -63,7 +63,7 @@ def _heading(story: Story) -> str:
 def _batch(story: Story) -> Iterator[str]:
     rows = [["what", "parts", "sequences", "tokens", "why"]]
     for part in story.portions:
-        rows.append([part.of, f"{part.num_parts:,}", f"{part.num_sequences:,}", f"{part.num_tokens:,}", part.why])
+        rows.append([part.kind, f"{part.num_parts:,}", f"{part.num_sequences:,}", f"{part.num_tokens:,}", part.why])
     yield aligned(rows, left=(0, 4))
     yield _says(
         "Each line is one part of the line above it. A token is one number until the embedding makes it a "

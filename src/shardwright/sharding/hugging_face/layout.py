@@ -191,7 +191,7 @@ class _Made:
                 (*inner, *view) if cut_dim else (*view, *inner),
                 transposed_order if cut_dim else tuple(range(len(shape))),
                 cut_dim=cut_dim,
-                cut=(start, start + size),
+                cut_range=(start, start + size),
             )
             start += size
 

@@ -17,8 +17,8 @@ class ReleasedPiece:
     The released tensor, viewed as `view` with its dims permuted to `order`, is the region. `interleaved` counts the
     elements at the beginning of dim `pairs_dim` of the region that are pairs (2i, 2i + 1) in the released tensor and
     (i, i + D/2) in ours. `plus` is added to the released values: norms of Gemma are 1 + weight. If the released tensor
-    holds several of our regions, `cut` is the range of its dim `cut_dim` that is this region; the view is of that part.
-    If the released table `may_be_longer`, only its first rows are taken.
+    holds several of our regions, `cut_range` is the range of its dim `cut_dim` that is this region; the view is of that
+    part. If the released table `may_be_longer`, only its first rows are taken.
     """
 
     name: str
@@ -30,7 +30,7 @@ class ReleasedPiece:
     pairs_dim: int = 0
     plus: float = 0.0
     cut_dim: int = 0
-    cut: tuple[int, int] | None = None
+    cut_range: tuple[int, int] | None = None
     may_be_longer: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -42,9 +42,10 @@ class ReleasedPiece:
     @property
     def part_shape(self) -> tuple[int, ...]:
         """Shape of the part of the released tensor that fills the region."""
-        if self.cut is None:
+        if self.cut_range is None:
             return self.shape
-        return tuple(self.cut[1] - self.cut[0] if d == self.cut_dim else size for d, size in enumerate(self.shape))
+        first, end = self.cut_range
+        return tuple(end - first if dim == self.cut_dim else size for dim, size in enumerate(self.shape))
 
     def __post_init__(self) -> None:
         assert math.prod(self.part_shape) == math.prod(self.view), (

@@ -76,8 +76,8 @@ def _region_view(piece: ReleasedPiece, released: Tensor) -> Tensor:
     keep the order of the released tensor."""
     if piece.may_be_longer:
         released = released[: piece.shape[0]]
-    if piece.cut is not None:
-        released = released.narrow(piece.cut_dim, piece.cut[0], piece.cut[1] - piece.cut[0])
+    if piece.cut_range is not None:
+        released = released.narrow(piece.cut_dim, piece.cut_range[0], piece.cut_range[1] - piece.cut_range[0])
     return released.reshape(piece.view).permute(piece.order) if released.is_contiguous() else _split(piece, released)
 
 

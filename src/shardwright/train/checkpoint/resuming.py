@@ -49,7 +49,7 @@ class UnreadCheckpointError(PassingError):
 
 @dataclass(frozen=True)
 class Resumed:
-    """The start of a run: its state, and `said`, the lines for the user."""
+    """The start of a run: its state, and `lines` for the user."""
 
     replica: Replica
     step: int = 0
@@ -57,7 +57,7 @@ class Resumed:
     passed_over: int = 0
     state: Mapping[str, Any] = field(default_factory=dict)
     manifest: Manifest | None = None
-    said: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
 
 def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Resumed:
@@ -98,7 +98,7 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
             raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
         lines += told_health(other_storage, manifest, max(steps, default=0))
         lines.append(f"beginning with the weights of {other_storage.root}/{folder_name(manifest.step)}")
-    return Resumed(replica, said=tuple(lines))
+    return Resumed(replica, lines=tuple(lines))
 
 
 def _has_begun(storage: Storage, mesh: Mesh) -> bool:

@@ -233,9 +233,19 @@ def _other_data(
 
 # Fields of `data` that decide the tokens of the training side.
 _TOKEN_FIELDS = (
-    "path", "format", "split", "text_field", "chats", "token_dtype", "end_of_document", "tokenizer", "begin_token",
-    "chat_template", "today", "validation_share",
-)  # fmt: skip
+    "path",
+    "format",
+    "split",
+    "text_field",
+    "chats",
+    "token_dtype",
+    "end_of_document",
+    "tokenizer",
+    "begin_token",
+    "chat_template",
+    "today",
+    "validation_share",
+)
 
 
 def _from_old_version(stored: StoredPlace, current: PlaceInData, job: JobSpec) -> tuple[PlaceInData, list[str]]:
