@@ -24,7 +24,7 @@ from shardwright.report.recommendation_text import plan_dicts, recommendation_te
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlanQuestion:
     """The options of the command `plan`: the question to a search."""
 
     top: int = 10
@@ -36,10 +36,10 @@ class Wanted:
     tokens: float = 0.0
     days: float = 0.0
 
-    def read(self, subject: str) -> "Wanted":
+    def read(self, subject: str) -> "PlanQuestion":
         """The options in plain values. Raises PlanError with a fault for each option that has none."""
         options = GivenOptions()
-        wanted = Wanted(
+        wanted = PlanQuestion(
             options.whole("top, how many plans are shown,", self.top, least=1),
             options.texts("keep", self.keep, "plan.tp=2"),
             options.texts("between", self.between, "plan.tp=1,4"),
@@ -105,18 +105,21 @@ class FoundPlans(Shown):
 
 
 def found_plans(
-    subject: str, to_plan: JobToPlan, wanted: Wanted, restrict: Callable[[Constraints], Constraints] | None = None
+    subject: str,
+    to_plan: JobToPlan,
+    question: PlanQuestion,
+    restrict: Callable[[Constraints], Constraints] | None = None,
 ) -> FoundPlans:
     """Search for a job's best plans. `restrict` adds further constraints. Raises PlanError."""
-    wanted = wanted.read(subject)
-    constraints = wanted.constraints()
+    question = question.read(subject)
+    constraints = question.constraints()
     if restrict is not None:
         constraints = restrict(constraints)
-    if wanted.as_software:
+    if question.as_software:
         constraints = constraints.as_software(software_of(to_plan.job.cluster.software))
-    objective = Objective(NAMES[NAMES.index(wanted.objective)], wanted.tokens, wanted.days)
+    objective = Objective(NAMES[NAMES.index(question.objective)], question.tokens, question.days)
     try:
-        advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=wanted.top)
+        advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=question.top)
     except KeyError as error:
         raise PlanError(subject, [str(error.args[0])]) from None
     return FoundPlans(subject, to_plan, advice, constraints)

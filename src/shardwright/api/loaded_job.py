@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.api.asked_job import AskedJob
 from shardwright.api.estimated import Estimated, estimated
-from shardwright.api.found_plans import FoundPlans, Wanted, found_plans
+from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
 from shardwright.api.simulated import Simulated
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
@@ -113,8 +113,8 @@ class Job(AskedJob):
         >>> plans.recommended.spec.plan.tp
         2
         """
-        wanted = Wanted(top, keep, between, float8, objective, as_software, tokens, days)
-        plans = found_plans(self.subject, self.to_plan(), wanted)
+        question = PlanQuestion(top, keep, between, float8, objective, as_software, tokens, days)
+        plans = found_plans(self.subject, self.to_plan(), question)
         return Plans(plans.subject, plans.to_plan, plans.advice, plans.constraints)
 
     def simulate(self, *, steps: int = 1, communication: float = 0.0, execute: bool = False) -> Simulated:

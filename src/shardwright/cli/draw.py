@@ -6,6 +6,7 @@ import click
 
 from shardwright.cli.checked_job import load_predicted, load_to_run
 from shardwright.cli.job_options import (
+    CLUSTER_OPTIONS,
     PredictCommand,
     asked_cluster,
     cluster_options,
@@ -125,20 +126,17 @@ def simulate(
     execute: bool,
     communication: float,
     steps: int,
-    devices: int | None,
-    device: str,
-    devices_per_node: int | None,
-    **output: Any,
+    **options: Any,
 ) -> None:
     """Draw the timeline of a step of JOB.
 
     Times are seconds where the cluster's device has a calibration. Elsewhere, and with --communication, stages cost
     what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
     """
-    cluster = asked_cluster({"devices": devices, "device": device, "devices_per_node": devices_per_node})
-    if execute and (devices or device or devices_per_node):
+    cluster = asked_cluster({name: options.pop(name) for name in CLUSTER_OPTIONS})
+    if execute and cluster != asked_cluster({}):
         raise click.UsageError("--execute runs on this machine; leave --devices, --device and --devices-per-node out")
-    spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, cluster, output["as_json"])
+    spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, cluster, options["as_json"])
     from shardwright.report.timeline.job_study import study_job
     from shardwright.report.timeline.schedule_command import Output, show_job
 
@@ -149,7 +147,7 @@ def simulate(
     else:
         expect_many_actions()
         study = study_job(spec, communication, steps)
-    show_job(study, Output(**output))
+    show_job(study, Output(**options))
 
 
 COMMANDS = (schedule, simulate)

@@ -1,8 +1,9 @@
 """Options that commands share; and the argument, the overrides and the help of commands on a job."""
 
 import gc
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -10,6 +11,9 @@ from shardwright.config import largest
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
+
+Question = TypeVar("Question")  # a dataclass of options
+CLUSTER_OPTIONS = ("devices", "device", "devices_per_node")
 
 
 class JobCommand(click.Command):
@@ -84,6 +88,11 @@ def device_options(command: Any) -> Any:
         "a model of the catalog."
     )
     return click.option("--device", default="", metavar="NAME", help=device_help)(command)
+
+
+def question_of(question: type[Question], options: dict[str, Any]) -> Question:
+    """A dataclass of options, whose fields have the names of options; these are taken out of `options`."""
+    return question(**{field.name: options.pop(field.name) for field in fields(question)})  # type: ignore[arg-type]
 
 
 def asked_cluster(options: dict[str, Any]) -> "AskedCluster":

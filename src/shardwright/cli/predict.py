@@ -19,6 +19,7 @@ from shardwright.cli.job_options import (
     file_option,
     job_options,
     json_option,
+    question_of,
 )
 
 
@@ -172,30 +173,33 @@ def layout(
 @click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
 @file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
-    job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
-    float8: str, objective: str, as_software: bool, tokens: float, days: float, system_name: str | None,
-    further_files: tuple[str, ...], toml: Path | None, **cluster_fields: Any,
-) -> None:  # fmt: skip
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    system_name: str | None,
+    further_files: tuple[str, ...],
+    toml: Path | None,
+    **options: Any,
+) -> None:
     """Find the best plans for JOB's model, batch and cluster, say why they are, and recommend one.
 
     JOB may be a model too, with --devices and --device. Every legal plan is considered; recommended is the simplest of
     those that can't be told apart from the fastest. JOB's own plan, if it has one, is compared with what is found.
     """
-    from shardwright.api.found_plans import Wanted, found_plans
+    from shardwright.api.found_plans import PlanQuestion, found_plans
     from shardwright.config.other_systems.carried_data import with_paths_from
     from shardwright.report.job_toml import write_toml
 
     expect_many_actions()
-    wanted = Wanted(top, keep, between, float8, objective, as_software, tokens, days)
-    wanted.constraints()  # faults of these options are found before the job is read
-    cluster = asked_cluster(cluster_fields)
+    question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
+    question.constraints()  # faults of these options are found before the job is read
     imported = system = None
     if system_name:
         to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster)
     else:
         to_plan = load_to_plan(job, overrides, cluster, as_json)
     restrict = partial(held_to, system, to_plan.job.cluster.software) if system else None
-    plans = found_plans(f"job {job}", to_plan, wanted, restrict)
+    plans = found_plans(f"job {job}", to_plan, question, restrict)
     advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
     if system and imported and to_plan.own_job and not to_plan.own_faults:
@@ -232,7 +236,7 @@ def plan(
 @file_option("--svg", help="Write a picture.")
 def scale(
     job: str, overrides: tuple[str, ...], as_json: bool, devices: str, tokens: int | None, keep: tuple[str, ...],
-    between: tuple[str, ...], svg: Path | None, device: str, devices_per_node: int | None,
+    between: tuple[str, ...], svg: Path | None, **cluster_fields: Any,
 ) -> None:  # fmt: skip
     """Find the best plan of JOB at each size of its cluster, and say what more devices bring.
 
@@ -251,7 +255,7 @@ def scale(
     expect_many_actions()
     constraints, sizes = constraints_of(keep, between), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
-    cluster = asked_cluster({"devices": smallest, "device": device, "devices_per_node": devices_per_node})
+    cluster = asked_cluster(cluster_fields | {"devices": smallest})
     spec = load_to_plan(job, overrides, cluster, as_json).job
     limits = batch_limits(spec, tokens or 0)
     try:
