@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from fuzz.draw_attention import draw_attention
+from shardwright.config.gate_facts import GATES
 from shardwright.config.rank_order import AXES, ORDERS
 from shardwright.config.rate_schedules import BATCH_RULES, DECAY_SHAPES, RATE_SCHEDULES
 from shardwright.config.recompute_policy import OPERATORS
@@ -316,7 +317,7 @@ def _experts(rng: random.Random, plan: Fields) -> Fields:
     if plan["ep"] > 1 and rng.random() < 0.4:
         plan["dispatch"] = "node-aware"
     experts = plan["ep"] * rng.choice([1, 2, 3]) * (2 if plan["ep"] == 1 else 1)
-    gate = rng.choice(["softmax", "switch", "gshard", "sigmoid", "expert-choice", "correlation"])
+    gate = rng.choice(GATES.names)
     moe: Fields = {"experts": experts, "gate": gate}
     if gate in ("softmax", "sigmoid", "expert-choice"):
         moe["top_k"] = rng.randint(1, min(3, experts))

@@ -11,6 +11,14 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class SectionSpec(Spec):
+    """A section of a job."""
+
+    def faults(self) -> list[str]:
+        """Faults of the section by itself, each with its arithmetic and a way out. Each field is valid by itself."""
+        return []
+
+
 class PlanError(ValueError):
     """All faults of the user's input at once. Each fault is one sentence with its arithmetic and a way out. `way_out`
     is a way out that all faults share."""

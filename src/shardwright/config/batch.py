@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from shardwright.config import largest
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.field_types import Sequences
 
 SequencesOr0 = Annotated[int, Field(ge=0, le=largest.BATCH)]
@@ -30,7 +30,7 @@ class RampSpec(Spec):
     )
 
 
-class BatchSpec(Spec):
+class BatchSpec(SectionSpec):
     """The samples of one optimizer step."""
 
     global_batch_size: Sequences = Field(

@@ -12,6 +12,7 @@ from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.validation_messages import described
 
 Entry = TypeVar("Entry", bound=Spec)
+NO_CALIBRATION = "cpu"  # the generation of CPUs, whose efficiencies are measured where they are used
 
 
 def read_entry(kind: catalog.Kind, name: str, spec: type[Entry]) -> Entry:
@@ -44,6 +45,6 @@ def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) ->
     return [
         fault
         for key, calibration in calibrations
-        if catalog.is_file(calibration)
+        if calibration not in ("", NO_CALIBRATION)
         for fault in entry_faults(f"{field} {name}: {key}", "calibrations", calibration, CalibrationSpec)
     ]

@@ -5,11 +5,11 @@ from typing import Annotated
 from pydantic import Field
 
 from shardwright.config import largest
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import Steps, StepsOr0
 
 
-class CheckpointSpec(Spec):
+class CheckpointSpec(SectionSpec):
     """The times when a run writes checkpoints, the number of those it keeps, and their place."""
 
     every_steps: StepsOr0 = Field(0, description="Steps between checkpoints; 0 means that steps don't matter.")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from shardwright.config import largest
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_types import Ranks, RanksOr0
 from shardwright.config.measured_table import MeasuredTable
@@ -175,6 +175,17 @@ class DeviceSpec(Spec):
         description="Seconds of this runtime's operators and collectives on it, as calibrate writes them.",
     )
 
+    @field_validator("peak_tflops")
+    @classmethod
+    def _names_are_known(cls, peaks: dict[str, float]) -> dict[str, float]:
+        """Check the names of number types: a peak of another name would never be read."""
+        known = tuple(dict.fromkeys(PEAK_NAMES.values()))
+        for name in peaks:
+            if name not in known:
+                hint = f"did you mean {PEAK_NAMES[name]}?" if name in PEAK_NAMES else f"use {', '.join(known)}"
+                raise ValueError(f"input should have names of number types, and {name!r} is none; {hint}")
+        return peaks
+
     @field_validator("measured")
     @classmethod
     def _is_within_peaks(cls, tables: list[MeasuredTable], info: ValidationInfo) -> list[MeasuredTable]:
@@ -231,7 +242,7 @@ class PartSpec(Spec):
         return self.devices_per_node * self.nodes
 
 
-class ClusterSpec(Spec):
+class ClusterSpec(SectionSpec):
     """Nodes of equal devices, or parts with different devices. `this-machine` is the machine that runs the command."""
 
     name: str = Field(

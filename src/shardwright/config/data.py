@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.config import largest
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.field_types import DayOrNone, PlainName, Positive, Probability
 
 STDLIB = "python-stdlib"
@@ -53,7 +53,7 @@ class ValidationSpec(ReadSpec):
     )
 
 
-class DataSpec(ReadSpec):
+class DataSpec(ReadSpec, SectionSpec):
     """The sources of tokens, and how they are read."""
 
     path: str = Field(

@@ -18,8 +18,8 @@ class GateFacts:
     - `sees_all`: the choice for one token depends on the other tokens of the microbatch. Experts then choose tokens,
       equally many each: they have room for those, and need no balance loss.
     - `draws`: choices are drawn at random during training.
-    - `adds_to_one`: weights of a token's choices are divided by their sum always, never, or as model.moe.normalise
-      says.
+    - `adds_to_one`: the weights of a token's choices add up to one always, never, or as model.moe.normalise says. If
+      they do, the account keeps them before and after the division.
     - `scores_add_up`: a token's scores are probabilities; if not, a balance loss divides them by their sum.
     - `counts_pairs`: the gate uses how often one token chose two given experts.
     """

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import Positive, PositiveOr0, Steps, StepsOr0
 
 
-class HealthSpec(Spec):
+class HealthSpec(SectionSpec):
     """The things a run watches of its own health, and its reaction to a fault."""
 
     not_finite: Literal["stop", "skip", "rewind"] = Field(

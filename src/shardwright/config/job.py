@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.config import largest
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.batch import BatchSpec
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.cluster import ClusterSpec
@@ -18,7 +18,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
 
 
-class RunSpec(Spec):
+class RunSpec(SectionSpec):
     """The place, the seed, the devices and the limits of a run."""
 
     folder: str = Field("", description="Folder of logs and metrics; empty means runs/NAME.")

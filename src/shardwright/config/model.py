@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.config import largest
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.field_types import (
     Divisor,
     Layers,
@@ -29,7 +29,7 @@ NormPlace = Literal["before", "after", "around"]
 ParallelBlock = Literal["none", "one-norm", "two-norms"]
 
 
-class ModelSpec(Spec):
+class ModelSpec(SectionSpec):
     """Shape of a decoder. The defaults of `kind` fields are Llama's; see catalog/models for GPT's."""
 
     name: str = Field(

@@ -1,6 +1,7 @@
 """Mixture of experts: many MLPs in place of one; a gate chooses a few of them for each token. Shazeer et al. 2017
 (arXiv 1701.06538)."""
 
+import json
 import math
 from typing import Any, Literal
 
@@ -175,7 +176,11 @@ class MoeSpec(Spec):
         if condition:
             return []
         names_set: list[Any] = [name for name in names.split() if self._is_set(name)]
-        return [f"model.moe.{name} is {getattr(self, name)}, and {reason}; leave it out" for name in names_set]
+        return [
+            f"model.moe.{name} is {getattr(self, name)}, and {reason}; leave it out, or set it to "
+            f"{json.dumps(MoeSpec.model_fields[name].default)}"
+            for name in names_set
+        ]
 
     def _choice_faults(self) -> list[str]:
         chosen, facts, faults = self.num_chosen, self.gate_facts, list[str]()

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import Divisor, Positive, PositiveOr0, Probability, ShareOr0, Steps, StepsOr0
 from shardwright.config.optimizer_facts import OPTIMIZERS, OptimizerFacts, OptimizerName
 from shardwright.config.rate_schedules import BatchRuleName, DecayShapeName, RateScheduleName
@@ -13,7 +13,7 @@ _WARMUP = 20
 _MOST_NEWTON_SCHULZ = 20  # steps, each of three products of a matrix
 
 
-class OptimizerSpec(Spec):
+class OptimizerSpec(SectionSpec):
     """The update of a step and its learning rate: a warm-up, then a schedule."""
 
     name: OptimizerName = Field(

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
 from shardwright.config.array_math import holds
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec
 from shardwright.config.compression_facts import CompressName
 from shardwright.config.context_facts import CONTEXT_METHODS, ContextMethod
 from shardwright.config.field_types import Layers, LayersOr0, Ranks, RanksOr0, Sequences, ShareOr0
@@ -33,7 +33,7 @@ def sums_by_run(schedule: str, virtual: Any, reduce_each: str) -> Any:
 UNSEARCHED = ("bucket_mib", "loss_chunk_mib", "compress", "compress_rank", "compress_share", "compress_least")
 
 
-class FallbackSpec(Spec):
+class FallbackSpec(SectionSpec):
     """Degrees and order of work. The product dp x cp x tp x pp is the number of ranks."""
 
     dp: Ranks = Field(1, description="Data-parallel degree: replicas that see different samples.")

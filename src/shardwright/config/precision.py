@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from shardwright.config import largest
-from shardwright.config.base import Spec
+from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import StepsOr0
 
 Number = Literal["float32", "bf16", "fp16"]
@@ -18,7 +18,7 @@ BYTES_PER_ELEMENT: dict[Number, int] = {"float32": 4, "bf16": 2, "fp16": 2}
 FLOAT8_TILE = 128  # elements of a row, or of a side of a block, that share a scale (DeepSeek-V3, section 3.3)
 
 
-class PrecisionSpec(Spec):
+class PrecisionSpec(SectionSpec):
     """The number types of a step. The optimizer always updates float32 weights, and computes in float32."""
 
     compute: Number = Field("float32", description="Number type of weights and activations in forward and backward.")

@@ -161,6 +161,9 @@ def peak_flops(run: Run) -> float:
     return device.peak_flops(run.grid.precision) or device.peak_flops("bf16") or device.peak_flops("fp16")
 
 
+_NEEDED = ("memory_gb_per_s", "multiprocessors")  # fields of a device without which no step has a time
+
+
 def _known_peak(device: DeviceSpec, number: str) -> float:
     """The device's peak in FLOP/s. KeyError, with what to add, if it is unknown."""
     if not (peak := device.peak_flops(number)):
@@ -176,8 +179,9 @@ def _known(device: DeviceSpec, field: str, instead: str = "") -> float:
     """A field of the device. KeyError, with what to add or to set instead, if it is 0, which is unknown."""
     value: float = getattr(device, field)
     if not value:
-        way_out = "; add it to its file" + (f", or set {instead}" if instead else "")
-        raise KeyError(f"{device.name} has no known {field}{way_out}")
+        others = [name for name in _NEEDED if name != field and not getattr(device, name)]
+        way_out = f"; add {'them' if others else 'it'} to its file" + (f", or set {instead}" if instead else "")
+        raise KeyError(f"{device.name} has no known {' and no '.join([field, *others])}{way_out}")
     return value
 
 

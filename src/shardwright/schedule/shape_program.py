@@ -96,6 +96,7 @@ def _make_schedule(name: str, shape: PipelineShape) -> Schedule:
     if faults:
         raise PlanError(f"schedule {name}", faults)
     schedule: Schedule = SCHEDULES[name].make(shape)
+    assert schedule.name == name, f"the schedule {name!r} makes one that is called {schedule.name!r}"
     return schedule
 
 

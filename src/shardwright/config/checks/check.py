@@ -48,7 +48,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
     return [
         *size_faults(job),
         *_name_faults(job.name),
-        *job.model.faults(),
+        *_section_faults(job),
         *_tensor_faults(job),
         *context_faults(job),
         *data_faults(job.data),
@@ -68,6 +68,22 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *health_faults(job),
         *checkpoint_faults(job),
     ]
+
+
+def _section_faults(job: JobSpec) -> list[str]:
+    """Faults of sections by themselves. Those of the batch are in `_batch_faults`, whose other rules need it right."""
+    sections = (
+        job.model,
+        job.cluster,
+        job.plan,
+        job.precision,
+        job.data,
+        job.optimizer,
+        job.run,
+        job.checkpoint,
+        job.health,
+    )
+    return [fault for section in sections for fault in section.faults()]
 
 
 def _name_faults(name: str) -> list[str]:

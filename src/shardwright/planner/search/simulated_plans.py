@@ -257,10 +257,11 @@ class SimulatedPlans:
         return self._times[key]
 
     def fits(self, job: JobSpec) -> bool:
-        """True if a plan fits by the account that every command uses."""
+        """True if a plan is legal, and fits by the account that every command uses."""
         key = _key(job)
         if key not in self._fits:
-            self._fits[key] = every_rank_has_room(
+            # The space has legal plans alone. Rules that it does not know hold here.
+            self._fits[key] = not (job_faults(job) or plan_faults(job)) and every_rank_has_room(
                 job, self.constants, lambda memory: bool(fits(job, memory, self.room)), self.memo
             )
         return self._fits[key]
