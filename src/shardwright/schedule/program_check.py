@@ -24,7 +24,7 @@ _BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
 def program_faults(program: Program, most_alive: int | None = None, most_received: int | None = None) -> list[str]:
     """All faults of a program; empty if it is correct."""
-    faults = _coverage_faults(program)
+    faults = coverage_faults(program)
     gathers = any(action.kind in (Kind.GATHER, Kind.RELEASE) for row in program.ranks for action in row)
     for rank in range(program.num_ranks):
         faults += _local_faults(program, rank)
@@ -54,7 +54,8 @@ def _computes(row: tuple[Action, ...]) -> list[tuple[int, Action]]:
     return [(index, part) for index, action in enumerate(row) for part in action.computes()]
 
 
-def _coverage_faults(program: Program) -> list[str]:
+def coverage_faults(program: Program) -> list[str]:
+    """Computations that are missing, that are done twice, or that another rank should do."""
     faults = []
     counts: Counter[tuple[Kind, int, int]] = Counter()
     for rank, row in enumerate(program.ranks):

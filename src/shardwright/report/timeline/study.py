@@ -5,10 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from shardwright.config.base import PlanError
 from shardwright.config.plan import Recompute
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.program_check import coverage_faults
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.shape_program import shape_order, shape_program
 from shardwright.schedule.timing import Costs, Times, play
@@ -86,7 +88,7 @@ def study_schedule(
     gathers: bool = False,
 ) -> Study:
     """A study of a named schedule with equal stages; its timeline has `num_steps`. ValueError if the schedule does not
-    admit the shape."""
+    admit the shape, or if its order is wrong."""
     costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
 
     def shape(steps: int) -> PipelineShape:
@@ -101,6 +103,8 @@ def study_schedule(
         return shape_order(name, shape(steps), recompute, gathers)
 
     step_program = program(1)
+    if faults := coverage_faults(step_program):  # of an order that somebody added
+        raise PlanError(f"schedule {name}", faults)
     has_formula = recompute == "none" and not gathers
     formula = _formula(name, step_program, num_microbatches, work) if has_formula else None
     return study(name, step_program, work.costs(step_program), num_steps, Streams(program, order), formula)

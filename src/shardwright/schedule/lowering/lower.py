@@ -10,6 +10,7 @@ no cycle of waiting ranks can exist.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shardwright.config.base import PlanError
 from shardwright.schedule.action import ADDS, Action, Kind
 from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, RECEIVED, TRAVELS, Product
 from shardwright.schedule.schedule import Order, Program, Schedule
@@ -50,7 +51,7 @@ def lower(schedule: Schedule) -> Program:
                 rows[receiver].append(receive)
         ready = next_ready
     if any(index < len(row) for index, row in zip(position, schedule.ranks, strict=True)):
-        raise ValueError(_deadlock_message(schedule, position))
+        raise PlanError(f"schedule {schedule.name}", [_deadlock_message(schedule, position)])
     ranks = _with_step(schedule, rows)
     return Program(schedule.name, schedule.num_microbatches, schedule.placement, ranks, schedule.weights)
 
