@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fuzz.configurations import overlooked
 from shardwright.config.base import PlanError
-from shardwright.config.hugging_face.config_json import FAMILIES, fields_of, read_model
+from shardwright.config.hugging_face.config_json import _LIKE, FAMILIES, _defaults, fields_of, read_model
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.load import load_job, read_job
@@ -29,6 +29,11 @@ def full_keys(family: str, keys: dict[str, Any]) -> dict[str, Any]:
 
     config = CONFIG_MAPPING[family](**({"bos_token_id": None, "eos_token_id": None} | keys))
     return json.loads(json.dumps(config.to_dict())) | {"model_type": family}
+
+
+def test_every_family_has_defaults() -> None:
+    """Without them a key that is left out would be 0."""
+    assert all(_defaults().get(_LIKE.get(family, family)) for family in FAMILIES)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "kimi_k2"])

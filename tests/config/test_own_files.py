@@ -187,3 +187,30 @@ def test_the_catalog_has_no_other_constants() -> None:
     for name in catalog.names("calibrations"):
         if name != "pessimistic":
             read_entry("calibrations", name, CalibrationSpec)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("bfloat16 = 400.0", "bf16 = 400.0", "'bf16' is none; did you mean bfloat16?"),
+        ("bfloat16 = 400.0", "bflaot = 400.0", "use float32, bfloat16, float16, float8, float4"),
+        ('"calibrations/mine.toml"', '"hoper"', "'hoper' is not in the catalog of calibrations; did you mean hopper"),
+    ],
+)
+def test_a_device_names_what_there_is(job: Path, old: str, new: str, fault: str) -> None:
+    """A peak of another name would never be read, and an unknown generation has no efficiencies."""
+    device = job.parent / "own" / "chip.toml"
+    device.write_text(device.read_text().replace(old, new))
+    with pytest.raises(PlanError) as caught:
+        load(str(job), ())
+    assert fault in " ".join(caught.value.faults)
+
+
+def test_all_that_a_device_lacks_is_told_at_once(job: Path) -> None:
+    device = job.parent / "own" / "chip.toml"
+    lines = device.read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("memory_gb_per_s", "multiprocessors"))]
+    device.write_text("\n".join(kept))
+    run = CliRunner().invoke(cli, ["estimate", str(job)])
+    told = " ".join(f"{run.output} {run.exception}".split())
+    assert "has no known memory_gb_per_s and no multiprocessors; add them to its file" in told

@@ -1,6 +1,7 @@
 """Every gate, every way of making room and every balance rule, against plain loops (moe_reference.py)."""
 
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shardwright.config.gate_facts import GATES as ALL_GATES
 from shardwright.config.moe import MoeSpec
 from shardwright.model.balance import Chosen, add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
@@ -39,6 +41,15 @@ ROOM: dict[str, dict[str, Any]] = {
     "reroute": {"capacity_factor": 1.0, "overflow": "reroute"},
     "reroute-tight": {"capacity_factor": 0.6, "overflow": "reroute"},
 }
+
+
+def test_every_gate_is_held_against_a_plain_loop() -> None:
+    """And its facts name what there is."""
+    assert {case.get("gate", "softmax") for case in GATES.values()} == set(ALL_GATES)
+    for facts in ALL_GATES.values():
+        assert facts.reads <= MoeSpec.model_fields.keys() and facts.adds_to_one in ("always", "never", "as asked")
+        module, _, name = facts.rule.partition(":")
+        assert hasattr(import_module(module), name)
 
 
 def spec_of(gate: str, **more: Any) -> MoeSpec:

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
+from shardwright.config.load import make_job
+from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.from_job import run_of
@@ -227,3 +229,19 @@ def test_a_search_of_no_plan_says_what_it_was_held_to() -> None:
     (fault,) = error.value.faults
     assert "dp must divide the batch of 7, tp the" in fault
     assert fault.endswith("use another batch.global_batch_size, a system that has more values of plan.dp")
+
+
+def test_what_a_rule_of_a_section_refuses_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that the space does not know, as somebody adds it to a spec."""
+    job = small_job("dense")
+    free = search(job, Constraints(), shipped(), num_shown=1).candidates[0].job.plan
+    refused = {"tp": free.tp, "pp": free.pp}
+
+    def faults(plan: PlanSpec) -> list[str]:
+        return ["these degrees are refused"] * (refused == {"tp": plan.tp, "pp": plan.pp})
+
+    monkeypatch.setattr(PlanSpec, "faults", faults)
+    with pytest.raises(PlanError, match="these degrees are refused"):
+        make_job(job.model_dump(mode="json") | {"plan": free.model_dump(mode="json")})
+    shown = search(job, Constraints(), shipped(), num_shown=6).candidates
+    assert shown and all({"tp": plan.job.plan.tp, "pp": plan.job.plan.pp} != refused for plan in shown)

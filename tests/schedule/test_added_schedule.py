@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.measure.dryrun import dry_run
 from shardwright.measure.verdict import compare
 from shardwright.schedule.pipeline_shape import PipelineShape
+from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.shape_program import shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.closed_form import step_time
@@ -108,3 +110,27 @@ def test_other_systems_lack_it() -> None:
         run = CliRunner().invoke(cli, ["export", "llama3-405b-8k", "--set", f"plan.schedule={NAME}", "--to", system])
         assert run.exit_code != 0 and isinstance(run.exception, PlanError | SystemExit)
         assert NAME in f"{run.output} {run.exception}"
+
+
+def test_an_order_that_forgets_a_backward_is_refused_by_its_command() -> None:
+    def forgetful(shape: PipelineShape) -> Schedule:
+        schedule: Schedule = FACTS.make(shape)
+        rows = tuple(row[:-1] for row in schedule.ranks)
+        return replace(schedule, name="forgetful", ranks=rows)
+
+    with SCHEDULES.also(replace(FACTS, name="forgetful", make=forgetful)):
+        run = CliRunner().invoke(cli, ["schedule", "forgetful"])
+    assert isinstance(run.exception, PlanError) and run.exit_code != 0
+    assert any("B 0, I 0, W 0 times" in fault for fault in run.exception.faults)
+
+
+def test_an_order_that_stops_for_ever_is_one_fault_everywhere() -> None:
+    def stuck(shape: PipelineShape) -> Schedule:
+        schedule: Schedule = FACTS.make(shape)
+        rows = tuple(tuple(reversed(row)) for row in schedule.ranks)
+        return replace(schedule, name="stuck", ranks=rows)
+
+    with SCHEDULES.also(replace(FACTS, name="stuck", make=stuck)):
+        for command in (["schedule", "stuck"], ["estimate", "quickstart", "--set", "plan.schedule=stuck"]):
+            run = CliRunner().invoke(cli, command)
+            assert isinstance(run.exception, PlanError) and "stops for ever" in str(run.exception)

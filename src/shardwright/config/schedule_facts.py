@@ -55,6 +55,9 @@ class ScheduleFacts:
     - `num_gathers(p, m, v)` is how often a rank gathers its parameters in a step under ZeRO-3, and `num_runs(p, m)` the
       number of stretches of backwards of one stage.
 
+    Each fact with a default may be left out. A search then takes longer: a step without `idle_s` is simulated, and
+    without `fills_and_drains` and `keeps_as_1f1b` bounds exclude fewer plans.
+
     Search: `complexity` is 0 for one pass after the other, 1 for stages in turn, 2 for all others. A search tries
     schedules in the order of `search_place`; `not_searched` is the reason why it leaves one out.
     """
