@@ -108,7 +108,7 @@ class Step:
         """The most that saved tensors hold in a step."""
         with LiveBytes(self.constants()) as live:
             self()
-        return live.peak
+        return live.peak_bytes
 
 
 def checkpointed() -> Step:

@@ -60,8 +60,8 @@ def live_peak(mesh: Mesh, job: JobSpec) -> int:
     constants += [angle for stage in replica.stages.values() for angle in stage.tables.tensors]
     with LiveBytes([*constants, tokens]) as live:
         train_step(job, replica, mesh, 0, tokens)
-    assert live.now == 0
-    return live.peak
+    assert live.current_bytes == 0
+    return live.peak_bytes
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9])

@@ -125,6 +125,6 @@ def test_one_of_the_stages_below_a_switch_sends_upward() -> None:
     """16 stages of 1,024 ranks on pods of 3,072, seven times oversubscribed: three share what one of them needs."""
     topology = Topology(levels=((3072, 1 / 7),))
     group = group_of(16, 1024, reach_of_ranks(8, topology))
-    assert group.stretch == pytest.approx(1 + 5 / 15 * (7 / 3 - 1))
+    assert group.oversubscription_slowdown == pytest.approx(1 + 5 / 15 * (7 / 3 - 1))
     assert group.narrowest == pytest.approx(3 / 7)
-    assert group_of(3, 1024, reach_of_ranks(8, topology)).stretch == 1  # all in one pod
+    assert group_of(3, 1024, reach_of_ranks(8, topology)).oversubscription_slowdown == 1  # all in one pod

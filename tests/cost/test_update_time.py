@@ -11,7 +11,7 @@ from shardwright.cost import data_parallel, update_time
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.schedule.job_program import job_program
-from shardwright.sharding.matrix_exchange import EVERY, MatrixExchange, orthogonal_flops
+from shardwright.sharding.matrix_exchange import ALL_TP_RANKS, MatrixExchange, orthogonal_flops
 from shardwright.simulate.closed_form import step_time
 
 
@@ -37,7 +37,7 @@ def most_flops(job: JobSpec) -> float:
         if isinstance(group.update, MatrixExchange):
             work: Counter[tuple[int, int]] = Counter()
             for of in group.update.matrices:
-                for index in range(group.update.num_cut) if of.cut_index == EVERY else [of.cut_index]:
+                for index in range(group.update.tp_size) if of.tp_owner == ALL_TP_RANKS else [of.tp_owner]:
                     cost = orthogonal_flops(of.matrix.full_rows, of.matrix.full_columns, 5)
                     work[of.shard, index] += cost
             total += max(work.values())

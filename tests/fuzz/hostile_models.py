@@ -38,7 +38,7 @@ def _tensors(name: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a model's tensors."""
     from shardwright.config.hugging_face.config_json import fields_of
     from shardwright.config.model import ModelSpec
-    from shardwright.sharding.hugging_face.layout import choice_biases, layout_of
+    from shardwright.sharding.hugging_face.layout import correction_biases, layout_of
 
     keys = _families()[name]
     fields, faults = fields_of(keys)
@@ -46,7 +46,7 @@ def _tensors(name: str) -> dict[str, tuple[int, ...]]:
     model = ModelSpec.model_validate(fields | {"sequence": _SEQUENCE})
     of = layout_of(keys["model_type"], model)
     pieces = [piece for held in of.values() for piece in held]
-    pieces += choice_biases(keys["model_type"], model).values()
+    pieces += correction_biases(keys["model_type"], model).values()
     return {piece.name: piece.shape for piece in pieces}
 
 
@@ -198,7 +198,7 @@ def load(arguments: list[str]) -> None:
             released.write(place, 0, out)
             assert not (out == untouched).any(), "an element was not read"
         for block in range(job.model.layers):
-            released.choice_bias(block)
+            released.correction_bias(block)
     except PlanError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

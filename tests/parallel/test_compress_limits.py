@@ -47,7 +47,7 @@ def at_full_rank(mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:
     tensor = torch.randn(64, 48, generator=torch.Generator().manual_seed(mesh.rank))
     for pending in method.sum_over([tensor], Wire(mesh.dp)):
         pending.wait()
-    return tensor, method.memory()[0]
+    return tensor, method.state_tensors()[0]
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -87,7 +87,7 @@ def with_bad_number(mesh: Mesh, name: str, bad: float) -> tuple[bool, bool, bool
             tensors[1][5, 7] = bad
         compressor.start(flat, tensors, mesh.dp).wait()
         sound.append(bool(tensors[1].isfinite().all()))
-    return not sound[1], sound[2], all(bool(x.isfinite().all()) for x in compressor.method.memory())
+    return not sound[1], sound[2], all(bool(x.isfinite().all()) for x in compressor.method.state_tensors())
 
 
 def test_bad_numbers_arrive_and_do_not_stay() -> None:
@@ -126,7 +126,7 @@ def test_one_replica_communicates_nothing(name: str) -> None:
     compressor.start(flat, tensors, alone).wait()
     compressor.start_scatter(flat, tensors, alone, out).wait()
     assert torch.equal(flat, before) and torch.equal(out, before)
-    assert ledger.table() == {} and compressor.bytes_saved == 0 and compressor.method.memory() == []
+    assert ledger.table() == {} and compressor.bytes_saved == 0 and compressor.method.state_tensors() == []
 
 
 def only_small(mesh: Mesh) -> dict[str, tuple[torch.Tensor, torch.Tensor, dict[str, dict[str, int]]]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardwright.account.rank_state import StageState, rank_state
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.matrix_exchange import (
-    EVERY,
+    ALL_TP_RANKS,
     MATRICES_EACH,
     MatrixExchange,
     exchanged_together,
@@ -62,9 +62,9 @@ def test_work_is_shared_out(kind: str, bucket_mib: float, plan: dict[str, int]) 
         work: Counter[tuple[int, int]] = Counter()
         costs = [orthogonal_flops(of.matrix.full_rows, of.matrix.full_columns, 1) for of in each.matrices]
         for of, cost in zip(each.matrices, costs, strict=True):
-            for index in range(each.num_cut) if of.cut_index == EVERY else [of.cut_index]:
+            for index in range(each.tp_size) if of.tp_owner == ALL_TP_RANKS else [of.tp_owner]:
                 work[of.shard, index] += cost
-        owners = each.num_shards * each.num_cut
+        owners = each.num_shards * each.tp_size
         assert max(work.values()) <= work.total() / owners + max(costs)
 
 
@@ -75,11 +75,11 @@ def test_what_leaves_arrives(kind: str, bucket_mib: float, plan: dict[str, int])
     states = [stage(kind, index, bucket_mib, **plan) for index in range(plan.get("tp", 1))]
     for alike in zip(*(exchanges(state) for state in states), strict=True):
         each = alike[0]
-        owners = [(of.shard, of.cut_index) for of in each.matrices]
-        assert all([(of.shard, of.cut_index) for of in other.matrices] == owners for other in alike)
+        owners = [(of.shard, of.tp_owner) for of in each.matrices]
+        assert all([(of.shard, of.tp_owner) for of in other.matrices] == owners for other in alike)
         for of in each.matrices:
             assert sum(each.num_held(shard, of) for shard in range(each.num_shards)) == of.matrix.num_elements
-        for along, lines in (("shards", [[0]]), ("tp", [range(each.num_cut)])):
+        for along, lines in (("shards", [[0]]), ("tp", [range(each.tp_size)])):
             sent = [
                 [num_bytes for way, num_bytes in each.sent_bytes(shard, index) if way == along]
                 for indices in lines

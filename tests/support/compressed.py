@@ -113,7 +113,7 @@ def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], be
         else:
             compressor.start(flat, tensors, mesh.dp).wait()
             results.append(flat)
-    return Outcome(results, mesh.ledger.table(), compressor.bytes_saved, compressor.method.memory(), errors())
+    return Outcome(results, mesh.ledger.table(), compressor.bytes_saved, compressor.method.state_tensors(), errors())
 
 
 def all_methods(mesh: Mesh) -> dict[tuple[str, bool], Outcome]:

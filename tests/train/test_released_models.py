@@ -20,7 +20,7 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.checkpoint.kept import manifest_of
 from shardwright.train.checkpoint.released_export import export_released
-from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
+from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_correction_biases
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
@@ -52,7 +52,7 @@ def job_of(folder: Path, plan: dict[str, Any] | None = None) -> JobSpec:
 def begun(job: JobSpec, mesh: Mesh) -> Replica:
     released = released_weights_of(job)
     replica = build(job, mesh, initial_values(job, released))
-    take_choice_biases(replica.stages, released)
+    take_correction_biases(replica.stages, released)
     return replica
 
 

@@ -24,7 +24,7 @@ class Replicas:
     """How the replicas of some parameters share their state: `zero` is the stage of ZeRO that takes effect.
 
     `num_ranks` share one set of shards, and `num_copies` hold the same shard. `shards_axis` and `copies_axis` are their
-    mesh axes. `index` is the rank's index among those that share shards, 0 if none do, and `cut_index` its index on its
+    mesh axes. `index` is the rank's index among those that share shards, 0 if none do, and `tp_index` its index on its
     tensor-parallel line.
     """
 
@@ -34,7 +34,7 @@ class Replicas:
     shards_axis: str
     copies_axis: str
     index: int = 0
-    cut_index: int = 0
+    tp_index: int = 0
 
     @property
     def num_shards(self) -> int:
@@ -104,7 +104,7 @@ def replicas_of(plan: PlanSpec, is_expert: bool = False, index: int = 0, tp_inde
         shards.axis,
         copies.axis,
         index=index if zero else 0,
-        cut_index=tp_index % (plan.expert_tp_size if is_expert else plan.tp),
+        tp_index=tp_index % (plan.expert_tp_size if is_expert else plan.tp),
     )
 
 

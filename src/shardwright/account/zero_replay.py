@@ -244,7 +244,7 @@ class _SizedStage(StageEvents[SizedUnit]):
 def _moved_by_update(state: StageState, group: UpdateGroup) -> list[tuple[str, int]]:
     """The collectives of an update, as (axis, bytes)."""
     replicas = state.units[group.units[0]].replicas
-    sent_bytes = group.update.sent_bytes(replicas.index, replicas.cut_index) if group.update is not None else ()
+    sent_bytes = group.update.sent_bytes(replicas.index, replicas.tp_index) if group.update is not None else ()
     return [(replicas.shards_axis if along == "shards" else along, num_bytes) for along, num_bytes in sent_bytes]
 
 

@@ -42,18 +42,18 @@ class AskedJob:
         return subject_of(self.job)
 
     @cached_property
-    def read(self) -> JobFields:
+    def job_fields(self) -> JobFields:
         """The fields of file and catalog, with the overrides. Raises PlanError with every fault."""
         return read_job(self.job, list(self.overrides), self.cluster)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about values that nobody stated."""
-        return (self.read.filled_in,) if self.read.filled_in else ()
+        return (self.job_fields.filled_in,) if self.job_fields.filled_in else ()
 
     def as_planned(self) -> JobSpec:
         """The job under its own plan. Raises PlanError with every fault."""
-        return planned(self.subject, make_job(self.read.fields, self.subject))
+        return planned(self.subject, make_job(self.job_fields.fields, self.subject))
 
     def to_run(self) -> JobSpec:
         """The job under its own plan; its fallback plans are checked, too. Raises PlanError."""
@@ -75,19 +75,21 @@ class AskedJob:
 
     @cached_property
     def _predicted(self) -> tuple[JobSpec, tuple[str, ...]]:
-        if self.read.fields.get("plan"):
+        if self.job_fields.fields.get("plan"):
             return self.as_planned(), self.notes
-        spec = job_to_plan(self.read.fields, self.subject)
-        is_cluster = spec.cluster.num_devices > 1 and spec.cluster.device != "unknown"
-        if not (self.read.is_model or is_cluster):  # one rank is a plan; without prices no plan is best
+        spec = job_to_plan(self.job_fields.fields, self.subject)
+        # On one device, or on a device of unknown speed, there are no plans to compare. A plan is always searched for a
+        # named model: its batch is a usual one, not one that was chosen for one rank, and its device is known.
+        can_compare_plans = spec.cluster.num_devices > 1 and spec.cluster.device != "unknown"
+        if not (self.job_fields.is_model or can_compare_plans):
             return self.as_planned(), self.notes
         best_job, note = _under_best_plan(self.subject, spec)
         return best_job, (*self.notes, note)
 
     def to_plan(self) -> JobToPlan:
         """The job to find a plan for. Its cluster may not allow its own plan. Raises PlanError."""
-        spec = job_to_plan(self.read.fields, self.subject)
-        return with_own_plan(spec) if self.read.fields.get("plan") else JobToPlan(spec)
+        spec = job_to_plan(self.job_fields.fields, self.subject)
+        return with_own_plan(spec) if self.job_fields.fields.get("plan") else JobToPlan(spec)
 
 
 def with_own_plan(spec: JobSpec) -> JobToPlan:

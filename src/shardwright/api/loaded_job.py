@@ -54,7 +54,7 @@ def load(
     options.check("load")
     software_overrides = (f"cluster.software={software}",) if software else ()
     loaded = Job(plain(job), (*software_overrides, *overrides, *_as_overrides(sections)), cluster)
-    _ = loaded.read, loaded.to_plan()
+    _ = loaded.job_fields, loaded.to_plan()
     return loaded
 
 

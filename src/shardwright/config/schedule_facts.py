@@ -49,7 +49,7 @@ class ScheduleFacts:
 
     Memory:
 
-    - `alive(p, rank, m, v, extra warm-up)` is the number of microbatches that a rank keeps at once, of all its layers.
+    - `alive(p, rank, m, v, extra_warmup)` is the number of microbatches that a rank keeps at once, of all its layers.
     - `keeps_as_1f1b`: no rank keeps fewer than under 1F1B; `keeps_unevenly`: some of a rank's stages keep more.
     - `waiting(p, rank, m)` is (microbatches kept, microbatches that wait only for weight gradients), when most wait.
     - `num_gathers(p, m, v)` is how often a rank gathers its parameters in a step under ZeRO-3, and `num_runs(p, m)` the

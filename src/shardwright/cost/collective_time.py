@@ -20,28 +20,28 @@ def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1,
     Thakur et al. 2005 (Optimization of collective communication operations in MPICH, section 3): (n - 1) / n of the
     tensor passes each rank. One round is a ring, with a step for each domain. Two rounds are two binary trees, each for
     half of the tensor (Sanders et al. 2009, Two-tree algorithms for full bandwidth broadcast, reduction and scan): they
-    have the bandwidth of a ring and a logarithm of its steps, so a ring is faster for no size. An empty tensor, or a
-    group of one rank, takes no time.
+    have the bandwidth of a ring and a logarithm of its steps, so a ring is never faster. An empty tensor, or a group of
+    one rank, takes no time.
     """
-    if _knows(rates, "all_reduce"):
+    if _has_measurements(rates, "all_reduce"):
         round_s = _measured_s(rates, group, "reduce_scatter" if scatters else "all_gather", size_bytes)
         return np.where(rounds == 2, _measured_s(rates, group, "all_reduce", size_bytes), round_s)
     domains = group.domains
     sent_bytes = rounds * size_bytes * (group.size - 1) / group.size
-    near = np.where(group.inside > 1, sent_bytes / (rates.link * group.lanes), 0.0)
-    far = np.where(domains > 1, sent_bytes / (rates.network * group.ports), 0.0)
+    link_s = np.where(group.inside > 1, sent_bytes / (rates.link * group.lanes), 0.0)
+    network_s = np.where(domains > 1, sent_bytes / (rates.network * group.ports), 0.0)
     steps = np.where(rounds == 2, np.log2(domains), domains - 1)
     latency = rounds * (rates.link_latency_s * (1 + np.log2(group.inside)) + rates.network_latency_s * steps)
-    return np.where(sent_bytes > 0, np.maximum(near, far) + latency, 0.0)
+    return np.where(sent_bytes > 0, np.maximum(link_s, network_s) + latency, 0.0)
 
 
-def ring_of_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
+def exchange_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
     """Seconds of a collective of an operator that sums, gathers or scatters."""
     rounds = 2 if exchange.kind == "all_reduce" else 1
     return ring_s(rates, group, exchange.size, rounds, scatters=exchange.kind == "reduce_scatter")
 
 
-def _knows(rates: Rates, kind: str) -> bool:
+def _has_measurements(rates: Rates, kind: str) -> bool:
     return rates.measured is not None and rates.measured.knows(kind, "float32")
 
 
@@ -62,34 +62,35 @@ def copies_sent(topk: int, domains: Numbers) -> Numbers:
     return domains * (1 - (1 - 1 / domains) ** topk) / topk
 
 
-def all_to_all_s(rates: Rates, group: Group, size_bytes: Numbers, copies: Numbers = 1.0) -> Numbers:
+def all_to_all_s(rates: Rates, group: Group, size_bytes: Numbers, crossing_share: Numbers = 1.0) -> Numbers:
     """Seconds of an all-to-all: each rank sends 1 / n of its `size_bytes` to every other rank.
 
-    Only a share `copies` of the data for other domains crosses the network. If it is below 1, the data that arrives in
-    a domain is spread inside.
+    `crossing_share` is the share of the data for other domains that crosses the network. If it is below 1, each domain
+    receives one copy of a token and sends it on to its ranks over the fast links.
     """
-    if _knows(rates, "all_to_all"):
+    if _has_measurements(rates, "all_to_all"):
         return _measured_s(rates, group, "all_to_all", size_bytes)
     n, inside = group.size, group.inside
-    near = size_bytes * (inside - 1) / np.where(copies < 1, inside, n) / rates.link
-    near = np.maximum(near, size_bytes * inside / n * group.hops / rates.link)
-    far = size_bytes * group.upward(copies) / rates.network
+    link_s = size_bytes * (inside - 1) / np.where(crossing_share < 1, inside, n) / rates.link
+    link_s = np.maximum(link_s, size_bytes * inside / n * group.all_to_all_link_load / rates.link)
+    network_s = size_bytes * group.network_share(crossing_share) / rates.network
     latency = rates.link_latency_s + np.where(group.domains > 1, rates.network_latency_s, 0.0)
-    return np.where(near + far > 0, np.maximum(near, far) + latency, 0.0)
+    return np.where(link_s + network_s > 0, np.maximum(link_s, network_s) + latency, 0.0)
 
 
 def message_s(rates: Rates, pipeline: Group, size_bytes: Numbers) -> Numbers:
     """Seconds of one message between neighbours in the pipeline."""
-    if _knows(rates, "message"):
+    if _has_measurements(rates, "message"):
         return _measured_s(rates, pipeline, "message", size_bytes)
-    near = size_bytes / rates.link + rates.link_latency_s
-    far = size_bytes * pipeline.stretch / rates.network + rates.network_latency_s
-    return np.where(pipeline.domains == 1, near, far)
+    link_s = size_bytes / rates.link + rates.link_latency_s
+    network_s = size_bytes * pipeline.oversubscription_slowdown / rates.network + rates.network_latency_s
+    return np.where(pipeline.domains == 1, link_s, network_s)
 
 
 def message_latency_s(rates: Rates, pipeline: Group) -> float:
-    """Seconds of a pipeline message in which it does not occupy its link; 0 if messages were measured."""
-    if _knows(rates, "message"):
+    """The latency of a pipeline message: the part of its time that does not use bandwidth. It is 0 if messages
+    were measured."""
+    if _has_measurements(rates, "message"):
         return 0.0
     return rates.link_latency_s if bool(np.all(pipeline.domains == 1)) else rates.network_latency_s
 
@@ -98,7 +99,7 @@ def ring_pass_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     """Seconds to pass keys and values along a ring of context parallelism: (n - 1) / n of `size_bytes`, from neighbour
     to neighbour."""
     n = group.size
-    if _knows(rates, "exchange"):
+    if _has_measurements(rates, "exchange"):
         return (n - 1) * _measured_s(rates, group, "exchange", size_bytes / n)
     sent_bytes = size_bytes * (n - 1) / n
     rate = np.where(group.domains == 1, rates.link * group.lanes, rates.network * group.narrowest)

@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
-from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_of_s, ring_pass_s, ring_s
+from shardwright.cost.collective_time import all_to_all_s, copies_sent, exchange_s, ring_pass_s, ring_s
 from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
@@ -237,7 +237,7 @@ class Costing:
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)
         factor = rates.tensor_factor if exchange.axis == "tp" else 1.0
-        return ring_of_s(rates, group, exchange) * factor
+        return exchange_s(rates, group, exchange) * factor
 
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """The operators of a piece, in order: a layer of a kind under a policy, the embedding or the head."""

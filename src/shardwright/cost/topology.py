@@ -21,15 +21,15 @@ class Group:
     """`size` ranks, of which `inside` lie in one domain of fast links. Numbers may be arrays.
 
     `upper` has, for each level of switches, (ranks of the group below one switch, share of the bandwidth that goes on
-    upward). In a torus `lanes` is the share of a device's links that the rings of the group use, and `hops` how often
-    the data of an all-to-all of one rank passes a device's links.
+    upward). In a torus `lanes` is the share of a device's links that the rings of the group use. A device's links
+    carry `all_to_all_link_load` times the data of one rank in an all-to-all.
     """
 
     size: Numbers
     inside: Numbers
     upper: tuple[tuple[Numbers, float], ...] = ()
     lanes: Numbers = 1.0
-    hops: Numbers = 0.0
+    all_to_all_link_load: Numbers = 0.0
 
     @property
     def domains(self) -> Numbers:
@@ -51,16 +51,18 @@ class Group:
             ports = np.where(below < self.size, np.minimum(ports, below * share), ports)
         return ports
 
-    def upward(self, topk_copies: Numbers = 1.0) -> Numbers:
-        """Share of a rank's all-to-all that passes its port, over a full port's bandwidth, at the narrowest level."""
-        copies = topk_copies * (self.size - self.inside) / self.size
+    def network_share(self, crossing_share: Numbers = 1.0) -> Numbers:
+        """The share of a rank's all-to-all that leaves the domain, divided by the available share of port bandwidth, at
+        the narrowest level."""
+        network_share = crossing_share * (self.size - self.inside) / self.size
         for below, share in self.upper:
-            copies = np.maximum(copies, topk_copies * np.maximum(0, self.size - below) / self.size / share)
-        return copies
+            upward_share = crossing_share * np.maximum(0, self.size - below) / self.size
+            network_share = np.maximum(network_share, upward_share / share)
+        return network_share
 
     @property
-    def stretch(self) -> Numbers:
-        """Mean seconds of messages between neighbours, over those through a full port.
+    def oversubscription_slowdown(self) -> Numbers:
+        """The mean time of a message between neighbours, divided by its time at full port bandwidth.
 
         One of the `below` ranks below a switch sends upward, with the bandwidth shares of all of them.
         """
@@ -121,7 +123,7 @@ def group_of(size: Numbers, stride: Numbers, reach: Reach) -> Group:
 
 
 def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Numbers]:
-    """(share of a device's links that rings of `size` ranks use, how often an all-to-all passes one link).
+    """(share of a device's links that rings of `size` ranks use, load of a device's links in an all-to-all).
 
     A group that fills an axis has a ring along it, in both directions; a group on a part of the axis has a line, whose
     ends meet on the way back. Interleaved groups share the links. With rings on several axes each carries its part
@@ -129,7 +131,7 @@ def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Nu
     carries n / 8 times the data of a rank on a ring and n / 4 times on a line (bisection).
     """
     links = 2 * len(reach.torus)
-    lanes, hops, axis_stride = 0.0 * size, 0.0 * size, 1
+    lanes, link_load, axis_stride = 0.0 * size, 0.0 * size, 1
     for length in reach.torus:
         next_stride = axis_stride * length
         ranks_on_axis: Numbers = 1  # of the group
@@ -141,9 +143,9 @@ def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Nu
             span = np.where(count_on_axis > 1, count_on_axis * (begin // axis_stride), span)
         is_ring = (span == length) & (length > 2)
         lanes = lanes + np.where(ranks_on_axis > 1, np.where(is_ring, 2, 1) * ranks_on_axis / span, 0.0)
-        hops = np.maximum(hops, np.where(ranks_on_axis > 1, span / np.where(is_ring, 8, 4), 0.0))
+        link_load = np.maximum(link_load, np.where(ranks_on_axis > 1, span / np.where(is_ring, 8, 4), 0.0))
         axis_stride = next_stride
-    return np.maximum(lanes, 1) / links, hops * links
+    return np.maximum(lanes, 1) / links, link_load * links
 
 
 def _dims(size: Numbers, stride: Numbers, reach: Reach) -> list[tuple[Numbers, Numbers]]:

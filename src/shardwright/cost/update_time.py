@@ -135,11 +135,11 @@ def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, u
     kind_works = [layer_work(run.shape, kind, grid.optimizer.newton_schulz_steps) for kind, _ in ranks.kinds]
     seconds: Numbers = 0.0
     num_exchanges: Numbers = 0.0  # the larger number, of common or of experts' matrices
-    for works, shard, num_cut, spread in (
+    for works, shard, tp_size, spread in (
         ([common for common, _ in kind_works], groups.shard, grid.tp, 1),
         ([experts for _, experts in kind_works], groups.expert_shard, grid.expert_tp, grid.ep),
     ):
-        owners = np.where(grid.zero > 0, shard.size, 1) * num_cut
+        owners = np.where(grid.zero > 0, shard.size, 1) * tp_size
         total, num_matrices, num_largest = (
             sum(layers * getattr(work, name) for layers, work in zip(ranks.layers, works, strict=True)) / spread
             for name in ("total", "number", "num_largest")

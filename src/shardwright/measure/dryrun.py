@@ -170,7 +170,9 @@ class _Observer:
         versions = [t for weight_stash in replica.weight_stashes.values() for t in weight_stash.memory()]
         storages = held_storages(replica.shards, replica.tied, versions)
         kind_bytes = {kind: sum(sizes.values()) for kind, sizes in storages.items()}
-        activations = self._saved.num_bytes(without={number for sizes in storages.values() for number in sizes})
+        activations = self._saved.current_bytes_except(
+            {storage_id for sizes in storages.values() for storage_id in sizes}
+        )
         buffers = replica.pool.held_bytes + kind_bytes["kept"]
         state = kind_bytes["parameters"] + kind_bytes["gradients"] + kind_bytes["optimizer"]
         return PeakMemory(

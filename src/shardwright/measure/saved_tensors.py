@@ -39,16 +39,21 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 class LiveBytes:
-    """While it is entered (on one thread), counts the bytes of saved tensors, without `constants`; `peak` is the
-    most."""
+    """A context manager that counts the bytes of saved tensors on one thread, without `constants`. `peak_bytes` is the
+    maximum.
+
+    Storages are compared by `id`, because in a dry run, on the meta device, all of them have the address 0.
+    """
 
     def __init__(self, constants: Iterable[Tensor] = ()) -> None:
-        self._apart = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in constants)}
-        self._holders: Counter[int] = Counter()  # number of saved tensors in a storage, by the storage's id
+        self._constant_storages = {
+            id(storage): storage for storage in (tensor.untyped_storage() for tensor in constants)
+        }
+        self._num_saved_by_storage: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
-        self.now = 0
-        self.peak = 0
+        self.current_bytes = 0
+        self.peak_bytes = 0
 
     def __enter__(self) -> "LiveBytes":
         self._hooks.__enter__()
@@ -60,26 +65,28 @@ class LiveBytes:
     def _pack(self, tensor: Tensor) -> "_Held":
         return _Held(tensor, self)
 
-    def num_bytes(self, without: Collection[int]) -> int:
-        """Bytes of the storages that are held now, except those whose `id` is in `without`."""
-        return sum(self._sizes[number] for number in self._holders if number not in without)
+    def current_bytes_except(self, storage_ids: Collection[int]) -> int:
+        """Bytes of the storages that are held now, except those with these ids."""
+        return sum(
+            self._sizes[storage_id] for storage_id in self._num_saved_by_storage if storage_id not in storage_ids
+        )
 
     def begin(self, storage: torch.UntypedStorage) -> None:
         """Count a saved tensor that lies in this storage."""
-        number = id(storage)
-        self._holders[number] += 1
-        if self._holders[number] == 1:
-            self._sizes[number] = 0 if number in self._apart else storage.nbytes()
-            self.now += self._sizes[number]
-            self.peak = max(self.peak, self.now)
+        storage_id = id(storage)
+        self._num_saved_by_storage[storage_id] += 1
+        if self._num_saved_by_storage[storage_id] == 1:
+            self._sizes[storage_id] = 0 if storage_id in self._constant_storages else storage.nbytes()
+            self.current_bytes += self._sizes[storage_id]
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
     def end(self, storage: torch.UntypedStorage) -> None:
-        """Count a saved tensor less in this storage."""
-        number = id(storage)
-        self._holders[number] -= 1
-        if not self._holders[number]:
-            del self._holders[number]
-            self.now -= self._sizes.pop(number)
+        """Stop counting a saved tensor in this storage."""
+        storage_id = id(storage)
+        self._num_saved_by_storage[storage_id] -= 1
+        if not self._num_saved_by_storage[storage_id]:
+            del self._num_saved_by_storage[storage_id]
+            self.current_bytes -= self._sizes.pop(storage_id)
 
 
 class _Held:

@@ -14,7 +14,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.groups import loses_gradients
 from shardwright.train.build import build
-from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
+from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_correction_biases
 from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.progress import say_aside
@@ -34,7 +34,7 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
     released = released_weights_of(job)
     initial = initial_values(job, released)
     replica = build(job, mesh, moved_weights(job, initial, moved_by) if moved_by else initial)
-    take_choice_biases(replica.stages, released)
+    take_correction_biases(replica.stages, released)
 
     def batch(step: int) -> Tensor:
         return my_share(samples, job.batch.samples_before(step), job.at_step(step), mesh)

@@ -43,7 +43,7 @@ def dot_product_attention(
     else:
         q_BNSD, k_BGSD, v_BGSD = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGE))
         if q_SBND.is_meta:
-            out_BNSD = dry_attention(q_BNSD, k_BGSD, v_BGSD, rule.scale, kind=cp.kind)
+            out_BNSD = dry_attention(q_BNSD, k_BGSD, v_BGSD, rule.scale, device_type=cp.kind)
         else:
             out_BNSD = functional.scaled_dot_product_attention(
                 q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=rule.scale, enable_gqa=q_SBND.shape[2] > k_SBGD.shape[2]

@@ -58,18 +58,18 @@ class FactorBox:
 @dataclass(frozen=True)
 class FactoredSums:
     """The sums of a unit of matrices, or of vectors, which have no factors; over `num_shards` ranks of ZeRO and
-    `num_cut` of tensor parallel."""
+    `tp_size` of tensor parallel."""
 
     places: tuple[ParameterShard, ...]
     matrices: tuple[FactoredMatrix, ...]
     shard_size: int
     num_shards: int
-    num_cut: int
+    tp_size: int
     has_factors: bool
 
     @classmethod
     def of(
-        cls, shape: ModelShape, places: Sequence[ParameterShard], layout: FlatLayout, num_cut: int, has_factors: bool
+        cls, shape: ModelShape, places: Sequence[ParameterShard], layout: FlatLayout, tp_size: int, has_factors: bool
     ) -> "FactoredSums":
         """The sums of a unit of these parameters, with their layout in its buffer."""
         matrices_of_places = [update_matrices(shape, place) for place in places]
@@ -80,7 +80,7 @@ class FactoredSums:
             for place_matrices, offset, first_row in zip(matrices_of_places, layout.offsets, first_rows, strict=False)
             for matrix in place_matrices
         )
-        return cls(tuple(places), matrices, layout.shard_size, layout.num_shards, num_cut, has_factors)
+        return cls(tuple(places), matrices, layout.shard_size, layout.num_shards, tp_size, has_factors)
 
     @cached_property
     def num_rows(self) -> int:
@@ -95,7 +95,7 @@ class FactoredSums:
     @cached_property
     def cut_ones(self) -> list[int]:
         """The numbers of the matrices that tensor parallel cuts."""
-        if self.num_cut == 1:
+        if self.tp_size == 1:
             return []
         return [i for i, placed in enumerate(self.matrices) if placed.matrix.split != "whole"]
 

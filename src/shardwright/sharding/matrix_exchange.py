@@ -34,7 +34,7 @@ _ALIGNED = 64  # elements: pieces of memory begin at multiples of it
 
 PlacedUnit = tuple[Sequence[ParameterShard], FlatLayout]
 
-EVERY = -1  # an owner's index on the tp line if every rank of the line has the whole matrix
+ALL_TP_RANKS = -1  # an owner's index on the tp line if every rank of the line has the whole matrix
 
 
 def orthogonal_flops(rows: int, columns: int, steps: int) -> int:
@@ -58,23 +58,23 @@ class PlacedMatrix:
     unit: int
     offset: int
     shard: int
-    cut_index: int
+    tp_owner: int
 
 
 @dataclass(frozen=True)
 class MatrixExchange:
     """The matrices of units, with the sizes of the units' shards in elements, and the number of ranks that share them:
-    `num_shards` of ZeRO, `num_cut` of tensor parallel. `itemsize` is the bytes of an element that travels and is
+    `num_shards` of ZeRO, `tp_size` of tensor parallel. `itemsize` is the bytes of an element that travels and is
     computed with."""
 
     matrices: tuple[PlacedMatrix, ...]
     shard_sizes: tuple[int, ...]
     num_shards: int
-    num_cut: int
+    tp_size: int
     itemsize: int
 
     @classmethod
-    def of(cls, shape: ModelShape, units: Sequence[PlacedUnit], num_cut: int, itemsize: int) -> "MatrixExchange":
+    def of(cls, shape: ModelShape, units: Sequence[PlacedUnit], tp_size: int, itemsize: int) -> "MatrixExchange":
         """The exchange of the matrices of these units, each of its parameters and their layout in its buffer."""
         num_shards = units[0][1].num_shards
         exchanges = [
@@ -85,18 +85,18 @@ class MatrixExchange:
         ]
         costs = [orthogonal_flops(matrix.full_rows, matrix.full_columns, 1) for matrix, _, _ in exchanges]
         # The owner is on the shard with the least work, and there the rank of the tp line with the least work.
-        shards, work = [(0, shard) for shard in range(num_shards)], [[0] * num_cut for _ in range(num_shards)]
+        shards, work = [(0, shard) for shard in range(num_shards)], [[0] * tp_size for _ in range(num_shards)]
         owners: dict[int, tuple[int, int]] = {}
         for number in sorted(range(len(exchanges)), key=lambda number: -costs[number]):
             _, shard = heappop(shards)
             shard_work = work[shard]
-            index = EVERY if exchanges[number][0].split == "whole" else shard_work.index(min(shard_work))
+            index = ALL_TP_RANKS if exchanges[number][0].split == "whole" else shard_work.index(min(shard_work))
             owners[number] = shard, index
-            for rank in range(num_cut):
-                shard_work[rank] += costs[number] * (index in (EVERY, rank))
+            for rank in range(tp_size):
+                shard_work[rank] += costs[number] * (index in (ALL_TP_RANKS, rank))
             heappush(shards, (sum(shard_work), shard))
         matrices = tuple(PlacedMatrix(*exchanges[number], *owners[number]) for number in range(len(exchanges)))
-        return cls(matrices, tuple(layout.shard_size for _, layout in units), num_shards, num_cut, itemsize)
+        return cls(matrices, tuple(layout.shard_size for _, layout in units), num_shards, tp_size, itemsize)
 
     # Along the shards.
 
@@ -125,16 +125,16 @@ class MatrixExchange:
 
     def parts_of(self, shard: int, index: int) -> list[PlacedMatrix]:
         """The matrices of a shard that a rank of the tp line assembles from its own part and the others'."""
-        return [placed for placed in self.owned_parts(shard) if placed.cut_index == index]
+        return [placed for placed in self.owned_parts(shard) if placed.tp_owner == index]
 
     def whole_ones(self, shard: int) -> list[PlacedMatrix]:
         """The matrices of a shard that every rank of the tp line has whole."""
-        return [placed for placed in self.owned_parts(shard) if placed.cut_index == EVERY]
+        return [placed for placed in self.owned_parts(shard) if placed.tp_owner == ALL_TP_RANKS]
 
     @cached_property
-    def crosses(self) -> bool:
+    def uses_tp_exchange(self) -> bool:
         """True if anything travels along the tp line."""
-        return any(placed.cut_index != EVERY for placed in self.matrices) and self.num_cut > 1
+        return any(placed.tp_owner != ALL_TP_RANKS for placed in self.matrices) and self.tp_size > 1
 
     # Traffic and memory.
 
@@ -145,13 +145,13 @@ class MatrixExchange:
         to_shards = sum(p.matrix.num_elements - self.num_held(shard, p) for p in self.owned_parts(shard))
         own_elements = sum(placed.matrix.num_elements for placed in self.parts_of(shard, index))
         other_elements = sum(
-            p.matrix.num_elements for p in self.owned_parts(shard) if p.cut_index not in (EVERY, index)
+            p.matrix.num_elements for p in self.owned_parts(shard) if p.tp_owner not in (ALL_TP_RANKS, index)
         )
         if self.num_shards > 1:
             yield "shards", self.itemsize * to_owners
-        if self.crosses:
+        if self.uses_tp_exchange:
             yield "tp", self.itemsize * other_elements
-            yield "tp", self.itemsize * own_elements * (self.num_cut - 1)
+            yield "tp", self.itemsize * own_elements * (self.tp_size - 1)
         if self.num_shards > 1:
             yield "shards", self.itemsize * to_shards
 
@@ -162,17 +162,17 @@ class MatrixExchange:
         workspace of Newton-Schulz."""
         arrived = max(sum(placed.matrix.num_elements for placed in parts) for parts in self._by_owner.values())
         whole_matrices = max(
-            self.num_cut * sum(placed.matrix.num_elements for placed in self.parts_of(shard, index))
+            self.tp_size * sum(placed.matrix.num_elements for placed in self.parts_of(shard, index))
             for shard in self._by_owner
-            for index in range(self.num_cut)
+            for index in range(self.tp_size)
         )
         sides = [sorted((placed.matrix.full_rows, placed.matrix.full_columns)) for placed in self.matrices]
         work = max(2 * short * long + 2 * short * short for short, long in sides)
         return (
             aligned_to(sum(self.shard_sizes)),
             aligned_to(arrived) * (self.num_shards > 1),
-            aligned_to(arrived) * self.crosses,
-            aligned_to(whole_matrices) * self.crosses,
+            aligned_to(arrived) * self.uses_tp_exchange,
+            aligned_to(whole_matrices) * self.uses_tp_exchange,
             work,
         )
 

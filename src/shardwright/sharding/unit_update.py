@@ -72,7 +72,7 @@ class Updates:
 
     def _exchanged(self, units: Sequence[PlacedUnit], is_expert: bool) -> Iterator[UpdateGroup]:
         """The groups of units of matrices: of experts if `is_expert`, else of all other parameters."""
-        shape, num_cut = shape_of(self.job.model), self._num_cut(is_expert)
+        shape, tp_size = shape_of(self.job.model), self._tp_size(is_expert)
         first_places = [places[0] for places, _ in units]
         kind_numbers = [
             n for n, place in enumerate(first_places) if self.is_by_matrix(place) and place.is_expert == is_expert
@@ -81,19 +81,19 @@ class Updates:
             sum(len(update_matrices(shape, place)) for place in units[number][0]) for number in kind_numbers
         ]
         num_shards = units[kind_numbers[0]][1].num_shards if kind_numbers else 1
-        for group in exchanged_together(num_matrices, num_shards * num_cut):
+        for group in exchanged_together(num_matrices, num_shards * tp_size):
             numbers = tuple(kind_numbers[i] for i in group)
             group_units = [units[number] for number in numbers]
             yield UpdateGroup(
-                numbers, MatrixExchange.of(shape, group_units, num_cut, exchanged_bytes(self.job.precision))
+                numbers, MatrixExchange.of(shape, group_units, tp_size, exchanged_bytes(self.job.precision))
             )
 
     def _factored(self, unit: PlacedUnit) -> FactoredSums:
         places, layout = unit
-        num_cut = self._num_cut(places[0].is_expert)
-        return FactoredSums.of(shape_of(self.job.model), places, layout, num_cut, self.is_by_matrix(places[0]))
+        tp_size = self._tp_size(places[0].is_expert)
+        return FactoredSums.of(shape_of(self.job.model), places, layout, tp_size, self.is_by_matrix(places[0]))
 
-    def _num_cut(self, is_expert: bool) -> int:
+    def _tp_size(self, is_expert: bool) -> int:
         return self.job.plan.expert_tp_size if is_expert else self.job.plan.tp
 
 

@@ -22,7 +22,7 @@ from shardwright.train.data.prepare import prepare_tokens, prepare_validation, r
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.progress import say_aside
 from shardwright.train.data.source_files import trained_on_notes
-from shardwright.train.health.run_health import RunHealth, was_computed
+from shardwright.train.health.run_health import RunHealth, ran_compute
 from shardwright.train.health.weights_trust import WeightsTrust
 from shardwright.train.held_out import HeldOutSets
 from shardwright.train.metrics import MetricsLog
@@ -70,7 +70,7 @@ class TrainingRun:
         self.health = RunHealth(job, mesh, folder, begun.step + 1)
         if "health" in begun.state:
             self.health.load_state_dict(begun.state["health"])
-        self.health.begin_with(HEALTHY if begun.manifest is None else begun.manifest.health)
+        self.health.restore_state_health(HEALTHY if begun.manifest is None else begun.manifest.health)
         self.writer: CheckpointWriter | None = None
         if job.checkpoint.is_on:
             self.writer = CheckpointWriter(job, self.replica, mesh, folder, start.best_interval_s)
@@ -78,7 +78,7 @@ class TrainingRun:
         self.recorder = StepsRecorder(self.log.device_name if self.log is not None else "")
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.place, self.log)
-            self.tell([*predicted_lines(start.predicted), *begun.lines, *place_lines, self.health.opening])
+            self.tell([*predicted_lines(start.predicted), *begun.lines, *place_lines, self.health.startup_message])
             self.tell([*self.held_out.notes(), *trained_on_notes(job.data)])
             self.tell([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
             self.tell([] if job.checkpoint.is_on else [NOTHING_IS_KEPT])
@@ -131,7 +131,7 @@ class TrainingRun:
         self.trust.loaded(healthy.step)
         if "health" in healthy.state:
             self.health.load_state_dict(healthy.state["health"])
-        self.health.begin_with(healthy.health)
+        self.health.restore_state_health(healthy.health)
         self.health.judge.rewound(decision.step)
         if self.log is not None:
             self.log.go_back(healthy.step)
@@ -143,7 +143,7 @@ class TrainingRun:
         self.done += len(span.results)
         self.left_out += sum(result.skipped for result in span.results)
         self.losses += [result.loss for result in span.results if result.loss is not None]
-        if was_computed(span.results, SCHEDULES[self.job.plan.schedule].drains):
+        if ran_compute(span.results, SCHEDULES[self.job.plan.schedule].drains):
             self.recorder.add(span.use, span.shares.peak_memory_bytes)
 
     def log_span(self, span: SpanRun) -> None:
@@ -227,7 +227,7 @@ class TrainingRun:
 
     def _begin_checkpoint(self, writer: CheckpointWriter) -> None:
         """Begin to write the present state, which replicas must hold alike."""
-        self.health.compare_replicas(self.replica, self.done, is_saved=True)
+        self.health.compare_replicas(self.replica, self.done, before_save=True)
         state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}
         health, place = self._state_health(), self.place.to_store(self.samples)
         losses = self.held_out.to_store(self.done)

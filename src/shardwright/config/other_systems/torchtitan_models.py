@@ -9,7 +9,7 @@ from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.model import ModelSpec
 
 _QWEN3 = {"head_dim": 128, "kv_heads": 8, "qk_norm": "head", "vocab": 151936, "rotary_base": 1e6, "norm_epsilon": 1e-6}
-_WITHOUT_MTP = {
+_DEEPSEEK_V3_IN_TORCHTITAN = {
     "mtp_layers": 0,
     "moe": {"aux_loss": "none", "aux_scope": "microbatch", "aux_coefficient": 0.01},
 }
@@ -27,7 +27,7 @@ FLAVORS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("llama2", "7B"): ("llama2-7b", {}),
     ("llama2", "13B"): ("llama2-13b", {}),
     ("llama2", "70B"): ("llama2-70b", {}),
-    ("deepseek_v3", "671B"): ("deepseek-v3", _WITHOUT_MTP),
+    ("deepseek_v3", "671B"): ("deepseek-v3", _DEEPSEEK_V3_IN_TORCHTITAN),
     ("qwen3", "0.6B"): _qwen3(28, 1024, 16, 3072, tied=True),
     ("qwen3", "1.7B"): _qwen3(28, 2048, 16, 6144, tied=True),
     ("qwen3", "4B"): _qwen3(36, 2560, 32, 9728, tied=True),
@@ -39,26 +39,28 @@ FLAVORS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
 }
 
 
-def model_fields(name: str, flavor: str) -> dict[str, Any] | None:
+def fields_of_flavor(name: str, flavor: str) -> dict[str, Any] | None:
     """Fields of [model] for a flavor; None if it is unknown."""
-    kinds = ("", "_flex", "_varlen", "_flex_attn", "_varlen_attn")  # suffixes that choose the attention kernel
-    bare = next((flavor.removesuffix(kind) for kind in kinds[1:] if flavor.endswith(kind)), flavor)
-    flavor_fields = FLAVORS.get((name, bare))
+    attention_suffixes = ("_flex", "_varlen", "_flex_attn", "_varlen_attn")
+    base_flavor = next(
+        (flavor.removesuffix(suffix) for suffix in attention_suffixes if flavor.endswith(suffix)), flavor
+    )
+    flavor_fields = FLAVORS.get((name, base_flavor))
     if flavor_fields is None:
         return None
-    entry, fields = flavor_fields
-    return ({"name": entry} if entry else {"name": f"{name}-{bare}".lower()}) | fields
+    catalog_name, fields = flavor_fields
+    return ({"name": catalog_name} if catalog_name else {"name": f"{name}-{base_flavor}".lower()}) | fields
 
 
-def flavor_of(model: ModelSpec, excluded: Container[str] = ()) -> tuple[str, str] | None:
-    """The name and flavor of a model, without `excluded` names; None if torchtitan has no such model."""
-    return next((key for key in FLAVORS if key[0] not in excluded and is_same(_spec(*key), model)), None)
+def flavor_of(model: ModelSpec, excluded_names: Container[str] = ()) -> tuple[str, str] | None:
+    """The name and flavor of a model; None if torchtitan has no such model, or only under `excluded_names`."""
+    return next((key for key in FLAVORS if key[0] not in excluded_names and is_same(_spec(*key), model)), None)
 
 
 @cache
 def _spec(name: str, flavor: str) -> ModelSpec:
-    entry, fields = FLAVORS[name, flavor]
-    entry_fields = catalog.read("models", entry) if entry else {}
-    experts = entry_fields.get("moe", {}) | fields.get("moe", {})
-    merged = entry_fields | fields | ({"moe": experts} if experts else {})
+    catalog_name, fields = FLAVORS[name, flavor]
+    catalog_fields = catalog.read("models", catalog_name) if catalog_name else {}
+    experts = catalog_fields.get("moe", {}) | fields.get("moe", {})
+    merged = catalog_fields | fields | ({"moe": experts} if experts else {})
     return ModelSpec.model_validate(merged, strict=False)

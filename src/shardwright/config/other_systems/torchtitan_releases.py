@@ -13,7 +13,7 @@ from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import subjects
 from shardwright.config.other_systems.rows import read_row, write_table
 from shardwright.config.other_systems.settings import Flat, Settings
-from shardwright.config.other_systems.torchtitan_models import FLAVORS, flavor_of, model_fields
+from shardwright.config.other_systems.torchtitan_models import FLAVORS, fields_of_flavor, flavor_of
 from shardwright.config.other_systems.torchtitan_table import PARTS, TABLE, WORLD
 from shardwright.config.other_systems.whole_text import whole
 
@@ -126,7 +126,7 @@ def read_settings(
     given |= {name: value for name, value in release.defaults.items() if given.get(name) is None}
     given |= {WORLD: world} if world else {}
     name_and_flavor = settings.text("model.name", "llama3"), settings.text("model.flavor", "debugmodel")
-    model = None if name_and_flavor[0] in release.missing_models else model_fields(*name_and_flavor)
+    model = None if name_and_flavor[0] in release.missing_models else fields_of_flavor(*name_and_flavor)
     if model is None and not any(field.startswith("model.") for field in asked.fields):
         problem = f"model {name_and_flavor[0][:40]} {name_and_flavor[1][:40]} is not known here"
         if not settings.has("model.name", "model.flavor"):

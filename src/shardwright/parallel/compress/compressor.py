@@ -36,11 +36,12 @@ class Method(ABC):
         """Overwrite the tensors with their sums, the same bits on every rank."""
 
     def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
-        """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L]; `flat` may be used up."""
+        """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L]; `tensors` are views of
+        `flat`, which may be overwritten."""
         yield from self.sum_over(tensors, wire)
         out.copy_(flat.view(wire.axis.size, -1)[wire.axis.index])
 
-    def memory(self) -> list[Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """The tensors that the method keeps for the next step."""
         return []
 
@@ -56,19 +57,20 @@ class Method(ABC):
 
     def start_from(self, starts: list[Tensor | None]) -> None:
         """Continue from warm starts, one for each tensor; a tensor with None begins without one."""
-        assert not self.has_warm_starts, "whoever has them takes them up"
+        assert not self.has_warm_starts, "a method with warm starts must override start_from"
 
 
 class Compressor:
-    """Sums one bucket over the replicas, approximately. Each bucket has one object, which keeps the bucket's errors.
+    """Sums one bucket over the replicas, approximately. Each bucket has its own Compressor, which keeps the bucket's
+    errors.
 
-    `large` are the numbers of the compressed tensors (sharding/compression.py). `bytes_saved` is the bytes on the wire
-    of an uncompressed reduction, for all ranks of the axis together, minus those of this one (see wire.py). It is
-    negative if the method sends more.
+    `compressed_indices` are the indices of the compressed tensors (sharding/compression.py). `bytes_saved` is the bytes
+    on the wire of an uncompressed reduction, for all ranks of the axis together, minus those of this one (see wire.py).
+    It is negative if the method sends more.
     """
 
-    def __init__(self, method: Method, large: Sequence[int]) -> None:
-        self.method, self.large = method, large
+    def __init__(self, method: Method, compressed_indices: Sequence[int]) -> None:
+        self.method, self.compressed_indices = method, compressed_indices
         self.bytes_saved = 0
 
     def start(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Reduction:
@@ -90,9 +92,9 @@ class Compressor:
 
     def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
         """The errors of the method for the tensors of a bucket, as views of its memory."""
-        if bucket.num_ranks > 1 and self.large:
-            for span in self.method.errors(bucket.only(self.large), device):
-                yield replace(span, number=self.large[span.number])
+        if bucket.num_ranks > 1 and self.compressed_indices:
+            for span in self.method.errors(bucket.only(self.compressed_indices), device):
+                yield replace(span, number=self.compressed_indices[span.number])
 
     def _sum(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Iterator[Pending]:
         if axis.size == 1:
@@ -127,8 +129,8 @@ class Compressor:
 
     def _split(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The compressed tensors, and the others."""
-        large = set(self.large)
-        return [tensors[i] for i in self.large], [t for i, t in enumerate(tensors) if i not in large]
+        compressed = set(self.compressed_indices)
+        return [tensors[i] for i in self.compressed_indices], [t for i, t in enumerate(tensors) if i not in compressed]
 
 
 class _UncompressedSum:

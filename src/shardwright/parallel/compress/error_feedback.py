@@ -28,7 +28,7 @@ class ErrorFeedback:
         """
         self.lost = torch.nan_to_num_(lost, nan=0.0, posinf=0.0, neginf=0.0)
 
-    def memory(self) -> list[Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """The error, if there is one."""
         return [] if self.lost is None else [self.lost]
 

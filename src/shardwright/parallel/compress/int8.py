@@ -52,9 +52,9 @@ class Int8(Method):
         yield wire.all_to_all(received_dM, message_dM)
         out.copy_(_dequantise(received_dM).sum(0)[:length])
 
-    def memory(self) -> list[Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """Both errors."""
-        return [*self._gradient_error.memory(), *self._sum_error.memory()]
+        return [*self._gradient_error.state_tensors(), *self._sum_error.state_tensors()]
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
         """The error of the gradients, and the error of the sums if these are quantised."""

@@ -64,9 +64,9 @@ class PowerSGD(Method):
         # not finite.
         self._queries = [q_MR.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0) for q_MR in right_MR]
 
-    def memory(self) -> list[Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """The error, and Q of each matrix."""
-        return [*self._error.memory(), *self._queries]
+        return [*self._error.state_tensors(), *self._queries]
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
         """Only the error of the gradients."""

@@ -48,9 +48,9 @@ class TopK(Method):
             total.index_add_(0, rank_message_2K[0], rank_message_2K[1].view(torch.float32))
         unpack(total, tensors)
 
-    def memory(self) -> list[Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """The error."""
-        return self._error.memory()
+        return self._error.state_tensors()
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
         """Only the error of the gradients."""

@@ -27,16 +27,16 @@ PLAIN = AttentionRule()
 
 
 def attend_block(
-    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, rule: AttentionRule = PLAIN, kind: str = "cpu"
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, rule: AttentionRule = PLAIN, device_type: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q K^T x scale) V [B, N, S, D], and log of the sum of exponentials [B, N, S], float32, by a rule without
-    its sinks. `kind` is the kind of device whose kernel is used."""
+    its sinks. `device_type` is the type of device whose kernel is used."""
     scale = rule.scale
     if rule.softcap:
-        return attend_capped(q_BNSD, k_BGTD, v_BGTD, sight, scale, softcap=rule.softcap, kind=kind)
+        return attend_capped(q_BNSD, k_BGTD, v_BGTD, sight, scale, softcap=rule.softcap, device_type=device_type)
     bias = sight.bias(q_BNSD.shape[2], k_BGTD.shape[2], q_BNSD.dtype, q_BNSD.device)
     is_causal = sight.is_causal and bias is None
-    if kind == "cuda":
+    if device_type == "cuda":
         out_BNSD, lse_BNS = _attend_on_cuda(q_BNSD, k_BGTD, v_BGTD, bias, is_causal=is_causal, scale=scale)
     else:
         out_BNSD, lse_BNS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -58,7 +58,7 @@ def block_gradients(
     lse_BNS: Tensor,
     sight: Sight,
     rule: AttentionRule = PLAIN,
-    kind: str = "cpu",
+    device_type: str = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's part of the gradients of q, k and v. `out` and `lse` are the results over all of a query's keys."""
     bias = None if rule.softcap else sight.bias(q_BNSD.shape[2], k_BGTD.shape[2], q_BNSD.dtype, q_BNSD.device)
@@ -68,10 +68,10 @@ def block_gradients(
     if rule.softcap:
         return capped_gradients(
             dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD=out_BNSD, lse_BNS=lse_BNS, sight=sight, scale=rule.scale,
-            softcap=rule.softcap, kind=kind,
+            softcap=rule.softcap, device_type=device_type,
         )  # fmt: skip
     is_causal = sight.is_causal and bias is None
-    if kind == "cuda":
+    if device_type == "cuda":
         return _gradients_on_cuda(
             dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD=out_BNSD, lse_BNS=lse_BNS, bias=bias, is_causal=is_causal,
             scale=rule.scale,
@@ -82,11 +82,11 @@ def block_gradients(
     return gradients
 
 
-def dry_attention(q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scale: float | None, kind: str) -> Tensor:
+def dry_attention(q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scale: float | None, device_type: str) -> Tensor:
     """Causal attention of a dry run, [B, N, S, D], with a gradient. For tensors without memory torch cannot choose a
-    kernel by device, so this calls the kernel that torch uses on devices of `kind`."""
+    kernel by device, so this calls the kernel that torch uses on devices of `device_type`."""
     on_cuda, on_cpu = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"
-    kernel = getattr(torch.ops.aten, on_cuda if kind == "cuda" else on_cpu)
+    kernel = getattr(torch.ops.aten, on_cuda if device_type == "cuda" else on_cpu)
     return cast(Tensor, kernel(q_BNSD, k_BGSD, v_BGSD, 0.0, True, scale=scale)[0])
 
 

@@ -17,14 +17,14 @@ from shardwright.parallel.context.sight import Sight
 
 
 def attend_capped(
-    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, scale: float | None, softcap: float, kind: str
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, scale: float | None, softcap: float, device_type: str
 ) -> tuple[Tensor, Tensor]:
     """Output [B, N, S, D] and logarithm of the sum of exponentials [B, N, S], float32, as attend_block returns them."""
-    scores_BNST = _masked(_capped(q_BNSD, k_BGTD, scale, softcap, kind), sight)
+    scores_BNST = _masked(_capped(q_BNSD, k_BGTD, scale, softcap, device_type), sight)
     lse_BNS = scores_BNST.logsumexp(dim=-1)
     finite_lse_BNS = lse_BNS.masked_fill(lse_BNS == -math.inf, 0.0)
-    shares_BNST = scores_BNST.sub_(finite_lse_BNS[..., None]).exp_()
-    out_BGRD = _product(_by_key_head(shares_BNST, k_BGTD).to(v_BGTD.dtype), v_BGTD, kind)
+    probs_BNST = scores_BNST.sub_(finite_lse_BNS[..., None]).exp_()
+    out_BGRD = _product(_by_key_head(probs_BNST, k_BGTD).to(v_BGTD.dtype), v_BGTD, device_type)
     return out_BGRD.reshape(q_BNSD.shape), lse_BNS
 
 
@@ -38,27 +38,30 @@ def capped_gradients(
     sight: Sight,
     scale: float | None,
     softcap: float,
-    kind: str,
+    device_type: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's part of the gradients of q, k and v, float32, as block_gradients returns them."""
+    """The block's part of the gradients of q, k and v, float32, as block_gradients returns them.
+
+    `lse` must be finite: the caller replaces -inf by 0.
+    """
     dtype = q_BNSD.dtype
-    capped_BNST = _capped(q_BNSD, k_BGTD, scale, softcap, kind)
-    slope_BNST = (capped_BNST / softcap).square_().neg_().add_(1)  # derivative of the cap
-    shares_BNST = _masked(capped_BNST, sight).sub_(lse_BNS[..., None]).exp_()
+    capped_BNST = _capped(q_BNSD, k_BGTD, scale, softcap, device_type)
+    dcap_BNST = (capped_BNST / softcap).square_().neg_().add_(1)  # derivative of the cap
+    probs_BNST = _masked(capped_BNST, sight).sub_(lse_BNS[..., None]).exp_()
     dout_BGRD = _by_key_head(dout_BNSD, k_BGTD)
-    dv_BGTD = _product(_by_key_head(shares_BNST, k_BGTD).to(dtype).mT, dout_BGRD, kind)
-    dshares_BNST = _product(dout_BGRD, v_BGTD.mT, kind).view(shares_BNST.shape)
-    dot_BNS1 = (dout_BNSD.float() * out_BNSD).sum(dim=-1, keepdim=True)
-    dscores_BNST = dshares_BNST.sub_(dot_BNS1).mul_(shares_BNST).mul_(slope_BNST).mul_(_scale(q_BNSD, scale))
+    dv_BGTD = _product(_by_key_head(probs_BNST, k_BGTD).to(dtype).mT, dout_BGRD, device_type)
+    dprobs_BNST = _product(dout_BGRD, v_BGTD.mT, device_type).view(probs_BNST.shape)
+    delta_BNS1 = (dout_BNSD.float() * out_BNSD).sum(dim=-1, keepdim=True)
+    dscores_BNST = dprobs_BNST.sub_(delta_BNS1).mul_(probs_BNST).mul_(dcap_BNST).mul_(_scale(q_BNSD, scale))
     dscores_BGRT = _by_key_head(dscores_BNST, k_BGTD).to(dtype)
-    dq_BGRD = _product(dscores_BGRT, k_BGTD, kind)
-    dk_BGTD = _product(dscores_BGRT.mT, _by_key_head(q_BNSD, k_BGTD), kind)
+    dq_BGRD = _product(dscores_BGRT, k_BGTD, device_type)
+    dk_BGTD = _product(dscores_BGRT.mT, _by_key_head(q_BNSD, k_BGTD), device_type)
     return dq_BGRD.reshape(q_BNSD.shape), dk_BGTD, dv_BGTD
 
 
-def _capped(q_BNSD: Tensor, k_BGTD: Tensor, scale: float | None, softcap: float, kind: str) -> Tensor:
+def _capped(q_BNSD: Tensor, k_BGTD: Tensor, scale: float | None, softcap: float, device_type: str) -> Tensor:
     """Capped scores [B, N, S, T], float32."""
-    scores_BGRT = _product(_by_key_head(q_BNSD, k_BGTD), k_BGTD.mT, kind)
+    scores_BGRT = _product(_by_key_head(q_BNSD, k_BGTD), k_BGTD.mT, device_type)
     capped_BGRT = scores_BGRT.mul_(_scale(q_BNSD, scale) / softcap).tanh_().mul_(softcap)
     return capped_BGRT.view(*q_BNSD.shape[:3], k_BGTD.shape[2])
 
@@ -79,11 +82,11 @@ def _by_key_head(x_BNSE: Tensor, k_BGTD: Tensor) -> Tensor:
     return x_BNSE.unflatten(1, (k_BGTD.shape[1], -1)).flatten(2, 3)
 
 
-def _product(a_BGXY: Tensor, b_BGYZ: Tensor, kind: str) -> Tensor:
+def _product(a_BGXY: Tensor, b_BGYZ: Tensor, device_type: str) -> Tensor:
     """Batched matrix products, summed and returned in float32."""
     if a_BGXY.dtype == torch.float32:
         return a_BGXY @ b_BGYZ
-    if kind != "cuda":
+    if device_type != "cuda":
         return a_BGXY.float() @ b_BGYZ.float()
     product = torch.bmm(a_BGXY.flatten(0, 1), b_BGYZ.flatten(0, 1), out_dtype=torch.float32)
     return product.unflatten(0, a_BGXY.shape[:2])

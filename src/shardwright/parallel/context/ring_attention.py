@@ -173,7 +173,7 @@ class _Attention(torch.autograd.Function):
                 k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
                 sight = _sight(block, cp.index, source, documents_PBs, rule=rule)
                 out_BNsD, lse_BNs = attend_block(
-                    q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, rule=rule, kind=cp.kind
+                    q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, rule=rule, device_type=cp.kind
                 )
                 if merged is None and out_BNsD.shape[2] == len(q_sBND) and not rule.makes_scores:
                     merged = Merged(out_BNsD, lse_BNs)
@@ -209,7 +209,7 @@ class _Attention(torch.autograd.Function):
                     lse_BNS=lse_BNs[queries],
                     sight=_sight(block, cp.index, source, documents_PBs, rule=rule),
                     rule=rule,
-                    kind=cp.kind,
+                    device_type=cp.kind,
                 )
                 dq_sBND[block.queries] += dq_BNsD.permute(2, 0, 1, 3)
                 sums.add(block.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))

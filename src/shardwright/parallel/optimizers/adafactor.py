@@ -22,11 +22,11 @@ _LARGEST_STEP, _LEAST_WEIGHTS = 1.0, 1e-3  # root mean squares (sections 6 and 8
 class Adafactor:
     """The steps of one unit, on one rank of those that share it."""
 
-    def __init__(self, sums: FactoredSums, shards: Axis, tp: Axis) -> None:
-        """`shards` is the axis of ZeRO's shards, `tp` the axis over which tensor parallel shards matrices."""
+    def __init__(self, sums: FactoredSums, zero_axis: Axis, tp: Axis) -> None:
+        """`zero_axis` is the axis of ZeRO's shards, `tp` the axis over which tensor parallel shards matrices."""
         self.sums = sums
-        self._shards, self._tp = shards, tp
-        self._index = shards.index if sums.num_shards > 1 else 0
+        self._zero_axis, self._tp = zero_axis, tp
+        self._index = zero_axis.index if sums.num_shards > 1 else 0
         self._local_ranges = [sums.held(self._index, factored) for factored in sums.matrices]  # in this rank's shard
         self._factors: tuple[Tensor, Tensor] | None = None  # by row, by column
         self._numbers: dict[str, Tensor] = {}  # constants of all steps, on the device
@@ -56,15 +56,15 @@ class Adafactor:
         return list(self._factors or ())
 
     @torch.no_grad()
-    def __call__(self, shards: Sequence[Masters], scratch: Tensor) -> None:
+    def __call__(self, master_weights: Sequence[Masters], scratch: Tensor) -> None:
         """Turn the gradients of the unit's shard into its steps, in place.
 
-        Moves two all-reduces over the shards, and over tp if it shards matrices; only one if there are only vectors.
+        Runs two all-reduces over the ZeRO axis, and over tp if it shards matrices; only one if there are only vectors.
         """
-        (shard,) = shards
+        (shard,) = master_weights
         sums, num, gradients = self.sums, len(self.sums.matrices), shard.step_buffer
-        memory = scratch[: sums.scratch_bytes].view(torch.float32).zero_()
-        first_sums, step_squares = memory.split([sums.num_rows + sums.num_columns + num, num])
+        workspace = scratch[: sums.scratch_bytes].view(torch.float32).zero_()
+        first_sums, step_squares = workspace.split([sums.num_rows + sums.num_columns + num, num])
         rows, columns, weight_squares = first_sums.split([sums.num_rows, sums.num_columns, num])
         for i, ranges in enumerate(self._local_ranges):
             for start, stop in ranges:
@@ -79,7 +79,7 @@ class Adafactor:
         if sums.has_factors:
             self._sum(step_squares, [step_squares])
         else:
-            self._sum(memory, [weight_squares, step_squares])
+            self._sum(workspace, [weight_squares, step_squares])
         matrix_sizes = [float(factored.matrix.full_elements) for factored in sums.matrices]
         elements = self._on_device("elements", matrix_sizes, gradients.device)
         scales = (weight_squares / elements).sqrt_().clamp_(min=_LEAST_WEIGHTS)
@@ -140,7 +140,7 @@ class Adafactor:
         """All-reduce `over_shards` over the shards. Then all-reduce parts of it over tp: the sums `by_matrix` of the
         matrices that tp shards, and `tp_sums`."""
         if self.sums.num_shards > 1:
-            all_reduce(over_shards, self._shards)
+            all_reduce(over_shards, self._zero_axis)
         if not self.sums.cut_ones:
             return
         chosen = self._on_device("cut ones", self.sums.cut_ones, over_shards.device)

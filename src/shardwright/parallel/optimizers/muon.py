@@ -16,7 +16,7 @@ from torch import Tensor
 from shardwright.parallel.comm.collectives import Axis, start_all_to_all_v
 from shardwright.parallel.optimizers.newton_schulz import orthogonalise
 from shardwright.parallel.zero.master_weights import Masters
-from shardwright.sharding.matrix_exchange import EVERY, MatrixExchange, PlacedMatrix
+from shardwright.sharding.matrix_exchange import ALL_TP_RANKS, MatrixExchange, PlacedMatrix
 
 _ROOT_MEAN_SQUARE = 0.2
 
@@ -36,9 +36,9 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class _OwnedRows:
-    """The part of a matrix that this rank's index on the tp axis has: the pieces in which its rows arrived, in order.
-    If the part is sent on over tp, it is sent from `position` in a send buffer."""
+class _MatrixShard:
+    """The shard of a matrix on this tp rank: the pieces in which its elements arrived, in order. If it is sent on over
+    tp, it is sent from `position` in a send buffer."""
 
     placed: PlacedMatrix
     pieces: tuple[Piece, ...]
@@ -53,12 +53,14 @@ class _OwnedRows:
 class Muon:
     """The steps of the matrices of some units, on one rank of those that share them."""
 
-    def __init__(self, exchange: MatrixExchange, shards: Axis, tp: Axis, dtype: torch.dtype, steps: int) -> None:
-        """`shards` is the axis of ZeRO's shards, `tp` the axis over which tensor parallel shards matrices. Matrices are
-        sent and made orthogonal in the number type `dtype`, by `steps` steps of Newton-Schulz."""
-        self._exchange, self._shards, self._tp = exchange, shards, tp
-        self._dtype, self._steps = dtype, steps
-        self._index = shards.index if exchange.num_shards > 1 else 0
+    def __init__(
+        self, exchange: MatrixExchange, zero_axis: Axis, tp: Axis, dtype: torch.dtype, newton_schulz_steps: int
+    ) -> None:
+        """`zero_axis` is the axis of ZeRO's shards, `tp` the axis over which tensor parallel shards matrices. Matrices
+        are sent and made orthogonal in the number type `dtype`."""
+        self._exchange, self._zero_axis, self._tp = exchange, zero_axis, tp
+        self._dtype, self._newton_schulz_steps = dtype, newton_schulz_steps
+        self._index = zero_axis.index if exchange.num_shards > 1 else 0
         self._rows, self._sent_sizes = self._rows_to_send()
         self._whole_parts, self._parts_by_tp_owner, self._received_sizes = self._parts_to_receive()
 
@@ -82,7 +84,7 @@ class Muon:
             sizes.append(position - owner_start)
         return rows, sizes
 
-    def _parts_to_receive(self) -> tuple[list[_OwnedRows], list[list[_OwnedRows]], list[int]]:
+    def _parts_to_receive(self) -> tuple[list[_MatrixShard], list[list[_MatrixShard]], list[int]]:
         """The parts that this rank receives: those of matrices that are complete here, and those that it sends on over
         tp, by their owner there; and the number of elements from each shard."""
         exchange, position = self._exchange, 0
@@ -96,45 +98,46 @@ class Muon:
                     pieces.setdefault(number, []).append((position, position + size))
                 position += size
             sizes.append(position - shard_start)
-        parts = [_OwnedRows(p, tuple(pieces[number])) for number, p in enumerate(exchange.owned_parts(self._index))]
-        if not exchange.crosses:
+        parts = [_MatrixShard(p, tuple(pieces[number])) for number, p in enumerate(exchange.owned_parts(self._index))]
+        if not exchange.uses_tp_exchange:
             return parts, [], sizes
-        by_tp_owner, position = list[list[_OwnedRows]](), 0
-        for index in range(exchange.num_cut):
+        by_tp_owner, position = list[list[_MatrixShard]](), 0
+        for index in range(exchange.tp_size):
             by_tp_owner.append([])
             for part in parts:
-                if part.placed.cut_index == index:
-                    by_tp_owner[-1].append(_OwnedRows(part.placed, part.pieces, position))
+                if part.placed.tp_owner == index:
+                    by_tp_owner[-1].append(_MatrixShard(part.placed, part.pieces, position))
                     position += part.size
-        return [part for part in parts if part.placed.cut_index == EVERY], by_tp_owner, sizes
+        return [part for part in parts if part.placed.tp_owner == ALL_TP_RANKS], by_tp_owner, sizes
 
     @torch.no_grad()
-    def __call__(self, shards: Sequence[Masters], scratch: Tensor) -> None:
+    def __call__(self, master_weights: Sequence[Masters], scratch: Tensor) -> None:
         """Turn the momentum of the units' shards into their steps, in place.
 
-        Moves two all-to-alls over the shards, and two over tp if it shards matrices.
+        Runs two all-to-alls over the ZeRO axis, and two over tp if it shards matrices.
         """
-        memory = scratch[: self._exchange.scratch_bytes].view(self._dtype)
-        send_buffer, receive_buffer, tp_send_buffer, tp_receive_buffer, work = memory.split(self._exchange.regions)
+        workspace = scratch[: self._exchange.scratch_bytes].view(self._dtype)
+        send_buffer, receive_buffer, tp_send_buffer, tp_receive_buffer, work = workspace.split(self._exchange.regions)
         for rows in self._rows:
-            momentum = shards[rows.unit].step_buffer[rows.start : rows.stop]
+            momentum = master_weights[rows.unit].step_buffer[rows.start : rows.stop]
             send_buffer[rows.position : rows.position + rows.stop - rows.start].copy_(momentum)
         parts = send_buffer
         if self._exchange.num_shards > 1:
             parts = receive_buffer
-            _exchange(receive_buffer, self._received_sizes, send_buffer, self._sent_sizes, self._shards)
+            _exchange(receive_buffer, self._received_sizes, send_buffer, self._sent_sizes, self._zero_axis)
         for part in self._whole_parts:
-            self._make_step(part.placed, [parts[start:stop] for start, stop in part.pieces], work)
-        if self._exchange.crosses:
+            self._orthogonalise_in_place(part.placed, [parts[start:stop] for start, stop in part.pieces], work)
+        if self._exchange.uses_tp_exchange:
             self._make_steps_over_tp(parts, tp_send_buffer, tp_receive_buffer, work)
         if self._exchange.num_shards > 1:
-            _exchange(send_buffer, self._sent_sizes, receive_buffer, self._received_sizes, self._shards)
+            _exchange(send_buffer, self._sent_sizes, receive_buffer, self._received_sizes, self._zero_axis)
         for rows in self._rows:
             steps = send_buffer[rows.position : rows.position + rows.stop - rows.start]
-            shards[rows.unit].step_buffer[rows.start : rows.stop].copy_(steps).mul_(rows.scale)
+            master_weights[rows.unit].step_buffer[rows.start : rows.stop].copy_(steps).mul_(rows.scale)
 
     def _make_steps_over_tp(self, parts: Tensor, send_buffer: Tensor, receive_buffer: Tensor, work: Tensor) -> None:
-        """Send parts to their owners over tp, which assemble matrices and make steps of them, and bring these back."""
+        """Send shards of matrices over tp. The owners assemble the whole matrices, orthogonalise them, and send the
+        results back."""
         for start, stop, position in self._copies():
             send_buffer[position : position + stop - start].copy_(parts[start:stop])
         own_parts = self._parts_by_tp_owner[self._tp.index]
@@ -145,7 +148,9 @@ class Muon:
         offset = 0
         for part in own_parts:
             starts = [rank * size + offset for rank in range(self._tp.size)]
-            self._make_step(part.placed, [receive_buffer[start : start + part.size] for start in starts], work)
+            self._orthogonalise_in_place(
+                part.placed, [receive_buffer[start : start + part.size] for start in starts], work
+            )
             offset += part.size
         _exchange(send_buffer, sent_sizes, receive_buffer, received_sizes, self._tp)
         for start, stop, position in self._copies():
@@ -159,11 +164,11 @@ class Muon:
                 yield start, stop, position
                 position += stop - start
 
-    def _make_step(self, placed: PlacedMatrix, pieces: Sequence[Tensor], work: Tensor) -> None:
+    def _orthogonalise_in_place(self, placed: PlacedMatrix, pieces: Sequence[Tensor], work: Tensor) -> None:
         """Make a matrix orthogonal, in place. It lies in pieces: ranges of rows in order, or the columns of each rank
         of tp."""
         matrix = placed.matrix
-        is_by_columns = matrix.split == "columns" and placed.cut_index != EVERY
+        is_by_columns = matrix.split == "columns" and placed.tp_owner != ALL_TP_RANKS
 
         def split(full: Tensor) -> list[Tensor]:
             if is_by_columns:
@@ -174,7 +179,7 @@ class Muon:
             for part, piece in zip(split(full), pieces, strict=True):
                 part.copy_(piece.view(part.shape))
 
-        step = orthogonalise(matrix.full_rows, matrix.full_columns, fill, self._steps, work)
+        step = orthogonalise(matrix.full_rows, matrix.full_columns, fill, self._newton_schulz_steps, work)
         for part, piece in zip(split(step), pieces, strict=True):
             piece.view(part.shape).copy_(part)
 

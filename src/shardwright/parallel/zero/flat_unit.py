@@ -382,7 +382,7 @@ class FlatUnit(UnitEvents[Tensor]):
     def kept_memory(self) -> list[Tensor]:
         """Tensors that stay from step to step besides the state: casts of weights, errors of compression."""
         casts = [tensor for p in self.parameters if p.float8 is not None for tensor in p.float8.memory()]
-        return casts + (self._compressor.method.memory() if self._compressor is not None else [])
+        return casts + (self._compressor.method.state_tensors() if self._compressor is not None else [])
 
     # Update.
 

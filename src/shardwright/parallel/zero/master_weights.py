@@ -38,7 +38,7 @@ class MatrixSteps(Protocol):
     """Makes steps of whole matrices in place, from the transformed gradients of shards (`Masters.step_buffer`): a step
     times the learning rate is what an update subtracts from the weights."""
 
-    def __call__(self, shards: Sequence["Masters"], scratch: Tensor) -> None: ...
+    def __call__(self, master_weights: Sequence["Masters"], scratch: Tensor) -> None: ...
 
     def memory(self) -> list[Tensor]:
         """The state on the device."""

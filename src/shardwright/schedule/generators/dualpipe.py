@@ -105,7 +105,8 @@ FACTS = ScheduleFacts(
     bubble="(p / 2 - 1) * (FB + B - 3 * W)",
     when="F == I and W <= I",
     idle_s=_idle_s,
-    alive=lambda p, rank, m, v, extra: least(m, p + 1) / 2,  # a rank has twice the layers, and a microbatch uses half
+    # A rank has twice the layers, and a microbatch uses half of them.
+    alive=lambda p, rank, m, v, extra_warmup: least(m, p + 1) / 2,
     keeps_as_1f1b=True,
     waiting=_waiting,
     num_gathers=lambda p, m, v: least(m, 1.25 + 0.6 * p),

@@ -57,7 +57,7 @@ FACTS = ScheduleFacts(
     bubble="(p - 1) * (FB + B - 3 * W) / 2",
     when="F == I and W <= I",
     idle_s=_idle_s,
-    alive=lambda p, rank, m, v, extra: least(2 * m, 2 * p + 1) / 2,
+    alive=lambda p, rank, m, v, extra_warmup: least(2 * m, 2 * p + 1) / 2,
     keeps_as_1f1b=True,
     waiting=lambda p, rank, m: ((p - rank) / 2, rank / 2),
     num_gathers=lambda p, m, v: least(m, 1.25 + 1.22 * p),

@@ -24,16 +24,16 @@ from shardwright.sharding.stage_placement import looped
 def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int, group: int = 0) -> Schedule:
     """Groups of `group` microbatches (0 means p, and less than p is too few) on `num_chunks` chunks per rank."""
     groups = _groups(num_ranks, num_microbatches, group or num_ranks)
-    table = [(i, chunk) for members in groups for chunk in range(num_chunks) for i in members]
+    chunk_order = [(i, chunk) for microbatches in groups for chunk in range(num_chunks) for i in microbatches]
     rows = []
     for rank in range(num_ranks):
-        forwards = [forward(chunk * num_ranks + rank, i) for i, chunk in table]
-        backwards = [backward((num_chunks - 1 - chunk) * num_ranks + rank, i) for i, chunk in table]
-        warmup = min(len(table), 2 * (num_ranks - 1 - rank) + (num_chunks - 1) * len(groups[0]))
+        forwards = [forward(chunk * num_ranks + rank, i) for i, chunk in chunk_order]
+        backwards = [backward((num_chunks - 1 - chunk) * num_ranks + rank, i) for i, chunk in chunk_order]
+        warmup = min(len(chunk_order), 2 * (num_ranks - 1 - rank) + (num_chunks - 1) * len(groups[0]))
         row: list[Action] = forwards[:warmup]
-        for n in range(warmup, len(table)):
+        for n in range(warmup, len(chunk_order)):
             row += [forwards[n], backwards[n - warmup]]
-        row += backwards[len(table) - warmup :]
+        row += backwards[len(chunk_order) - warmup :]
         rows.append(tuple(row))
     return Schedule("interleaved-1f1b", num_microbatches, looped(num_ranks, num_chunks), tuple(rows))
 
@@ -59,15 +59,15 @@ def interleaved_faults(num_ranks: int, group: int) -> list[str]:
     ]
 
 
-def _alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
-    group = p + m % p  # the first group takes the remainder
-    return least(m * v, 2 * (p - 1 - rank) + (v - 1) * group + 1) / v
+def _alive(p: Any, rank: Any, m: Any, v: Any, extra_warmup: Any) -> Any:
+    first_group_size = p + m % p  # it takes the remainder; the formula holds for groups of p
+    return least(m * v, 2 * (p - 1 - rank) + (v - 1) * first_group_size + 1) / v
 
 
 def _num_gathers(p: Any, m: Any, v: Any) -> Any:
     warmup = least(m * v, p - 1 + (v - 1) * p)  # chunk forwards before forwards and backwards take turns
-    in_turns = 2 * (m * v - warmup) * (1.0 - 1.0 / v)
-    return most(1.0, (in_turns + 2 * warmup / p) / v)
+    steady_gathers = 2 * (m * v - warmup) * (1.0 - 1.0 / v)
+    return most(1.0, (steady_gathers + 2 * warmup / p) / v)
 
 
 FACTS = ScheduleFacts(

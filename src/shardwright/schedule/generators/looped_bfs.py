@@ -36,7 +36,7 @@ FACTS = ScheduleFacts(
     when="m >= p",
     idle_s=lambda p, m, v, f, i, w: (p - 1 + (v - 1) * most(0, p - m)) * (f + (i + w)) / v,
     fills_and_drains=True,
-    alive=lambda p, rank, m, v, extra: 1.0 * m,
+    alive=lambda p, rank, m, v, extra_warmup: 1.0 * m,
     keeps_as_1f1b=True,
     # One stretch for each stage and pass, but the last forward and the first backward share one stretch.
     num_gathers=lambda p, m, v: 2.0 - 1.0 / v + 0.0 * m,

@@ -34,9 +34,9 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, extra_warmup: int = 0) ->
     return Schedule("1f1b", num_microbatches, in_line(num_ranks), tuple(ranks))
 
 
-def alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
-    """Number of microbatches that a rank keeps: with no `extra` warm-up, the number of ranks from this one on."""
-    return 1.0 * least(m, p - rank + least(extra, p - 1 - rank))
+def alive(p: Any, rank: Any, m: Any, v: Any, extra_warmup: Any) -> Any:
+    """Number of microbatches that a rank keeps: with no `extra_warmup`, the number of ranks from this one on."""
+    return 1.0 * least(m, p - rank + least(extra_warmup, p - 1 - rank))
 
 
 FACTS = ScheduleFacts(

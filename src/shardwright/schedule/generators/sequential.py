@@ -29,7 +29,7 @@ FACTS = ScheduleFacts(
     bubble="m * (p - 1) * (F + B)",
     idle_s=lambda p, m, v, f, i, w: m * (p - 1) * (f + (i + w)),
     fills_and_drains=True,
-    alive=lambda p, rank, m, v, extra: 1.0 * least(1, m),
+    alive=lambda p, rank, m, v, extra_warmup: 1.0 * least(1, m),
     complexity=0,
     search_place=120,
 )

@@ -27,7 +27,7 @@ def _block(rank: int, num_ranks: int) -> Block:
     return (2 * rank, 3 * num_ranks - 2 - rank, 3 * num_ranks + turn - 1 + 2 * rank, 6 * num_ranks + turn - 2 - rank)
 
 
-def alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
+def alive(p: Any, rank: Any, m: Any, v: Any, extra_warmup: Any) -> Any:
     """Number of microbatches that a rank keeps, of all its layers."""
     return 1.0 * least(m, (p + 2) // 2)
 

@@ -27,7 +27,7 @@ def _block(rank: int, num_ranks: int) -> Block:
     return (rank, 2 * num_ranks - 1 - rank, 2 * num_ranks + turn + rank, 4 * num_ranks + turn - 1 - rank)
 
 
-def _alive(p: Any, rank: Any, m: Any, v: Any, extra: Any) -> Any:
+def _alive(p: Any, rank: Any, m: Any, v: Any, extra_warmup: Any) -> Any:
     return 1.0 * least(m, (p + 4) // 3)
 
 

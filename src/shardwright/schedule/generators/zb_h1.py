@@ -43,7 +43,7 @@ FACTS = ScheduleFacts(
     bubble="(p - 1) * (F + I - W)",
     when="m >= p and W <= I",
     idle_s=lambda p, m, v, f, i, w: (p - 1) * most(f + i - w, i, f),
-    alive=lambda p, rank, m, v, extra: 1.0 * least(m, p),
+    alive=lambda p, rank, m, v, extra_warmup: 1.0 * least(m, p),
     keeps_as_1f1b=True,
     waiting=_waiting,
     message_waits=2,

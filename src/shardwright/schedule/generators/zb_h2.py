@@ -56,7 +56,7 @@ FACTS = ScheduleFacts(
     when="m >= 2 * p - 1 and I <= 2 * W <= F + I",
     repeated="(p - 1) * (F + I - 2 * W)",
     idle_s=_idle_s,
-    alive=lambda p, rank, m, v, extra: 1.0 * least(m, 2 * p - 1),
+    alive=lambda p, rank, m, v, extra_warmup: 1.0 * least(m, 2 * p - 1),
     keeps_as_1f1b=True,
     waiting=_waiting,
     message_waits=2,

@@ -54,7 +54,7 @@ FACTS = ScheduleFacts(
     when="m >= 2 * p - 1 and F == I == W",
     repeated="0",
     idle_s=_idle_s,
-    alive=lambda p, rank, m, v, extra: 1.0 * least(m, p),
+    alive=lambda p, rank, m, v, extra_warmup: 1.0 * least(m, p),
     waiting=lambda p, rank, m: (least(p - rank, m) / 2, least(rank, m - 1) * (m > p)),
     num_gathers=lambda p, m, v: m + 0.5,
     num_runs=lambda p, m: 1.0 * m,

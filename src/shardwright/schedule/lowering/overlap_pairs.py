@@ -1,6 +1,6 @@
-"""Overlapped pairs: the sends that leave before both parts of a pair are done, and a program without pairs.
+"""Find the send of each part of an overlapped pair, and rewrite a program without pairs.
 
-The product of one part can leave as soon as that part is done, and travel while the other part still computes.
+The result of one part can leave as soon as that part is done, and travel while the other part still computes.
 `split_pairs` takes pairs apart: the same work in the same order, one action after the other. The gain of pairs is the
 difference between the two programs.
 """
@@ -15,18 +15,20 @@ def sends_of_parts(row: tuple[Action, ...]) -> dict[Action, Action]:
     """Map each part of a pair to its send, if it has one among the messages right after the pair."""
     sends: dict[Action, Action] = {}
     for index, pair in enumerate(row):
-        makers = {(part.stage, part.microbatch, part.kind is Kind.FORWARD): part for part in pair.parts}
-        for action in row[index + 1 :] if makers else ():
+        if pair.kind is not Kind.OVERLAP:
+            continue
+        part_by_result = {(part.stage, part.microbatch, part.kind is Kind.FORWARD): part for part in pair.parts}
+        for action in row[index + 1 :]:
             if action.kind not in SEND | RECV:
                 break
-            part = makers.get((action.stage, action.microbatch, action.kind is Kind.SEND_FORWARD))
+            part = part_by_result.get((action.stage, action.microbatch, action.kind is Kind.SEND_FORWARD))
             if part is not None and action.kind in SEND:
                 sends[part] = action
     return sends
 
 
 def split_pairs(program: Program) -> Program:
-    """A program with each pair as its first part, then its second.
+    """Replace each overlapped pair by its two parts, one after the other.
 
     The first part's output is sent before the second part runs, as in any program without pairs. Messages keep their
     order, so the program still can't deadlock.
@@ -50,13 +52,14 @@ def _split(row: tuple[Action, ...]) -> tuple[Action, ...]:
     return tuple(rewritten)
 
 
-def _end_of_send(row: tuple[Action, ...], begin: int, computed: Action) -> int:
-    """The index after the send of a computation's product, if that is the first send from `begin` on; else `begin`."""
+def _end_of_send(row: tuple[Action, ...], begin: int, compute_action: Action) -> int:
+    """Returns the index after the send of the result of `compute_action` if this send is the first one at or after
+    `begin`. Otherwise returns `begin`."""
     for index in range(begin, len(row)):
-        kind = row[index].kind
-        if kind in SEND:
-            is_of_computed = (row[index].stage, row[index].microbatch) == (computed.stage, computed.microbatch)
-            return index + 1 if is_of_computed else begin
-        if kind not in RECV:
+        action = row[index]
+        if action.kind in SEND:
+            sends_result = (action.stage, action.microbatch) == (compute_action.stage, compute_action.microbatch)
+            return index + 1 if sends_result else begin
+        if action.kind not in RECV:
             break
     return begin

@@ -42,7 +42,7 @@ class FamilyNames:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
-    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    correction_bias: str = "mlp.gate.e_score_correction_bias"
     experts: Literal["each", "rows", "columns", "turns"] = "each"
     expert_gate: str = "mlp.experts.{e}.gate_proj"
     expert_up: str = "mlp.experts.{e}.up_proj"

@@ -36,13 +36,13 @@ def layout_of(family: str, model: ModelSpec) -> Layout:
     return {place.name: tuple(pieces_of.pieces(place)) for place in model_parameters(model)}
 
 
-def choice_biases(family: str, model: ModelSpec) -> dict[int, ReleasedPiece]:
-    """The biases of routers, which are not parameters, by the number of the block."""
+def correction_biases(family: str, model: ModelSpec) -> dict[int, ReleasedPiece]:
+    """The score-correction biases of routers, by the number of the block: they are not parameters."""
     names = names_of(family, model)
     if model.moe.gate != "sigmoid" or model.moe.weigh == "input":
         return {}
     return {
-        number: plain(f"{names.layer.format(n=number)}.{names.choice_bias}", (model.moe.experts,))
+        number: plain(f"{names.layer.format(n=number)}.{names.correction_bias}", (model.moe.experts,))
         for number in model.blocks_with_experts
     }
 

@@ -140,7 +140,7 @@ def _num_stored(name: str, shape: tuple[int, ...], parameter: PlacedParameter) -
 
 def _matrices(unit: FlatUnit, compressor: Compressor) -> list[PlacedParameter]:
     """The parameters that are compressed."""
-    return [unit.parameters[i] for i in compressor.large]
+    return [unit.parameters[i] for i in compressor.compressed_indices]
 
 
 def _query_name(parameter: PlacedParameter) -> str:

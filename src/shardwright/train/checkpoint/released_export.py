@@ -19,7 +19,7 @@ from shardwright.config.hugging_face.config_json import CONFIG, family_of, field
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
 from shardwright.config.hugging_face.written_config import config_bytes, written_config
 from shardwright.config.model import ModelSpec
-from shardwright.sharding.hugging_face.layout import choice_biases, copies, layout_of
+from shardwright.sharding.hugging_face.layout import copies, correction_biases, layout_of
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.stage_parameters import model_parameters
@@ -105,7 +105,7 @@ def _parts(family: str, model: ModelSpec) -> dict[str, list[_Part]]:
     for name, pieces in layout_of(family, model).items():
         for piece in pieces:
             parts.setdefault(piece.name, []).append(_Part(f"weights.{name}", shapes[name], piece))
-    for block, piece in choice_biases(family, model).items():
+    for block, piece in correction_biases(family, model).items():
         parts[piece.name] = [_Part(f"router.{block}.bias_E", piece.shape, piece)]
     for copy_name, source_name in copies(family, model).items():
         parts[copy_name] = parts[source_name]

@@ -1,7 +1,7 @@
 """Weights of a released model as the initial values of a run, read from its files into the boxes of any plan.
 
-A rank reads only the parts of tensors that it holds, some MiB at a time: besides the boxes it needs memory for one
-slab. A released tensor is one of the files; a model tensor is a parameter of Shardwright's model. Pieces map one to the
+A rank reads only the parts of tensors that it holds: besides the boxes it needs memory for one buffer of at most 16
+MiB. A released tensor is one of the files; a model tensor is a parameter of Shardwright's model. Pieces map one to the
 other (sharding/hugging_face/released_piece.py).
 """
 
@@ -16,13 +16,13 @@ from shardwright.config.hugging_face.config_json import MERGE
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import MIB
 from shardwright.parallel.tensor.initial_values import Initial
-from shardwright.sharding.hugging_face.layout import Layout, choice_biases, copies, layout_of, tied_head
+from shardwright.sharding.hugging_face.layout import Layout, copies, correction_biases, layout_of, tied_head
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box, ParameterShard
 from shardwright.sharding.row_boxes import cut_rows
 from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating, listed
 
-_MOST_ELEMENTS = 4 * MIB  # elements of a slab
+_MOST_ELEMENTS = 4 * MIB  # of the buffer
 _ROWS_COMPARED = 1024  # rows of head and table that are compared: if the head is a matrix of its own, every row differs
 
 
@@ -33,9 +33,9 @@ class ReleasedWeights:
         """Raises PlanError with every tensor that is missing, has another shape, or has no place in the model."""
         self.files = ReleasedFiles(folder)
         self.layout = layout_of(family, model)
-        self.biases = choice_biases(family, model)
+        self.correction_biases = correction_biases(family, model)
         self.prefix = _prefix(self.files, self.layout)
-        _refuse(self, copies(family, model), tied_head(family, model))
+        _check_files_fit_model(self, copies(family, model), tied_head(family, model))
 
     def as_initial(self) -> Initial:
         """The function that writes initial values, instead of random ones."""
@@ -51,15 +51,17 @@ class ReleasedWeights:
             if start <= low and high <= stop and out.dtype == torch.float32:
                 self._read(place.name, rows.box, out[low - start : high - start].view(rows.shape))
                 continue
-            slab = torch.empty(rows.shape)
-            self._read(place.name, rows.box, slab)
+            buffer = torch.empty(rows.shape)
+            self._read(place.name, rows.box, buffer)
             common = slice(max(low, start), min(high, stop))
-            out[common.start - start : common.stop - start].copy_(slab.view(-1)[common.start - low : common.stop - low])
+            out[common.start - start : common.stop - start].copy_(
+                buffer.view(-1)[common.start - low : common.stop - low]
+            )
         self.files.forget()
 
-    def choice_bias(self, block: int) -> Tensor | None:
-        """The choice biases of a block's router, [experts] in float32; None if the model has none."""
-        piece = self.biases.get(block)
+    def correction_bias(self, block: int) -> Tensor | None:
+        """The score-correction biases of a block's router, [experts] in float32; None if the model has none."""
+        piece = self.correction_biases.get(block)
         return None if piece is None else self.files.view(self.prefix + piece.name).float()
 
     def _read(self, name: str, box: Box, out: Tensor) -> None:
@@ -128,7 +130,7 @@ def _pairs(piece: ReleasedPiece) -> Iterator[int]:
 
 
 def _prefix(files: ReleasedFiles, layout: Layout) -> str:
-    """The prefix of the decoder's tensors in a model of several kinds of input, such as images; "" if it has none."""
+    """The prefix of the decoder's tensors in a multimodal model; "" if it has none."""
     first = next(iter(layout.values()))[0].name
     for name in files.tensors:
         if name.endswith(first):
@@ -136,34 +138,42 @@ def _prefix(files: ReleasedFiles, layout: Layout) -> str:
     return ""
 
 
-def _refuse(weights: ReleasedWeights, copied: dict[str, str], tied: tuple[str, str] | None) -> None:
-    """PlanError if the files do not fit the model."""
+def _check_files_fit_model(
+    weights: ReleasedWeights, duplicate_names: dict[str, str], tied: tuple[str, str] | None
+) -> None:
+    """Raise PlanError if the files do not fit the model. `duplicate_names` are released tensors that repeat others."""
     tensors, prefix, faults = weights.files.tensors, weights.prefix, list[str]()
-    pieces = [piece for tensor_pieces in weights.layout.values() for piece in tensor_pieces]
-    pieces += weights.biases.values()
-    wanted = {prefix + piece.name: piece for piece in pieces}
-    packed = [name for name in tensors if name.startswith(prefix) and name.endswith("_blocks")]
-    if packed and (missing := [name for name in wanted if name + "_blocks" in tensors]):
-        faults.append(f"{listed(missing)} are quantised (MXFP4); {_convert_hint(weights)}")
-    elif missing := [name for name in wanted if name not in tensors]:
-        way_out = _way_out(missing, tensors)
-        faults.append(f"{len(missing):,} of {len(wanted):,} tensors are missing: {listed(missing)}; {way_out}")
-    for name, piece in wanted.items():
+    released_pieces = [piece for tensor_pieces in weights.layout.values() for piece in tensor_pieces]
+    released_pieces += weights.correction_biases.values()
+    expected_pieces = {prefix + piece.name: piece for piece in released_pieces}
+    packed_names = [name for name in tensors if name.startswith(prefix) and name.endswith("_blocks")]
+    if packed_names and (quantised_names := [name for name in expected_pieces if name + "_blocks" in tensors]):
+        faults.append(f"{listed(quantised_names)} are quantised (MXFP4); {_convert_hint(weights)}")
+    elif missing_names := [name for name in expected_pieces if name not in tensors]:
+        way_out = _way_out(missing_names, tensors)
+        share = f"{len(missing_names):,} of {len(expected_pieces):,} tensors"
+        faults.append(f"{share} are missing: {listed(missing_names)}; {way_out}")
+    for name, piece in expected_pieces.items():
         stored = tensors.get(name)
         if stored is not None and not piece.fits(stored.shape):
             faults.append(f"{name} is {list(stored.shape)} and should be {list(piece.shape)} for this model")
         elif stored is not None and not is_floating(stored):
             faults.append(f"{name} is of {stored.dtype}, a quantised number type; {_convert_hint(weights)}")
-    known_names = {*wanted, *(prefix + name for name in copied)}
+    known_names = {*expected_pieces, *(prefix + name for name in duplicate_names)}
     # If the decoder's tensors have a prefix, the head may have none, because it may lie outside the decoder.
     heads = {} if tied is None else {head_prefix + tied[0]: prefix + tied[1] for head_prefix in ("", prefix)}
     for head, table in heads.items():
-        if head in tensors and table in tensors and tensors[table].shape == wanted[table].shape:
+        if head in tensors and table in tensors and tensors[table].shape == expected_pieces[table].shape:
             known_names.add(head)
             faults += _untied_head(weights.files, head, table)
-    unknown = [name for name in tensors if name.startswith(prefix) and name not in known_names and _is_weight(name)]
-    if unknown and not prefix:
-        faults.append(f"{len(unknown):,} tensors have no place in this model: {listed(unknown)}; check the folder")
+    # With a prefix the decoder is a part of a larger model, whose other tensors may begin with that prefix, too.
+    unknown_names = [
+        name for name in tensors if name.startswith(prefix) and name not in known_names and _is_weight(name)
+    ]
+    if unknown_names and not prefix:
+        faults.append(
+            f"{len(unknown_names):,} tensors have no place in this model: {listed(unknown_names)}; check the folder"
+        )
     if faults:
         raise PlanError(f"weights {weights.files.folder}", faults)
 

@@ -39,7 +39,7 @@ from shardwright.train.checkpoint.manifest import (
 from shardwright.train.checkpoint.other_job import differences, refuse_other_model
 from shardwright.train.checkpoint.released_weights import ReleasedWeights
 from shardwright.train.checkpoint.replica_state import has_optimizer, take_up, wanted_boxes
-from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
+from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_correction_biases
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage
 
 
@@ -110,7 +110,7 @@ def _has_begun(storage: Storage, mesh: Mesh) -> bool:
 def _new(job: JobSpec, mesh: Mesh, released: ReleasedWeights | None) -> Replica:
     """This rank's part of a new job, with its initial weights."""
     replica = build(job, mesh, initial_values(job, released))
-    take_choice_biases(replica.stages, released)
+    take_correction_biases(replica.stages, released)
     return replica
 
 

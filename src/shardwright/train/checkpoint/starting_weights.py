@@ -42,11 +42,11 @@ def initial_values(job: JobSpec, released: ReleasedWeights | None) -> Initial:
     return seeded(job.run.seed) if released is None else released.write
 
 
-def take_choice_biases(stages: Mapping[int, DecoderStage], released: ReleasedWeights | None) -> None:
-    """Copy the choice biases of a released model, which are no parameters, to the routers."""
+def take_correction_biases(stages: Mapping[int, DecoderStage], released: ReleasedWeights | None) -> None:
+    """Copy the score-correction biases of a released model, which are no parameters, to the routers."""
     for stage in stages.values() if released is not None else ():
         for block, state in stage.routers().items():
-            bias_E = None if released is None else released.choice_bias(block)
+            bias_E = None if released is None else released.correction_bias(block)
             if bias_E is not None:
                 with torch.no_grad():
                     state.bias_E.copy_(bias_E)

@@ -39,10 +39,11 @@ class Storage(Protocol):
         """Fill `buffer` with the file's bytes from `start` on. Raises OSError, or EOFError if the file ends before."""
 
     def prefetch(self, name: str, start: int, num_bytes: int) -> None:
-        """Announce that these bytes will be read soon. May take as long as a read. Raises nothing."""
+        """Load these bytes into the page cache, if the storage has one. This may take as long as a read. It raises no
+        error."""
 
     def names(self, folder: str = "") -> list[str]:
-        """The names in a folder, sorted; an empty list if the folder does not exist."""
+        """The names in a folder, sorted; an empty list if the folder does not exist or is a symbolic link."""
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists. Raises OSError."""

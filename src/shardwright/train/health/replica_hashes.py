@@ -173,11 +173,11 @@ class ReplicaComparison:
         self._last_compared = -1  # steps done at the last comparison
         self.num_compared = 0
 
-    def is_due(self, steps_done: int, is_saved: bool) -> bool:
+    def is_due(self, steps_done: int, before_save: bool) -> bool:
         """True if the state after so many steps is to be compared: every so many steps, and before a save, but only
         once."""
         is_on = self._every_steps > 0 and any(self._alike.values()) and steps_done != self._last_compared
-        return is_on and (is_saved or steps_done % self._every_steps == 0)
+        return is_on and (before_save or steps_done % self._every_steps == 0)
 
     def compare(self, replica: Replica, mesh: Mesh, steps_done: int) -> None:
         """Raise ReplicasDifferError, with the same sentence on every rank, if the state of a rank differs. Moves one

@@ -55,7 +55,7 @@ class RunHealth:
         self._compute_s: list[float] = []  # seconds per step, for each span since the last progress line
         self._first_unchecked = first_step  # the first step that `_stragglers` has not seen
         self._step_health = HEALTHY  # of the last step that had a target
-        self._gpus, self.opening = open_readings(mesh.device) if mesh.rank == 0 else (None, "")
+        self._gpus, self.startup_message = open_readings(mesh.device) if mesh.rank == 0 else (None, "")
 
     def before_span(self, replica: Replica, first: int, tokens_BS: Tensor | None) -> None:
         """Compute the step `first` in advance, if it is to be computed twice. Call it before the ledger of the span is
@@ -93,7 +93,7 @@ class RunHealth:
         if a step was not finite, or repeated.
         """
         mesh, num_steps = self._mesh, len(results)
-        if was_computed(results, self._drains):
+        if ran_compute(results, self._drains):
             self._compute_s.append((span_s - sum(mesh.ledger.blocked_s().values())) / num_steps)
         lines, decision = [], Decision()
         for step, result in enumerate(results, first):
@@ -120,10 +120,10 @@ class RunHealth:
                 decision = replace(decision, sentence=f"{decision.sentence}; {origin}")
         elif not self._drains:
             decision = self._check_weights(replica, first + num_steps - 1, decision)
-        elif self._hashes is not None and was_computed(results, self._drains):
+        elif self._hashes is not None and ran_compute(results, self._drains):
             difference = self._repeated.compare(first, mesh, self._hashes)
             lines += [difference] if difference else []
-        if self._is_line(first + num_steps) and decision.course in (Course.GO_ON, Course.SKIP):
+        if self._is_log_step(first + num_steps) and decision.course in (Course.GO_ON, Course.SKIP):
             lines += self._check_stragglers(first + num_steps)
         return decision, lines
 
@@ -135,27 +135,27 @@ class RunHealth:
             decision = self.judge.weights_not_finite(last)
         return replace(decision, sentence=f"{decision.sentence}; {bad_weights}") if bad_weights else decision
 
-    def compare_replicas(self, replica: Replica, steps_done: int, is_saved: bool = False) -> None:
-        """Compare the state that ranks hold alike, if a comparison is due. ReplicasDifferError, on all ranks, if it
-        differs. Moves an all-gather of 5 numbers per rank if one is due, else nothing.
+    def compare_replicas(self, replica: Replica, steps_done: int, before_save: bool = False) -> None:
+        """Compare the state that is replicated across ranks, if a comparison is due. Raises ReplicasDifferError on all
+        ranks if the state differs. Moves an all-gather of 5 numbers per rank if one is due, else nothing.
 
-        A comparison is also due before a save, because each replica writes a part of the state: a difference would be
-        lost, and the wrong part would be on all ranks that load the checkpoint."""
-        if self._replicas.is_due(steps_done, is_saved):
+        A comparison is also due before a save, because each replica writes a part of the state: the checkpoint would
+        hide a difference, and a wrong part would reach every rank that loads it."""
+        if self._replicas.is_due(steps_done, before_save):
             self._replicas.compare(replica, self._mesh, steps_done)
 
-    def begin_with(self, health: StateHealth) -> None:
+    def restore_state_health(self, health: StateHealth) -> None:
         """Take over the health of the state that the run resumes from."""
         self._step_health = health
 
-    def state_health(self, replica: Replica, steps_done: int, held_out: float | None) -> StateHealth:
-        """The health of the state after the steps so far, the same on every rank. `held_out` is its loss on held-out
-        text, None if not measured. Moves an all-gather of one number per rank."""
-        return state_health(steps_done, self._step_health, weights_not_finite(replica, self._mesh), held_out)
+    def state_health(self, replica: Replica, steps_done: int, held_out_loss: float | None) -> StateHealth:
+        """The health of the state after the steps so far, the same on every rank. `held_out_loss` is its loss on
+        held-out text, None if not measured. Moves an all-gather of one number per rank."""
+        return state_health(steps_done, self._step_health, weights_not_finite(replica, self._mesh), held_out_loss)
 
     def gpus(self, steps_done: int) -> list[GpuReading]:
         """Readings of the GPUs of rank 0's node, on rank 0 at progress lines; else an empty list."""
-        return self._gpus.read() if self._gpus is not None and self._is_line(steps_done) else []
+        return self._gpus.read() if self._gpus is not None and self._is_log_step(steps_done) else []
 
     def conclusion(self) -> str:
         """The events of the run in one sentence; "" if there were none."""
@@ -180,7 +180,7 @@ class RunHealth:
         """Load the state of a checkpoint."""
         self.judge.load_state_dict(state["judge"])
 
-    def _is_line(self, steps_done: int) -> bool:
+    def _is_log_step(self, steps_done: int) -> bool:
         return steps_done % self._job.run.log_every == 0 or steps_done == self._job.optimizer.steps
 
     def _check_stragglers(self, steps_done: int) -> list[str]:
@@ -199,7 +199,7 @@ class RunHealth:
         return self._mesh.shape.describe(rank) + (f" on node {rank // ranks_per_node}" if ranks_per_node else "")
 
 
-def was_computed(results: list[StepResult], drains: bool) -> bool:
+def ran_compute(results: list[StepResult], drains: bool) -> bool:
     """True if ranks computed anything in a span. If the pipeline drains, they skip a step without a target."""
     return not drains or any(result.loss is not None for result in results)
 

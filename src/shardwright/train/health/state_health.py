@@ -27,15 +27,15 @@ def step_health(step: int, result: StepResult, decision: Decision, scale_can_fal
     return HEALTHY
 
 
-def state_health(step: int, of_step: StateHealth, weights: str, held_out: float | None) -> StateHealth:
+def state_health(step: int, of_step: StateHealth, weights: str, held_out_loss: float | None) -> StateHealth:
     """The health of the state after a step. `weights` is a sentence about weights that are not finite, "" if all are;
-    `held_out` is their loss on held-out text, None if not measured."""
+    `held_out_loss` is their loss on held-out text, None if not measured."""
     if of_step.cause == "not finite":
         return of_step
     if weights:
         return _not_finite(f"{weights} after step {step}")
-    if held_out is not None and not math.isfinite(held_out):
-        return _not_finite(f"the held-out loss is {held_out} after step {step}")
+    if held_out_loss is not None and not math.isfinite(held_out_loss):
+        return _not_finite(f"the held-out loss is {held_out_loss} after step {step}")
     return of_step
 
 
