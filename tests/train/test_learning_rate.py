@@ -139,8 +139,10 @@ def test_ones_described_elsewhere_work_with_everything() -> None:
         assert rates(schedule="wsd", decay_share=0.2, decay_shape="cube")[90] == pytest.approx(PEAK * (0.1 + 0.9 / 8))
         spec = OptimizerSpec(learning_rate=PEAK, warmup_steps=0, schedule="constant", batch_rule="fourth-root")
         assert learning_rate(spec, 3, batch_share=1 / 16) == PEAK / 2
-        sets = ("--set", "optimizer.schedule=sawtooth", "--set", "optimizer.batch_rule=fourth-root")
-        explained = CliRunner().invoke(cli, ["explain", "quickstart", *sets])
+        sets = ("optimizer.schedule=sawtooth", "optimizer.batch_rule=fourth-root", "cluster.device=h100-sxm")
+        explained = CliRunner().invoke(
+            cli, ["explain", "quickstart", *(word for field in sets for word in ("--set", field))]
+        )
         assert explained.exit_code == 0, explained.output
         assert "falls to a tenth again and again" in " ".join(explained.output.split())
     with pytest.raises(PlanError, match="'inverse-sqrt'"):
