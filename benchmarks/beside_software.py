@@ -17,7 +17,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.config.software import software_of
-from shardwright.config.software_support import lacks
+from shardwright.config.software_support import missing_features
 from shardwright.config.units import seconds_text
 from shardwright.cost.calibration import shipped
 from shardwright.cost.job_memories import fullest
@@ -80,7 +80,7 @@ def _row(job: JobSpec, name: str) -> list[str]:
     more = {kind: (float(getattr(ours, kind)) - float(getattr(its, kind))) / GIB for kind in KINDS}
     least = LEAST_SHARE * float(its.total) / GIB
     named = ", ".join(f"{kind} {size:+.1f}" for kind, size in more.items() if abs(size) >= least)
-    lacking = lacks(software_of(name), job)
+    lacking = missing_features(software_of(name), job)
     return [
         job.name,
         name + (f" (lacks {', '.join(lacking)})" if lacking else ""),

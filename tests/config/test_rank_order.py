@@ -12,12 +12,12 @@ from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
-from shardwright.config.rank_order import AXES, EXAMPLE, ORDERS, STAGES_INSIDE, full_order, order_words
+from shardwright.config.rank_order import AXES, DEFAULT_ORDER, ORDERS, STAGES_INSIDE, full_order, order_words
 
 FULL = {
     "pp-dp": STAGES_INSIDE, "tp-pp-dp": STAGES_INSIDE, "ep-pp-dp": STAGES_INSIDE, "tp-cp-ep-pp-dp": STAGES_INSIDE,
-    "pp": STAGES_INSIDE, "dp": EXAMPLE, "dp-pp": EXAMPLE, "tp-dp-pp": EXAMPLE, "tp-pp-ep-dp": "tp-cp-pp-ep-dp",
-    "dp-tp": "cp-ep-dp-tp-pp", "pp-tp-dp": "pp-tp-cp-ep-dp",
+    "pp": STAGES_INSIDE, "dp": DEFAULT_ORDER, "dp-pp": DEFAULT_ORDER, "tp-dp-pp": DEFAULT_ORDER,
+    "tp-pp-ep-dp": "tp-cp-pp-ep-dp", "dp-tp": "cp-ep-dp-tp-pp", "pp-tp-dp": "pp-tp-cp-ep-dp",
 }  # fmt: skip
 
 
@@ -40,13 +40,13 @@ def test_there_are_all_orders_that_do_not_cut_a_stage() -> None:
     why = {"-".join(axes): refusal("-".join(axes)) for axes in permutations(AXES)}
     assert {order for order, of in why.items() if not of} == set(map(str, ORDERS)) and len(ORDERS) == 60
     assert all("tp lies outside of" in of and full_order(of.split('"')[1]) for of in why.values() if of)
-    assert str(ORDERS[0]) == EXAMPLE == PlanSpec().order
+    assert str(ORDERS[0]) == DEFAULT_ORDER == PlanSpec().order
 
 
 @given(st.text("tpcdexy-", max_size=20) | st.text(max_size=9))
 def test_any_other_text_is_refused_in_one_sentence(text: str) -> None:
     why = refusal(text)
-    assert (EXAMPLE in why or "tp lies outside of" in why) if why else full_order(text) in map(str, ORDERS)
+    assert (DEFAULT_ORDER in why or "tp lies outside of" in why) if why else full_order(text) in map(str, ORDERS)
 
 
 def test_a_fault_names_the_field_and_a_way_out() -> None:
@@ -93,6 +93,6 @@ def test_parts_of_a_cluster_hold_whole_stages() -> None:
         {"device": "a100-sxm-80g", "devices_per_node": 4, "nodes": 1},
     ]
     fields = {"model": {"name": "llama3-8b"}, "cluster": {"parts": parts}, "batch": {"global_batch_size": 8}}
-    assert make_job(fields | {"plan": {"dp": 4, "pp": 2}}).plan.order == EXAMPLE
+    assert make_job(fields | {"plan": {"dp": 4, "pp": 2}}).plan.order == DEFAULT_ORDER
     with pytest.raises(PlanError, match="1 of the 4 ranks of a stage behind each other"):
         make_job(fields | {"plan": {"dp": 4, "pp": 2, "order": "pp-dp"}})

@@ -7,7 +7,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.config.software import software_of
-from shardwright.config.software_support import lacks
+from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.search import search
@@ -28,16 +28,16 @@ def job(**plan: object) -> JobSpec:
 @pytest.mark.parametrize("name", catalog.names("jobs"))
 def test_no_plan_of_the_catalog_needs_what_its_software_lacks(name: str) -> None:
     found = load_job(name)
-    assert lacks(software_of(found.cluster.software), found) == ()
+    assert missing_features(software_of(found.cluster.software), found) == ()
 
 
 def test_what_is_missing_is_named() -> None:
     of = job(tp=2, pp=2, cp=2, sequence_parallel=True, schedule="zb-h1", zero=1)
-    assert lacks(software_of("megatron-2021"), of) == (
+    assert missing_features(software_of("megatron-2021"), of) == (
         "schedule zb-h1", "ZeRO-1", "sequence parallel", "context parallel",
     )  # fmt: skip
-    assert lacks(software_of("megatron-core"), of) == ("schedule zb-h1",)
-    assert lacks(software_of("large-2024"), of) == ()
+    assert missing_features(software_of("megatron-core"), of) == ("schedule zb-h1",)
+    assert missing_features(software_of("large-2024"), of) == ()
 
 
 def test_a_search_for_software_finds_what_it_has_without_being_asked_to() -> None:
@@ -45,8 +45,8 @@ def test_a_search_for_software_finds_what_it_has_without_being_asked_to() -> Non
     software = software_of("megatron-2021")
     held = search(job(), free.as_software(software), shipped()).candidates
     best = search(job(), free, shipped(), num_shown=1).candidates[0]
-    assert held and all(lacks(software, candidate.job) == () for candidate in held)
-    assert lacks(software, best.job) == ()
+    assert held and all(missing_features(software, candidate.job) == () for candidate in held)
+    assert missing_features(software, best.job) == ()
     assert best.token_s == held[0].token_s
     with pytest.raises(PlanError, match="add schedules, zero_stages"):
         free.as_software(software_of("flash-2023"))

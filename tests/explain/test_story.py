@@ -16,7 +16,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.rank_order import EXAMPLE, ORDERS
+from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group
@@ -238,7 +238,7 @@ def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: in
 def test_stages_or_replicas_are_inside_a_server() -> None:
     """The plan that is often told, 4 stages and 8 replicas on 8 servers of 4: who is in one, and what that costs."""
     found = {}
-    for order in (EXAMPLE, "pp-dp"):
+    for order in (DEFAULT_ORDER, "pp-dp"):
         job = load("gpt-100b-32xa100", (f"plan.order={order}",))
         story = tell(job)
         nodes = {group.axis: list(group.nodes) for group in story.groups}
@@ -254,11 +254,11 @@ def test_stages_or_replicas_are_inside_a_server() -> None:
 
 def test_estimate_prices_an_order() -> None:
     steps = {}
-    for order in (EXAMPLE, "pp-dp"):
+    for order in (DEFAULT_ORDER, "pp-dp"):
         done = CliRunner().invoke(cli, ["estimate", "gpt-100b-32xa100", "--json", "--set", f"plan.order={order}"])
         assert done.exit_code == 0, done.output
         steps[order] = json.loads(done.output)
-    assert steps[EXAMPLE] != steps["pp-dp"]
+    assert steps[DEFAULT_ORDER] != steps["pp-dp"]
 
 
 def test_groups_of_a_pipeline_that_holds_stages_twice() -> None:

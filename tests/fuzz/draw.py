@@ -11,7 +11,7 @@ from typing import Any
 from fuzz.draw_attention import draw_attention
 from shardwright.config.gate_facts import GATES
 from shardwright.config.rank_order import AXES, ORDERS
-from shardwright.config.rate_schedules import BATCH_RULES, DECAY_SHAPES, RATE_SCHEDULES
+from shardwright.config.rate_schedules import DECAY_SHAPES, RAMP_UP_RULES, RATE_SCHEDULES
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
 
@@ -128,7 +128,7 @@ def _optimizer(rng: random.Random, fields: Fields) -> None:
         "momentum": rng.choice([0.0, 0.9, 0.95]), "newton_schulz_steps": rng.choice([2, 5]),
         "schedule": rng.choice(RATE_SCHEDULES.names),
         "decay_share": rng.choice([0.25, 1.0]), "decay_shape": rng.choice(DECAY_SHAPES.names),
-        "batch_rule": rng.choice(BATCH_RULES.names),
+        "batch_rule": rng.choice(RAMP_UP_RULES.names),
     }  # fmt: skip
     if optimizer["name"] == "sgd":
         optimizer["learning_rate"] = rng.choice([1e-2, 0.1])

@@ -17,7 +17,7 @@ from shardwright.cost import calibration
 from shardwright.cost.calibration import shipped
 from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
-from shardwright.measure.validate import order
+from shardwright.measure.validate import ranking_quality
 from support.ranks import PATIENCE_S
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
@@ -246,8 +246,8 @@ def test_regret_of_plans_expected_to_be_equally_good_is_their_mean() -> None:
     """A planner that sees no difference picks none: not the one that happens to stand first."""
     row = next(row for row in read_runs(TRUTH / "runs.csv") if row.family == "aleph")
     sweep = [replace(row, step_s=step_s) for step_s in (10.0, 11.0, 12.0, 15.0)]
-    blind = order([(row, 1.0) for row in sweep])
+    blind = ranking_quality([(row, 1.0) for row in sweep])
     assert blind == {"aleph": {"sweeps": 1, "kendall_tau": 0.0, "regret": pytest.approx(0.2)}}
-    wrong = order([(row, -row.step_s) for row in sweep])
+    wrong = ranking_quality([(row, -row.step_s) for row in sweep])
     assert wrong == {"aleph": {"sweeps": 1, "kendall_tau": -1.0, "regret": pytest.approx(0.5)}}
-    assert order([(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep
+    assert ranking_quality([(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep

@@ -25,7 +25,7 @@ from other_systems.exports import NUM_EXPORTS, arguments_of
 from shardwright.config.other_systems.exported import exported
 from shardwright.config.other_systems.python_source import Reader, source_of_text
 from shardwright.config.other_systems.systems import SYSTEMS
-from shardwright.config.other_systems.torchtitan_config import KEPT, MAKERS, POLICIES, config_of
+from shardwright.config.other_systems.torchtitan_config import MAKERS, POLICIES, UNEXPANDED_FUNCTIONS, config_of
 
 
 def test_deepspeed_takes_every_export(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_torchtitan_takes_every_export(
 def test_torchtitans_own_functions_are_read_as_they_run(family: str) -> None:
     registry = importlib.import_module(f"torchtitan.models.{family}.config_registry")
     path = str(registry.__file__)
-    reader = Reader([source_of_text(path, Path(path).read_text(encoding="utf-8"))], {}, KEPT, MAKERS)
+    reader = Reader([source_of_text(path, Path(path).read_text(encoding="utf-8"))], {}, UNEXPANDED_FUNCTIONS, MAKERS)
     (source,) = reader.sources
     names = [
         name for name in source.functions if name.startswith(family) and "debug" not in name and "nvfp4" not in name

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
-from shardwright.config.rank_order import EXAMPLE
+from shardwright.config.rank_order import DEFAULT_ORDER
 from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.groups import CP, DP, EP, PP, axis_groups
@@ -56,8 +56,8 @@ def trained(mesh: Mesh, job: JobSpec) -> tuple[Record, Ledger, dict[str, tuple[i
 def test_an_order_trains_as_one_rank_and_moves_what_the_default_moves(name: str) -> None:
     kind, fields = PLANS[name]
     job = small_job(kind, batch=8, **fields)
-    plain = job.model_copy(update={"plan": job.plan.model_copy(update={"order": EXAMPLE})})
-    assert job.plan.order != EXAMPLE
+    plain = job.model_copy(update={"plan": job.plan.model_copy(update={"order": DEFAULT_ORDER})})
+    assert job.plan.order != DEFAULT_ORDER
     mine, others = run_on_mesh(job, trained, job), run_on_mesh(plain, trained, plain)
     check_rounding(compare([record for record, _, _ in mine], by_one_rank(job, record, STEPS)), job)
     here, there, places = MeshShape.of(job.plan), MeshShape.of(plain.plan), mesh_array(job.plan)
@@ -96,7 +96,7 @@ def on_nodes(order: str, per_node: int) -> JobSpec:
 
 def test_tokens_go_once_to_each_node_whatever_lies_between() -> None:
     """On nodes of four with two stages each, as on nodes of two with one: two ranks of four share a node."""
-    apart, plain = on_nodes("pp-ep-dp", 4), on_nodes(EXAMPLE, 2)
+    apart, plain = on_nodes("pp-ep-dp", 4), on_nodes(DEFAULT_ORDER, 2)
     assert job_faults(apart) == []
     found, expected = run_on_mesh(apart, losses_and_bytes, apart), run_on_mesh(plain, losses_and_bytes, plain)
     here, there = MeshShape.of(apart.plan), MeshShape.of(plain.plan)

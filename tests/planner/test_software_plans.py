@@ -5,7 +5,7 @@ import pytest
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import searched
 from shardwright.config.software import software_of
-from shardwright.config.software_support import lacks
+from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.recommendation import plans_of
@@ -31,13 +31,13 @@ def test_what_is_recommended_is_what_the_software_has(software: str) -> None:
     advice = plans_of(job, Constraints(), shipped(), num_shown=3)
     assert advice.recommendation is not None and any(software in sentence for sentence in advice.left_out)
     for plan in (*advice.plans, advice.recommendation.plan):
-        assert lacks(software_of(software), plan.job) == ()
+        assert missing_features(software_of(software), plan.job) == ()
 
 
 def test_reasons_compare_with_what_the_software_has() -> None:
     job = priced_as("megatron-2021", dp=4, pp=2, zero=0)
     near = neighbours(job, searched())
-    assert near and all(lacks(software_of("megatron-2021"), one.job) == () for one in near)
+    assert near and all(missing_features(software_of("megatron-2021"), one.job) == () for one in near)
 
 
 def test_what_is_kept_is_offered_and_marked() -> None:
@@ -60,9 +60,9 @@ def test_what_is_kept_is_offered_and_marked() -> None:
     ],
 )
 def test_what_software_lacks_is_named(software: str, plan: dict[str, object], words: str) -> None:
-    assert words in lacks(software_of(software), priced_as(software, **plan))
+    assert words in missing_features(software_of(software), priced_as(software, **plan))
 
 
 def test_operators_are_compared_as_a_set() -> None:
     plan = {"recompute": "selective", "recompute_operators": ["activation", "norm"]}
-    assert lacks(software_of("megatron-core"), priced_as("megatron-core", **plan)) == ()
+    assert missing_features(software_of("megatron-core"), priced_as("megatron-core", **plan)) == ()

@@ -14,7 +14,7 @@ from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
-from shardwright.config.rank_order import EXAMPLE, ORDERS, STAGES_INSIDE, number_of
+from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS, STAGES_INSIDE, number_of
 from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.priced_plan import priced
@@ -91,8 +91,8 @@ def standing_for(plan: PlanSpec, has_experts: bool) -> PlanSpec:
         same |= {"expert_tp": 0}
     if plan.zero_ranks >= plan.replicas:
         same |= {"zero_ranks": 0}
-    if on_nodes(plan) == on_nodes(plan.model_copy(update={"order": EXAMPLE})):
-        same |= {"order": EXAMPLE}
+    if on_nodes(plan) == on_nodes(plan.model_copy(update={"order": DEFAULT_ORDER})):
+        same |= {"order": DEFAULT_ORDER}
     return plan.model_copy(update=same)
 
 
@@ -111,7 +111,7 @@ def plans(draw: st.DrawFn) -> PlanSpec:
         "zero": draw(st.integers(0, 3)), "zero_ranks": draw(st.sampled_from((0, 2))) if tp == 1 else 0,
         "offload_optimizer": draw(st.sampled_from((0.0, 1.0))), "offload_parameters": draw(st.booleans()),
     }  # fmt: skip
-    return PlanSpec(**(variant | numbers), order=draw(st.sampled_from((EXAMPLE, STAGES_INSIDE))))
+    return PlanSpec(**(variant | numbers), order=draw(st.sampled_from((DEFAULT_ORDER, STAGES_INSIDE))))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -183,7 +183,7 @@ def test_an_order_is_searched_where_it_moves_a_group_to_other_links(model: str) 
     assert {row["order"] for row in with_other} == {0, *inside}
     for row in with_other:
         numbers = {name: int(row[name]) for name in ("tp", "pp", "cp", "dp", "ep", "expert_tp")}
-        default, other = (PlanSpec(**numbers, order=order) for order in (EXAMPLE, STAGES_INSIDE))
+        default, other = (PlanSpec(**numbers, order=order) for order in (DEFAULT_ORDER, STAGES_INSIDE))
         is_drawn = any(all(o[n] == row[n] for n in row if n != "order") and o["order"] for o in with_other)
         assert is_drawn == (on_nodes(default) != on_nodes(other))
 

@@ -198,7 +198,7 @@ def test_optimal_where_all_orders_can_be_tried(seed: int) -> None:
 
 def random_policy(random: Random) -> Policy:
     return Policy(
-        random.choice((inf, 2.0, 1.0)), random.choice(("backward", "forward", "turns")), random.random() < 0.5,
+        random.choice((inf, 2.0, 1.0)), random.choice(("backward", "forward", "alternate")), random.random() < 0.5,
         random.random() < 0.5, random.choice((inf, 0.5, 0.0)), random.choice((0.0, 0.5)),
     )  # fmt: skip
 

@@ -13,11 +13,11 @@ from shardwright.config.base import PlanError
 from shardwright.config.load import load_job, make_job, read_job
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.rate_schedules import (
-    BATCH_RULES,
     DECAY_SHAPES,
+    RAMP_UP_RULES,
     RATE_SCHEDULES,
-    BatchRule,
     DecayShape,
+    RampUpRule,
     RateSchedule,
 )
 from shardwright.train.learning_rate import learning_rate
@@ -122,23 +122,27 @@ def test_steps_that_changed_no_weight_are_not_in_the_schedule(
 SAWTOOTH = RateSchedule(
     name="sawtooth",
     place=99,
-    share=lambda spec, step: 1.0 - step % 10 / 10,
+    peak_fraction=lambda spec, step: 1.0 - step % 10 / 10,
     text=lambda spec, floor, falls: "falls to a tenth again and again",
     reads=frozenset(),
 )
-CUBE = DecayShape(name="cube", place=99, left=lambda done: (1.0 - done) ** 3)
-FOURTH_ROOT = BatchRule(name="fourth-root", place=99, factor=lambda share: share**0.25, text="follows its fourth root")
+CUBE = DecayShape(name="cube", place=99, remaining=lambda progress: (1.0 - progress) ** 3)
+FOURTH_ROOT = RampUpRule(
+    name="fourth-root", place=99, factor=lambda batch_fraction: batch_fraction**0.25, text="follows its fourth root"
+)
 
 
 def test_ones_described_elsewhere_work_with_everything() -> None:
-    added = RATE_SCHEDULES.also(SAWTOOTH), DECAY_SHAPES.also(CUBE), BATCH_RULES.also(FOURTH_ROOT)
+    added = RATE_SCHEDULES.also(SAWTOOTH), DECAY_SHAPES.also(CUBE), RAMP_UP_RULES.also(FOURTH_ROOT)
     with added[0], added[1], added[2]:
         assert rates(schedule="sawtooth")[20:23] == [PEAK, 0.9 * PEAK, 0.8 * PEAK]
         assert rates(schedule="wsd", decay_share=0.2, decay_shape="cube")[90] == pytest.approx(PEAK * (0.1 + 0.9 / 8))
         spec = OptimizerSpec(learning_rate=PEAK, warmup_steps=0, schedule="constant", batch_rule="fourth-root")
         assert learning_rate(spec, 3, batch_share=1 / 16) == PEAK / 2
-        sets = ("--set", "optimizer.schedule=sawtooth", "--set", "optimizer.batch_rule=fourth-root")
-        explained = CliRunner().invoke(cli, ["explain", "quickstart", *sets])
+        sets = ("optimizer.schedule=sawtooth", "optimizer.batch_rule=fourth-root", "cluster.device=h100-sxm")
+        explained = CliRunner().invoke(
+            cli, ["explain", "quickstart", *(word for field in sets for word in ("--set", field))]
+        )
         assert explained.exit_code == 0, explained.output
         assert "falls to a tenth again and again" in " ".join(explained.output.split())
     with pytest.raises(PlanError, match="'inverse-sqrt'"):

@@ -16,7 +16,7 @@ from shardwright.config.load import make_job
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape, shape_of
 from shardwright.config.recompute_policy import NEEDS, OPERATORS
 from shardwright.config.software import software_of
-from shardwright.workload.layer_operators import by_part, piece_operators
+from shardwright.workload.layer_operators import by_recompute_unit, piece_operators
 from shardwright.workload.layers import chains
 from shardwright.workload.query import PlanGrid
 from shardwright.workload.tensor_sizes import TensorSizes
@@ -73,12 +73,12 @@ def test_an_operator_takes_what_another_one_gave(shape: ModelShape) -> None:
 @given(shapes())
 def test_policies_name_parts_of_the_list(shape: ModelShape) -> None:
     """Every name that a policy knows is a part, and the operator that it must be recomputed with is the next one."""
-    parts = [part for part, _ in by_part(piece_operators(shape, "dense"))]
+    parts = [part for part, _ in by_recompute_unit(piece_operators(shape, "dense"))]
     assert set(OPERATORS) <= set(parts)
     for product, follower in NEEDS.items():
         assert parts[parts.index(product) + 1] == follower
     for layer in kinds_of(shape):
-        assert set(OPERATORS) <= {o.part for o in piece_operators(shape, layer)}
+        assert set(OPERATORS) <= {o.recompute_unit for o in piece_operators(shape, layer)}
 
 
 @given(shapes(), st.sampled_from([1, 2, 4, 8]), st.integers(1, 3), st.booleans())
@@ -107,7 +107,7 @@ def test_the_account_has_the_parts_of_the_list(kind: str) -> None:
     shape = shape_of(job.model)
     for number in range(job.model.layers):
         layer = "dense" if shape.is_dense(number) else "experts"
-        parts = [part for part, _ in by_part(piece_operators(shape, layer)) if part != "join"]
+        parts = [part for part, _ in by_recompute_unit(piece_operators(shape, layer)) if part != "join"]
         assert [part.name for chain in layer_of(job, number).chains for part in chain] == parts
 
 

@@ -31,7 +31,7 @@ from shardwright.config.array_math import holds, most
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.recompute_policy import LAYER, Policy
-from shardwright.workload.layer_operators import ALWAYS_AGAIN, mlp_operators
+from shardwright.workload.layer_operators import ALWAYS_RECOMPUTED, mlp_operators
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Layer:
         """Bytes that are kept from the forward to the backward, by tensor."""
         if LAYER in policy:
             return {"input": self.sizes["input"]}
-        policy |= ALWAYS_AGAIN
+        policy |= ALWAYS_RECOMPUTED
         return {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, policy)}
 
     def kept_bytes(self, policy: Policy) -> Bytes:
@@ -86,7 +86,7 @@ class Layer:
         return most(*sizes)
 
     def _made_bytes(self, region: Chain, inputs: set[str], *further: str) -> Bytes:
-        names = {*_kept_names(region, ALWAYS_AGAIN), region[-1].gives, *further}
+        names = {*_kept_names(region, ALWAYS_RECOMPUTED), region[-1].gives, *further}
         return sum(self.sizes[name] for name in names - inputs)
 
     def working_bytes(self, policy: Policy) -> Bytes:
@@ -94,7 +94,7 @@ class Layer:
         layer, less the tensors that are free by then."""
         kept = self.kept(policy)
         if LAYER in policy:
-            kept |= {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, ALWAYS_AGAIN)}
+            kept |= {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, ALWAYS_RECOMPUTED)}
         return most_needed(self.needs, kept)
 
     def deferred_bytes(self) -> Bytes:

@@ -25,11 +25,11 @@ def cast_inputs(
     sizes: dict[str, Bytes] = {}
     keeps: dict[str, tuple[str, ...]] = {}
     for operator in operators if job.precision.float8_weight_gradients else ():
-        for product in operator.products if operator.part in parts else ():
+        for product in operator.products if operator.recompute_unit in parts else ():
             tensor, width = product.takes.removeprefix("whole "), product.matrix.inner_on(_cut(job, product.matrix))
             name = IN_FLOAT8.format(tensor)
             sizes[name] = _cast_bytes(job.precision.float8, share.tensors[tensor], width, num_groups)
-            keeps[operator.part] = (name,)
+            keeps[operator.recompute_unit] = (name,)
     return sizes, keeps
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.workload.layer_operators import LayerOperator, by_part
+from shardwright.workload.layer_operators import LayerOperator, by_recompute_unit
 from shardwright.workload.tensor_sizes import TensorSizes
 
 FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
@@ -48,7 +48,7 @@ def kept_chain(
     further inputs `beside`. Operands of weight gradients are the inputs of products and the gradients of their results,
     in fp8 if `waits_in_float8` and the product is in fp8."""
     chain = []
-    for part, part_operators in by_part(operators):
+    for part, part_operators in by_recompute_unit(operators):
         waits = {
             IN_FLOAT8.format(name) if waits_in_float8 and product.matrix.sharded_dim is not None else name: None
             for operator in part_operators

@@ -101,7 +101,7 @@ def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[Opera
             (*_listed(rank, operator.forward), *_forward(rank, operator.layer_operator, kind)),
             tuple(_counts(rank)) if operator.name == "router" else (),
             (
-                *_listed(rank, operator.backward, num_loss_chunks(job) if operator.part == "head" else 1),
+                *_listed(rank, operator.backward, num_loss_chunks(job) if operator.recompute_unit == "head" else 1),
                 *_backward(rank, operator.layer_operator, kind),
             ),
         )

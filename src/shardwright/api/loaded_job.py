@@ -19,7 +19,7 @@ from shardwright.report.job_toml import job_toml, write_toml
 from shardwright.report.timeline.job_study import study_job
 
 if TYPE_CHECKING:
-    from shardwright.api.training import Trained
+    from shardwright.api.training import TrainingResult
 
 
 def load(
@@ -133,7 +133,7 @@ class Job(AskedJob):
             return Simulated(run_and_study(self.to_run()))
         return Simulated(study_job(self.spec, communication, steps))
 
-    def train(self, *, fresh: bool = False, weights_from: str | Path | None = None) -> "Trained":
+    def train(self, *, fresh: bool = False, weights_from: str | Path | None = None) -> "TrainingResult":
         """The command `train`, with its --fresh and --from: run the job here. It starts the local ranks itself; under
         torchrun this process is one of them. Raises PlanError, RunError."""
         from shardwright.api.training import StartOptions, train_job

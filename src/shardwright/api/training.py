@@ -42,7 +42,7 @@ class StartOptions:
 
 
 @dataclass(frozen=True, repr=False)
-class Trained(Shown):
+class TrainingResult(Shown):
     """A run that has ended: its losses in nats a token, its folder, and its steps compared with the prediction.
     `preempted` is True if it was asked to leave: it has saved, and the same call resumes it."""
 
@@ -57,10 +57,10 @@ class Trained(Shown):
     folder: Path
     seconds: float
     preempted: bool
-    speaks: bool  # True on rank 0, or in the process that started the ranks: it prints the result
+    is_main_process: bool  # True on rank 0, or in the process that started the ranks: it prints the result
     preempted_by: int | None
     values: dict[str, Any]
-    compared: str = ""
+    comparison_text: str = ""
 
     @property
     def text(self) -> str:
@@ -71,7 +71,7 @@ class Trained(Shown):
         ending = "; it was asked to leave, and goes on where it is" if self.preempted else ""
         summary = f"{self.name}: {counted(self.steps, 'step')} done in {self.seconds:.0f} s, {losses}{ending}"
         files = f"metrics in {self.folder}/metrics.jsonl and {self.folder}/tensorboard"
-        return "\n".join(filter(None, (summary, files, self.compared)))
+        return "\n".join(filter(None, (summary, files, self.comparison_text)))
 
     def to_dict(self) -> dict[str, Any]:
         return self.values
@@ -84,7 +84,7 @@ class Trained(Shown):
             return [flat_keys(line) for line in map(json.loads, file) if "step" in line]
 
 
-def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> Trained:
+def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingResult:
     """Train a checked job: start the ranks of this machine, or be one rank that torchrun or Slurm has started. A run
     whose folder has a checkpoint resumes from it. Raises PlanError, RunError."""
     environment = RankEnvironment.from_environment()
@@ -96,18 +96,18 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> Trained:
         hearing = preemption.heard() if spec.checkpoint.is_on else preemption.unkept()
     with hearing as request:
         result, folder = _run_here(spec, request, start) if environment is None else _run_rank(spec, environment, start)
-        speaks = environment is None or environment.rank == 0
-        if spec.model.moe.experts and speaks:
+        is_main_process = environment is None or environment.rank == 0
+        if spec.model.moe.experts and is_main_process:
             from shardwright.report.expert_use import draw_use
 
             start.tell(f"how experts were used: {draw_use(folder)}")
-        compared, text = _compared(spec, result, folder) if speaks else (None, "")
+        compared, text = _compared(spec, result, folder) if is_main_process else (None, "")
     names = ("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses")
     fields = {name: getattr(result, name) for name in (*names, "sample", "seconds", "preempted")}
-    return Trained(
+    return TrainingResult(
         name=spec.name,
         folder=folder,
-        speaks=speaks,
+        is_main_process=is_main_process,
         preempted_by=request.signal if request is not None else None,
         values=asdict(result)
         | {
@@ -115,7 +115,7 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> Trained:
             "unigram_loss": result.unigram_loss,
             "predicted_and_measured": compared,
         },
-        compared=text,
+        comparison_text=text,
         **fields,
     )
 

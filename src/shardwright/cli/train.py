@@ -33,15 +33,15 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
 
     start = StartOptions(fresh, weights_from, tell=click.echo, warn=partial(click.echo, err=True))
     with _standard_output_for_json_alone(as_json):
-        trained = train_job(spec, start)
-        if trained.compared:
-            click.echo(trained.compared)
-    if as_json and trained.speaks:
-        click.echo(json.dumps(trained.to_dict()))
-    if trained.preempted:
-        if trained.speaks:
-            click.echo(preemption.saved_sentence(trained.preempted_by, trained.steps), err=True)
-        sys.exit(preemption.STATUS)
+        result = train_job(spec, start)
+        if result.comparison_text:
+            click.echo(result.comparison_text)
+    if as_json and result.is_main_process:
+        click.echo(json.dumps(result.to_dict()))
+    if result.preempted:
+        if result.is_main_process:
+            click.echo(preemption.saved_sentence(result.preempted_by, result.steps), err=True)
+        sys.exit(preemption.EXIT_STATUS)
 
 
 @contextmanager

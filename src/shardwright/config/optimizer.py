@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import Divisor, Positive, PositiveOr0, Probability, ShareOr0, Steps, StepsOr0
 from shardwright.config.optimizer_facts import OPTIMIZERS, OptimizerFacts, OptimizerName
-from shardwright.config.rate_schedules import BatchRuleName, DecayShapeName, RateScheduleName
+from shardwright.config.rate_schedules import DecayShapeName, RampUpRuleName, RateScheduleName
 
 _WARMUP = 20
 _MOST_NEWTON_SCHULZ = 20  # steps, each of three products of a matrix
@@ -40,7 +40,7 @@ class OptimizerSpec(SectionSpec):
     decay_shape: DecayShapeName = Field(
         "linear", description="wsd: how it falls; sqrt is by 1 less the root of what is done of the decay."
     )
-    batch_rule: BatchRuleName = Field(
+    batch_rule: RampUpRuleName = Field(
         "none",
         description="How the rate follows a batch that is still growing (batch.ramp): with the root of its share of "
         "the full batch, in proportion to it, or not at all.",

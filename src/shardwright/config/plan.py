@@ -10,7 +10,14 @@ from shardwright.config.base import SectionSpec
 from shardwright.config.compression_facts import CompressName
 from shardwright.config.context_facts import CONTEXT_METHODS, ContextMethod
 from shardwright.config.field_types import Layers, LayersOr0, Ranks, RanksOr0, Sequences, ShareOr0
-from shardwright.config.rank_order import EXAMPLE, full_order, number_of, of_stage_on_node, stage_block, stage_size
+from shardwright.config.rank_order import (
+    DEFAULT_ORDER,
+    full_order,
+    number_of,
+    of_stage_on_node,
+    stage_block,
+    stage_size,
+)
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
 from shardwright.config.schedule_facts import SCHEDULES, ScheduleName
 
@@ -59,7 +66,7 @@ class FallbackSpec(SectionSpec):
         "each node, and from there to its experts inside the node.",
     )
     order: Annotated[str, AfterValidator(full_order)] = Field(
-        EXAMPLE,
+        DEFAULT_ORDER,
         description="Order of the axes over the ranks, innermost first: ranks of the first are neighbours. pp-dp puts "
         "the stages of a pipeline inside a node and its replicas across nodes. Of axes left out tp, cp and ep are "
         "innermost, dp and pp outermost.",

@@ -24,7 +24,7 @@ Count = Any  # an int, or an array with one entry per plan if many plans are des
 AXES = ("tp", "cp", "ep", "dp", "pp")  # innermost first
 _REPLICAS = ("cp", "ep", "dp")
 _FOLDED = {"tp": "etp", "ep": "ep", "dp": "edp"}  # the axes of experts in the places of these axes
-EXAMPLE = "-".join(AXES)
+DEFAULT_ORDER = "-".join(AXES)
 
 
 class Degrees(Protocol):
@@ -128,7 +128,9 @@ def full_order(text: str) -> str:
     if wrong or len(set(names)) < len(names):
         twice = [] if wrong else [name for name in AXES if names.count(name) > 1]
         fault = f"{shortened(wrong[0])!r} is none" if wrong else f"{' and '.join(twice)} more than once"
-        raise ValueError(f'it should be axes of the mesh with "-" between, each once, and {fault}; such as "{EXAMPLE}"')
+        raise ValueError(
+            f'it should be axes of the mesh with "-" between, each once, and {fault}; such as "{DEFAULT_ORDER}"'
+        )
     missing = [axis for axis in AXES if axis not in names]
     stage_axes = [axis for axis in names if axis != "pp"]
     first = names.index("tp") + 1 if stage_axes[:1] == ["tp"] else 0

@@ -21,8 +21,7 @@ from shardwright.config.schedule_facts import ScheduleName
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
-
-
+Counts = tuple[Number, Number]  # of kernels, in the forward and in the backward
 Workspaces = Annotated[int, Field(ge=0, le=largest.WORKSPACES)]
 
 
@@ -76,8 +75,9 @@ class SoftwareSpec(Spec):
     )
     latent: Bytes | None = Field(
         None,
-        description="Norms and copies of latents, by their elements; left out, twice a norm's forward, and that of a "
-        "copy, each twice in the backward.",
+        description="Norms and copies of latents, by element of latents and of the rotary part of keys. Left out, the "
+        "forward moves the forward bytes of a norm and 2 more, twice for each element of latents and once for each of "
+        "the rotary part, and the backward moves twice as many.",
     )
     router: Bytes = Field((32.0, 32.0), description="Scores of experts, their choice and its counts, by logit.")
     choices: Bytes = Field((0.0, 0.0), description="The same, by logit and choice of a token.")
@@ -107,20 +107,20 @@ class SoftwareSpec(Spec):
         "of a product's input and of the gradient of what it gives.",
     )
     float8_gradient_kernels: Number = Field(0.0, description="Kernels more in the backward for these casts.")
-    kernels: Bytes = Field((25.0, 45.0), description="Kernels that one layer launches.")
-    layer_norm_kernels: Bytes | None = Field(
+    kernels: Counts = Field((25.0, 45.0), description="Kernels that one layer launches.")
+    layer_norm_kernels: Counts | None = Field(
         None, description="The same with LayerNorms, biases and no gate, if it is not as many."
     )
-    float8_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where products are in fp8.")
-    head_norm_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where queries and keys have norms.")
-    norm_kernels: Bytes = Field(
+    float8_kernels: Counts = Field((0.0, 0.0), description="Kernels more where products are in fp8.")
+    head_norm_kernels: Counts = Field((0.0, 0.0), description="Kernels more where queries and keys have norms.")
+    norm_kernels: Counts = Field(
         (1.0, 2.0), description="Kernels more for each norm of the residual stream that a layer has beyond two."
     )
-    ring_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each rank whose keys come to queries.")
-    latent_kernels: Bytes = Field((0.0, 0.0), description="Kernels more with latent attention.")
-    routing_kernels: Bytes = Field((0.0, 0.0), description="Kernels more in a layer with experts.")
-    choice_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each choice of a token.")
-    expert_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each expert that a rank holds.")
+    ring_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each rank whose keys come to queries.")
+    latent_kernels: Counts = Field((0.0, 0.0), description="Kernels more with latent attention.")
+    routing_kernels: Counts = Field((0.0, 0.0), description="Kernels more in a layer with experts.")
+    choice_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each choice of a token.")
+    expert_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each expert that a rank holds.")
     adds_apart: bool = Field(
         False,
         description="A weight's gradient is a tensor of its own, which is then added to what other microbatches made, "

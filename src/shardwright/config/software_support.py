@@ -7,7 +7,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.software import SoftwareSpec
 
 
-def lacks(software: SoftwareSpec, job: JobSpec) -> tuple[str, ...]:
+def missing_features(software: SoftwareSpec, job: JobSpec) -> tuple[str, ...]:
     """The strategies that the job's plan needs and the software does not have, in words. Unknown ones are left out."""
     return plan_lacks(software, job.plan)
 

@@ -253,7 +253,7 @@ class Costing:
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
         weights_s = [t.weight_grad if o.products else s for o, t, s in zip(chain, times, beside_s, strict=True)]
         for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
-            imbalance = rates.imbalance if has_experts(kind) and operator.part in _MLP else 1.0
+            imbalance = rates.imbalance if has_experts(kind) and operator.recompute_unit in _MLP else 1.0
             placed = t.in_backward() if operator.in_backward else t
             ahead = self._exposed(operator.forward, placed.forward)
             behind = self._exposed(operator.backward, placed.input_grad + placed.weight_grad, weight_s)

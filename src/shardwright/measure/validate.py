@@ -51,7 +51,7 @@ def predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
     runs = {n: rows[n].run for n in is_fitting}
     for policy in ("selective", "full"):
         unsure = {
-            n: _recomputed(rows[n], policy) for n in is_fitting if not is_fitting[n] and not rows[n].knows_recompute
+            n: _with_recompute(rows[n], policy) for n in is_fitting if not is_fitting[n] and not rows[n].knows_recompute
         }
         for n, price in _priced(unsure, constants).items():
             assert isinstance(price, Price), "a run that is priced with less memory is priced with more"
@@ -74,7 +74,7 @@ def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | 
     return dict(zip(runs, prices(list(runs.values()), constants), strict=True))
 
 
-def _recomputed(row: Measured, policy: str) -> Run:
+def _with_recompute(row: Measured, policy: str) -> Run:
     """The run of a row with every layer recomputed under a policy."""
     assert row.run is not None, "only what can be priced is recomputed"
     return replace(row.run, grid=replace(row.run.grid, recompute=policy, policies=()))
@@ -101,11 +101,11 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     out_of_memory_rows = predict(read_runs(out_of_memory), constants) if out_of_memory else []
     scores["fit"] = _fit(rows, out_of_memory_rows)
     ranked = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
-    scores["order"] = order([(p.row, p.ratio * p.row.step_s) for p in ranked])
+    scores["order"] = ranking_quality([(p.row, p.ratio * p.row.step_s) for p in ranked])
     scores["cross_validated"] = _cross_validated(headline)
     scores["fitted_constants"] = int(constants["common.num_fitted"])
     scores["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
-    scores["predictions"] = [_line(p) for p in rows]
+    scores["predictions"] = [_output_row(p) for p in rows]
     return scores
 
 
@@ -138,14 +138,15 @@ def _by(rows: list[Predicted], key: Callable[[Predicted], str]) -> dict[str, dic
 
 
 def _baseline_ratio(predicted: Predicted) -> float:
-    """The ratio with one efficiency for all: executed FLOPs over half the peak of 16 bits, or of fp8."""
+    """Predicted over measured time of a baseline that runs every job at 50 % of peak (HFU = 0.5)."""
     time = predicted.time
     assert time is not None, "only what was predicted has a baseline"
     return float(time.total * time.hfu / BASELINE_EFFICIENCY / predicted.row.step_s)
 
 
 def _memory(rows: Iterable[Predicted]) -> tuple[float, dict[str, dict[str, float]]]:
-    """Mean error if the allocator's peak was measured; by family also if the driver's peak was."""
+    """The MAPE of rows that report the allocator's peak, and statistics for each family that also include rows that
+    report memory as the driver sees it."""
     with_memory = [p for p in rows if p.row.memory_gb and p.memory_gb and p.row.tier in "AB" and p.row.is_latest]
     by_family = {}
     for family in sorted({p.row.family for p in with_memory}):
@@ -161,10 +162,10 @@ def _memory(rows: Iterable[Predicted]) -> tuple[float, dict[str, dict[str, float
     return weighted_mean([abs(p.memory_gb / p.row.memory_gb - 1) for p in allocator], weights), by_family
 
 
-def _fit(ran: Iterable[Predicted], did_not: Iterable[Predicted]) -> dict[str, Any]:
+def _fit(fitting_rows: Iterable[Predicted], oom_rows: Iterable[Predicted]) -> dict[str, Any]:
     """Predictions of fit, against plans that ran and plans that ran out of memory."""
-    fitting = [p for p in ran if p.fits is not None and p.row.tier in "AB"]
-    failing = [p for p in did_not if p.fits is not None]
+    fitting = [p for p in fitting_rows if p.fits is not None and p.row.tier in "AB"]
+    failing = [p for p in oom_rows if p.fits is not None]
     false_misfits = [p.row.id for p in fitting if not p.fits]
     false_fits = [p.row.id for p in failing if p.fits]
     count = len(fitting) + len(failing)
@@ -179,7 +180,7 @@ def _fit(ran: Iterable[Predicted], did_not: Iterable[Predicted]) -> dict[str, An
     }
 
 
-def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]:
+def ranking_quality(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]:
     """Kendall's tau, and the regret of the best plan, of rows with the seconds that are expected of each.
 
     Both are within a sweep (one model on as many devices with the same kernels); means over sweeps of at least 4 plans.
@@ -221,9 +222,9 @@ def _cross_validated(headline: list[Predicted]) -> dict[str, Any]:
     return summary(predictions, lambda p: p.ratio) | {"by_family": _by(predictions, lambda p: p.row.family)}
 
 
-def _line(p: Predicted) -> dict[str, Any]:
+def _output_row(p: Predicted) -> dict[str, Any]:
     """One row of the output file."""
-    line: dict[str, Any] = {
+    output_row: dict[str, Any] = {
         "id": p.row.id,
         "tier": p.row.tier,
         "device": p.row.device,
@@ -235,8 +236,8 @@ def _line(p: Predicted) -> dict[str, Any]:
         "reason": p.reason,
     }
     if p.time:
-        line |= {"predicted_s": p.time.total, "error": p.ratio - 1 if p.ratio else None} | {
+        output_row |= {"predicted_s": p.time.total, "error": p.ratio - 1 if p.ratio else None} | {
             f"{name}_s": value for name, value in asdict(p.time).items() if name not in ("total", "mfu", "hfu")
         }
-        line |= {"mfu": p.time.mfu, "hfu": p.time.hfu}
-    return line
+        output_row |= {"mfu": p.time.mfu, "hfu": p.time.hfu}
+    return output_row

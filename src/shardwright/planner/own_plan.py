@@ -1,4 +1,4 @@
-"""The price of a job's own plan: seconds, memory, money, energy and time lost to failures, if its device is known."""
+"""Predicted time, memory, cost, energy and time lost to failures of a job's own plan, if its device is known."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from shardwright.cost.job_memories import fullest
 from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, money_gaps, step_money
 from shardwright.planner.ramp_time import ramp_extra_s
-from shardwright.planner.search.objectives import MANY_TOKENS
+from shardwright.planner.search.objectives import REFERENCE_TOKENS
 from shardwright.sharding.optimizer_state import is_by_matrix, moment_bytes
 from shardwright.sharding.stage_parameters import model_parameters, num_parameters
 from shardwright.simulate.closed_form import StepTime
@@ -19,19 +19,20 @@ from shardwright.simulate.full_step import simulated_step
 
 @dataclass(frozen=True)
 class Estimate:
-    """A job in seconds, bytes and dollars.
+    """Predicted time, memory and cost of the job's own plan.
 
-    `memory` is of the pipeline rank whose process needs most, under the cluster's software. `step_money` is of a single
-    step; prices of many steps (`of_steps`) include the time lost to failures, if known. `num_steps_of_many` and
-    `num_steps_of_run` count steps of a full batch; a step of a growing batch counts as a part of one. `gaps` are
-    sentences on what is unknown and what to set.
+    `memory` is that of the pipeline rank with the highest peak, under the cluster's software. `step_money` is the cost
+    of a single step; costs of many steps (`cost_of_steps`) include the time lost to failures, if known.
+    `num_steps_1e12_tokens` is the number of steps to train on 1e12 tokens, and `num_steps_of_run` that of the job's
+    run. Both are in units of the time of a full-batch step, because the steps of a batch-size ramp-up are shorter.
+    `gaps` are sentences on unknown costs and the fields to set.
     """
 
     step: StepTime
     memory: Memory
     peak_flops: float
     tokens_per_s_per_device: float
-    num_steps_of_many: float
+    num_steps_1e12_tokens: float
     num_steps_of_run: float
     reliability: failures.Reliability | None
     goodput: failures.Goodput | None
@@ -40,13 +41,13 @@ class Estimate:
     gaps: tuple[str, ...]
 
     @property
-    def wall_s(self) -> float:
+    def effective_step_s(self) -> float:
         """Mean seconds of a step, with failures and checkpoints if they are known."""
         return self.step.total / (float(self.goodput.training) if self.goodput else 1.0)
 
-    def of_steps(self, count: float) -> Money:
-        """The price of `count` steps, with the time lost to failures."""
-        return self.step_money.times(count * self.wall_s / self.step.total)
+    def cost_of_steps(self, count: float) -> Money:
+        """The cost of `count` steps, with the time lost to failures."""
+        return self.step_money.times(count * self.effective_step_s / self.step.total)
 
 
 def estimate(job: JobSpec) -> Estimate:
@@ -72,7 +73,7 @@ def estimate(job: JobSpec) -> Estimate:
         memory=fullest(job, shipped()),
         peak_flops=peak_flops(run),
         tokens_per_s_per_device=job.tokens_per_step / step.total / job.plan.world,
-        num_steps_of_many=MANY_TOKENS / job.tokens_per_step + ramp_extra_s(job, step.total) / step.total,
+        num_steps_1e12_tokens=REFERENCE_TOKENS / job.tokens_per_step + ramp_extra_s(job, step.total) / step.total,
         num_steps_of_run=steps_of_run + ramp_extra_s(job, step.total, job.optimizer.steps) / step.total,
         reliability=reliability,
         goodput=failures.goodput(reliability, failures.best_interval_s(reliability)) if reliability else None,

@@ -14,7 +14,7 @@ _HEAD = "# A device that shardwright calibrate measured; `--set cluster.device=F
 
 def write_device(path: Path, fields: Mapping[str, Any] | None) -> None:
     """Write the file, complete or not at all. Without fields, only check that it can be written. PlanError if not."""
-    replace_output(path, _HEAD + toml_text(fields) if fields is not None else _HEAD, "--out", try_it=fields is None)
+    replace_output(path, _HEAD + toml_text(fields) if fields is not None else _HEAD, "--out", dry_run=fields is None)
 
 
 def calibrated_text(path: Path, fields: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> str:

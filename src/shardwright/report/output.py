@@ -8,10 +8,10 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.user_file import reason_of, write_text
 
-_MARK = 24  # characters at the beginning that all files of a kind share
+_HEADER_CHARS = 24  # characters at the beginning that all files of a kind share
 
 # Errors that do not depend on the name: the command worked, and the disk failed.
-_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 def write_output(path: Path, text: str, option: str) -> None:
@@ -19,13 +19,13 @@ def write_output(path: Path, text: str, option: str) -> None:
 
     An existing file is replaced only if it begins as the text does: otherwise it may be the job that was read.
     """
-    if _is_of_another_kind(path, text):
+    if _has_other_header(path, text):
         refusal = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
         raise PlanError("output", [refusal])
     try:
         write_text(path, text)
     except OSError as error:
-        if error.errno in _FAILURES:
+        if error.errno in _DISK_ERRNOS:
             raise OSError(error.errno, error.strerror, str(path)) from None
         way_out = f"name another with {option}, or check the folder and its permissions"
         raise PlanError("output", [f"{option} {path} can't be written: {reason_of(error)}; {way_out}"]) from None
@@ -33,25 +33,25 @@ def write_output(path: Path, text: str, option: str) -> None:
         raise PlanError("output", [f"{option} {str(path)!r} is no name of a file: {error}; use another"]) from None
 
 
-def replace_output(path: Path, text: str, option: str, try_it: bool = False) -> None:
-    """Write the result of a command atomically: the file is the old or the new one, and never a part. With `try_it`
+def replace_output(path: Path, text: str, option: str, dry_run: bool = False) -> None:
+    """Write the result of a command atomically: the file is the old or the new one, and never a part. With `dry_run`
     only check that it can be written. Raises the errors of `write_output`.
 
     A path that exists and is no regular file, such as a FIFO, is written to directly.
     """
     if path.exists() and not path.is_file():
-        if not try_it:
+        if not dry_run:
             write_output(path, text, option)
         elif path.is_dir():
             raise PlanError("output", [f"{option} {path} is a folder; name a file in it"])
         return
-    if _is_of_another_kind(path, text):
+    if _has_other_header(path, text):
         refusal = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
         raise PlanError("output", [refusal])
     new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         write_output(new_path, text, option)
-        if not try_it:
+        if not dry_run:
             new_path.replace(path)
     except PlanError as error:
         raise PlanError("output", [fault.replace(str(new_path), str(path)) for fault in error.faults]) from None
@@ -60,10 +60,11 @@ def replace_output(path: Path, text: str, option: str, try_it: bool = False) -> 
             new_path.unlink(missing_ok=True)
 
 
-def _is_of_another_kind(path: Path, text: str) -> bool:
-    """True if a file exists that does not begin as the text does. An unreadable file fails when it is written."""
+def _has_other_header(path: Path, text: str) -> bool:
+    """True if the file is not empty and its first characters differ from those of `text`. An unreadable file counts as
+    matching: the write then reports the error."""
     with suppress(OSError, ValueError):
         if path.is_file() and path.stat().st_size:
             with path.open("rb") as file:
-                return file.read(4 * _MARK).decode("utf-8", "replace")[:_MARK] != text[:_MARK]
+                return file.read(4 * _HEADER_CHARS).decode("utf-8", "replace")[:_HEADER_CHARS] != text[:_HEADER_CHARS]
     return False

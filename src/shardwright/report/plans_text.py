@@ -12,7 +12,7 @@ from shardwright.config.link_words import link_words
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
-from shardwright.config.software_support import lacks
+from shardwright.config.software_support import missing_features
 from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.job_memories import room_words
@@ -77,7 +77,7 @@ def _money(plan: PricedPlan, tokens: float) -> Money:
 
 
 def _lacks(plan: PricedPlan) -> tuple[str, ...]:
-    return lacks(software_of(plan.job.cluster.software), plan.job)
+    return missing_features(software_of(plan.job.cluster.software), plan.job)
 
 
 def sure_text(share: float | None) -> str:

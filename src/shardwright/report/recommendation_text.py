@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardwright.config.software import software_of
-from shardwright.config.software_support import lacks
+from shardwright.config.software_support import missing_features
 from shardwright.config.units import GIB
 from shardwright.planner.advice.advice import Advice, Recommendation
 from shardwright.planner.advice.priced_plan import PricedPlan
@@ -91,7 +91,9 @@ def _parts(plan: PricedPlan, other_plan: PricedPlan) -> dict[str, str]:
     """The words for each part of a plan's simplicity; empty for a part that it lacks."""
     spec, has_stages = plan.job.plan, plan.job.plan.pp > 1
     software = software_of(plan.job.cluster.software)
-    missing = [name for name in lacks(software, plan.job) if name not in lacks(software, other_plan.job)]
+    missing = [
+        name for name in missing_features(software, plan.job) if name not in missing_features(software, other_plan.job)
+    ]
     ranks = [f"{axis} {getattr(spec, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(spec, axis) > 1]
     return {
         "num_lacking": f"{', '.join(missing)}, which {software.name} lacks" if missing else "",

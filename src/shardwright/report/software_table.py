@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
-from shardwright.config.software_support import lacks
+from shardwright.config.software_support import missing_features
 from shardwright.config.units import memory_text, seconds_text
 from shardwright.cost.calibration import shipped
 from shardwright.cost.job_memories import fullest
@@ -37,7 +37,9 @@ def software_rows(job: JobSpec) -> list[SoftwareRow]:
 def _with(job: JobSpec, name: str) -> SoftwareRow:
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": name})})
     step, memory = simulated_step(job, shipped()), fullest(job, shipped())
-    return SoftwareRow(name, float(step.total), float(step.mfu), int(memory.process), lacks(software_of(name), job))
+    return SoftwareRow(
+        name, float(step.total), float(step.mfu), int(memory.process), missing_features(software_of(name), job)
+    )
 
 
 def software_table(rows: list[SoftwareRow]) -> str:

@@ -28,7 +28,7 @@ PARTS = {
 def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
     """Fields of `estimate --json` and of a plan: seconds, shares, US dollars; null is unknown."""
     step = estimate.step
-    steps_of_many, steps_of_run = estimate.num_steps_of_many, estimate.num_steps_of_run
+    steps_1e12_tokens, steps_of_run = estimate.num_steps_1e12_tokens, estimate.num_steps_of_run
     return {
         "step_s": step.total,
         "step_range_s": [step.low, step.high],
@@ -39,9 +39,10 @@ def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
         "cost_per_step": estimate.step_money.usd,
         "money": {
             "step": asdict(estimate.step_money),
-            "1e12_tokens": asdict(estimate.of_steps(steps_of_many)) | {"seconds": steps_of_many * estimate.wall_s},
-            "run": asdict(estimate.of_steps(steps_of_run))
-            | {"seconds": steps_of_run * estimate.wall_s, "steps": job.optimizer.steps},
+            "1e12_tokens": asdict(estimate.cost_of_steps(steps_1e12_tokens))
+            | {"seconds": steps_1e12_tokens * estimate.effective_step_s},
+            "run": asdict(estimate.cost_of_steps(steps_of_run))
+            | {"seconds": steps_of_run * estimate.effective_step_s, "steps": job.optimizer.steps},
         },
         "process_bytes": estimate.memory.process,
         "goodput": asdict(estimate.goodput) if estimate.goodput else None,
@@ -84,10 +85,13 @@ def _money(job: JobSpec, estimate: Estimate) -> str:
     tokens = f"{job.tokens_of_run:.3g}".replace("e+0", "e").replace("e+", "e")
     columns = {
         "a step": (estimate.step_money, estimate.step.total),
-        "1e12 tokens": (estimate.of_steps(estimate.num_steps_of_many), estimate.num_steps_of_many * estimate.wall_s),
+        "1e12 tokens": (
+            estimate.cost_of_steps(estimate.num_steps_1e12_tokens),
+            estimate.num_steps_1e12_tokens * estimate.effective_step_s,
+        ),
         f"the run, {tokens} tokens": (
-            estimate.of_steps(estimate.num_steps_of_run),
-            estimate.num_steps_of_run * estimate.wall_s,
+            estimate.cost_of_steps(estimate.num_steps_of_run),
+            estimate.num_steps_of_run * estimate.effective_step_s,
         ),
     }
     rows = [["", *columns], ["time", *(seconds_text(seconds) for _, seconds in columns.values())]]

@@ -1,7 +1,7 @@
 """The learning rate of each step: a linear warm-up to the peak, then the schedule (config/rate_schedules.py)."""
 
 from shardwright.config.optimizer import OptimizerSpec
-from shardwright.config.rate_schedules import BATCH_RULES, RATE_SCHEDULES
+from shardwright.config.rate_schedules import RAMP_UP_RULES, RATE_SCHEDULES
 
 
 def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left_out: int = 0) -> float:
@@ -13,7 +13,7 @@ def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left
     """
     if left_out:
         spec, step = spec.model_copy(update={"steps": spec.steps - left_out}), step - left_out
-    factor = BATCH_RULES[spec.batch_rule].factor(batch_share)
+    factor = RAMP_UP_RULES[spec.batch_rule].factor(batch_share)
     if step < spec.warmup_steps:
         return factor * spec.learning_rate * (step + 1) / spec.warmup_steps
-    return factor * spec.learning_rate * RATE_SCHEDULES[spec.schedule].share(spec, step)
+    return factor * spec.learning_rate * RATE_SCHEDULES[spec.schedule].peak_fraction(spec, step)

@@ -1,8 +1,11 @@
 """The operators of a layer, in order: the one list that the predictions and the account of memory follow.
 
-Each operator takes one tensor and gives one, whose sizes are in tensor_sizes.py. Other files add what an operator
-moves, exchanges and keeps with a software generation: operators.py for predictions, from a description of the software;
-account/kept_tensors.py and its users for our own runtime, exactly.
+Each operator takes one tensor and gives one, whose sizes are in tensor_sizes.py. An *enter* gathers the sequence shards
+of tensor parallel, a *leave* reduces the partial sums. A *whole* tensor has all tokens of the part of the sequence that
+tensor-parallel ranks share, and a whole output is a partial sum.
+
+Other files add what an operator moves, exchanges and keeps with a software generation: operators.py for predictions,
+from a description of the software; account/kept_tensors.py and its users for our own runtime, exactly.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,12 +31,13 @@ class WeightProduct:
 class LayerOperator:
     """One operator: the tensor that it takes and the tensor that it gives, and its products with weights.
 
-    `part` is the name that a recomputation policy gives the operator with its neighbours (config/recompute_policy.py),
-    or our name for them if no policy has one. An operator that gives what it takes makes no new tensor.
+    `recompute_unit` names the group of adjacent operators that a recomputation policy recomputes together: the policy's
+    name for them (config/recompute_policy.py), or ours if no policy has one. An operator that gives what it takes makes
+    no new tensor.
     """
 
     name: str
-    part: str
+    recompute_unit: str
     takes: str
     gives: str
     products: tuple[WeightProduct, ...] = ()
@@ -45,8 +49,8 @@ class LayerOperator:
 
 
 Operators = tuple[LayerOperator, ...]
-# Parts that our runtime always recomputes, with any policy: they are cheap compared with their results.
-ALWAYS_AGAIN = frozenset({"weigh"})
+# Units that our runtime recomputes under any policy: they cost little compute and would store a large tensor.
+ALWAYS_RECOMPUTED = frozenset({"weigh"})
 
 
 @lru_cache(maxsize=64)
@@ -54,8 +58,8 @@ def attention_operators(shape: ModelShape) -> Operators:
     """The first half of any layer, up to the input of the residual sum. In a parallel block it gives a part of the same
     tensor as the second half, before the sum over tp; with one norm the product into the MLP is here too."""
     takes = "attention normal" if shape.norms_before else "input"
-    part = "norm" if shape.parallel != "one-norm" else "norm of both"
-    norm = LayerOperator("attention norm", part, "input", "attention normal")
+    unit = "norm" if shape.parallel != "one-norm" else "norm of both"
+    norm = LayerOperator("attention norm", unit, "input", "attention normal")
     gives = "whole attention output" if shape.parallel == "none" else "whole output"
     operators = (
         *((norm,) if shape.norms_before else ()),
@@ -79,19 +83,19 @@ def _grouped(shape: ModelShape, takes: str) -> Operators:
     """Query, key and value in one product, and their rotation. If both halves of a layer have one norm, the product
     into the MLP is here too."""
     gathered = f"whole {takes}"
-    part = "qkv" if shape.parallel != "one-norm" else "both"
-    up = _product("up", part, shape.mlp_matrices[0], gathered, "up")
+    unit = "qkv" if shape.parallel != "one-norm" else "both"
+    up = _product("up", unit, shape.mlp_matrices[0], gathered, "up")
     return (
-        LayerOperator("attention enter", part, takes, gathered),
-        *((up,) if part == "both" else ()),
-        _product("qkv", part, shape.attention_matrices[0], gathered, "qkv"),
+        LayerOperator("attention enter", unit, takes, gathered),
+        *((up,) if unit == "both" else ()),
+        _product("qkv", unit, shape.attention_matrices[0], gathered, "qkv"),
         LayerOperator("rotary", "attention", "qkv", "query, key and value"),
     )
 
 
 def _latent(shape: ModelShape, takes: str) -> Operators:
-    """Latent attention: low-rank latents, and the heads made from them. Without low-rank queries, the queries are made
-    with the latents, by each tensor-parallel rank from the whole sequence."""
+    """Multi-head latent attention (MLA): down projection to latents, then up projection to heads. Without low-rank
+    queries, each tensor-parallel rank computes the queries and the latents from the gathered sequence."""
     down_matrix, q_up, kv_up, _ = shape.attention_matrices
     keys_and_values, heads = "made keys and values", "query, key and value"
     rotary = LayerOperator("rotary", "attention", heads, heads)
@@ -120,6 +124,7 @@ def mlp_operators(shape: ModelShape) -> Operators:
     both leave together."""
     leave = LayerOperator("mlp leave", "down", "whole output", "mlp output")
     if shape.parallel == "one-norm":
+        # The up projection is fused with QKV in attention_operators; drop it here.
         _, *operators = _mlp("", shape.mlp_matrices, "", "whole output")
         return (*operators, leave)
     stream = "middle" if shape.parallel == "none" else "input"
@@ -185,8 +190,8 @@ def _mlp(prefix: str, matrices: tuple[Matrix, Matrix], takes: str, gives: str) -
     )
 
 
-def _product(name: str, part: str, matrix: Matrix, takes: str, gives: str) -> LayerOperator:
-    return LayerOperator(name, part, takes, gives, (WeightProduct(matrix, takes, gives),))
+def _product(name: str, unit: str, matrix: Matrix, takes: str, gives: str) -> LayerOperator:
+    return LayerOperator(name, unit, takes, gives, (WeightProduct(matrix, takes, gives),))
 
 
 @lru_cache(maxsize=64)
@@ -224,7 +229,7 @@ def _head() -> Operators:
     )
 
 
-def by_part(operators: Iterable[LayerOperator]) -> Iterator[tuple[str, Operators]]:
-    """Groups of neighbouring operators that are one part, each with the part's name."""
-    for part, operators_of_part in groupby(operators, key=lambda operator: operator.part):
-        yield part, tuple(operators_of_part)
+def by_recompute_unit(operators: Iterable[LayerOperator]) -> Iterator[tuple[str, Operators]]:
+    """Groups of adjacent operators that are recomputed together, each with the name of its recompute unit."""
+    for unit, operators_of_unit in groupby(operators, key=lambda operator: operator.recompute_unit):
+        yield unit, tuple(operators_of_unit)

@@ -14,7 +14,7 @@ from shardwright.workload import embedding_head as ends
 from shardwright.workload import expert_operators as routed
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.layer_operators import ALWAYS_AGAIN, LayerOperator, piece_operators
+from shardwright.workload.layer_operators import ALWAYS_RECOMPUTED, LayerOperator, piece_operators
 from shardwright.workload.operators import HALF, Context, Operator
 from shardwright.workload.query import PlanGrid
 
@@ -84,7 +84,7 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
     recomputed = {
         o.layer_operator.gives
         for o in chain
-        if o.part in policy.split("+") and o.layer_operator.gives != o.layer_operator.takes
+        if o.recompute_unit in policy.split("+") and o.layer_operator.gives != o.layer_operator.takes
     }
     return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
 
@@ -120,7 +120,7 @@ def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
 
 def share_run_again(operator: Operator, policy: str) -> float:
     """The share of an operator's forward that a policy computes again in the backward."""
-    if operator.part in ALWAYS_AGAIN:
+    if operator.recompute_unit in ALWAYS_RECOMPUTED:
         return 1.0
     if policy in ("full", "stage"):
         return 1.0
@@ -128,4 +128,4 @@ def share_run_again(operator: Operator, policy: str) -> float:
         return float(operator.name == "attention" and operator.scores is None)
     if policy == "matmul":
         return 0.5 if operator.products else float(operator.scores is None)
-    return float(operator.part in policy.split("+"))
+    return float(operator.recompute_unit in policy.split("+"))

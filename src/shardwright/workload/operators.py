@@ -133,9 +133,9 @@ class Operator:
         return self.layer_operator.name
 
     @property
-    def part(self) -> str:
-        """The part of the layer to which it belongs."""
-        return self.layer_operator.part
+    def recompute_unit(self) -> str:
+        """The group of adjacent operators with which it is recomputed."""
+        return self.layer_operator.recompute_unit
 
     @property
     def kept_tensor(self) -> str:
@@ -322,7 +322,7 @@ def rise(c: Context, o: LayerOperator) -> Operator:
     """The product for query, key and value, or the one into an MLP; it keeps its result."""
     kept = c.bytes_of(o.gives)
     of_experts = o.products[0].matrix.experts
-    has_bias = c.shape.bias or (c.shape.qkv_bias and o.part == "qkv")
+    has_bias = c.shape.bias or (c.shape.qkv_bias and o.recompute_unit == "qkv")
     forward, backward = c.bias(c.sizes[o.gives], has_bias)
     inside = 0.0 if of_experts else c.gathered
     return Operator(o, (product(c, o),), None, forward, backward, kept=kept, given=kept, inside=inside)

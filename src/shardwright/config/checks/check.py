@@ -21,7 +21,7 @@ from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.job import JobSpec
 from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
-from shardwright.config.rank_order import EXAMPLE, ORDERS, inside_pipeline, number_of
+from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS, inside_pipeline, number_of
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import counted
@@ -243,7 +243,7 @@ def _order_faults(plan: PlanSpec) -> list[str]:
     return [
         f"plan.order {plan.order} has {' and '.join(inside)} inside pp, which are {dense} neighbouring ranks of a "
         f"stage and {experts} as experts fold them, and neither divides the other; put ep outside of pp, or use the "
-        f"order {EXAMPLE}"
+        f"order {DEFAULT_ORDER}"
     ]
 
 

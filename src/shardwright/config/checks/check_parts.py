@@ -3,7 +3,7 @@
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
-from shardwright.config.rank_order import EXAMPLE
+from shardwright.config.rank_order import DEFAULT_ORDER
 
 
 def part_faults(job: JobSpec) -> list[str]:
@@ -28,7 +28,7 @@ def part_faults(job: JobSpec) -> list[str]:
     if plan.block < stage:
         faults.append(
             f"plan.order {plan.order} has {plan.block} of the {stage} ranks of a stage behind each other and then "
-            f"those of others, and cluster.parts needs a stage on devices of one kind; use the order {EXAMPLE}"
+            f"those of others, and cluster.parts needs a stage on devices of one kind; use the order {DEFAULT_ORDER}"
         )
     for number, part in enumerate(cluster.parts):
         field = f"cluster.parts[{number}]"

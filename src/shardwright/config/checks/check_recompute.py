@@ -7,15 +7,15 @@ from shardwright.config.recompute_policy import OPERATORS, policy_faults
 def recompute_faults(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[str]:
     """Contradictions among the fields about recomputation."""
     faults = []
-    chosen = plan.recompute_operators
+    operators = plan.recompute_operators
     if plan.recompute == "selective":
-        if not chosen:
+        if not operators:
             faults.append(
                 'plan.recompute = "selective" without plan.recompute_operators recomputes nothing; '
                 f'name some of {", ".join(OPERATORS)}, or use plan.recompute = "none"'
             )
-        faults += policy_faults("plan.recompute_operators", frozenset(chosen))
-    elif chosen != ["attention"]:
+        faults += policy_faults("plan.recompute_operators", frozenset(operators))
+    elif operators != ["attention"]:
         faults.append(
             f"plan.recompute_operators is for selective recomputation, and plan.recompute is {plan.recompute!r}; "
             'use plan.recompute = "selective"'

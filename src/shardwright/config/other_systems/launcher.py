@@ -40,7 +40,7 @@ class Launched:
     hosts: str = ""  # the option that lists the nodes, if no other option counts them
 
 
-def launched(
+def find_training_command(
     texts: Mapping[str, str], variables: Mapping[str, str], is_training: Callable[[list[str]], bool]
 ) -> Launched:
     """The last training command that the first script runs; the other scripts may be sourced or started by it.

@@ -9,7 +9,7 @@ from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import program, subjects
-from shardwright.config.other_systems.launcher import launched, missing_ranks
+from shardwright.config.other_systems.launcher import find_training_command, missing_ranks
 from shardwright.config.other_systems.loose_words import loose_faults
 from shardwright.config.other_systems.megatron_experts import EXPERTS, MTP
 from shardwright.config.other_systems.megatron_flags import flag_words
@@ -42,7 +42,7 @@ def is_training(words: list[str]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a launch script; `texts` has it first, then scripts that it sources or starts. Raises ShellFault."""
-    command = launched(texts, asked.variables, is_training)
+    command = find_training_command(texts, asked.variables, is_training)
     given = dict(command.settings)
     world = asked.cluster.devices or command.nodes * command.devices_per_node
     settings = Settings(

@@ -11,7 +11,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.other_systems.rows import Rule, Table, degree
 from shardwright.config.other_systems.settings import Flat, Settings
 from shardwright.config.plan import even_stages, layer_policies
-from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE
+from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE
 from shardwright.config.usual_links import filled_nodes
 
 WORLD = "world-size"  # number of ranks that the launcher starts
@@ -193,7 +193,7 @@ def shards_state(job: JobSpec) -> bool:
 
 
 def _read_order(settings: Settings, fields: Flat) -> None:
-    fields["plan.order"] = STAGES_INSIDE if settings.flag("use-tp-pp-dp-mapping") else EXAMPLE
+    fields["plan.order"] = STAGES_INSIDE if settings.flag("use-tp-pp-dp-mapping") else DEFAULT_ORDER
 
 
 def _write_order(job: JobSpec, settings: dict[str, Any]) -> None:

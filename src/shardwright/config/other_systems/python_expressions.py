@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.other_systems.python_values import (
-    Made,
     Named,
+    ParsedCall,
     Unread,
     called_plainly,
     compared,
@@ -118,12 +118,12 @@ class Expressions:
         return bool(value) if is_plain(value) else None
 
     def holder(self, node: ast.expr, scope: Scope) -> Any:
-        """The object whose field or item is assigned. A missing field becomes a Made without a name: a default with
-        changes."""
+        """The object whose field or item is assigned. A missing field becomes a ParsedCall without a callee: a default
+        with changes."""
         if isinstance(node, ast.Attribute):
             outer = self.holder(node.value, scope)
-            if isinstance(outer, Made):
-                return outer.values.setdefault(node.attr, Made(""))
+            if isinstance(outer, ParsedCall):
+                return outer.keywords.setdefault(node.attr, ParsedCall(""))
         return self.value(node, scope)
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
@@ -142,8 +142,8 @@ class Expressions:
         outer = self.value(node.value, scope)
         if isinstance(outer, Named):
             return Named(f"{outer.text}.{node.attr}"[:1000])
-        if isinstance(outer, Made) and node.attr in outer.values:
-            return outer.values[node.attr]
+        if isinstance(outer, ParsedCall) and node.attr in outer.keywords:
+            return outer.keywords[node.attr]
         return self.unread(node, scope)
 
     def _dict(self, node: ast.Dict, scope: Scope) -> Any:
@@ -202,9 +202,9 @@ class Expressions:
             return self._variable(positional, keywords)
         if called.last == "cast" and len(positional) == 2:
             return positional[1]
-        if called.last in _COPIERS and positional and isinstance(positional[0], Made):
+        if called.last in _COPIERS and positional and isinstance(positional[0], ParsedCall):
             original = positional[0] if called.last == "replace" else self._copy(positional[0])
-            return Made(original.maker, original.values | keywords, original.positional)
+            return ParsedCall(original.callee, original.keywords | keywords, original.positional)
         if called.last in self.reader.makers:
             return self.reader.makers[called.last](positional, keywords)
         source = self._source_of_call(called, scope)
@@ -216,15 +216,17 @@ class Expressions:
         try:
             return called_plainly(called.text, positional, keywords)
         except ValueError:
-            return Made(called.text, keywords, positional)
+            return ParsedCall(called.text, keywords, positional)
 
     def _copy(self, value: Any, depth: int = 0) -> Any:
         """A deep copy. An object that occurs several times is copied, and counts as steps, each time."""
         self.step()
         if depth > _MOST_LEVELS:
             raise ShellFault("a copy of what is nested too deep; check that it is the file")
-        if isinstance(value, Made):
-            return Made(value.maker, self._copy(value.values, depth + 1), self._copy(value.positional, depth + 1))
+        if isinstance(value, ParsedCall):
+            return ParsedCall(
+                value.callee, self._copy(value.keywords, depth + 1), self._copy(value.positional, depth + 1)
+            )
         if isinstance(value, list):
             return [self._copy(item, depth + 1) for item in value]
         if isinstance(value, dict):
@@ -233,7 +235,7 @@ class Expressions:
 
     def _source_of_call(self, called: Named, scope: Scope) -> "Source | None":
         """The file that defines a function: the file of the scope, or the one that the name is imported from."""
-        if called.text in scope.source.functions and called.text not in self.reader.kept:
+        if called.text in scope.source.functions and called.text not in self.reader.unexpanded:
             return scope.source
         module, dot, name = called.text.rpartition(".")
         return self.reader.find(name, module) if dot else None

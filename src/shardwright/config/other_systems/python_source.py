@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.other_systems.python_expressions import Expressions, Scope
-from shardwright.config.other_systems.python_values import Made, Unread, computed, source_of
+from shardwright.config.other_systems.python_values import ParsedCall, Unread, computed, source_of
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.units import KIB
 
@@ -92,25 +92,25 @@ def imports_of(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
 class Reader:
     """The files of a configuration, and notes about statements that are not followed.
 
-    `environment` has the known variables of the environment. Calls of functions named in `kept` are not followed, since
-    the call itself is needed. `makers` return the results of library functions.
+    `environment` has the known variables of the environment. Calls of functions named in `unexpanded` are not followed,
+    since the call itself is needed. `makers` return the results of library functions.
     """
 
     def __init__(
         self,
         sources: list[Source],
         environment: Mapping[str, str],
-        kept: Container[str] = (),
-        makers: Mapping[str, Callable[[list[Any], dict[str, Any]], Made]] | None = None,
+        unexpanded: Container[str] = (),
+        makers: Mapping[str, Callable[[list[Any], dict[str, Any]], ParsedCall]] | None = None,
     ) -> None:
-        self.sources, self.environment, self.kept, self.makers = sources, environment, kept, makers or {}
+        self.sources, self.environment, self.unexpanded, self.makers = sources, environment, unexpanded, makers or {}
         self.notes: list[str] = []
         self.depth = 0
         self.expressions = Expressions(self)
 
     def find(self, name: str, module: str = "") -> Source | None:
         """The file that defines a function: one whose path fits `module`, else the first; None if no file does."""
-        candidates = [source for source in self.sources if name in source.functions and name not in self.kept]
+        candidates = [source for source in self.sources if name in source.functions and name not in self.unexpanded]
         parts = [part for part in module.split(".") if part and part != "config_registry"]
         fitting = [
             source for source in candidates if parts and parts[-1] in (*PurePath(source.name).with_suffix("").parts,)
@@ -202,7 +202,7 @@ class Reader:
             scope.values.pop(node.name, None)
         elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             new_value = value(node.value, scope)
-            if isinstance(new_value, (Made, Unread)):
+            if isinstance(new_value, (ParsedCall, Unread)):
                 self.note(scope.source, node, f"{source_of(node.value)} is not followed")
         elif not isinstance(node, (ast.Expr, ast.Pass, ast.Assert, ast.ClassDef, ast.AnnAssign)):
             kind = type(node).__name__.lower()
@@ -210,14 +210,14 @@ class Reader:
             self._forget([node], scope)
 
     def _put(self, target: ast.expr, value: Any, scope: Scope) -> None:
-        """Assign a value to a name, to an attribute of a Made, or to an item."""
+        """Assign a value to a name, to an attribute of a ParsedCall, or to an item."""
         if isinstance(target, ast.Name):
             scope.values[target.id] = value
             return
         if isinstance(target, ast.Attribute):
             holder = self.expressions.holder(target.value, scope)
-            if isinstance(holder, Made):
-                holder.values[target.attr] = value
+            if isinstance(holder, ParsedCall):
+                holder.keywords[target.attr] = value
                 return
         elif isinstance(target, ast.Subscript):
             holder, key = self.expressions.holder(target.value, scope), self.expressions.value(target.slice, scope)
@@ -229,4 +229,4 @@ class Reader:
 
 
 def _shown(value: Any) -> str:
-    return shortened(str(value), 40) if not isinstance(value, (Made, Unread, list, dict)) else "..."
+    return shortened(str(value), 40) if not isinstance(value, (ParsedCall, Unread, list, dict)) else "..."

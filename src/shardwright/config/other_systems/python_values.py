@@ -1,7 +1,7 @@
 """Values of expressions of a Python file, as far as they are known without running it.
 
-Constants, lists and dictionaries stand for themselves. The result of a call is a Made; a name that the files do not
-define is a Named; an unknown value is an Unread with its line, so that a value without effect may stay unknown.
+Constants, lists and dictionaries stand for themselves. The result of a call is a ParsedCall; a name that the files do
+not define is a Named; an unknown value is an Unread with its line, so that a value without effect may stay unknown.
 """
 
 import ast
@@ -28,24 +28,24 @@ class Named:
 
 
 @dataclass
-class Made:
-    """The result of a call: the called name (`maker`), its keyword arguments (`values`), and its positional arguments.
-    An attribute that is assigned later is added to `values`."""
+class ParsedCall:
+    """A call, which stands for its result: the called name (`callee`), its keyword arguments (`keywords`), and its
+    positional arguments. An attribute that is assigned later is added to `keywords`."""
 
-    maker: str
-    values: dict[str, Any] = field(default_factory=dict)
+    callee: str
+    keywords: dict[str, Any] = field(default_factory=dict)
     positional: list[Any] = field(default_factory=list)
 
     @property
-    def last(self) -> str:
+    def short_callee(self) -> str:
         """The called name without its module: "FullAC.Config" of "ac.FullAC.Config"."""
-        parts = self.maker.split(".")
+        parts = self.callee.split(".")
         return ".".join(parts[-2:] if parts[-1] == "Config" else parts[-1:])
 
     @property
     def is_of_class(self) -> bool:
         """True if the called name looks like a class."""
-        return self.maker.rpartition(".")[2].lstrip("_")[:1].isupper()
+        return self.callee.rpartition(".")[2].lstrip("_")[:1].isupper()
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def computed(kind: type[ast.AST], left: Any, right: Any) -> Any:
 
 def compared(kind: type[ast.AST], left: Any, right: Any) -> bool:
     """True if a comparison holds. ValueError if that is unknown."""
-    are_known = [isinstance(side, (Named, Made)) or is_plain(side) for side in (left, right)]
+    are_known = [isinstance(side, (Named, ParsedCall)) or is_plain(side) for side in (left, right)]
     if not all(are_known) or (not (is_plain(left) and is_plain(right)) and left is not None and right is not None):
         raise ValueError("a side of it is not known")
     try:

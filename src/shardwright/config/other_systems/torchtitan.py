@@ -8,20 +8,20 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked, ReadResult
 from shardwright.config.other_systems.known_settings import program, subjects
-from shardwright.config.other_systems.launcher import Launched, launched, missing_ranks
+from shardwright.config.other_systems.launcher import Launched, find_training_command, missing_ranks
 from shardwright.config.other_systems.python_source import Reader, Source, source_of_text
 from shardwright.config.other_systems.script_text import script_text
 from shardwright.config.other_systems.settings import Settings
 from shardwright.config.other_systems.shell_values import UNKNOWN, mark, unknown_names
 from shardwright.config.other_systems.shell_words import ShellFault
-from shardwright.config.other_systems.torchtitan_config import KEPT, MAKERS, config_of, tell_unread
+from shardwright.config.other_systems.torchtitan_config import MAKERS, UNEXPANDED_FUNCTIONS, config_of, tell_unread
 from shardwright.config.other_systems.torchtitan_flags import CommandLine, command_line
 from shardwright.config.other_systems.torchtitan_models import FLAVORS
 from shardwright.config.other_systems.torchtitan_python import FUNCTION, python_text
 from shardwright.config.other_systems.torchtitan_releases import IN_PYTHON, read_settings
 
 _SCRIPT_ARGUMENTS = (mark("@"), mark("*"))  # "$@" and "$*": arguments of the script itself
-_MODULE = "job_config"
+_WRITTEN_MODULE = "job_config"  # the module that `write` writes, with the configuration function
 
 
 def is_training(words: list[str]) -> bool:
@@ -34,13 +34,13 @@ def is_training(words: list[str]) -> bool:
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a launch script and the Python files that `texts` has beside it. Raises ShellFault."""
     scripts = {name: text for name, text in texts.items() if PurePath(name).suffix != ".py"}
-    command = launched(scripts, asked.variables, is_training) if scripts else Launched({}, {}, 0, 0)
+    command = find_training_command(scripts, asked.variables, is_training) if scripts else Launched({}, {}, 0, 0)
     arguments = [word for word in command.arguments if word not in _SCRIPT_ARGUMENTS]
     words, notes = command_line(arguments), list(command.notes)
-    if len(arguments) < len(command.arguments):
+    if len(arguments) < len(command.arguments):  # the arguments passed to the script itself are unknown
         notes.append("flags that the script itself is started with are not here")
     sources = [source_of_text(name, text) for name, text in texts.items() if name not in scripts]
-    reader = Reader(sources, dict(command.exported) | dict(asked.variables), KEPT, MAKERS)
+    reader = Reader(sources, dict(command.exported) | dict(asked.variables), UNEXPANDED_FUNCTIONS, MAKERS)
     source, name = _function(words, reader, asked)
     config = config_of(reader.call(source, name, [], {}), f"{source.short}: {name}", _family(source, words.module))
     if any(flag.startswith("optimizer.") for flag in words.given):
@@ -110,7 +110,7 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
 
 def write(job: JobSpec) -> dict[str, str]:
     """The launch script and the Python file with its configuration function, by file name."""
-    words = [f"--module {_MODULE}", f"--config {FUNCTION}"]
+    words = [f"--module {_WRITTEN_MODULE}", f"--config {FUNCTION}"]
     exports = {"PYTHONPATH": '"${0%/*}:${PYTHONPATH:-}"'}
     script = script_text(job, "torchtitan", f"-m {program('torchtitan')}", {"CONFIG": words}, exports)
-    return {"run.sh": script, f"{_MODULE}.py": python_text(job, IN_PYTHON.written(job))}
+    return {"run.sh": script, f"{_WRITTEN_MODULE}.py": python_text(job, IN_PYTHON.written(job))}

@@ -3,20 +3,21 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.config.other_systems.python_values import Made, Named, Unread, is_constant
+from shardwright.config.other_systems.python_values import Named, ParsedCall, Unread, is_constant
 from shardwright.config.other_systems.settings import Settings
 from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.other_systems.torchtitan_releases import GROUP
 
 _ADAMW = "default_adamw"
-KEPT = ("model_registry", "decoder_vocab_size")
+# Functions of torchtitan whose calls are read from their arguments, even if a file defines the functions.
+UNEXPANDED_FUNCTIONS = ("model_registry", "decoder_vocab_size")
 
 
-def _default_adamw(positional: list[Any], keywords: dict[str, Any]) -> Made:
+def _default_adamw(positional: list[Any], keywords: dict[str, Any]) -> ParsedCall:
     """The result of torchtitan's default_adamw(). Its defaults equal those of the table."""
     group = {"pattern": ".*", "optimizer_name": "AdamW", "optimizer_kwargs": {}}
     group["optimizer_kwargs"] = dict(zip(("lr",), positional, strict=False)) | keywords
-    return Made(CLASSES["optimizer"], {"param_groups": [Made(_ADAMW, group)]})
+    return ParsedCall(CLASSES["optimizer"], {"param_groups": [ParsedCall(_ADAMW, group)]})
 
 
 # Functions of torchtitan whose results the configuration function may change.
@@ -31,8 +32,8 @@ CLASSES = {
     "compile": "CompileConfig",
 }
 # Defaults of torch's optimizers, for what a group of parameters leaves out.
-_TORCH = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}
-_DECAY = {"AdamW": 0.01, "Adam": 0.0}
+_TORCH_OPTIMIZER_DEFAULTS = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}
+_DEFAULT_WEIGHT_DECAY = {"AdamW": 0.01, "Adam": 0.0}
 _REGISTRY = ("flavor", "attn_backend")  # positional arguments of model_registry
 _MOST_SETTINGS, _MOST_LEVELS = 5_000, 20
 
@@ -52,39 +53,40 @@ class Config:
         """Add a setting, or all settings within a nested value. Raises ShellFault."""
         if depth > _MOST_LEVELS or len(self.given) + len(self.unread) > _MOST_SETTINGS:
             raise ShellFault("the configuration has too many settings, or too deep ones; check that it is the file")
-        if isinstance(value, Made) and (value.is_of_class or not value.maker):
+        if isinstance(value, ParsedCall) and (value.is_of_class or not value.callee):
             expected = CLASSES.get(name)
-            if expected and value.maker and value.last not in (expected, expected.partition(".")[0]):
-                self.notes.append(f"{name}: {value.last[:60]} is taken for {expected}, with its defaults")
+            if expected and value.callee and value.short_callee not in (expected, expected.partition(".")[0]):
+                self.notes.append(f"{name}: {value.short_callee[:60]} is taken for {expected}, with its defaults")
             if value.positional:
-                self.notes.append(f"{name}: arguments of {value.last[:60]} without names are not read")
-            for key, item in value.values.items():
+                self.notes.append(f"{name}: arguments of {value.short_callee[:60]} without names are not read")
+            for key, item in value.keywords.items():
                 self.put(f"{name}.{key}", item, depth + 1)
         elif isinstance(value, dict):
             for key, item in value.items():
                 self.put(f"{name}.{key}", item, depth + 1)
-        elif isinstance(value, Made):
-            self.unread[name] = Unread(f"{value.maker[:60]}(...)", "")
+        elif isinstance(value, ParsedCall):
+            self.unread[name] = Unread(f"{value.callee[:60]}(...)", "")
         elif isinstance(value, Named):
             self.given[name] = value.last
         elif isinstance(value, Unread):
             self.unread[name] = value
         else:
-            self.given[name] = _shallow(value)
+            self.given[name] = _as_constants(value)
 
 
-def _shallow(value: Any) -> Any:
-    """The value; in a list, items that are no constants become words, and inner lists become lists of words."""
+def _as_constants(value: Any) -> Any:
+    """The value; in a list, items that are no constants become their names, and inner lists become lists of text."""
     if isinstance(value, list):
-        return [
-            [str(word) for word in item] if isinstance(item, list) else item if is_constant(item) else _word(item)
-            for item in value
-        ]
+        return [[str(word) for word in item] if isinstance(item, list) else _constant_or_name(item) for item in value]
     return value
 
 
-def _word(value: Any) -> str:
-    return value.last if isinstance(value, (Named, Made)) else "..."
+def _constant_or_name(value: Any) -> Any:
+    if isinstance(value, ParsedCall):
+        return value.short_callee
+    if isinstance(value, Named):
+        return value.last
+    return value if is_constant(value) else "..."
 
 
 def config_of(result: Any, origin: str, family: str) -> Config:
@@ -92,17 +94,17 @@ def config_of(result: Any, origin: str, family: str) -> Config:
 
     `family` is the package of the model if no import names it. Raises ShellFault.
     """
-    if isinstance(result, Made) and result.maker and not result.is_of_class:
-        module, _, function = result.maker.rpartition(".")
+    if isinstance(result, ParsedCall) and result.callee and not result.is_of_class:
+        module, _, function = result.callee.rpartition(".")
         path = f"{module.strip('.').replace('.', '/')}.py" if module.strip(".") else f"the file with {function[:60]}"
         raise ShellFault(f"{origin} begins with {function[:60]}, which is in no file here; name {path[:100]} too")
-    if not isinstance(result, Made):
+    if not isinstance(result, ParsedCall):
         shown = result.text if isinstance(result, Unread) else "nothing that is known here"
         raise ShellFault(f"{origin} returns {shown}, and not a Trainer.Config; check that it is the function")
     config = Config()
-    if result.last not in ("Trainer.Config", "Config", ""):
-        config.notes.append(f"{result.last[:60]} is taken for Trainer.Config, with its defaults")
-    for name, value in result.values.items():
+    if result.short_callee not in ("Trainer.Config", "Config", ""):
+        config.notes.append(f"{result.short_callee[:60]} is taken for Trainer.Config, with its defaults")
+    for name, value in result.keywords.items():
         if name == "model_spec":
             _put_model(value, config, family)
         elif name == "activation_checkpoint":
@@ -111,18 +113,18 @@ def config_of(result: Any, origin: str, family: str) -> Config:
             _put_optimizer(value, config)
         else:
             config.put(name, value)
-    if "optimizer" not in result.values:
+    if "optimizer" not in result.keywords:
         config.faults.append("optimizer is not said, and has no default; add optimizer=default_adamw(lr=RATE)")
     return config
 
 
 def _put_model(value: Any, config: Config, family: str) -> None:
-    if not isinstance(value, Made) or value.last != "model_registry":
+    if not isinstance(value, ParsedCall) or value.short_callee != "model_registry":
         config.put("model_spec", value if isinstance(value, Unread) else Unread("it", ""))
         return
-    package = value.maker.strip(".").split(".")[:-1]
+    package = value.callee.strip(".").split(".")[:-1]
     config.given["model_spec.name"] = package[-1] if package else family
-    arguments = dict(zip(_REGISTRY, value.positional, strict=False)) | value.values
+    arguments = dict(zip(_REGISTRY, value.positional, strict=False)) | value.keywords
     for name, argument in arguments.items():
         if name == "flavor":
             config.put("model_spec.flavor", argument)
@@ -133,50 +135,52 @@ def _put_model(value: Any, config: Config, family: str) -> None:
 
 
 def _put_converters(value: Any, config: Config) -> None:
-    if not isinstance(value, list) or not all(isinstance(converter, Made) for converter in value):
+    if not isinstance(value, list) or not all(isinstance(converter, ParsedCall) for converter in value):
         if value is not None:
             config.put("model_registry.converters", value if isinstance(value, Unread) else Unread("it", ""))
         return
-    config.given["model_registry.converters"] = [converter.last.removesuffix(".Config") for converter in value]
+    config.given["model_registry.converters"] = [converter.short_callee.removesuffix(".Config") for converter in value]
     for converter in value:
-        for name, setting in converter.values.items():
-            config.put(f"{converter.last.removesuffix('.Config')}.{name}", setting)
+        for name, setting in converter.keywords.items():
+            config.put(f"{converter.short_callee.removesuffix('.Config')}.{name}", setting)
 
 
 def _put_policy(value: Any, config: Config) -> None:
-    words = {maker: word for word, maker in POLICIES.items()}
+    modes_by_class = {class_name: mode for mode, class_name in POLICIES.items()}
     if value is None:
         config.given["activation_checkpoint"] = "none"
-    elif isinstance(value, Made) and value.last in words:
-        config.given["activation_checkpoint"] = words[value.last]
-        for name, setting in value.values.items():
+    elif isinstance(value, ParsedCall) and value.short_callee in modes_by_class:
+        config.given["activation_checkpoint"] = modes_by_class[value.short_callee]
+        for name, setting in value.keywords.items():
             config.put(f"activation_checkpoint.{name}", setting)
     else:
-        maker = value.last if isinstance(value, Made) else "it"
-        config.unread["activation_checkpoint"] = value if isinstance(value, Unread) else Unread(maker[:60], "")
+        callee = value.short_callee if isinstance(value, ParsedCall) else "it"
+        config.unread["activation_checkpoint"] = value if isinstance(value, Unread) else Unread(callee[:60], "")
 
 
 def _put_optimizer(value: Any, config: Config) -> None:
-    """Add the last group of parameters, which takes all that no other group takes; the other groups are lost."""
-    if not isinstance(value, Made):
+    """Use the last parameter group, whose pattern matches every remaining parameter. The other groups cannot be
+    expressed in a job."""
+    if not isinstance(value, ParsedCall):
         config.put("optimizer", value if isinstance(value, Unread) else Unread("it", ""))
         return
-    groups = value.values.get("param_groups")
-    if not isinstance(groups, list) or not groups or not all(isinstance(group, Made) for group in groups):
+    groups = value.keywords.get("param_groups")
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, ParsedCall) for group in groups):
         config.put("optimizer", groups if isinstance(groups, Unread) else Unread("its groups of parameters", ""))
         return
-    *others, last = groups
+    *others, default_group = groups
     for group in others:
-        pattern = str(group.values.get("pattern", ""))[:60]
+        pattern = str(group.keywords.get("pattern", ""))[:60]
         config.lost.append(f"optimizer.param_groups of {pattern}: all parameters are trained as those of the last are")
-    name = last.values.get("optimizer_name", "AdamW")
-    given = last.values.get("optimizer_kwargs", {})
+    name = default_group.keywords.get("optimizer_name", "AdamW")
+    given = default_group.keywords.get("optimizer_kwargs", {})
     if not isinstance(given, dict):
         config.put("optimizer", given if isinstance(given, Unread) else Unread("optimizer_kwargs", ""))
         return
-    defaults = {} if last.maker == _ADAMW else _TORCH | {"weight_decay": _DECAY.get(str(name), 0.0)}
+    weight_decay = _DEFAULT_WEIGHT_DECAY.get(str(name), 0.0)
+    defaults = {} if default_group.callee == _ADAMW else _TORCH_OPTIMIZER_DEFAULTS | {"weight_decay": weight_decay}
     _put_group(defaults | given, name, config)
-    for key, setting in value.values.items():
+    for key, setting in value.keywords.items():
         if key != "param_groups":
             config.put(f"optimizer.{key}", setting)
 

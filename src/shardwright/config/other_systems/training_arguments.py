@@ -13,7 +13,7 @@ from shardwright.config.hugging_face.config_json import fields_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems.imported import Asked
-from shardwright.config.other_systems.launcher import Launched, launched, missing_ranks
+from shardwright.config.other_systems.launcher import Launched, find_training_command, missing_ranks
 from shardwright.config.other_systems.megatron_flags import flag_words
 from shardwright.config.other_systems.plain_data import read_data
 from shardwright.config.other_systems.rows import Rule, Table, number
@@ -83,7 +83,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     scripts = {name: text for name, text in texts.items() if not name.lower().endswith((".json", ".yaml", ".yml"))}
     scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
     if scripts:
-        command = launched(scripts, asked.variables, is_training)
+        command = find_training_command(scripts, asked.variables, is_training)
         for flags in (command.launcher_settings, command.settings):
             given |= {
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")

@@ -8,14 +8,14 @@ from typing import Any
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
-from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE, order_words
+from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE, order_words
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
-from shardwright.config.software_support import lacks
+from shardwright.config.software_support import missing_features
 from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import device_of
 from shardwright.planner.search.adjacent_plans import same_stages
-from shardwright.planner.search.space import lies_otherwise
+from shardwright.planner.search.space import placement_differs
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import REPLICAS, layout, of_stage
 
@@ -32,14 +32,14 @@ class Neighbour:
 
 
 def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
-    """All neighbours of a job's plan on as many devices; other schedules are among `schedules`. Left out are neighbours
-    that need more of what the job's software lacks than the plan.
+    """All neighbours of a job's plan on as many devices; other schedules are among `schedules`.
 
-    Stages keep their layers if they stay on their ranks.
+    Skip a neighbour that needs a feature that the software does not have and the current plan does not need. A custom
+    layer split is kept if every rank still holds the same stages.
     """
     legal_neighbours, known_plans = [], {job.plan.model_dump_json()}
     software = software_of(job.cluster.software)
-    own_lacks = set(lacks(software, job))
+    missing_in_plan = set(missing_features(software, job))
     for field, value, changes in _moves(job, schedules):
         if all(getattr(job.plan, name) == new for name, new in changes.items()):
             continue  # the plan itself
@@ -50,7 +50,7 @@ def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
         text = plan.model_dump_json()
         if (
             text in known_plans
-            or not set(lacks(software, adjacent_job)) <= own_lacks
+            or not set(missing_features(software, adjacent_job)) <= missing_in_plan
             or job_faults(adjacent_job)
             or plan_faults(adjacent_job)
         ):
@@ -64,8 +64,8 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
     """Yield (field, value, all changes). Some may be illegal."""
     plan, layers = job.plan, job.model.layers
     for axis in ("tp", "pp", "cp"):
-        for times_two in (False, True):
-            yield from _traded(job, axis, times_two)
+        for double in (False, True):
+            yield from _rescale_axes(job, axis, double)
     for ep in {plan.ep * 2, plan.ep // 2} - {0}:
         yield "ep", ep, {"ep": ep}
     for zero in range(4):
@@ -77,9 +77,9 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         if plan.zero_ranks or ranks_on_node > 1:  # with one rank nothing is sharded
             num_ranks = 0 if plan.zero_ranks else ranks_on_node
             yield "zero_ranks", num_ranks, {"zero_ranks": num_ranks}
-    for order in (EXAMPLE, STAGES_INSIDE):
+    for order in (DEFAULT_ORDER, STAGES_INSIDE):
         reordered = plan.model_copy(update={"order": order})
-        if lies_otherwise(job, plan, reordered):
+        if placement_differs(job, plan, reordered):
             yield "order", order_words(reordered), {"order": order}
     for schedule in schedules if plan.pp > 1 else ():
         has_free_stages = SCHEDULES[schedule].stages_per_rank == 0
@@ -110,17 +110,17 @@ def recompute_words(plan: PlanSpec) -> str:
     return f"{plan.recompute}{operators}{every}"
 
 
-def _traded(job: JobSpec, axis: str, times_two: bool) -> Iterator[tuple[str, object, dict[str, Any]]]:
-    """Yield a degree times two for half of another, or half of it for twice another: dp, or else pp or tp."""
+def _rescale_axes(job: JobSpec, axis: str, double: bool) -> Iterator[tuple[str, object, dict[str, Any]]]:
+    """Yield `axis` doubled with another degree halved, or halved with another degree doubled: dp, or else pp or tp."""
     plan = job.plan
-    value = getattr(plan, axis) * 2 if times_two else getattr(plan, axis) // 2
-    if value == 0 or (not times_two and getattr(plan, axis) % 2):
+    value = getattr(plan, axis) * 2 if double else getattr(plan, axis) // 2
+    if value == 0 or (not double and getattr(plan, axis) % 2):
         return
     for other_axis in ("dp", *({"pp", "tp"} - {axis})):
         degree = getattr(plan, other_axis)
-        if times_two and degree % 2:
+        if double and degree % 2:
             continue
-        changes: dict[str, Any] = {axis: value, other_axis: degree // 2 if times_two else degree * 2}
+        changes: dict[str, Any] = {axis: value, other_axis: degree // 2 if double else degree * 2}
         if changes.get("tp", plan.tp) == 1:
             changes |= {"sequence_parallel": False, "expert_tp": 0}
         pp = changes.get("pp", plan.pp)

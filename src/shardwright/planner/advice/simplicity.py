@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
-from shardwright.config.rank_order import EXAMPLE, order_words
+from shardwright.config.rank_order import DEFAULT_ORDER, order_words
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
-from shardwright.config.software_support import lacks
+from shardwright.config.software_support import missing_features
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 
@@ -37,7 +37,7 @@ def simplicity(job: JobSpec) -> Simplicity:
     plan = job.plan
     has_stages = plan.pp > 1
     return Simplicity(
-        num_lacking=len(lacks(software_of(job.cluster.software), job)),
+        num_lacking=len(missing_features(software_of(job.cluster.software), job)),
         num_hosted=len(kept_on_host(plan)),
         num_copies=plan.num_copies if has_stages else 1,
         num_axes=len(axes_in_use(plan)),
@@ -62,7 +62,7 @@ def extras(job: JobSpec) -> list[str]:
         f"gradients compressed ({plan.compress})": plan.compress != "none",
         "shards of a node beside copies of them": plan.zero_ranks > 0,
         "stages of uneven layers": bool(plan.layout),
-        f"the order {order_words(plan)}": plan.order != EXAMPLE and bool(order_words(plan)),
+        f"the order {order_words(plan)}": plan.order != DEFAULT_ORDER and bool(order_words(plan)),
         f"{plan.dispatch} dispatch": plan.ep > 1 and plan.dispatch != "direct",
         f"fp8 ({job.precision.float8})": job.precision.float8 != "none",
     }

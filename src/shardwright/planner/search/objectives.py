@@ -21,7 +21,7 @@ from shardwright.planner.search.search import search
 
 Name = Literal["time", "cost", "devices", "memory"]
 NAMES: tuple[Name, ...] = ("time", "cost", "devices", "memory")
-MANY_TOKENS = 1e12
+REFERENCE_TOKENS = 1e12
 _DAY_S = 86400.0
 _SLACK = 1.05  # times the fastest plan's step that a plan with more room may take
 _HALVINGS = 5  # of the interval of the room: to a 32nd of a device
@@ -29,7 +29,7 @@ _HALVINGS = 5  # of the interval of the room: to a 32nd of a device
 
 @dataclass(frozen=True)
 class Objective:
-    """An objective. `tokens` to train on, 0 for MANY_TOKENS; `days` until the deadline, 0 for none."""
+    """An objective. `tokens` to train on, 0 for REFERENCE_TOKENS; `days` until the deadline, 0 for none."""
 
     name: Name = "time"
     tokens: float = 0.0
@@ -51,7 +51,7 @@ class Objective:
     @property
     def run_tokens(self) -> float:
         """Tokens of the run whose days and money are shown."""
-        return self.tokens or MANY_TOKENS
+        return self.tokens or REFERENCE_TOKENS
 
     def in_time(self, token_s: float) -> bool:
         """True if a plan that takes `token_s` seconds a token meets the deadline."""

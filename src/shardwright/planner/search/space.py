@@ -25,7 +25,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec, divisors
 from shardwright.config.plan import chunks_per_rank
 from shardwright.config.rank_order import (
-    EXAMPLE,
+    DEFAULT_ORDER,
     ORDERS,
     STAGES_INSIDE,
     Degrees,
@@ -100,12 +100,16 @@ def degrees(job: JobSpec, constraints: Constraints) -> Columns:
 def _ordered(job: JobSpec, constraints: Constraints, rows: Columns) -> Columns:
     """The rows with each order of the axes; with a further order only rows whose groups then cross other links."""
     fixed_order = constraints.keep.get("order")
-    orders = (EXAMPLE, STAGES_INSIDE) if fixed_order is None and not job.cluster.parts else (fixed_order or EXAMPLE,)
+    orders = (
+        (DEFAULT_ORDER, STAGES_INSIDE)
+        if fixed_order is None and not job.cluster.parts
+        else (fixed_order or DEFAULT_ORDER,)
+    )
     parts = [rows | {"order": np.full_like(rows["dp"], number_of(full_order(order)))} for order in orders]
     plans = [rank_grid(part) for part in parts]
     masks = [has_blocks(plan) for plan in plans]
     for plan, mask in zip(plans[1:], masks[1:], strict=True):
-        mask &= lies_otherwise(job, plans[0], plan)
+        mask &= placement_differs(job, plans[0], plan)
     tables = [select(part, mask) for part, mask in zip(parts, masks, strict=True)]
     return {name: np.concatenate([part[name] for part in tables]) for name in tables[0]}
 
@@ -120,7 +124,7 @@ def has_blocks(plans: PlanGrid) -> Column:
     return (plans.pp == 1) | (np.maximum(dense, experts) % np.minimum(dense, experts) == 0)
 
 
-def lies_otherwise(job: JobSpec, plans: Degrees, other_plans: Degrees) -> Column:
+def placement_differs(job: JobSpec, plans: Degrees, other_plans: Degrees) -> Column:
     """Mask of the plans with a group that crosses other links in `other_plans`: the same degrees in another order."""
     run = run_of(job)
     crosses = np.zeros(np.shape(plans.pp), dtype=bool)

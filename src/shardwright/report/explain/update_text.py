@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from shardwright.config.job import JobSpec
 from shardwright.config.optimizer import OptimizerSpec
-from shardwright.config.rate_schedules import BATCH_RULES, RATE_SCHEDULES
+from shardwright.config.rate_schedules import RAMP_UP_RULES, RATE_SCHEDULES
 from shardwright.config.units import counted, seconds_text
 from shardwright.sharding.groups import SHARDS, axis_groups, zero_stage
 
@@ -46,7 +46,7 @@ def _growing(job: JobSpec) -> Iterator[str]:
     batch, optimizer = job.batch, job.optimizer
     if not batch.grows and optimizer.batch_rule != "none":
         yield f"It would follow a batch that grows (optimizer.batch_rule {optimizer.batch_rule!r}), and this does not."
-    rule = BATCH_RULES[optimizer.batch_rule].text
+    rule = RAMP_UP_RULES[optimizer.batch_rule].text
     if batch.grows:
         yield (
             f"The batch grows from {batch.ramp.start:,} to {batch.global_batch_size:,} sequences over the first "
@@ -56,4 +56,4 @@ def _growing(job: JobSpec) -> Iterator[str]:
 
 
 def _rate_share(job: JobSpec) -> float:
-    return BATCH_RULES[job.optimizer.batch_rule].factor(job.batch_share(0))
+    return RAMP_UP_RULES[job.optimizer.batch_rule].factor(job.batch_share(0))

@@ -16,7 +16,7 @@ from shardwright.report.job_toml import job_toml
 from shardwright.report.launch.launch_description import Launch
 from shardwright.report.launch.named_paths import read_paths
 from shardwright.report.launch.torchrun_command import torchrun_variables, torchrun_words
-from shardwright.train.launch.preemption import STATUS as PREEMPTED
+from shardwright.train.launch.preemption import EXIT_STATUS as PREEMPTED
 
 Fields = dict[str, Any]
 

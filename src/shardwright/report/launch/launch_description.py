@@ -151,7 +151,7 @@ def _length_notes(job: JobSpec, options: LaunchOptions, predicted: Estimate | No
     """A note on the length of the run; none if it is not predicted."""
     if predicted is None or options.launcher == "torchrun":
         return []
-    run_s = job.optimizer.steps * predicted.wall_s
+    run_s = job.optimizer.steps * predicted.effective_step_s
     sentence = f"{job.optimizer.steps:,} steps are predicted to take {seconds_text(run_s)}"
     if not options.limit_s:
         return [f"{sentence}; --time sets a limit, else the cluster's own holds"]

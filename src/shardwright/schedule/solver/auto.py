@@ -238,8 +238,8 @@ def _fused(problem: Problem, rows: Rows, clock: Clock) -> Schedule:
 
 def _can_leave(problem: Problem, clock: Clock, op: int, time: float, next_leaves: float) -> bool:
     """True if the product of an operation may leave as late as `time`."""
-    line, user, slack = op // problem.num_microbatches, problem.user[op], problem.tiny
-    if user == NONE:
+    line, consumer, slack = op // problem.num_microbatches, problem.consumer[op], problem.time_tolerance
+    if consumer == NONE:
         return True
-    in_time = time + problem.delay(line) <= clock.end[user] - problem.cost[user] + slack
+    in_time = time + problem.delay(line) <= clock.end[consumer] - problem.cost[consumer] + slack
     return in_time and (problem.transfer[line] == 0.0 or time + problem.transfer[line] <= next_leaves + slack)

@@ -17,8 +17,8 @@ from typing import Literal
 
 from shardwright.schedule.solver.problem import NONE, TINY, F, I, Problem, Rows, W
 
-Preference = Literal["backward", "forward", "turns"]
-_PREFERENCES: tuple[Preference, ...] = ("backward", "forward", "turns")
+Preference = Literal["backward", "forward", "alternate"]
+_PREFERENCES: tuple[Preference, ...] = ("backward", "forward", "alternate")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Policy:
     hold: float = 0.0
 
 
-_FIRST = (Policy(patience=inf), Policy(1.5, "turns", patience=inf), Policy(2.0, "forward"))
+_FIRST = (Policy(patience=inf), Policy(1.5, "alternate", patience=inf), Policy(2.0, "forward"))
 
 
 def _variants(policy: Policy, several_stages: bool) -> list[list[Policy]]:
@@ -85,7 +85,7 @@ def construct(problem: Problem, policy: Policy) -> Rows:
 
 
 class _Construction:
-    """The state of all ranks at one moment."""
+    """The mutable simulator state of all ranks."""
 
     def __init__(self, problem: Problem, policy: Policy) -> None:
         self._problem, self._policy = problem, policy
@@ -106,7 +106,9 @@ class _Construction:
         problem = self._problem
         if problem.period == 0.0 or self._policy.warmup == inf:
             return inf
-        in_round_trip = sum(problem.sizes[s] * (problem.back[s] - problem.reach[s]) for s in problem.stages_of[rank])
+        in_round_trip = sum(
+            problem.sizes[s] * (problem.backward_start[s] - problem.forward_start[s]) for s in problem.stages_of[rank]
+        )
         largest = max(problem.sizes[s] for s in problem.stages_of[rank])
         return (self._policy.warmup * in_round_trip / problem.period + largest) * (1 + TINY)
 
@@ -114,7 +116,7 @@ class _Construction:
         """Run until no work is left. Returns the order."""
         while self._events:
             now, rank = heappop(self._events)
-            if self._free[rank] <= now + self._problem.tiny:
+            if self._free[rank] <= now + self._problem.time_tolerance:
                 op = self._choose(rank, now)
                 if op != NONE:
                     self._start(op, rank, now)
@@ -135,32 +137,32 @@ class _Construction:
         self._in_flight[rank] += problem.sizes[stage] * ((kind == F) - (kind == I))
         if kind != W:
             self._last_was_forward[rank] = kind == F
-        if problem.user[op] != NONE:
+        if problem.consumer[op] != NONE:
             self._arrival[op] = end
-            if (wire := problem.link[line]) != NONE:
-                self._links[wire] = max(self._links[wire], end) + problem.transfer[line]
-                self._arrival[op] = self._links[wire] + problem.costs.latency
-                receiver = problem.rank_of[problem.user[op] // problem.num_microbatches]
+            if (link := problem.link[line]) != NONE:
+                self._links[link] = max(self._links[link], end) + problem.transfer[line]
+                self._arrival[op] = self._links[link] + problem.costs.latency
+                receiver = problem.rank_of[problem.consumer[op] // problem.num_microbatches]
                 heappush(self._events, (self._arrival[op], receiver))
 
     def _choose(self, rank: int, now: float) -> int:
-        """The operation that a free rank starts, or NONE; then the next arrival wakes the rank."""
+        """The operation that an idle rank starts now, or NONE: then the rank waits for its next arrival event."""
         problem, policy = self._problem, self._policy
-        m, soon, best, best_key = problem.num_microbatches, now + problem.tiny, NONE, (2, 0)
+        m, now_with_tolerance, best, best_key = problem.num_microbatches, now + problem.time_tolerance, NONE, (2, 0)
         next_arrival = next_gradient = inf
         blocked = False
-        backwards_first = policy.prefer == "backward" or (policy.prefer == "turns" and self._last_was_forward[rank])
+        backwards_first = policy.prefer == "backward" or (policy.prefer == "alternate" and self._last_was_forward[rank])
         for stage in problem.stages_of[rank]:
             for kind in (F, I):
                 line = kind * problem.num_stages + stage
                 i = self._started[line]
-                source = problem.source[line * m + i] if i < m else NONE
-                arrival = 0.0 if source == NONE and kind == F else self._arrival[source]
+                producer = problem.producer[line * m + i] if i < m else NONE
+                arrival = 0.0 if producer == NONE and kind == F else self._arrival[producer]
                 if i == m or arrival < 0.0:
                     continue
                 if kind == F and not self._admits(rank, stage):
-                    blocked = blocked or (arrival <= soon and not self._has_room(rank, stage))
-                elif arrival > soon:
+                    blocked = blocked or (arrival <= now_with_tolerance and not self._has_room(rank, stage))
+                elif arrival > now_with_tolerance:
                     next_arrival = min(next_arrival, arrival)
                     next_gradient = min(next_gradient, arrival) if kind == I else next_gradient
                 else:
@@ -181,7 +183,7 @@ class _Construction:
             i = self._started[problem.line(W, stage)]
             time = problem.times[W][stage]
             waits = i < self._started[problem.line(I, stage)]
-            fills = time <= gap + problem.tiny or time <= gap + self._policy.patience * time
+            fills = time <= gap + problem.time_tolerance or time <= gap + self._policy.patience * time
             if waits and fills and time > longest:
                 best, longest = problem.line(W, stage) * problem.num_microbatches + i, time
         return best

@@ -78,12 +78,12 @@ class _Search:
         """The longest time from the end of each operation to the end of the step, less the `begin` of the rank that
         ends last on that path."""
         problem, m, delay = self._problem, self._problem.num_microbatches, self._delay
-        cost, user, rank_of = problem.cost, problem.user, problem.rank_of
+        cost, consumer, rank_of = problem.cost, problem.consumer, problem.rank_of
         tails = [0.0] * len(cost)
         after = [self._last_tail(rank) for rank in range(problem.num_ranks)]
         for op in reversed(self._clock.order):
             line = op // m
-            rank, next_op = rank_of[line], user[op]
+            rank, next_op = rank_of[line], consumer[op]
             tail = after[rank]
             if next_op >= 0:
                 tail_of_user = delay[line] + cost[next_op] + tails[next_op]
@@ -151,9 +151,9 @@ class _Search:
         blocks = []
         while True:
             op = self._rows[rank][first]
-            start = clock.end[op] - problem.cost[op] - problem.tiny
-            source = problem.source[op]
-            waits_for_input = source != NONE and clock.arrival[source] >= start
+            start = clock.end[op] - problem.cost[op] - problem.time_tolerance
+            producer = problem.producer[op]
+            waits_for_input = producer != NONE and clock.arrival[producer] >= start
             waits_for_rank = first > 0 and clock.end[self._rows[rank][first - 1]] >= start
             if waits_for_rank and not (waits_for_input and self._random.random() < 0.5):
                 first -= 1
@@ -161,7 +161,7 @@ class _Search:
             blocks.append((rank, first, last))
             if not waits_for_input:
                 return blocks
-            rank, first = problem.rank_of[source // m], self._position[source]
+            rank, first = problem.rank_of[producer // m], self._position[producer]
             last = first
 
     def _moves(self, rank: int, first: int, last: int) -> list[_Move]:
@@ -181,9 +181,9 @@ class _Search:
 
     def _gaps(self, rank: int, positions: range) -> list[int]:
         """The first position in a range before which the rank idles, as a list of one; empty if there is none."""
-        row, end, cost, tiny = self._rows[rank], self._clock.end, self._problem.cost, self._problem.tiny
+        row, end, cost, tolerance = self._rows[rank], self._clock.end, self._problem.cost, self._problem.time_tolerance
         for index in positions:
-            if end[row[index]] - cost[row[index]] > end[row[index - 1]] + tiny:
+            if end[row[index]] - cost[row[index]] > end[row[index - 1]] + tolerance:
                 return [index]
         return []
 
@@ -203,9 +203,11 @@ class _Search:
         half = problem.num_stages * m  # from an I to its W
         if move.sooner:
             return not any(
-                op // m == line or op == problem.source[mover] or op + half == mover >= 2 * half for op in passed
+                op // m == line or op == problem.producer[mover] or op + half == mover >= 2 * half for op in passed
             )
-        return not any(op // m == line or op == problem.user[mover] or mover + half == op >= 2 * half for op in passed)
+        return not any(
+            op // m == line or op == problem.consumer[mover] or mover + half == op >= 2 * half for op in passed
+        )
 
     def _promise(self, move: _Move) -> float:
         """A lower bound, mostly exact, of the longest path through the operations of a move."""
@@ -214,9 +216,9 @@ class _Search:
         now = clock.end[row[move.first - 1]] if move.first else self._begin[move.rank]
         ends: dict[int, float] = {}
         for op in move.order:
-            source = problem.source[op]
-            if source != NONE:
-                now = max(now, ends.get(source, clock.arrival[source]))
+            producer = problem.producer[op]
+            if producer != NONE:
+                now = max(now, ends.get(producer, clock.arrival[producer]))
             now += cost[op]
             ends[op] = now
         following = move.first + len(move.order)
@@ -227,9 +229,9 @@ class _Search:
         longest, tails = 0.0, self._tails
         inner: dict[int, float] = {}
         for op in reversed(move.order):
-            user = problem.user[op]
-            if user != NONE:
-                after = max(after, self._delay[op // m] + cost[user] + inner.get(user, tails[user]))
+            consumer = problem.consumer[op]
+            if consumer != NONE:
+                after = max(after, self._delay[op // m] + cost[consumer] + inner.get(consumer, tails[consumer]))
             inner[op] = after
             longest = max(longest, ends[op] + after)
             after += cost[op]

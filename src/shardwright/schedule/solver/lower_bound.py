@@ -37,7 +37,7 @@ def placement_bound(problem: Problem, objective: Objective = "makespan") -> floa
 
 def _one_microbatch(problem: Problem) -> float:
     """The time of one microbatch, from the start to its last weight gradient and the update."""
-    return problem.back[0] + problem.times[I][0] + problem.times[W][0] + _update(problem, problem.rank_of[0])
+    return problem.backward_start[0] + problem.times[I][0] + problem.times[W][0] + _update(problem, problem.rank_of[0])
 
 
 def _update(problem: Problem, rank: int) -> float:
@@ -53,21 +53,23 @@ def _span(problem: Problem, rank: int, objective: Objective) -> float:
     first, last = stages[0], stages[-1]
     start, end = 0.0, _one_microbatch(problem)
     if objective == "period":
-        start = problem.reach[first]
-        end = problem.back[first] + times[I][first] + times[W][first] + _update(problem, rank)
+        start = problem.forward_start[first]
+        end = problem.backward_start[first] + times[I][first] + times[W][first] + _update(problem, rank)
     forwards = {stage: times[F][stage] for stage in stages}
     backwards = {stage: times[I][stage] + times[W][stage] for stage in stages}
     before_forward = max(
-        problem.reach[stage] - start - _most_work(problem, rank, {s: forwards[s] for s in stages if s < stage}, stage)
+        problem.forward_start[stage]
+        - start
+        - _most_work(problem, rank, {s: forwards[s] for s in stages if s < stage}, stage)
         for stage in stages
     )
-    before_backward = problem.back[last] - start - _most_work(problem, rank, forwards)
-    after_forward = end - problem.reach[last] - times[F][last] - _most_work(problem, rank, backwards)
+    before_backward = problem.backward_start[last] - start - _most_work(problem, rank, forwards)
+    after_forward = end - problem.forward_start[last] - times[F][last] - _most_work(problem, rank, backwards)
     after_backward = max(
         _update(problem, rank),
         *(
             end
-            - problem.back[stage]
+            - problem.backward_start[stage]
             - times[I][stage]
             - _most_work(problem, rank, {s: times[W][s] if s >= stage else backwards[s] for s in stages})
             for stage in stages
@@ -78,7 +80,7 @@ def _span(problem: Problem, rank: int, objective: Objective) -> float:
         # The last F may end before the first I can start, so these two waits don't add up.
         idle = max(before_forward + max(after_forward, after_backward), before_backward + after_backward)
     work = problem.num_microbatches * sum(forwards[stage] + backwards[stage] for stage in stages)
-    return max(work + idle, problem.reach[first] - start + _memory_time(problem, rank))
+    return max(work + idle, problem.forward_start[first] - start + _memory_time(problem, rank))
 
 
 def _memory_time(problem: Problem, rank: int) -> float:
@@ -88,7 +90,7 @@ def _memory_time(problem: Problem, rank: int) -> float:
         return 0.0
     times = problem.times
     size_times_stay = sum(
-        problem.sizes[s] * (problem.back[s] - problem.reach[s] + times[I][s] + times[W][s])
+        problem.sizes[s] * (problem.backward_start[s] - problem.forward_start[s] + times[I][s] + times[W][s])
         for s in problem.stages_of[rank]
     )
     return problem.num_microbatches * size_times_stay / limit

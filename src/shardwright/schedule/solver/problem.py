@@ -31,7 +31,7 @@ class Clock:
     """The times of one step. `free` and `links` are the state with which the next step begins."""
 
     end: list[float]  # by operation
-    arrival: list[float]  # by operation: when its product arrives at its user
+    arrival: list[float]  # by operation: when its product arrives at its consumer
     order: list[int]  # the operations, each after all that it waited for
     free: list[float]  # by rank: when its optimizer step is over
     links: list[float]  # when each link is free: of each rank, the link down the pipeline and the link up
@@ -58,11 +58,11 @@ class Problem:
         self.rank_of = [placement.holders[0][stage] for _ in range(3) for stage in stages]  # by line
         work = [sum(times[stage] for times in self.times for stage in stages) for stages in self.stages_of]
         self.period = max(work)  # of the busiest rank, for one microbatch
-        self.tiny = TINY * self.period  # times that differ by less count as equal
+        self.time_tolerance = TINY * self.period  # times that differ by less count as equal
         self.cost = [self.times[kind][stage] for kind in range(3) for stage in stages for _ in range(m)]
         # By operation: the operation that makes its input, and the operation that uses its product.
-        self.source = [NONE] * len(self.cost)
-        self.user = [NONE] * len(self.cost)
+        self.producer = [NONE] * len(self.cost)
+        self.consumer = [NONE] * len(self.cost)
         # By line: the link of its product, NONE if it stays on its rank; and how long the product occupies the link.
         self.link = [NONE] * (3 * self.num_stages)
         self.transfer = [0.0] * (3 * self.num_stages)
@@ -82,34 +82,35 @@ class Problem:
         """The number of the line of a kind and a stage."""
         return kind * self.num_stages + stage
 
-    def _connect(self, maker: int, user: int, direction: int, border: int) -> None:
+    def _connect(self, producer: int, consumer: int, direction: int, border: int) -> None:
         m = self.num_microbatches
-        self.user[maker * m : (maker + 1) * m] = range(user * m, (user + 1) * m)
-        self.source[user * m : (user + 1) * m] = range(maker * m, (maker + 1) * m)
-        if self.rank_of[maker] != self.rank_of[user]:
-            self.link[maker] = 2 * self.rank_of[maker] + direction
-            self.transfer[maker] = self.costs.transfer[border] if self.costs.transfer else 0.0
+        self.consumer[producer * m : (producer + 1) * m] = range(consumer * m, (consumer + 1) * m)
+        self.producer[consumer * m : (consumer + 1) * m] = range(producer * m, (producer + 1) * m)
+        if self.rank_of[producer] != self.rank_of[consumer]:
+            self.link[producer] = 2 * self.rank_of[producer] + direction
+            self.transfer[producer] = self.costs.transfer[border] if self.costs.transfer else 0.0
 
     def delay(self, line: int) -> float:
         """The least time that a product of a line travels."""
         return 0.0 if self.link[line] == NONE else self.transfer[line] + self.costs.latency
 
     def _walk_chain(self) -> None:
-        """Time one microbatch alone, forward and back: when F (`reach`) and I (`back`) of each stage can begin."""
+        """Time one microbatch alone, forward and back: the earliest start of F (`forward_start`) and of I
+        (`backward_start`) on each stage."""
         now = 0.0
-        self.reach, self.back = [0.0] * self.num_stages, [0.0] * self.num_stages
+        self.forward_start, self.backward_start = [0.0] * self.num_stages, [0.0] * self.num_stages
         for stage in range(self.num_stages):
-            self.reach[stage] = now
+            self.forward_start[stage] = now
             now += self.costs.forward[stage] + self.delay(self.line(F, stage))
         for stage in reversed(range(self.num_stages)):
-            self.back[stage] = now
+            self.backward_start[stage] = now
             now += self.costs.input_grad[stage] + self.delay(self.line(I, stage))
 
     def run(self, rows: Rows, begin: Sequence[float] = (), links: Sequence[float] = ()) -> Clock | None:
         """Simulate an order, with ranks and links free from the given times on. None if it deadlocks."""
         free = list(begin) or [0.0] * self.num_ranks
         links = list(links) or [0.0] * (2 * self.num_ranks)
-        cost, source, user, link, transfer = self.cost, self.source, self.user, self.link, self.transfer
+        cost, producer, consumer, link_of, transfer = self.cost, self.producer, self.consumer, self.link, self.transfer
         m, latency = self.num_microbatches, self.costs.latency
         end, arrival = [0.0] * len(cost), [-1.0] * len(cost)
         waiter = [NONE] * len(cost)
@@ -121,7 +122,7 @@ class Problem:
             row, now, index = rows[rank], free[rank], position[rank]
             while index < len(row):
                 op = row[index]
-                needed = source[op]
+                needed = producer[op]
                 if needed >= 0:
                     arrived = arrival[needed]
                     if arrived < 0.0:
@@ -132,13 +133,13 @@ class Problem:
                 now += cost[op]
                 end[op] = now
                 order.append(op)
-                if user[op] >= 0:
-                    wire = link[op // m]
-                    if wire < 0:
+                if consumer[op] >= 0:
+                    link = link_of[op // m]
+                    if link < 0:
                         arrival[op] = now
                     else:
-                        links[wire] = (links[wire] if links[wire] > now else now) + transfer[op // m]
-                        arrival[op] = links[wire] + latency
+                        links[link] = (links[link] if links[link] > now else now) + transfer[op // m]
+                        arrival[op] = links[link] + latency
                     if waiter[op] >= 0:
                         runnable.append(waiter[op])
                 index += 1

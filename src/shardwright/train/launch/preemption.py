@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from shardwright.train.launch.ending import Ended, offering, signal_name
 
 # The exit status of a preempted command, whose run can be resumed.
-STATUS = 3
+EXIT_STATUS = 3
 PREEMPTIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 REQUESTS = (*PREEMPTIONS, signal.SIGINT)
 _INSISTENT = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends the command
@@ -31,7 +31,7 @@ _SAVES = "interrupted: the run saves at the end of this step and leaves; Ctrl-C 
 class PreemptedEarly(Ended):
     """A command was preempted before its ranks had done a step, and ends at once."""
 
-    status = STATUS
+    status = EXIT_STATUS
 
     def sentence(self) -> str:
         return early_sentence(self.number)
@@ -198,7 +198,7 @@ def leave_early(rank: int) -> Callable[[int], None]:
         if rank == 0:
             with suppress(OSError):
                 os.write(2, f"{early_sentence(number)}\n".encode())
-        os._exit(STATUS)  # a normal exit would wait for other ranks, which may wait for this one
+        os._exit(EXIT_STATUS)  # a normal exit would wait for other ranks, which may wait for this one
 
     return leave
 
