@@ -31,6 +31,15 @@ def full_keys(family: str, keys: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict())) | {"model_type": family}
 
 
+def test_windows_of_two_kinds_are_a_fault() -> None:
+    """The kind of the first one was taken for all."""
+    kinds = ["sliding_attention", "chunked_attention"] * 2
+    keys = LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    assert fields_of(keys | {"layer_types": ["sliding_attention"] * 4})[1] == []
+    _, faults = fields_of(keys | {"layer_types": kinds})
+    assert len(faults) == 1 and "layer_types has chunked_attention and sliding_attention" in faults[0]
+
+
 def test_every_family_has_defaults() -> None:
     """Without them a key that is left out would be 0."""
     assert all(_defaults().get(_LIKE.get(family, family)) for family in FAMILIES)

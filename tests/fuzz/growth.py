@@ -270,13 +270,13 @@ def write_run(arguments: list[str]) -> None:
 
     from shardwright.config.base import PlanError
     from shardwright.config.user_file import FileFault
-    from shardwright.train.launch.run_folder import folder_faults, holding
+    from shardwright.train.launch.run_folder import holding, make_folder
     from shardwright.train.metrics import _keep_until
     from shardwright.train.run_files import open_to_append
 
     folder = Path(arguments[1])
     try:
-        with holding(folder, folder_faults(folder)):
+        with holding(folder, make_folder(folder)):
             _keep_until(folder / "metrics.jsonl", int(arguments[2]))
             with open_to_append(folder / "metrics.jsonl") as file:
                 file.write("{}\n")

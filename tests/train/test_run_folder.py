@@ -19,11 +19,11 @@ from shardwright.train.data.cache_lock import alone
 from shardwright.train.data.token_cache import remove_unfinished
 from shardwright.train.launch.run_folder import (
     LOCK,
-    folder_faults,
     folder_of,
     holding,
     holding_checkpoints,
-    leaving_no_empty,
+    make_folder,
+    removing_new_folders_on_error,
     unshared_faults,
 )
 from shardwright.train.launch.scratch_folder import remove_scratch_of, scratch_folder
@@ -65,7 +65,7 @@ def test_which_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = small_job()
     for asked, folder in (("~/a", tmp_path / "a"), ("b", Path("b")), ("", Path("runs", job.name))):
         assert folder_of(job.model_copy(update={"run": job.run.model_copy(update={"folder": asked})})) == folder
-    assert folder_faults(tmp_path / "new") == []
+    assert make_folder(tmp_path / "new") == []
 
 
 def test_what_killed_runs_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,17 +127,17 @@ def test_what_is_no_file_or_folder_of_a_run_is_refused(name: str, tmp_path: Path
     run = tmp_path / "run"
     run.mkdir()
     os.mkfifo(run / name)
-    (fault,) = folder_faults(run)
+    (fault,) = make_folder(run)
     assert re.search(rf"{name} is a FIFO, and a run has a (file|folder) there; remove it, or name another", fault)
     (run / name).unlink()
     is_file = "has a file there" in fault
     (run / name).mkdir() if is_file else (run / name).touch()
-    (fault,) = folder_faults(run)
+    (fault,) = make_folder(run)
     told = "a folder, and a run has a file" if is_file else "a file, and a run has a folder"
     assert f"{name} is {told} there; remove it" in fault
     (run / name).rmdir() if is_file else (run / name).unlink()
     (run / name).touch() if is_file else (run / name).mkdir()
-    assert folder_faults(run) == []
+    assert make_folder(run) == []
 
 
 @pytest.mark.parametrize("name", LINKED)
@@ -147,13 +147,13 @@ def test_a_link_in_a_runs_folder_is_refused(name: str, tmp_path: Path) -> None:
     run.mkdir()
     victim.write_text("mine")
     (run / name).symlink_to(victim)
-    (fault,) = folder_faults(run)
+    (fault,) = make_folder(run)
     assert fault.startswith(f"{run / name} is a link, and a run would write through it; remove it, or name ")
-    with pytest.raises(PlanError), holding(run, folder_faults(run)):
+    with pytest.raises(PlanError), holding(run, make_folder(run)):
         pass
     assert victim.read_text() == "mine"
     (run / name).unlink()
-    assert folder_faults(run) == []
+    assert make_folder(run) == []
 
 
 def test_a_lock_is_never_written_through(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_place_for_checkpoints_that_is_a_file_is_refused(tmp_path: Path) -> No
 
 def refused(folder: Path, refusal: BaseException, *made: str) -> None:
     """A run is refused, which has made its folder, others in it, and files, which are those with a dot."""
-    with leaving_no_empty(folder), holding(folder, folder_faults(folder)):
+    with removing_new_folders_on_error(folder), holding(folder, make_folder(folder)):
         for name in made:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch() if "." in name else (folder / name).mkdir()

@@ -149,11 +149,11 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
     from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
     from shardwright.train.launch.restarts import launch_with_restarts
     from shardwright.train.launch.run_folder import (
-        folder_faults,
         folder_of,
         holding,
         holding_checkpoints,
-        leaving_no_empty,
+        make_folder,
+        removing_new_folders_on_error,
     )
     from shardwright.train.launch.this_machine import on_this_machine
 
@@ -163,8 +163,8 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
     folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
     faults = cluster_faults(spec) or machine_faults(spec)
     with (
-        leaving_no_empty(folder),
-        holding(folder, faults + folder_faults(folder)),
+        removing_new_folders_on_error(folder),
+        holding(folder, faults + make_folder(folder)),
         holding_checkpoints(spec, folder),  # before much text is read, as all checks that may refuse the run
     ):
         if start.weights_from is not None:
@@ -188,7 +188,7 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
 def _run_rank(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> tuple[Any, Path]:
     """Be one rank. Returns its result, and the run's folder."""
     from shardwright.train.checkpoint.other_job import refuse_weights_from
-    from shardwright.train.launch.run_folder import folder_of, leaving_no_empty
+    from shardwright.train.launch.run_folder import folder_of, removing_new_folders_on_error
     from shardwright.train.launch.this_machine import on_this_machine
 
     if start.fresh:  # a restarted rank can't know whether the run has begun
@@ -197,7 +197,7 @@ def _run_rank(spec: JobSpec, environment: RankEnvironment, start: StartOptions) 
         refuse_weights_from(spec, start.weights_from)
     spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
     folder = folder_of(spec)
-    with leaving_no_empty(folder) if environment.rank == 0 else nullcontext():
+    with removing_new_folders_on_error(folder) if environment.rank == 0 else nullcontext():
         return _run_rank_in(folder, spec, environment, start), folder
 
 
@@ -205,12 +205,12 @@ def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, star
     """Be one rank of a run that writes to `folder`. Returns its result."""
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.rank_life import run_rank
-    from shardwright.train.launch.run_folder import folder_faults, holding, holding_checkpoints, this_node
+    from shardwright.train.launch.run_folder import holding, holding_checkpoints, make_folder, this_node
 
-    folder_lock = holding(folder, folder_faults(folder)) if environment.rank == 0 else nullcontext()
+    folder_lock = holding(folder, make_folder(folder)) if environment.rank == 0 else nullcontext()
     checkpoint_lock = holding_checkpoints(spec, folder) if environment.rank == 0 else nullcontext()
     is_first_of_node, is_on = environment.local_rank == 0 < environment.rank, spec.checkpoint.is_on
-    if is_first_of_node and (faults := folder_faults(folder)):
+    if is_first_of_node and (faults := make_folder(folder)):
         raise PlanError(this_node(), faults)
     work = _work(spec, start.weights_from or "")
     if is_first_of_node and is_on:

@@ -42,14 +42,14 @@ class ReadSpec(Spec):
 class SourceSpec(ReadSpec):
     """One source of a mixture."""
 
-    weight: Positive = Field(1.0, description="Share of the samples, beside the weights of the other sources.")
+    weight: Positive = Field(1.0, description="Share of the samples: this weight over the sum of all sources' weights.")
 
 
 class ValidationSpec(ReadSpec):
     """A user's validation set: all of it is evaluated, and none of it is trained on."""
 
     name: PlainName = Field(
-        "validation", description="Name of the set in metrics and lines, and for checkpoint.keep_best."
+        "validation", description="Name of the set in metrics and progress lines, and for checkpoint.keep_best."
     )
 
 

@@ -100,8 +100,8 @@ class MoeSpec(Spec):
     )
     aux_coefficient: Positive = Field(
         0.01,
-        description="What it is multiplied with. GShard's loss is smaller than Switch's by the square of the number of "
-        "experts, and its coefficient must be as much larger to weigh the same.",
+        description="Weight of aux_loss in the total loss. GShard's loss is smaller than Switch's by the square of the "
+        "number of experts, and its coefficient must be as much larger to weigh the same.",
     )
     aux_scope: Scope = Field(
         "microbatch",
@@ -113,13 +113,14 @@ class MoeSpec(Spec):
     )
     capacity_factor: PositiveOr0 = Field(
         0.0,
-        description="Most tokens of an expert in a microbatch, as a multiple of the mean; 0 means no limit, and 1 "
-        "with expert-choice, where each expert takes exactly so many.",
+        description="Most tokens of an expert in a microbatch, as a multiple of the mean; 0 means no limit, and with "
+        "expert-choice 0 means 1: each expert takes exactly so many there.",
     )
     overflow: Overflow = Field(
         "drop-position",
-        description="What becomes of choices beyond the capacity: the latest, or the least probable, are dropped; or "
-        "they go to the token's next choice that has room.",
+        description="Rule for choices beyond an expert's capacity. drop-position drops the last, where first choices "
+        "come before second ones, each in the order of tokens; drop-probability drops those of the smallest weights; "
+        "reroute sends them to the token's next best expert that has room.",
     )
 
     @property
@@ -134,7 +135,8 @@ class MoeSpec(Spec):
 
     @property
     def num_partners(self) -> int:
-        """Partners of a token's first expert with the default filled in."""
+        """Experts from which the correlation gate takes a token's later choices, with the default filled in: those that
+        tokens choose most often together with its first expert."""
         return self.partners or max(self.num_chosen - 1, self.experts // 2)
 
     def has_experts(self, layer: int) -> bool:

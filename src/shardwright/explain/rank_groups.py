@@ -96,5 +96,5 @@ def _group(job: JobSpec, axis_group: AxisGroups) -> RankGroup:
         tuple(nodes),
         axis_group.num_groups,
         axis_group.carries,
-        axis_group.lies,
+        axis_group.picked_layout,
     )

@@ -152,7 +152,8 @@ def is_hybrid(zero_ranks: Count, num_replicas: Count) -> Count:
 class AxisGroups:
     """All groups of one kind in a plan of `world` ranks, with the name of their axis in the ledger.
 
-    `pipeline` is the layout of a pipeline. `picked` are the places on each line that take part, if not all do.
+    `pipeline` is the layout of a pipeline. `picked` are the indices within each line of the ranks that take part; empty
+    means all. `carries` says in words what the group communicates, for reports.
     """
 
     axis: str
@@ -168,7 +169,7 @@ class AxisGroups:
         return len(self.picked) or int(self.layout.size)
 
     @property
-    def lies(self) -> Layout:
+    def picked_layout(self) -> Layout:
         """The layout of the ranks that take part."""
         if not self.picked:
             return self.layout
@@ -186,8 +187,8 @@ class AxisGroups:
 
     def lines(self) -> list[list[int]]:
         """The ranks of each group, in the order of their first ranks. No rank is in two groups."""
-        lies = self.layout
-        firsts = [rank for rank in range(self.world) if lies.place(rank) // lies.stride % lies.num == 0]
+        full_line = self.layout
+        firsts = [rank for rank in range(self.world) if full_line.place(rank) // full_line.stride % full_line.num == 0]
         if self.is_mirrored:
             firsts = [rank for rank in firsts if self._position(rank) < self.pipeline.num // 2]
         return [self.line(first) for first in firsts]

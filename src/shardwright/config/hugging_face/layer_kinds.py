@@ -15,8 +15,8 @@ def window(
     r: Reading, size: int, layers: int, is_full: Callable[[int], bool] = lambda layer: False, kind: str = _SLIDING
 ) -> Fields:
     """The field `window` for a window of `size` tokens. layer_types gives the layers with a window; without that key,
-    all layers except those for which `is_full` is true have a window of the kind `kind`. Empty if there are more layers
-    than a model may have, because that is reported later."""
+    all layers except those for which `is_full` is true have a window of the kind `kind`. Empty if no layer has one,
+    after a fault, or if there are more layers than a model may have, which is reported later."""
     if layers > largest.LAYERS:
         return {}
     kinds = r.words("layer_types") or [_FULL if is_full(layer) else kind for layer in range(layers)]
@@ -41,7 +41,11 @@ def window(
             "layer_types to one of these"
         )
         return {}
-    chunked = _IS_CHUNKED[next(kind for kind in kinds if kind != _FULL)]
+    windows = sorted({kind for kind in kinds if kind != _FULL})
+    if len(windows) > 1:
+        r.fault(f"layer_types has {' and '.join(windows)}, and all windows of a model are of one kind; use one of them")
+        return {}
+    chunked = _IS_CHUNKED[windows[0]]
     return {"window": {"size": size} | rule | ({"chunked": True} if chunked else {})}
 
 

@@ -174,7 +174,7 @@ class Settings:
         return read_value
 
     def _is_unknown(self, value: Any, names: tuple[str, ...]) -> bool:
-        """True if a value depends on a variable that nobody has set; its name is added to `needed`."""
+        """True if a value depends on a shell variable that is not set. The setting's name is then added to `needed`."""
         if not isinstance(value, (str, list)) or not UNKNOWN.search(plain_text(value)):
             return False
         self.needed.append(next(name for name in names if self.given.get(name) is not None))

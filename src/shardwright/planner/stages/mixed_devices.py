@@ -24,10 +24,11 @@ from shardwright.planner.stages.best_layout import LaidOut, best_layout
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.memo import Memo
 
-_LAID_OUT = 24  # plans that are laid out and fit
+_ENOUGH_FIT = 24  # plans that fit, after which the search stops
 _TRIED = 80  # plans that are laid out at most
 _ALIKE = 4  # of them, that have the same degrees: further ones hardly differ
-_SPARE = 1.1  # times the memory that an estimate may need: a layout can take layers from a full rank
+# A plan is tried if its estimate is at most this multiple of the memory: a layout can take layers from a full rank.
+_MEMORY_SLACK = 1.1
 
 
 def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> LaidOut:
@@ -35,11 +36,11 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
     if not job.cluster.parts:
         fault = "cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`"
         raise PlanError(f"plans for {job.model.name} on parts of a cluster", [fault])
-    constraints, _ = within_known(job, constraints)
+    constraints, _ = within_known(job, constraints)  # the sentences on strategies that were left out are not shown
     best: LaidOut | None = None
     num_fit = 0
     for tried, planned in enumerate(_most_promising(job, constraints, constants)):
-        if tried == _TRIED or num_fit == _LAID_OUT:
+        if tried == _TRIED or num_fit == _ENOUGH_FIT:
             break
         try:
             laid_out = best_layout(planned, constants)
@@ -92,5 +93,5 @@ def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
     for run, seconds in zip(runs, step_s, strict=True):
         # A rank has as many more layers than with an even layout as it is faster than the ideal pace.
         needed_bytes = np.asarray(peak_memory(run, constants).process) * np.minimum(1.0, ideal_s / seconds)
-        ideal_s = np.where(needed_bytes <= _SPARE * device_of(run.device).offered_bytes, ideal_s, np.inf)
+        ideal_s = np.where(needed_bytes <= _MEMORY_SLACK * device_of(run.device).offered_bytes, ideal_s, np.inf)
     return ideal_s

@@ -28,19 +28,19 @@ class Policy:
     `warmup` limits the microbatches between F and I, in multiples of the number that keeps the bottleneck busy during
     the round trip of one microbatch. `prefer` is the kind that goes first if a forward and a backward are ready.
     `deep_forwards`, `deep_backwards`: of two stages, the later goes first. A weight gradient may delay the next arrival
-    by `patience` times its own time; a forward doesn't start if a gradient will arrive within `hold` times its own
-    time.
+    by `weight_grad_delay` times its own time; a forward doesn't start if a gradient will arrive within `forward_hold`
+    times its own time.
     """
 
     warmup: float = inf
     prefer: Preference = "backward"
     deep_forwards: bool = True
     deep_backwards: bool = False
-    patience: float = 0.0
-    hold: float = 0.0
+    weight_grad_delay: float = 0.0
+    forward_hold: float = 0.0
 
 
-_FIRST = (Policy(patience=inf), Policy(1.5, "alternate", patience=inf), Policy(2.0, "forward"))
+_FIRST = (Policy(weight_grad_delay=inf), Policy(1.5, "alternate", weight_grad_delay=inf), Policy(2.0, "forward"))
 
 
 def _variants(policy: Policy, several_stages: bool) -> list[list[Policy]]:
@@ -48,8 +48,8 @@ def _variants(policy: Policy, several_stages: bool) -> list[list[Policy]]:
     variants = [
         [replace(policy, warmup=warmup) for warmup in (inf, 3.0, 2.0, 1.5, 1.0)],
         [replace(policy, prefer=prefer) for prefer in _PREFERENCES],
-        [replace(policy, patience=patience) for patience in (inf, 0.5, 0.0)],
-        [replace(policy, hold=hold) for hold in (0.0, 0.5)],
+        [replace(policy, weight_grad_delay=weight_grad_delay) for weight_grad_delay in (inf, 0.5, 0.0)],
+        [replace(policy, forward_hold=forward_hold) for forward_hold in (0.0, 0.5)],
     ]
     if several_stages:
         variants.append([replace(policy, deep_forwards=deep) for deep in (True, False)])
@@ -58,8 +58,9 @@ def _variants(policy: Policy, several_stages: bool) -> list[list[Policy]]:
 
 
 def construct_best(problem: Problem, score: Callable[[Rows], float], goal: float) -> list[tuple[float, Rows]]:
-    """Scored orders of several policies, best first. The search starts from a few policies, and changes one choice at a
-    time while that helps."""
+    """The orders of all policies that were tried, each with its score, of which less is better; the best first.
+    Coordinate descent from a few policies: one choice is changed at a time while the score falls, until it reaches
+    `goal`."""
     tried: dict[Policy, tuple[float, Rows]] = {}
 
     def value(policy: Policy) -> float:
@@ -170,7 +171,11 @@ class _Construction:
                     key = (int((kind == I) != backwards_first), -stage if deep else stage)
                     if key < best_key:
                         best, best_key = line * m + i, key
-        if best != NONE and best < problem.num_stages * m and next_gradient < now + policy.hold * problem.cost[best]:
+        if (
+            best != NONE
+            and best < problem.num_stages * m
+            and next_gradient < now + policy.forward_hold * problem.cost[best]
+        ):
             best, next_arrival = NONE, next_gradient
         if best == NONE:
             best = self._weight_gradient(rank, inf if blocked else next_arrival - now)
@@ -183,7 +188,7 @@ class _Construction:
             i = self._started[problem.line(W, stage)]
             time = problem.times[W][stage]
             waits = i < self._started[problem.line(I, stage)]
-            fills = time <= gap + problem.time_tolerance or time <= gap + self._policy.patience * time
+            fills = time <= gap + problem.time_tolerance or time <= gap + self._policy.weight_grad_delay * time
             if waits and fills and time > longest:
                 best, longest = problem.line(W, stage) * problem.num_microbatches + i, time
         return best

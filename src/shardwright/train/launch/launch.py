@@ -33,7 +33,7 @@ from shardwright.train.launch.preemption import Preemption, heeded
 from shardwright.train.launch.rank_environment import LOCALHOST, RankEnvironment, allowed_threads
 from shardwright.train.launch.rank_life import Failure, Work, by_cause, device_kind, run_rank
 from shardwright.train.launch.rank_processes import ForkedRanks, RankProcesses, SpawnedRanks
-from shardwright.train.launch.run_folder import folder_faults
+from shardwright.train.launch.run_folder import make_folder
 
 RANKS_PER_CORE = 16
 RANK_MEMORY_MIB = 250
@@ -194,7 +194,7 @@ def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float)
 
 def check_machine(job: JobSpec, folder: Path) -> None:
     """Make the run's folder. Raises PlanError with every fault that keeps this machine from running the job."""
-    if faults := machine_faults(job) + folder_faults(folder):
+    if faults := machine_faults(job) + make_folder(folder):
         raise PlanError("this machine", faults)
 
 

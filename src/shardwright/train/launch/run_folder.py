@@ -31,9 +31,9 @@ def folder_of(job: JobSpec) -> Path:
     return Path(os.path.expanduser(job.run.folder) or Path("runs", job.name))
 
 
-def folder_faults(folder: Path, field: str = RUN_FOLDER) -> list[str]:
-    """Make the folder and a temporary file in it. Returns the fault if that fails; `field` is the field that names the
-    folder."""
+def make_folder(folder: Path, field: str = RUN_FOLDER) -> list[str]:
+    """Make the folder, and check that it can be written to. Returns the fault if that fails; `field` is the field that
+    names the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -48,7 +48,7 @@ def folder_faults(folder: Path, field: str = RUN_FOLDER) -> list[str]:
 
 
 @contextmanager
-def leaving_no_empty(folder: Path) -> Iterator[None]:
+def removing_new_folders_on_error(folder: Path) -> Iterator[None]:
     """If the block raises PlanError or exits with status 2, remove new folders without files: `folder`, its subfolders,
     and its parents. Folders that existed before the block stay."""
     new_folders = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
@@ -143,7 +143,7 @@ def holding_checkpoints(job: JobSpec, folder: Path) -> Iterator[None]:
         yield
         return
     place = Path(storage.root)
-    with leaving_no_empty(place), holding(place, folder_faults(place, CHECKPOINTS), CHECKPOINTS):
+    with removing_new_folders_on_error(place), holding(place, make_folder(place, CHECKPOINTS), CHECKPOINTS):
         yield
 
 
@@ -156,7 +156,7 @@ def _lock(file: Path, field: str) -> tuple[int, list[str]]:
         if error.errno == errno.ELOOP:
             kind = "a link" if os.path.islink(file) else "no file of its own, but has another name or is a FIFO"
             return -1, [f"{file} is {kind}, and would be written to; remove it, or {_way_out(field)}"]
-        return -1, []  # not writable: folder_faults tells it
+        return -1, []  # not writable: make_folder tells it
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

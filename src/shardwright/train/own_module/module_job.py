@@ -12,7 +12,8 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.units import counted
 
 SUBJECT = "shard"
-# Fields of a plan that apply to any module: how replicas share its state. Other fields need a model with known layers.
+# Fields of a plan that apply to any module: how replicas share its state and reduce its gradients.
+# Other fields need a model with known layers.
 FIELDS = (
     "dp", "zero", "zero_ranks", "offload_optimizer", "offload_parameters", "bucket_mib", "compress", "compress_rank",
     "compress_share", "compress_least",
