@@ -78,34 +78,35 @@ class OperatorNeeds:
         """Bytes of the gradient of the residual stream within the layers, of T H elements."""
         return self.share["whole attention normal"]
 
-    def of_attention(self, behind: tuple[str, ...], kind: str = "dense") -> Iterator[BackwardNeed]:
-        """Needs of the first half of a layer of a kind. The tensors of the later operators, `behind`, are free."""
+    def of_attention(self, free: tuple[str, ...], kind: str = "dense") -> Iterator[BackwardNeed]:
+        """Needs of attention, the first half of a layer of a kind. `free` are kept tensors of the operators after it,
+        which the backward has freed."""
         share, plan = self.share, self.job.plan
         shape = share.tensors.shape
         matrices = shape.attention_matrices
-        heads, attended, exact = (
+        heads, attended, attended_float32 = (
             share["query, key and value"],
             share["attended"],
             FLOAT32 * share.tensors["attended"],
         )
-        # In one-norm blocks the gradient of the MLP's input waits for that of query, key and value.
-        mlp_grad = share["up"] if shape.parallel == "one-norm" else 0
-        yield from self._behind(behind)
-        yield self._summed(matrices[-1], attended + mlp_grad, plan.tp, behind)
+        # In one-norm blocks the gradient of the up product's result waits for the joint product of qkv and up.
+        up_grad = share["up"] if shape.parallel == "one-norm" else 0
+        yield from self._of_norm_after(free)
+        yield self._row_parallel(matrices[-1], attended + up_grad, plan.tp, free)
         is_blockwise = shape.is_blockwise(kind)
-        blocks = 2 * exact if is_blockwise or (holds(plan.cp > 1) and not plan.trades_heads) else 0
+        blocks = 2 * attended_float32 if is_blockwise or (holds(plan.cp > 1) and not plan.trades_heads) else 0
         holds_all_keys = holds(plan.cp > 1) and CONTEXT_METHODS[plan.cp_method].exchange == "all_gather"
         gathered = plan.cp * 2 * attended if holds_all_keys else 0
-        yield BackwardNeed(self.stream + mlp_grad + attended + 2 * heads + blocks + gathered + self._scores(), behind)
-        behind = (*behind, "attended", "attended before trade", "query", "key", "value", "log-sum-exp")
-        rotary = exact if self.job.runs_on_cpu and share.element < FLOAT32 else 0
+        yield BackwardNeed(self.stream + up_grad + attended + 2 * heads + blocks + gathered + self._scores(), free)
+        free = (*free, "attended", "attended before trade", "query", "key", "value", "log-sum-exp")
+        rotary = attended_float32 if self.job.runs_on_cpu and share.element < FLOAT32 else 0
         if self.job.model.qk_norm in ("full", "l2"):  # in float32, with the part along the input
             rotary = rotary + 3 * FLOAT32 * share.tensors["query, key and value"]
-        yield BackwardNeed(self.stream + mlp_grad + 2 * heads + rotary, behind)
+        yield BackwardNeed(self.stream + up_grad + 2 * heads + rotary, free)
         # Parallel products add up the gradients of their common input.
         parallel_grad = self.whole * (shape.parallel == "one-norm")
-        yield self._gathered(matrices[0], heads + mlp_grad + parallel_grad, plan.tp, behind)
-        yield BackwardNeed(self.stream + self._norm(), (*behind, "attention normal"))
+        yield self._column_parallel(matrices[0], heads + up_grad + parallel_grad, plan.tp, free)
+        yield BackwardNeed(self.stream + self._norm(), (*free, "attention normal"))
 
     def of_mlp(self, prefix: str = "") -> Iterator[BackwardNeed]:
         """Needs of an MLP, or of shared experts."""
@@ -113,16 +114,16 @@ class OperatorNeeds:
         shape = share.tensors.shape
         up, down = shape.shared_matrices if prefix else shape.mlp_matrices
         inner, made_names = share[f"{prefix}inner"], (f"{prefix}inner", f"{prefix}up", f"biased {prefix}up")
-        yield from () if prefix else self._behind(())
-        yield self._summed(down, inner, tp, ())
+        yield from () if prefix else self._of_norm_after(())
+        yield self._row_parallel(down, inner, tp, ())
         yield BackwardNeed(self.stream + self._activation(inner), made_names[:1])
         if shape.parallel == "one-norm":
             return
-        yield self._gathered(up, inner * shape.gates, tp, made_names)
+        yield self._column_parallel(up, inner * shape.gates, tp, made_names)
         if not prefix:
             yield BackwardNeed(self.stream + self._norm(), (*made_names, "mlp normal"))
 
-    def _behind(self, free: tuple[str, ...]) -> Iterator[BackwardNeed]:
+    def _of_norm_after(self, free: tuple[str, ...]) -> Iterator[BackwardNeed]:
         """The need of a norm of the result of a half of a layer, if there is one, when the tensors `free` are free."""
         if self.share.tensors.shape.norms_after:
             yield BackwardNeed(self.stream + self._norm(), free)
@@ -133,7 +134,7 @@ class OperatorNeeds:
         up, down = shape.routed_matrices
         sent, rows, inner = share["rows to send"], share["dispatched"], share["expert inner"]
         residual = self.stream + self.whole
-        yield from self._behind(())
+        yield from self._of_norm_after(())
         yield BackwardNeed(residual + 2 * rows + sent)
         num_local = most(1, shape.mixture.num // self.job.plan.ep)
         rows_at_work = share.tensors.arrived // num_local, share.tensors.arrived
@@ -176,7 +177,7 @@ class OperatorNeeds:
         product = 3 * stream + self._weight(matrix, self.job.plan.tp)
         return most(product, 2 * stream + self._norm())
 
-    def _summed(self, matrix: Matrix, input_grad: Bytes, tp: Bytes, free: tuple[str, ...]) -> BackwardNeed:
+    def _row_parallel(self, matrix: Matrix, input_grad: Bytes, tp: Bytes, free: tuple[str, ...]) -> BackwardNeed:
         """Need of a product that tp ranks sum: the gradients of the sum, of its input, and of the weight."""
         return BackwardNeed(
             self.stream + self.whole + input_grad + self._weight(matrix, tp) + self._casts(matrix, tp), free
@@ -193,7 +194,7 @@ class OperatorNeeds:
         queries = most(8, SCORE_BYTES // (FLOAT32 * rows * keys))
         return by_score * rows * keys * (queries + (keys - queries) * (keys < queries))
 
-    def _gathered(self, matrix: Matrix, output_grad: Bytes, tp: Bytes, free: tuple[str, ...]) -> BackwardNeed:
+    def _column_parallel(self, matrix: Matrix, output_grad: Bytes, tp: Bytes, free: tuple[str, ...]) -> BackwardNeed:
         """Need of a product whose input tp ranks gather: the gradients of its result, of its input, in full and a
         rank's share, and of the weight; and its input, gathered again."""
         shared = self.whole + self.stream if self.gathers else 0

@@ -143,32 +143,36 @@ _NO_LAYER = LayerMemory(KEEP_ALL, 0, 0, 0)
 
 
 def policy_of(name: str) -> Policy:
-    """The policy of a name in workload/query.py. If a whole stage is recomputed, each layer keeps all meanwhile."""
+    """The policy of a value of PlanGrid.recompute (workload/query.py). "stage" recomputes the whole stage at once, and
+    then every layer keeps all its tensors until its backward."""
     if name in ("none", "stage"):
         return KEEP_ALL
     return WHOLE_LAYER if name == "full" else frozenset(name.split("+"))
 
 
 def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Bytes of shape (ranks, plans): activations at the peak, working memory then, inputs on the host, messages."""
+    """Bytes of shape (ranks, plans): activations at the peak, working memory then, inputs on the host, messages.
+
+    `kept`, `deferred` and `offloaded` are bytes of one microbatch, until the microbatches in flight multiply them.
+    """
     grid = run.grid
     kinds = _all_kinds(run, ranks.kinds)
     rows = memo.rows("account", run, (kinds, *layer_words(grid)), layer_columns, partial(account_rows, kinds=kinds))
-    stage_input, embedding, documents, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows[-_OF_ENDS:]
-    kept: Numbers = ranks.embedding * embedding + documents * grid.virtual + ranks.head * mtp_kept
+    stage_input, embedding, document_numbers, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows[-_OF_ENDS:]
+    kept: Numbers = ranks.embedding * embedding + document_numbers * grid.virtual + ranks.head * mtp_kept
     in_turn, offloaded, stage_recomputed = 0.0 * kept, 0.0 * kept, 0.0 * kept
     deferred = ranks.head * mtp_deferred + in_turn
-    for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
+    for (kind, policy), num_layers in zip(ranks.kinds, ranks.layers, strict=True):
         first_row = _OF_LAYER * kinds.index((kind, _asked(policy)))
         kind_kept, kind_recomputed, kind_deferred, kind_working = rows[first_row : first_row + _OF_LAYER]
-        deferred = deferred + count * kind_deferred
-        in_turn = np.maximum(in_turn, (kind_recomputed + kind_working) * (count > 0))
+        deferred = deferred + num_layers * kind_deferred
+        in_turn = np.maximum(in_turn, (kind_recomputed + kind_working) * (num_layers > 0))
         if policy == "stage":
-            stage_recomputed = stage_recomputed + kind_kept * count / grid.virtual
+            stage_recomputed = stage_recomputed + kind_kept * num_layers / grid.virtual
         else:
-            kept = kept + count * kind_kept
+            kept = kept + num_layers * kind_kept
             if policy == "full":  # inputs but the stage's own wait on the host, and two are here in their turn
-                offloaded = offloaded + count * kind_kept * grid.offload_activations
+                offloaded = offloaded + num_layers * kind_kept * grid.offload_activations
                 in_turn = in_turn + 2 * kind_kept * grid.offload_activations
     offloaded = np.maximum(0.0, offloaded - stage_input * (grid.virtual * grid.num_copies - ranks.embedding))
     if any(policy == "stage" for _, policy in ranks.kinds):

@@ -28,6 +28,7 @@ PARTS = {
 def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
     """Fields of `estimate --json` and of a plan: seconds, shares, US dollars; null is unknown."""
     step = estimate.step
+    # In units of a full-batch step: those of a batch-size ramp-up are shorter.
     steps_1e12_tokens, steps_of_run = estimate.num_steps_1e12_tokens, estimate.num_steps_of_run
     return {
         "step_s": step.total,
@@ -44,7 +45,7 @@ def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
             "run": asdict(estimate.cost_of_steps(steps_of_run))
             | {"seconds": steps_of_run * estimate.effective_step_s, "steps": job.optimizer.steps},
         },
-        "process_bytes": estimate.memory.process,
+        "process_bytes": estimate.memory.process,  # all that the device must have
         "goodput": asdict(estimate.goodput) if estimate.goodput else None,
         "gaps": list(estimate.gaps),
     }

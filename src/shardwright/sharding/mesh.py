@@ -46,7 +46,7 @@ class MeshShape:
         """The mesh of a plan."""
         sizes = axis_sizes(plan)
         axes = [axis for axis in reversed(ORDERS[number_of(plan.order)].axes) if axis in sizes]
-        if plan.block == plan.stage_ranks:  # the order says so, or experts inside pp take all of a stage
+        if plan.block == plan.stage_ranks:  # all ranks of a stage are neighbours, and pp is the slowest axis
             axes.sort(key="pp".__ne__)
         return cls({axis: sizes[axis] for axis in axes}, plan.block)
 
@@ -57,14 +57,14 @@ class MeshShape:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """The place of a rank on each axis."""
-        blocks, place = divmod(rank, self.block)
+        blocks, rank_in_stage = divmod(rank, self.block)
         outer_index, stage = divmod(blocks, self.sizes["pp"])
-        place += outer_index * self.block
-        places = {"pp": stage}
+        rank_in_stage += outer_index * self.block
+        coordinates = {"pp": stage}
         for axis in reversed(self.sizes):
             if axis != "pp":
-                place, places[axis] = divmod(place, self.sizes[axis])
-        return {axis: places[axis] for axis in self.sizes}
+                rank_in_stage, coordinates[axis] = divmod(rank_in_stage, self.sizes[axis])
+        return {axis: coordinates[axis] for axis in self.sizes}
 
     def describe(self, rank: int) -> str:
         """ "rank 3 (pp 0, dp 1, tp 1)"."""

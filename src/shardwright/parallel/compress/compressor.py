@@ -28,7 +28,8 @@ class Method(ABC):
     has_warm_starts = False
 
     def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
-        """The kinds of errors that it keeps for a bucket whose sum is scattered or not; the same on every rank."""
+        """The kinds of error-feedback residuals (ErrorKind in bucket.py) that it keeps for a bucket, which is
+        reduce-scattered or all-reduced; the same on every rank."""
         return ()
 
     @abstractmethod
@@ -51,8 +52,8 @@ class Method(ABC):
         return iter(())
 
     def warm_starts(self) -> Sequence[Tensor | None]:
-        """The start of the next step for each tensor, the same on every rank; None for a tensor without one, and an
-        empty sequence if no tensor has one."""
+        """For each tensor the tensor from which the next approximation of its gradient starts (PowerSGD's Q), the same
+        on every rank; None for a tensor without one, and an empty sequence if no tensor has one."""
         return []
 
     def start_from(self, starts: list[Tensor | None]) -> None:

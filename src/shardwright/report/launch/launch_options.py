@@ -32,7 +32,7 @@ class LaunchOptions:
     launchers: tuple[Launcher, ...]
     port: int = 29500
     time: str = ""
-    save_before: int = 0
+    save_before: int = 0  # seconds to save and leave in, before the job is ended; 0: measured or predicted
     account: str = ""
     partition: str = ""
     image: str = ""

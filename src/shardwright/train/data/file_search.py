@@ -23,8 +23,9 @@ MOST_FILES, MOST_NAMES = 100_000, 1_000_000
 
 
 def list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and all files, sorted. Faults are appended to `faults`. Raises OSError or
-    ValueError."""
+    """(the folder that names are relative to, all files). Files of a glob are sorted by path; those of a folder come
+    folder by folder, each folder's own files before those of its subfolders. Faults are appended to `faults`. Raises
+    OSError or ValueError."""
     if text == STDLIB:
         return _list_stdlib(faults)
     if not text:

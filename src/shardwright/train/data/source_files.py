@@ -46,7 +46,8 @@ class SourceFile:
 
 
 def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None) -> list[SourceFile]:
-    """The files that data.path names, sorted. Faults are appended to `faults`, and files left out are told in `notes`.
+    """The files that data.path names, in a fixed order. Faults are appended to `faults`, and notes on files left out to
+    `notes`.
 
     A folder is searched recursively, also through links to folders. Names that begin with a dot are skipped, in a glob
     too. "python-stdlib" is the .py files of this Python's standard library, without its tests, generated build settings
