@@ -52,7 +52,7 @@ def save_and_go_on(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float],
 @leaves_nothing
 def go_on(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[float], Boxes]:
     begun = begin(job, mesh, folder)
-    assert (begun.step, begun.samples) == (STEPS, STEPS * job.batch.global_batch_size), begun.said
+    assert (begun.step, begun.samples) == (STEPS, STEPS * job.batch.global_batch_size), begun.lines
     return steps(begun.replica, mesh, job, STEPS, 2 * STEPS), state(begun.replica, mesh)
 
 
@@ -76,7 +76,7 @@ def began_anew(mesh: Mesh, job: JobSpec, folder: Path) -> bool:
     begun = begin(job, mesh, folder)
     first = build(job, mesh)
     ours, new = state(begun.replica, mesh), state(first, mesh)
-    is_told = any("is not whole" in line for line in begun.said)
+    is_told = any("is not whole" in line for line in begun.lines)
     return begun.step == 0 and is_told and all(torch.equal(ours[name], new[name]) for name in new)
 
 

@@ -209,7 +209,7 @@ def test_a_lie_is_told_and_the_checkpoint_before_taken(lie: str, folder: Path) -
     job = make_job(job_fields(0))
     begun = begin(job, job_mesh(job, 0, torch.device("cpu")), folder / "run")
     assert begun.step == LAST - 1
-    assert any(f"step-{LAST:08d} is not whole" in line for line in begun.said)
+    assert any(f"step-{LAST:08d} is not whole" in line for line in begun.lines)
 
 
 @pytest.mark.parametrize("shape", [[], [0], [1, 1], [2**17]])
