@@ -214,3 +214,38 @@ def test_all_that_a_device_lacks_is_told_at_once(job: Path) -> None:
     run = CliRunner().invoke(cli, ["estimate", str(job)])
     told = " ".join(f"{run.output} {run.exception}".split())
     assert "has no known memory_gb_per_s and no multiprocessors; add them to its file" in told
+
+
+def test_a_name_that_would_change_nothing_is_refused(job: Path, tmp_path: Path) -> None:
+    """A job that a search wrote has all fields of its model: another name alone would be a label."""
+    written = tmp_path / "written.toml"
+    options = ["plan", "tiny-llama", "--devices", "8", "--device", "h100-sxm", "--keep", "plan.tp=1"]
+    assert CliRunner().invoke(cli, [*options, "--toml", str(written)], catch_exceptions=False).exit_code == 0
+    for override, owned in (("model.name=llama3-70b", "model.layers"), ("cluster.name=jean-zay", "cluster.device")):
+        with pytest.raises(PlanError, match=f"the job has {owned}") as caught:
+            load(str(written), (override,))
+        assert "set them too, or name another job" in str(caught.value)
+    assert load(str(written), ("model.name=mine",)).model.name == "mine"
+
+
+def test_a_written_job_finds_its_files_from_everywhere(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(job.parent)
+    options = ["plan", "tiny-llama", "--devices", "4", "--device", "own/chip.toml", "--keep", "plan.tp=1"]
+    done = CliRunner().invoke(cli, [*options, "--toml", "elsewhere/best.toml"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    monkeypatch.chdir("/")
+    assert load(str(tmp_path / "elsewhere" / "best.toml"), ()).cluster.device == str(tmp_path / "own" / "chip.toml")
+
+
+def test_a_cluster_of_ones_choice_has_as_many_devices_as_are_asked_for() -> None:
+    options = ["estimate", "quickstart", "--set", "cluster.name=jean-zay", "--devices", "16", "--json"]
+    done = CliRunner().invoke(cli, [*options, "--set", "plan.dp=4"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+def test_a_model_by_a_path_that_is_not_there_says_so() -> None:
+    with pytest.raises(PlanError, match="there is no such file or folder"):
+        load("quickstart", ('model={ name = "./nowhere" }',))

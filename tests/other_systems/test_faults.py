@@ -93,6 +93,13 @@ def test_a_script_that_trains_twice_says_which_it_is() -> None:
     assert not any("trains" in note for note in read("megatron", devices=1, run_sh=f"{MEGATRON}\n{MEGATRON}").assumed)
 
 
+def test_a_variable_that_no_file_has_is_a_fault() -> None:
+    script = "NNODES=${NNODES:-1}\n" + MEGATRON
+    assert read("megatron", "NNODES=1", devices=8, run_sh=script).job.plan.world == 8
+    (fault,) = faults("megatron", "NNODE=4", devices=8, run_sh=script)
+    assert "--set NNODE: nothing in the files is called so; did you mean NNODES?" in fault
+
+
 def test_each_system_asks_for_devices_where_nothing_says_them() -> None:
     own = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})
     assert "--devices" in faults("deepspeed", ds_json=own, config_json=json.dumps(LLAMA))[0]

@@ -29,6 +29,10 @@ SCRIPTS = {
     "a group": "{ run a; run b; }\n(run c)",
     "parts of a word": "A=x\nrun pre$A'mid $A'\"post $A\"",
     "escapes of C": r"run $'a\tb' $'it\'s' pre$'\x41\101'post $'a\\b\"\?' $'\q' $'--tp 8'",
+    "a prefix is of one command": "TP=2\nTP=4 run $TP ${TP:-1}\nPP=3 run ${PP:-1}\nrun $TP ${PP:-1}",
+    "a prefix is seen inside": "TP=2\nTP=4 bash -c 'run $TP'\nrun $TP",
+    "a subshell": "A=1\n(A=2; B=3; run $A $B)\nrun $A ${B:-none}\n{ A=4; }\nrun $A",
+    "a text to translate": 'run $"--bf16" pre$"a b"post',
     "an element": 'A=(a b c)\nrun ${A[1]} ${A[@]} "${A[*]}"',
 }
 

@@ -244,6 +244,7 @@ def scale(
     """
     from shardwright.config.base import PlanError
     from shardwright.config.catalog import names
+    from shardwright.config.plan import UNSEARCHED
     from shardwright.cost.calibration import shipped
     from shardwright.planner.critical_batch import batch_limits
     from shardwright.planner.scaling import best_plan, scaling, sizes_of
@@ -253,6 +254,12 @@ def scale(
     from shardwright.report.scaling_text import scaling_dict, scaling_text
 
     expect_many_actions()
+    searched = [word for word in overrides if word.startswith("plan.") and word[5:].partition("=")[0] not in UNSEARCHED]
+    if searched:
+        way_out = f"say --keep {searched[0]} in its place"
+        raise PlanError(
+            "scale --set", [f"a plan is searched for each size, so {searched[0]} would not hold; {way_out}"]
+        )
     constraints, sizes = constraints_of(keep, between), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
     cluster = asked_cluster(cluster_fields | {"devices": smallest})

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.checks.check import faults_without_plan, job_faults
@@ -20,6 +21,11 @@ from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 from shardwright.config.validation_messages import described
 
 _MOST_KEYS = 3  # in the path of a field
+# The kind of a section's entries, and fields of a job's own that make it another than the entry that is named.
+_DECISIVE: dict[str, tuple[catalog.Kind, tuple[str, ...]]] = {
+    "model": ("models", ("layers", "hidden")),
+    "cluster": ("clusters", ("device",)),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,12 @@ def read_job(job: str | Mapping[str, Any], overrides: Sequence[str], asked: Aske
     in. They are not checked together yet (`make_job`, `job_to_plan`). Raises PlanError."""
     subject = subject_of(job)
     fields = read_fields(job, subject)
-    faults = _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
+    own_names = {section: values.get("name") for section, values in fields.items() if isinstance(values, dict)}
+    own_sections = ["model"] if asked != NOTHING_ASKED else ["model", "cluster"]
+    # The cluster that options ask for is one of the named cluster's, and other overrides hold on it.
+    names = [override for override in overrides if override.partition("=")[0].strip() == "cluster.name"]
+    faults = _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
+    faults += _name_override_faults({key: fields.get(key) for key in own_sections}, own_names, overrides)
     fields = _resolved(fields, faults, subject)
     warmup_note = _fit_warmup(fields, overrides)
     if not names_model(job):
@@ -91,6 +102,29 @@ def validate_fields(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
         return JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True), []
     except ValidationError as error:
         return JobSpec(), described(error, JobSpec)
+
+
+def _name_override_faults(
+    fields: Mapping[str, Any], own_names: Mapping[str, Any], overrides: Sequence[str]
+) -> list[str]:
+    """Faults of overrides of a name, other than the job's own, that would change nothing: the job itself has the fields
+    of the entry."""
+    faults = []
+    paths = {override.partition("=")[0].strip() for override in overrides}
+    for override in overrides:
+        path, _, name = override.partition("=")
+        section, _, field = path.strip().partition(".")
+        kind, decisive = _DECISIVE.get(section, ("models", ()))
+        values = fields.get(section)
+        if field != "name" or not isinstance(values, dict) or own_names.get(section) == name:
+            continue
+        own = [key for key in decisive if key in values and f"{section}.{key}" not in paths]
+        if own and name in catalog.names(kind):
+            faults.append(
+                f"--set {shortened(override, 80)}: the job has {section}.{f' and {section}.'.join(own)} of its own, "
+                f"which hold before those of {name}; set them too, or name another job"
+            )
+    return faults
 
 
 def _replace_cluster(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
@@ -167,10 +201,11 @@ def _with_usual_values(fields: dict[str, Any], subject: str) -> tuple[dict[str, 
     spec = job_to_plan(fields, subject)
     cluster = spec.cluster
     if cluster.device == "unknown" and not cluster.parts:
+        name = subject.removeprefix("job ")
         raise PlanError(
             subject,
             [
-                f"{spec.name!r} is a model, and a job is a model on a cluster: `shardwright plan {spec.name} --devices "
+                f"{spec.name!r} is a model, and a job is a model on a cluster: `shardwright plan {name} --devices "
                 "64 --device h100-sxm` finds its plans, and with --toml FILE writes a job; estimate, explain, simulate "
                 "and scale take --devices and --device too"
             ],

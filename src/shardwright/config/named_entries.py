@@ -38,6 +38,9 @@ def resolve_names(fields: dict[str, Any]) -> list[str]:
                 fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
         elif name in catalog.names(kind):  # type: ignore[arg-type]
             fields[section] = _laid_over(catalog.read(kind, name), values)  # type: ignore[arg-type]
+        elif len(values) == 1 and "/" in name and not path_exists(name):
+            where = f"(looked from {Path.cwd()})"
+            faults.append(f"{section}.name {shortened(name, 200)!r}: there is no such file or folder {where}; check it")
         elif len(values) == 1:  # a name and nothing else can only mean the catalog
             hint = catalog.did_you_mean(values["name"], catalog.names(kind))  # type: ignore[arg-type]
             faults.append(

@@ -114,7 +114,7 @@ def scaling(
         raise PlanError(f"sizes of the cluster of job {job.name}", faults)
     own_devices = job.cluster.num_devices
     best: dict[tuple[int, int], JobSpec | None] = {}  # both kinds meet at the job's own size
-    scalings = []
+    scalings, illegal = [], list[str]()
     for kind in ("strong", "weak"):
         points, tokens, misfits = [], [], []
         for size in sizes:
@@ -122,7 +122,10 @@ def scaling(
             if kind == "weak":
                 batch = max(1, round(batch * size / own_devices))
             if (size, batch) not in best:
-                best[size, batch] = choose(at_size(job, size, batch))
+                try:
+                    best[size, batch] = choose(at_size(job, size, batch))
+                except PlanError as error:  # no plan is legal
+                    best[size, batch], illegal = None, illegal + error.faults
             chosen = best[size, batch]
             if chosen is None:
                 misfits.append(size)
@@ -132,7 +135,7 @@ def scaling(
         scalings.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
     if not any(curve.points for curve in scalings):
         fault = f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"
-        raise PlanError(f"job {job.name} at other sizes", [fault])
+        raise PlanError(f"job {job.name} at other sizes", list(dict.fromkeys(illegal)) or [fault])
     strong, weak = scalings
     return strong, weak
 
@@ -166,12 +169,9 @@ def devices_text(sizes: Sequence[int]) -> str:
 
 
 def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:
-    """The job under the fastest plan that fits, which is the first plan of the `plan` command; None if no plan fits, or
-    none is legal on its cluster."""
-    try:
-        advice = plans_of(job, constraints, shipped())
-    except PlanError:
-        return None
+    """The job under the fastest plan that fits, which is the first plan of the `plan` command; None if no plan fits.
+    PlanError if none is legal on its cluster."""
+    advice = plans_of(job, constraints, shipped())
     return advice.plans[0].job if advice.plans else None
 
 

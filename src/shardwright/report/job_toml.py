@@ -1,5 +1,6 @@
 """A job as a TOML file that every command on a job reads."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,37 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.config.toml_text import value_text
+from shardwright.config.user_file import path_exists
 from shardwright.report.output import write_output
 
 
 def write_toml(path: Path, job: JobSpec) -> None:
-    """Write the job as a TOML file. PlanError if it can't be written."""
+    """Write the job as a TOML file. PlanError if it can't be written.
+
+    Relative paths that lead from the working directory to something, and not from the file's folder, become absolute.
+    """
+    fields = job.model_dump()
+    changed = {section: _with_absolute_paths(fields[section], path.parent) for section in ("model", "cluster", "data")}
+    if any(changed[section] != fields[section] for section in changed):
+        job = JobSpec.model_validate_json(json.dumps(fields | changed), strict=True)
     write_output(path, job_toml(job), "--toml")
+
+
+_PATHS = ("name", "device", "software", "weights", "path", "tokenizer", "chat_template")
+
+
+def _with_absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Fields of a section with paths that can be followed from a folder."""
+
+    def followed(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [_with_absolute_paths(item, folder) if isinstance(item, dict) else item for item in value]
+        is_path = name in _PATHS and isinstance(value, str) and ("/" in value or value.endswith(".toml"))
+        if not is_path or "://" in value or path_exists(str(folder / value)) or not path_exists(value):
+            return value
+        return str(Path(value).absolute())
+
+    return {name: followed(name, value) for name, value in values.items()}
 
 
 def job_toml(job: JobSpec) -> str:

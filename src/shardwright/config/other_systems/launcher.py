@@ -111,10 +111,9 @@ def _of_command(command: Command, script: Script) -> Launched:
     ]
     if taken:
         notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
-    exported = {name: value for name, value in script.variables.values.items() if isinstance(value, str)}
     return Launched(
         options, settings, nodes, devices_per_node,
-        arguments=tuple(words[program_index + 1 :]), exported=exported, written=dict(script.written),
+        arguments=tuple(words[program_index + 1 :]), exported=command.variables, written=dict(script.written),
         notes=tuple(notes), missing=tuple(dict.fromkeys(missing)),
         loose=loose_words(words[program_index + 1 :], is_made), hosts=hosts if not nodes else "",
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """The effects of a script's commands on its variables, files and batch options, as far as they are known."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class Command:
 
     line: int
     words: list[str]
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the script then, without arrays
 
 
 class CommandEffects:
@@ -46,7 +48,7 @@ class CommandEffects:
 
     def apply(self, line: int, tokens: list[Token], redirected: dict[str, Token]) -> bool | None:
         """Apply a command with its assignments and redirections. True if it succeeds; None if that is unknown."""
-        variables, script = self.script.variables, self.script
+        variables = self.script.variables
         tokens_left = [token for token in tokens if token.pieces]
         if len(tokens_left) == 1 and [piece.kind for piece in tokens_left[0].pieces] == ["arithmetic"]:
             return self._arithmetic(tokens_left[0].pieces[0].text)
@@ -55,11 +57,23 @@ class CommandEffects:
             while tokens_left:
                 tokens_left = self._assign(tokens_left)
             return True
-        while tokens_left and assigned(tokens_left[0]):
-            tokens_left = self._assign(tokens_left)
-        if not tokens_left and not redirected:
-            return True
-        words = [word for token in tokens_left for word in variables.words_of(token)]
+        num_assigned = next((i for i, token in enumerate(tokens_left) if not assigned(token)), len(tokens_left))
+        prefix, command = tokens_left[:num_assigned], tokens_left[num_assigned:]
+        prefixed = [assignment[0] for token in prefix if (assignment := assigned(token))]
+        # A shell expands the words of a command before its prefix (A=1 command) is set, for this command alone.
+        words = [word for token in command for word in variables.words_of(token)]
+        values = dict(variables.values)
+        while prefix:
+            prefix = self._assign(prefix)
+        try:
+            return self._run(line, words, redirected)
+        finally:
+            for name in prefixed if command else ():
+                variables.restore(name, values)
+
+    def _run(self, line: int, words: list[str], redirected: dict[str, Token]) -> bool | None:
+        """Run a command with expanded words."""
+        variables, script = self.script.variables, self.script
         document = next((redirected[name].document for name in ("<<", "<<-") if name in redirected), None)
         if document is not None:
             token = redirected.get("<<") or redirected["<<-"]
@@ -141,5 +155,5 @@ class CommandEffects:
             if is_script and any(separator in word for separator in " \n"):
                 script.follow(word, self.depth + 1)
                 return True
-        script.commands.append(Command(line, words))
+        script.commands.append(Command(line, words, script.variables.texts()))
         return None

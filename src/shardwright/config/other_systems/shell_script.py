@@ -153,9 +153,12 @@ class _Followed(CommandEffects):
             return self._skipped(active, level)
         if token.plain == "{" or token.operator == "(":
             end = "}" if token.plain == "{" else ")"
+            values = dict(self.script.variables.values)
             self.at += 1
             succeeds = self._until((end,), active, level + 1)
             self.at += 1
+            if end == ")":  # a subshell: nothing that it sets is seen outside
+                self.script.variables.values = values
             return succeeds
         return self._simple(active)
 

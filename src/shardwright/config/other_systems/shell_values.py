@@ -6,7 +6,7 @@ if a setting with an effect depends on it.
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -50,6 +50,17 @@ class Variables:
     def is_made(self, name: str) -> bool:
         """True if the script itself makes an unknown value; False if it comes from the environment."""
         return name in self.values or name in self.expansions
+
+    def texts(self) -> dict[str, str]:
+        """The variables that are no arrays."""
+        return {name: value for name, value in self.values.items() if isinstance(value, str)}
+
+    def restore(self, name: str, values: Mapping[str, Value]) -> None:
+        """Give a variable the value that it has in `values`, or none."""
+        if name in values:
+            self.values[name] = values[name]
+        else:
+            self.values.pop(name, None)
 
     def put(self, name: str, value: Value, appends: bool = False) -> None:
         """Set a variable, or append to it."""

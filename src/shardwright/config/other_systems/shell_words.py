@@ -166,6 +166,9 @@ class ShellReader:
             return [WordPiece("text", self._until("'"), True)]
         if char == '"':
             return self.quoted()
+        if self.text.startswith('$"', self.at):  # a text that a shell may translate
+            self.at += 1
+            return self.quoted()
         if char == "$" and self.text.startswith("$'", self.at):
             return [WordPiece("text", self._ansi_quoted(), True)]
         if char in "$`":

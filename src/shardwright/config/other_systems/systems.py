@@ -1,10 +1,12 @@
 """The systems whose jobs are read and written, by the names that commands take."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from shardwright.config import catalog
 from shardwright.config.base import PlanError, printable
 from shardwright.config.job import JobSpec
 from shardwright.config.other_systems import accelerate, deepspeed, megatron, nemo, torchtitan, torchtitan_toml
@@ -105,6 +107,9 @@ def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Importe
 def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
     """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
     system = system_of(system.name, texts)
+    unknown = [name for name in asked.variables if name != torchtitan.CONFIG and _is_unknown(name, texts)]
+    if faults := [_unknown_variable(name, texts) for name in unknown]:
+        raise PlanError(subject, faults)
     try:
         result = system.read(texts, asked)
     except (ShellFault, RecursionError) as error:
@@ -112,6 +117,19 @@ def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject
     result.settings.note(f"what nothing says has {system.title}'s own default")
     first = next(iter(texts))
     return imported(result, asked, subject, _name_of(first), Path(first).parent)
+
+
+def _is_unknown(name: str, texts: Mapping[str, str]) -> bool:
+    """True if a variable that is set occurs in no file. `_name_` stands for the output of a command or a function."""
+    is_made = name.startswith("_") and name.endswith("_")
+    return name.isidentifier() and not is_made and not any(re.search(rf"\b{name}\b", t) for t in texts.values())
+
+
+def _unknown_variable(name: str, texts: Mapping[str, str]) -> str:
+    names = {name for text in texts.values() for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text)}
+    near = catalog.nearest(name, sorted(names), most=1)
+    hint = f"did you mean {near[0]}?" if near else "a field of the job is named as section.field"
+    return f"--set {name}: nothing in the files is called so; {hint}"
 
 
 def _text_of(path: Path) -> str:

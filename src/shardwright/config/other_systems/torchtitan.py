@@ -21,6 +21,7 @@ from shardwright.config.other_systems.torchtitan_python import FUNCTION, python_
 from shardwright.config.other_systems.torchtitan_releases import IN_PYTHON, read_settings
 
 _SCRIPT_ARGUMENTS = (mark("@"), mark("*"))  # "$@" and "$*": arguments of the script itself
+CONFIG = "CONFIG"  # the variable that names the configuration function
 _WRITTEN_MODULE = "job_config"  # the module that `write` writes, with the configuration function
 
 
@@ -78,7 +79,7 @@ def _function(words: CommandLine, reader: Reader, asked: Asked) -> tuple[Source,
             raise ShellFault(f"--{flag} depends on what nobody has set; say it: {ways}")
     if "job.config_file" in words.given:
         raise ShellFault("--job.config_file is of torchtitan up to 0.2; name that TOML alone, without the script")
-    name = words.config or asked.variables.get("CONFIG", "")
+    name = words.config or asked.variables.get(CONFIG, "")
     if not name:
         names = [name for source in reader.sources for name in source.functions if not name.startswith("_")]
         known = f" (functions in the files: {', '.join(names[:20])})" if names else ""

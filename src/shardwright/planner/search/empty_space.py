@@ -84,6 +84,12 @@ def _without(constraints: Constraints, name: str) -> Constraints:
 def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
     """Yield a sentence for each constrained field without which there are plans, with values of it that allow some."""
     for name in _held_fields(constraints):
+        if name in constraints.keep and name in constraints.between:
+            low, high = constraints.between[name]
+            if not low <= constraints.keep[name] <= high:
+                kept = _as_typed(constraints.keep[name])
+                yield f"plan.{name}={kept} is kept, and --between plan.{name}={low},{high} excludes it; leave one out"
+                continue
         freer = _without(constraints, name)
         rows = space.degrees(job, freer)
         if not _has_plans(job, freer, rows):
