@@ -15,6 +15,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.catalog_entry import read_entry
+from shardwright.report.job_toml import write_toml
 
 CHIP = """
 memory_gib = 64.0
@@ -238,6 +239,24 @@ def test_a_written_job_finds_its_files_from_everywhere(
     assert done.exit_code == 0, done.output
     monkeypatch.chdir("/")
     assert load(str(tmp_path / "elsewhere" / "best.toml"), ()).cluster.device == str(tmp_path / "own" / "chip.toml")
+
+
+def test_scale_refuses_a_plan_that_it_would_not_keep() -> None:
+    for override in ("plan.tp=2", "plan={ tp = 2 }", "plan.tp = 2"):
+        options = ["scale", "llama3-8b", "--device", "h100-sxm", "--devices", "8", "--set", override]
+        run = CliRunner().invoke(cli, options)
+        assert isinstance(run.exception, PlanError) and "say --keep" in str(run.exception)
+
+
+def test_text_beside_the_working_directory_is_found_from_a_written_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("words")
+    (tmp_path / "elsewhere").mkdir()
+    write_toml(Path("elsewhere/job.toml"), load("quickstart", ("data.path=text.txt",)))
+    written = load("elsewhere/job.toml", ())
+    assert written.data.path == str(tmp_path / "text.txt") and written.data.tokenizer == "bytes"
 
 
 def test_a_cluster_of_ones_choice_has_as_many_devices_as_are_asked_for() -> None:

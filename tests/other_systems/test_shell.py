@@ -56,6 +56,14 @@ def test_words_are_those_of_bash(name: str) -> None:
     assert words == done.stdout.splitlines()
 
 
+@pytest.mark.parametrize("line", ["(run)", "run", "A=1 run"])
+def test_copies_of_many_variables_have_a_bound(line: str) -> None:
+    variables = "".join(f"V{number}=1\n" for number in range(9000))
+    assert len(followed(variables + f"{line}\n" * 10).commands) == 10
+    with pytest.raises(ShellFault, match="more than 20,000 commands"):
+        followed(variables + f"{line}\n" * 900)
+
+
 def test_files_that_a_script_writes_are_known() -> None:
     script = followed("N=4\ncat <<EOT > ds.$N.json\n{\"stage\": $N}\nEOT\ncat <<'END' > raw\n$N\nEND\nrun")
     assert script.written == {"ds.4.json": '{"stage": 4}', "raw": "$N"}

@@ -254,7 +254,9 @@ def scale(
     from shardwright.report.scaling_text import scaling_dict, scaling_text
 
     expect_many_actions()
-    searched = [word for word in overrides if word.startswith("plan.") and word[5:].partition("=")[0] not in UNSEARCHED]
+    keys = {override: override.partition("=")[0].strip() for override in overrides}
+    kept = {f"plan.{name}" for name in UNSEARCHED}
+    searched = [override for override, key in keys.items() if key.partition(".")[0] == "plan" and key not in kept]
     if searched:
         way_out = f"say --keep {searched[0]} in its place"
         raise PlanError(

@@ -13,6 +13,9 @@ from shardwright.config.user_file import path_exists
 
 # Fields of a job that name an entry of the catalog, or a user's file.
 _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
+NAME_FIELDS = tuple(dict.fromkeys(field for _, field in _NAMING))
+_DATA_PATHS = ("path", "tokenizer", "chat_template")
+PATH_FIELDS = ("weights", *_DATA_PATHS)  # fields of a job that are paths
 
 
 def names_model(job: str | Mapping[str, Any]) -> bool:
@@ -75,7 +78,7 @@ def _read_toml(job: str) -> dict[str, Any]:
     data = fields.get("data")
     lists = [data.get(name) for name in ("sources", "validation")] if isinstance(data, dict) else []
     for source in (data, *(entry for entries in lists if isinstance(entries, list) for entry in entries)):
-        _resolve_paths(path, source, ("path", "tokenizer", "chat_template"), path_exists)
+        _resolve_paths(path, source, _DATA_PATHS, path_exists)
     return {"name": path.stem} | fields
 
 

@@ -52,12 +52,11 @@ def read_job(job: str | Mapping[str, Any], overrides: Sequence[str], asked: Aske
     in. They are not checked together yet (`make_job`, `job_to_plan`). Raises PlanError."""
     subject = subject_of(job)
     fields = read_fields(job, subject)
-    own_names = {section: values.get("name") for section, values in fields.items() if isinstance(values, dict)}
-    own_sections = ["model"] if asked != NOTHING_ASKED else ["model", "cluster"]
+    own = {section: dict(values) for section, values in fields.items() if isinstance(values, dict)}
     # The cluster that options ask for is one of the named cluster's, and other overrides hold on it.
     names = [override for override in overrides if override.partition("=")[0].strip() == "cluster.name"]
     faults = _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
-    faults += _name_override_faults({key: fields.get(key) for key in own_sections}, own_names, overrides)
+    faults += _name_override_faults(fields, own, overrides)
     fields = _resolved(fields, faults, subject)
     warmup_note = _fit_warmup(fields, overrides)
     if not names_model(job):
@@ -105,23 +104,23 @@ def validate_fields(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
 
 
 def _name_override_faults(
-    fields: Mapping[str, Any], own_names: Mapping[str, Any], overrides: Sequence[str]
+    fields: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]
 ) -> list[str]:
-    """Faults of overrides of a name, other than the job's own, that would change nothing: the job itself has the fields
-    of the entry."""
+    """Faults of overrides of a name, other than the job's own, that would change nothing: fields of the entry are still
+    those that the job had of its `own`."""
     faults = []
-    paths = {override.partition("=")[0].strip() for override in overrides}
     for override in overrides:
         path, _, name = override.partition("=")
         section, _, field = path.strip().partition(".")
         kind, decisive = _DECISIVE.get(section, ("models", ()))
         values = fields.get(section)
-        if field != "name" or not isinstance(values, dict) or own_names.get(section) == name:
+        own_values = own.get(section, {})
+        if field != "name" or not isinstance(values, dict) or own_values.get("name") == name:
             continue
-        own = [key for key in decisive if key in values and f"{section}.{key}" not in paths]
-        if own and name in catalog.names(kind):
+        kept = [key for key in decisive if key in own_values and values.get(key) == own_values[key]]
+        if kept and name in catalog.names(kind):
             faults.append(
-                f"--set {shortened(override, 80)}: the job has {section}.{f' and {section}.'.join(own)} of its own, "
+                f"--set {shortened(override, 80)}: the job has {section}.{f' and {section}.'.join(kept)} of its own, "
                 f"which hold before those of {name}; set them too, or name another job"
             )
     return faults

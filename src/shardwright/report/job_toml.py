@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
+from shardwright.config.job_file import NAME_FIELDS, PATH_FIELDS
 from shardwright.config.toml_text import value_text
 from shardwright.config.user_file import path_exists
 from shardwright.report.output import write_output
@@ -24,17 +25,14 @@ def write_toml(path: Path, job: JobSpec) -> None:
     write_output(path, job_toml(job), "--toml")
 
 
-_PATHS = ("name", "device", "software", "weights", "path", "tokenizer", "chat_template")
-
-
 def _with_absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Fields of a section with paths that can be followed from a folder."""
+    """Fields of a section with paths that can be followed from a folder, as a reader of its file does."""
 
     def followed(name: str, value: Any) -> Any:
         if isinstance(value, list):
             return [_with_absolute_paths(item, folder) if isinstance(item, dict) else item for item in value]
-        is_path = name in _PATHS and isinstance(value, str) and ("/" in value or value.endswith(".toml"))
-        if not is_path or "://" in value or path_exists(str(folder / value)) or not path_exists(value):
+        is_path = isinstance(value, str) and (name in PATH_FIELDS or (name in NAME_FIELDS and catalog.is_file(value)))
+        if not is_path or not value or path_exists(str(folder / value)) or not path_exists(value):
             return value
         return str(Path(value).absolute())
 

@@ -1,9 +1,9 @@
 """The state of one rank's training run, and the parts of its loop (trainer.py), each of which moves the state on."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from shardwright.config.base import PassingError, RunError
 from shardwright.config.job import JobSpec
@@ -63,14 +63,11 @@ class TrainingRun:
         self.done = self.saved_step = begun.step  # steps
         self.samples = begun.samples  # before the next step, with those that were passed over
         self.passed_over = begun.passed_over
-        self.left_out = _steps_left_out(begun)  # steps that changed no weight
         self.trust = WeightsTrust(job, mesh, folder, begun.step)
         self.losses: list[float] = []
         self.memory_is_measured = False
         self.health = RunHealth(job, mesh, folder, begun.step + 1)
-        if "health" in begun.state:
-            self.health.load_state_dict(begun.state["health"])
-        self.health.restore_state_health(HEALTHY if begun.manifest is None else begun.manifest.health)
+        self._restore(begun.state, HEALTHY if begun.manifest is None else begun.manifest.health)
         self.writer: CheckpointWriter | None = None
         if job.checkpoint.is_on:
             self.writer = CheckpointWriter(job, self.replica, mesh, folder, start.best_interval_s)
@@ -127,11 +124,8 @@ class TrainingRun:
         self.samples += self._num_samples(span)
         self.passed_over = healthy.passed_over + self.samples - healthy.samples
         self.done = healthy.step
-        self.left_out = int(healthy.state.get("schedule", {}).get("left_out", 0))
         self.trust.loaded(healthy.step)
-        if "health" in healthy.state:
-            self.health.load_state_dict(healthy.state["health"])
-        self.health.restore_state_health(healthy.health)
+        self._restore(healthy.state, healthy.health)
         self.health.judge.rewound(decision.step)
         if self.log is not None:
             self.log.go_back(healthy.step)
@@ -210,6 +204,13 @@ class TrainingRun:
             for line in filter(None, lines):
                 self.log.say(line)
 
+    def _restore(self, state: Mapping[str, Any], health: StateHealth) -> None:
+        """Take up the state of a checkpoint beside its tensors, which is so healthy."""
+        self.left_out = int(state.get("schedule", {}).get("left_out", 0))  # steps that changed no weight
+        if "health" in state:
+            self.health.load_state_dict(state["health"])
+        self.health.restore_state_health(health)
+
     def _num_samples(self, span: SpanRun) -> int:
         """The samples of a span that was not counted yet."""
         return samples_of(self.job, self.done, len(span.results))
@@ -251,11 +252,6 @@ class TrainingRun:
     def _state_health(self) -> StateHealth:
         """The health of the present state."""
         return self.health.state_health(self.replica, self.done, self.held_out.worst(self.done))
-
-
-def _steps_left_out(begun: Resumed) -> int:
-    """The steps of a run so far that changed no weight."""
-    return int(begun.state.get("schedule", {}).get("left_out", 0))
 
 
 def _place_in_data(job: JobSpec, folder: Path, begun: Resumed, beginning: PlaceInData) -> tuple[PlaceInData, list[str]]:

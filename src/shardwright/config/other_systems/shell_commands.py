@@ -62,7 +62,7 @@ class CommandEffects:
         prefixed = [assignment[0] for token in prefix if (assignment := assigned(token))]
         # A shell expands the words of a command before its prefix (A=1 command) is set, for this command alone.
         words = [word for token in command for word in variables.words_of(token)]
-        values = dict(variables.values)
+        values = {name: variables.values[name] for name in prefixed if name in variables.values}
         while prefix:
             prefix = self._assign(prefix)
         try:
@@ -155,5 +155,6 @@ class CommandEffects:
             if is_script and any(separator in word for separator in " \n"):
                 script.follow(word, self.depth + 1)
                 return True
+        script.count_copies()
         script.commands.append(Command(line, words, script.variables.texts()))
         return None

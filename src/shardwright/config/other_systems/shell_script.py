@@ -18,6 +18,7 @@ from shardwright.config.other_systems.shell_words import ShellFault, ShellReader
 from shardwright.config.other_systems.whole_text import whole
 
 _MOST_STEPS, _MOST_LEVELS = 20_000, 10
+_COPIED_IN_A_STEP = 32  # variables that are copied in the time of a command
 _ENDS = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done"}
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 # Slurm's options for the size of a job -> the variables that Slurm sets from them.
@@ -53,6 +54,16 @@ class Script:
         else:
             self.variables.values.pop("#", None)
         _Followed(self, ShellReader(text).read(), depth).all()
+
+    def count_steps(self, number: int) -> None:
+        """Count work. Raises ShellFault above a limit."""
+        self.steps += number
+        if self.steps > _MOST_STEPS:
+            raise ShellFault(f"more than {_MOST_STEPS:,} commands; check that it is the launch script")
+
+    def count_copies(self) -> None:
+        """Count a copy of all variables as work. Raises ShellFault above a limit."""
+        self.count_steps(len(self.variables.values) // _COPIED_IN_A_STEP)
 
     def doubt(self, part: SkippedPart) -> None:
         """Make unknown what a skipped part would set, and what the functions that it calls would set."""
@@ -142,9 +153,7 @@ class _Followed(CommandEffects):
 
     def _statement(self, active: bool, level: int) -> bool | None:
         token = self.tokens[self.at]
-        self.script.steps += 1
-        if self.script.steps > _MOST_STEPS:
-            raise ShellFault(f"more than {_MOST_STEPS:,} commands; check that it is the launch script")
+        self.script.count_steps(1)
         if token.plain == "if":
             return self._if(active, level)
         if token.plain == "case":
@@ -153,12 +162,14 @@ class _Followed(CommandEffects):
             return self._skipped(active, level)
         if token.plain == "{" or token.operator == "(":
             end = "}" if token.plain == "{" else ")"
-            values = dict(self.script.variables.values)
+            variables, is_subshell = self.script.variables, end == ")"
+            if is_subshell:
+                self.script.count_copies()
+            values = dict(variables.values) if is_subshell else variables.values
             self.at += 1
             succeeds = self._until((end,), active, level + 1)
             self.at += 1
-            if end == ")":  # a subshell: nothing that it sets is seen outside
-                self.script.variables.values = values
+            variables.values = values  # nothing that a subshell sets is seen outside
             return succeeds
         return self._simple(active)
 

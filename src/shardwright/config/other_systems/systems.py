@@ -32,6 +32,7 @@ class System:
     settings: Callable[[JobSpec], dict[str, Any]]
     has: Mapping[str, tuple[Any, ...]]  # field of the plan -> values that a search may take
     others: Mapping[str, str] = field(default_factory=dict)  # suffix of a file -> the system of another release
+    variables: tuple[str, ...] = ()  # that its reader takes, beside those of the files
 
 
 # For fields that a search chooses: the values that a system is known to have. Writing a plan finds the other limits.
@@ -62,7 +63,7 @@ SYSTEMS = {
         System("nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS),
         System(
             "torchtitan", "torchtitan", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
-            _TORCHTITAN_HAS, {".toml": "torchtitan-0.2"},
+            _TORCHTITAN_HAS, {".toml": "torchtitan-0.2"}, (torchtitan.CONFIG,),
         ),
         System(
             "torchtitan-0.2", "torchtitan 0.2", "", torchtitan_toml.read, torchtitan_toml.write,
@@ -107,7 +108,7 @@ def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Importe
 def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
     """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
     system = system_of(system.name, texts)
-    unknown = [name for name in asked.variables if name != torchtitan.CONFIG and _is_unknown(name, texts)]
+    unknown = [name for name in asked.variables if name not in system.variables and _is_unknown(name, texts)]
     if faults := [_unknown_variable(name, texts) for name in unknown]:
         raise PlanError(subject, faults)
     try:

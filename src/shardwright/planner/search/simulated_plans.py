@@ -182,7 +182,7 @@ class SimulatedPlans:
             smaller_job = plan.job.model_copy(
                 update={"plan": plan.job.plan.model_copy(update={"microbatch_size": smaller})}
             )
-            if _key(smaller_job) in self._times or not (job_faults(smaller_job) or plan_faults(smaller_job)):
+            if _key(smaller_job) in self._times or _is_legal(smaller_job):
                 self._add(kind, [smaller_job])
 
     def _needs_share(self, job: JobSpec) -> float:
@@ -261,7 +261,7 @@ class SimulatedPlans:
         key = _key(job)
         if key not in self._fits:
             # The space has legal plans alone. Rules that it does not know hold here.
-            self._fits[key] = not (job_faults(job) or plan_faults(job)) and every_rank_has_room(
+            self._fits[key] = _is_legal(job) and every_rank_has_room(
                 job, self.constants, lambda memory: bool(fits(job, memory, self.room)), self.memo
             )
         return self._fits[key]
@@ -310,7 +310,7 @@ class SimulatedPlans:
             if (
                 _actions(other_job) <= _LONGEST_STEP
                 and self.constraints.allows("virtual_stages", virtual)
-                and (_key(other_job) in self._times or not (job_faults(other_job) or plan_faults(other_job)))
+                and (_key(other_job) in self._times or _is_legal(other_job))
             ):
                 yield other_job
 
@@ -343,6 +343,11 @@ def _with_layout_kept(job: JobSpec, adjacent: JobSpec) -> list[JobSpec]:
 
 def _even(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})
+
+
+def _is_legal(job: JobSpec) -> bool:
+    """True if neither the job nor its plan's schedule has a fault."""
+    return not (job_faults(job) or plan_faults(job))
 
 
 def _is_long(job: JobSpec) -> bool:
