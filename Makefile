@@ -97,9 +97,9 @@ lowest:  ## the tests that start no processes, under the lowest versions that py
 interchange: TITAN = torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1
 interchange: $(VENV)/installed-test  ## install DeepSpeed and torchtitan, and have them read what is exported to them
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[interchange]'
-	$(BIN)/python -m pytest -q tests/other_systems/heavier_packages.py
+	$(BIN)/python -m pytest -q tests/interchange/heavier_packages.py
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/titan $(TITAN)
-	PYTHONPATH=$(VENV)/titan $(BIN)/python -m pytest -q tests/other_systems/heavier_packages.py -k torchtitan
+	PYTHONPATH=$(VENV)/titan $(BIN)/python -m pytest -q tests/interchange/heavier_packages.py -k torchtitan
 
 gpu: $(VENV)/installed  ## what one CUDA device shows, in calls of eight minutes that go on: runs/gpu/report.md (ARGS="--dry" needs none)
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -20,7 +20,7 @@ from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
 from shardwright.config.units import seconds_text
 from shardwright.cost.calibration import shipped
-from shardwright.cost.job_memories import fullest
+from shardwright.memory.job_memories import fullest
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.search.constraints import Constraints
 from shardwright.report.plans_text import plan_words

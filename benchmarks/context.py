@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 
-from shardwright.account.activations import layer_of
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.recompute_policy import KEEP_ALL
+from shardwright.layers.recompute_cost import Again
 from shardwright.measure.saved_tensors import saved_bytes
+from shardwright.memory.activations import layer_of
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
 from shardwright.train.launch.launch import launch
-from shardwright.workload.recompute_cost import Again
 
 MODEL = {
     "layers": 1, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "sequence": 2048, "vocab": 256,

@@ -11,8 +11,8 @@ from shardwright.config.load import load_job
 from shardwright.cost.calibration import Rates, rates_of, shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import KernelTime, operator_s
+from shardwright.layers.chains import chains
 from shardwright.simulate.full_step import simulated_step
-from shardwright.workload.layers import chains
 
 # One model of about a billion parameters, some layers of Llama 3 8B, and a small one with experts.
 MODELS: dict[str, tuple[str, ...]] = {

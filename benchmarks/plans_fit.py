@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.account.job_memory import job_memory
 from shardwright.cli.checked_job import load_to_plan
 from shardwright.config import catalog
 from shardwright.config.asked_cluster import AskedCluster
@@ -21,6 +20,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.measure.dryrun import dry_run
+from shardwright.memory.job_memory import job_memory
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.search.constraints import Constraints

@@ -16,15 +16,16 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.account.activation_peak import job_stages, moments, peak
-from shardwright.account.activations import layer_of
-from shardwright.account.budget import meet_budget
-from shardwright.account.recompute_budget import choices
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER, Policy
 from shardwright.config.units import GIB
+from shardwright.layers.recompute_cost import Again
 from shardwright.measure.saved_tensors import LiveBytes, saved_bytes
+from shardwright.memory.activation_peak import job_stages, moments, peak
+from shardwright.memory.activations import layer_of
+from shardwright.memory.budget import meet_budget
+from shardwright.memory.recompute_budget import choices
 from shardwright.model.activation import activate_gated
 from shardwright.model.dropout import LEVELS, Mask
 from shardwright.parallel.pipeline.microbatch import Microbatch
@@ -32,7 +33,6 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.train_step import train_step
-from shardwright.workload.recompute_cost import Again
 
 ROUNDS = 20
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 704, "sequence": 256, "vocab": 256}

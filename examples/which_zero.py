@@ -3,9 +3,9 @@
 python examples/which_zero.py
 """
 
-from shardwright.account.job_memory import job_memory
 from shardwright.config.load import load_job
 from shardwright.config.units import memory_text, seconds_text
+from shardwright.memory.job_memory import job_memory
 from shardwright.planner.own_plan import estimate
 
 JOB = (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from shardwright.cost.calibration import device_of
+from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.runs import Measured, read_runs
-from shardwright.workload.query import Run
 
 RUNS = Path(__file__).parent.parent / "truth" / "runs.csv"
 

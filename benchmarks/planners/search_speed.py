@@ -24,9 +24,9 @@ from to_llm_analysis import LLMAnalysis
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.cost.calibration import shipped
-from shardwright.cost.memory import peak_memory
+from shardwright.layers.query import PlanGrid, Run, stacked
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.query import PlanGrid, Run, stacked
 
 GPT3 = ModelShape(96, 12288, 96, 96, 128, 49152, False, 51200, 2048, tied=True, learned_positions=True)
 CLUSTERS = ((1024, 1536), (4096, 6144))  # A100s, and sequences in a batch

@@ -17,7 +17,7 @@ from typing import Any
 from answer import Answer, refuse, said_by_none, write_answers
 
 from shardwright.config.software import software_of
-from shardwright.workload.query import Run
+from shardwright.layers.query import Run
 
 # The system files that it ships, by our name of the device.
 SYSTEMS = {"a100-sxm-80g": "a100_80g.json", "h100-sxm": "h100_80g_nvl8.json"}

@@ -15,7 +15,7 @@ from typing import Any
 from answer import Answer, refuse, said_by_none, write_answers
 
 from shardwright.config.software import software_of
-from shardwright.workload.query import Run
+from shardwright.layers.query import Run
 
 # The GPU files that it ships, by our name of the device.
 GPUS = {

@@ -18,7 +18,7 @@ from typing import Any
 from answer import Answer, refuse, said_by_none, write_answers
 
 from shardwright.config.software import software_of
-from shardwright.workload.query import Run
+from shardwright.layers.query import Run
 
 # The system files that it ships, by our name of the device, and the one whose links in a node it measured on NVLink.
 SYSTEMS = {"a100-sxm-80g": "a100_bf16.json", "b200-sxm": "b200_bf16_ceperm.json"}

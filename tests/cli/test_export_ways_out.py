@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
-from shardwright.config.other_systems.systems import SYSTEMS
+from shardwright.interchange.system import SYSTEMS
 
 
 def refusal(*words: str) -> PlanError | None:

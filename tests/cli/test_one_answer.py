@@ -21,7 +21,6 @@ import pytest
 from click.testing import CliRunner
 
 from fuzz.draw import Fields, draw
-from shardwright.account.budget import meet_budget
 from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
@@ -31,6 +30,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.explain.story import tell
+from shardwright.memory.budget import meet_budget
 from shardwright.planner.advice.priced_plan import PricedPlan, priced
 from shardwright.planner.critical_batch import batch_limits
 from shardwright.planner.own_plan import Estimate, estimate

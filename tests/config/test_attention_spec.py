@@ -11,9 +11,9 @@ from shardwright.config.model_shape import shape_of
 from shardwright.config.rotary_scaling import RotaryScalingSpec
 from shardwright.config.software import software_of
 from shardwright.config.window import WindowSpec
+from shardwright.layers.chains import chains
+from shardwright.layers.query import PlanGrid
 from shardwright.sharding.stage_parameters import num_parameters
-from shardwright.workload.layers import chains
-from shardwright.workload.query import PlanGrid
 
 LATENT: dict[str, Any] = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim": 4, "value_dim": 6}
 

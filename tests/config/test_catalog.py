@@ -13,7 +13,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import peak_memory
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
 from shardwright.simulate.closed_form import StepTime, step_time
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
-from shardwright.config.other_systems.plain_data import read_data
-from shardwright.config.other_systems.shell_words import ShellFault
 from shardwright.config.toml_file import parse_toml, read_toml
 from shardwright.config.user_file import FileFault
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.planner.search.constraints import constraints_of
 
 PARTS = ".".join("a" * 20_000)

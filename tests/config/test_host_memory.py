@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.account.job_memory import job_memory
 from shardwright.config.host_memory import host_memory_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.job_memories import fullest, job_memories
-from shardwright.cost.memory import peak_memory
+from shardwright.memory.job_memories import fullest, job_memories
+from shardwright.memory.job_memory import job_memory
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.advice.reasons import reasons
 from shardwright.planner.advice.repair import misfit

@@ -12,12 +12,12 @@ from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.config.rank_order import ORDERS
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
-from shardwright.cost.memory import peak_memory, rank_memory
+from shardwright.layers.arrays import distinct
+from shardwright.layers.query import PlanGrid, Run, stacked
+from shardwright.layers.stage_contents import all_ranks, different_ranks
+from shardwright.memory.rank_estimate import peak_memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.arrays import distinct
-from shardwright.workload.query import PlanGrid, Run, stacked
-from shardwright.workload.stage_contents import all_ranks, different_ranks
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(18, 4096, 32, 8, 128, 14336, True, 128256, 4096)

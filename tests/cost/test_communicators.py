@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fuzz.draw import draw
-from shardwright.account.budget import meet_budget
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -15,6 +14,7 @@ from shardwright.config.units import GIB, MIB
 from shardwright.cost.calibration import device_of
 from shardwright.cost.communicators import communicator_bytes, communicators, room_bytes
 from shardwright.cost.from_job import run_of
+from shardwright.memory.budget import meet_budget
 from shardwright.parallel.comm import first_contact
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.schedule.job_program import plan_faults

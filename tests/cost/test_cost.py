@@ -15,10 +15,10 @@ from shardwright.cost.calibration import device_of, rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import fill
-from shardwright.cost.memory import rank_memory
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
+from shardwright.layers.query import PlanGrid, Run
+from shardwright.memory.rank_estimate import rank_memory
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.query import PlanGrid, Run
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

@@ -17,8 +17,8 @@ from shardwright.config.toml_text import toml_text
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.measured_time import MeasuredDevice, Surface, measured_device
+from shardwright.layers.query import stacked
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.query import stacked
 
 SIDES = st.lists(st.integers(1, 2**20), min_size=1, max_size=5, unique=True).map(sorted)
 SIZE = st.floats(0.5, 2**24)

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.account.activations import layer_of
-from shardwright.account.budget import meet_budget
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.model_shape import ExpertShape, ModelShape
@@ -18,10 +16,12 @@ from shardwright.config.recompute_policy import NEEDS, OPERATORS
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import Memory, peak_memory
+from shardwright.layers.chains import chains, kept_bytes, share_run_again
+from shardwright.layers.query import PlanGrid, Run, grid_of
+from shardwright.memory.activations import layer_of
+from shardwright.memory.budget import meet_budget
+from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.simulate.closed_form import StepTime, step_time
-from shardwright.workload.layers import chains, kept_bytes, share_run_again
-from shardwright.workload.query import PlanGrid, Run, grid_of
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

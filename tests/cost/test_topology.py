@@ -16,8 +16,8 @@ from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, ring_pass_s, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
+from shardwright.layers.query import PlanGrid, Run, Topology
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.query import PlanGrid, Run, Topology
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from shardwright.account.rank_state import rank_state
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.cost import data_parallel, update_time
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
+from shardwright.memory.rank_state import rank_state
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.matrix_exchange import ALL_TP_RANKS, MatrixExchange, orthogonal_flops
 from shardwright.simulate.closed_form import step_time

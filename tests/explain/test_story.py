@@ -9,8 +9,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.account.budget import meet_budget
-from shardwright.account.step_collectives import Traffic, step_ledger
 from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
@@ -24,6 +22,8 @@ from shardwright.cost.wire_bytes import ring_sent
 from shardwright.explain.batch_split import portions
 from shardwright.explain.rank_groups import groups_of_rank_0, rank_order
 from shardwright.explain.story import Story, tell
+from shardwright.memory.budget import meet_budget
+from shardwright.memory.step_collectives import Traffic, step_ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.explain.story_text import story_text

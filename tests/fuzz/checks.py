@@ -20,11 +20,11 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from fuzz.draw import draw
-from shardwright.account.budget import meet_budget
 from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
 from shardwright.measure.checks.plan_checks import check_plan
 from shardwright.measure.checks.recorded_runs import module_accesses
+from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.own_module.module_job import module_job
 

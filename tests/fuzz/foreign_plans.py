@@ -11,9 +11,10 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from other_systems.drawn_jobs import jobs_of
+
 from shardwright.config.base import PlanError
-from shardwright.config.other_systems.exported import exported
-from shardwright.config.other_systems.systems import SYSTEMS
+from shardwright.interchange.exported import exported
+from shardwright.interchange.system import SYSTEMS
 from shardwright.report.job_toml import job_toml
 
 

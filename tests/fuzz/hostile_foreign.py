@@ -6,15 +6,16 @@ from pathlib import PurePath
 from random import Random
 from typing import Any
 
+from other_systems.public_jobs import files_of, public_jobs
+
 from fuzz import mutations as mutate
 from fuzz.hostile import Case
 from fuzz.hostile_python import PYTHON_FORMS, mangled_python
-from other_systems.public_jobs import files_of, public_jobs
 from shardwright.config.load import load_job
-from shardwright.config.other_systems.exported import exported
-from shardwright.config.other_systems.plain_data import read_data
-from shardwright.config.other_systems.systems import SYSTEMS
 from shardwright.config.yaml_text import yaml_text
+from shardwright.interchange.exported import exported
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.system import SYSTEMS
 
 _LLAMA = ("cluster.name=mine", "cluster.device=h100-sxm", "cluster.devices_per_node=8", "cluster.nodes=1", "plan.dp=8",
           "model.name=llama3-8b", "model.sequence=4096", "precision.compute=bf16", "plan.zero=3",

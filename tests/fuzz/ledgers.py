@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from shardwright.account.step_collectives import ledger_table, step_ledger
 from shardwright.config.job import JobSpec
 from shardwright.measure.memory_trace import MemoryTrace
+from shardwright.memory.step_collectives import ledger_table, step_ledger
 from shardwright.schedule.schedule import Program
 from shardwright.train.dry_steps import DrySteps
 

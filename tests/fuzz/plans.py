@@ -31,13 +31,13 @@ from torch import Tensor
 
 from fuzz.draw import Fields, draw
 from fuzz.ledgers import Table, foretold_otherwise
-from shardwright.account.budget import meet_budget
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.measure.rounding import HALF_UNIT, LEEWAY, moved_weights
+from shardwright.memory.budget import meet_budget
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.parallel.tensor.parameter import placed_parameters

@@ -26,7 +26,7 @@ from shardwright.config.load import job_to_plan
 from shardwright.config.schedule_facts import searched
 from shardwright.config.toml_text import toml_text
 from shardwright.cost.calibration import shipped
-from shardwright.cost.job_memories import fullest
+from shardwright.memory.job_memories import fullest
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from shardwright.config.model_shape import ModelShape
+from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import stated_flops
-from shardwright.workload.query import PlanGrid, Run
 
 SHAPE = ModelShape(24, 2304, 24, 24, 96, 9216, False, 51200, 2048)
 RUN = Run(SHAPE, PlanGrid(recompute="full"), "a100-sxm-80g", "megatron-2021", 8, 0.0, 0.0)

@@ -17,6 +17,8 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.update_time import update_bytes
+from shardwright.layers.chains import chains
+from shardwright.layers.operators import Operator
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.optimizers.adafactor import Adafactor
@@ -32,8 +34,6 @@ from shardwright.sharding.matrix_exchange import MatrixExchange
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.unit_update import Updates
 from shardwright.train.build import NUMBERS
-from shardwright.workload.layers import chains
-from shardwright.workload.operators import Operator
 from support.kernel_traffic import Kernel, KernelTraffic, layer_kernels, step_kernels
 
 pytestmark = pytest.mark.long

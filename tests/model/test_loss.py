@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.account.activations import head_working_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import split_evenly
 from shardwright.measure.saved_tensors import saved_bytes
+from shardwright.memory.activations import head_working_bytes
 from shardwright.model.logit_change import LogitChange
 from shardwright.model.loss import Targets, microbatch_loss
 from shardwright.parallel.comm.process_groups import Mesh

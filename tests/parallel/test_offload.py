@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.account.activation_peak import activation_bytes
-from shardwright.account.activations import layer_of
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.measure.saved_tensors import LiveBytes, saved_bytes
+from shardwright.memory.activation_peak import activation_bytes
+from shardwright.memory.activations import layer_of
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool

@@ -14,7 +14,7 @@ from shardwright.config.load import load_job, make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import rank_memory
+from shardwright.memory.rank_estimate import rank_memory
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.search import search
 from shardwright.planner.stages.best_layout import best_layout, most_gain

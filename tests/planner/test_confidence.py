@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.config import catalog
+from shardwright.layers.query import PlanGrid
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread, student_cdf
-from shardwright.workload.query import PlanGrid
 
 pytestmark = pytest.mark.long
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.runs import Measured, read_runs
-from shardwright.workload.query import Run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ROWS = {row.id: row for row in read_runs(BENCHMARKS / "truth" / "runs.csv")}

@@ -16,7 +16,7 @@ from shardwright.config.load import load_job
 from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import peak_memory
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.advice.explanation import explained
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.priced_plan import priced

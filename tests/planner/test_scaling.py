@@ -12,7 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
-from shardwright.cost.job_memories import fullest
+from shardwright.memory.job_memories import fullest
 from shardwright.planner.critical_batch import batch_limits
 from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
 from shardwright.report.scaling_picture import scaling_picture

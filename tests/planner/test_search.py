@@ -16,6 +16,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.from_job import run_of
+from shardwright.layers.memo import Memo
 from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.search import bounds
 from shardwright.planner.search.adjacent_plans import adjacent_blocks
@@ -26,7 +27,6 @@ from shardwright.planner.search.search import SURE_STATE, ranked_kinds, search
 from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
 from shardwright.planner.search.space import degrees, hybrid_ranks
-from shardwright.workload.memo import Memo
 from support.planned import MODELS, all_plans, small_job
 
 pytestmark = pytest.mark.long

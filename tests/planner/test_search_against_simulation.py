@@ -5,7 +5,7 @@ import pytest
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
-from shardwright.cost.job_memories import fullest
+from shardwright.memory.job_memories import fullest
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search

@@ -7,7 +7,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of, shipped
-from shardwright.cost.job_memories import fullest, room_words
+from shardwright.memory.job_memories import fullest, room_words
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.search import search

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from shardwright.config.load import make_job
-from shardwright.config.other_systems.systems import SYSTEMS
 from shardwright.cost.calibration import shipped
+from shardwright.interchange.system import SYSTEMS
 from shardwright.planner.advice.priced_plan import priced
 from shardwright.report.flag_changes import SettingChange, _line, _times, changes_text
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.account.job_memory import job_memory
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.memory.job_memory import job_memory
 from shardwright.report.run_comparison import compared_dict, compared_text
 from shardwright.train.steps_measured import SpanBytes, SpanUse, StepsMeasured, StepsRecorder
 

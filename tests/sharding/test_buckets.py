@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shardwright.account.rank_state import rank_state
 from shardwright.config.job import JobSpec
+from shardwright.memory.rank_state import rank_state
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.parallel.tensor.parameter import name_parameters, sharded, whole

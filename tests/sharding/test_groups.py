@@ -14,6 +14,7 @@ import shardwright
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import ORDERS, RankOrder, inside_pipeline, number_of, of_stage_on_node
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.layers.query import PlanGrid, stacked
 from shardwright.sharding import groups, mesh
 from shardwright.sharding.groups import (
     AxisGroups,
@@ -28,7 +29,6 @@ from shardwright.sharding.groups import (
 )
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.stage_placement import placement_of
-from shardwright.workload.query import PlanGrid, stacked
 from support.mesh_lines import by_first, expert_array, lines, mesh_array, stage_array
 
 SOURCE = Path(shardwright.__file__).parent

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.account.rank_state import StageState, rank_state
+from shardwright.memory.rank_state import StageState, rank_state
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.matrix_exchange import (
     ALL_TP_RANKS,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.account import module_account, zero_replay
+from shardwright.memory import module_account, zero_replay
 from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.module_stage import ModuleStage
 from shardwright.parallel.zero.module_unit import ModuleUnit

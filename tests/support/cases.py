@@ -5,18 +5,18 @@ from typing import Any
 
 import torch
 
-from shardwright.account.step_collectives import Traffic
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.layers.recompute_cost import Again
 from shardwright.measure.verdict import Record, Verdict, compare
+from shardwright.memory.step_collectives import Traffic
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.token_marks import FILLING, UNCOUNTED
 from shardwright.train.build import Replica, build
 from shardwright.train.train_step import StepResult, evaluate, train_step
-from shardwright.workload.recompute_cost import Again
 from support.ranks import leaves_nothing, run_on_mesh
 
 KINDS: dict[str, dict[str, Any]] = {

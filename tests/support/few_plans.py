@@ -7,7 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import peak_memory
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 

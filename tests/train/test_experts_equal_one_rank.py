@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.account.job_memory import job_memory
-from shardwright.account.step_collectives import Traffic, step_ledger
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
+from shardwright.memory.job_memory import job_memory
+from shardwright.memory.step_collectives import Traffic, step_ledger
 from shardwright.model.decoder import DecoderStage
 from shardwright.model.router_state import Totals
 from shardwright.parallel.comm.process_groups import Mesh

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fuzz.models import run
-from shardwright.account.step_collectives import ledger_table, step_ledger
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.memory.step_collectives import ledger_table, step_ledger
 from shardwright.model.mtp import further_ids, skipped_targets
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import CountedShares

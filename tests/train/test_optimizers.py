@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from shardwright.account.job_memory import rank_memory
-from shardwright.account.persistent_buffers import kept_bytes
-from shardwright.account.rank_state import rank_state
-from shardwright.account.step_collectives import ledger_table, step_ledger
-from shardwright.account.zero_replay import replay
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.model_shape import shape_of
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.measure.dryrun import dry_run
+from shardwright.memory.job_memory import rank_memory
+from shardwright.memory.persistent_buffers import kept_bytes
+from shardwright.memory.rank_state import rank_state
+from shardwright.memory.step_collectives import ledger_table, step_ledger
+from shardwright.memory.zero_replay import replay
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.optimizers.newton_schulz import orthogonalise

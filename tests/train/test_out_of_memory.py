@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.account.first_fit import USABLE, first_fit
-from shardwright.account.job_memory import job_memory
+from shardwright.memory.first_fit import USABLE, first_fit
+from shardwright.memory.job_memory import job_memory
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.out_of_memory import OutOfMemoryError, asked_bytes, is_out_of_memory, telling_what_is_held
 from support.cases import small_job

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardwright.account.budget import meet_budget
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import JobFields, job_to_plan, make_job, read_job, subject_of
+from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
 
 

@@ -253,8 +253,8 @@ def _for_its_world(spec: JobSpec, environment: RankEnvironment, start: StartOpti
 
 def _work(spec: JobSpec, weights_from: str) -> "Work":
     """The work of each rank."""
-    from shardwright.account.job_memory import job_memory
     from shardwright.cost.failures import best_interval
+    from shardwright.memory.job_memory import job_memory
     from shardwright.train.trainer import train as train_on_rank
     from shardwright.train.training_run import RunStart
 

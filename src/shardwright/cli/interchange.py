@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
-    from shardwright.config.other_systems.exported import Lacking
-    from shardwright.config.other_systems.imported import Imported
-    from shardwright.config.other_systems.systems import System
+    from shardwright.interchange.exported import Lacking
+    from shardwright.interchange.imported import Imported
+    from shardwright.interchange.system import System
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.search.constraints import Constraints
 
@@ -54,7 +54,7 @@ def import_job(
     from dataclasses import replace
 
     from shardwright.api.asked_job import planned
-    from shardwright.config.other_systems.carried_data import with_paths_from
+    from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.job_toml import job_toml, write_toml
 
@@ -72,8 +72,8 @@ def import_job(
 
 
 def _imported(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> Any:
-    from shardwright.config.other_systems.imported import Asked, split_sets
-    from shardwright.config.other_systems.systems import SYSTEMS, read_job_of
+    from shardwright.interchange.imported import Asked, split_sets
+    from shardwright.interchange.system import SYSTEMS, read_job_of
 
     variables, overrides = split_sets(sets)
     return read_job_of(SYSTEMS[name], files, Asked(variables, overrides, cluster))
@@ -94,8 +94,8 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
     A plan that the system does not have is refused, with all that it lacks and the nearest plan that it has.
     """
     from shardwright.config.base import PlanError
-    from shardwright.config.other_systems.exported import Lacking, exported
-    from shardwright.config.other_systems.systems import SYSTEMS
+    from shardwright.interchange.exported import Lacking, exported
+    from shardwright.interchange.system import SYSTEMS
     from shardwright.report.imported_text import exported_notes
     from shardwright.report.output import write_output
 
@@ -124,7 +124,7 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
 
 def _nearest(system: "System", job: "JobSpec", lack: "Lacking") -> str:
     """The way out: the nearest plan that the system supports. Empty if each fault has a way out of its own."""
-    from shardwright.config.other_systems.nearest import way_to
+    from shardwright.interchange.nearest import way_to
     from shardwright.report.set_line import set_words
     from shardwright.schedule.job_program import plan_faults
 
@@ -142,7 +142,7 @@ def load_from(
     on the import go to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
-    from shardwright.config.other_systems.systems import system_of
+    from shardwright.interchange.system import system_of
     from shardwright.report.imported_text import imported_notes
 
     imported = _imported(name, files, sets, cluster)

@@ -187,7 +187,7 @@ def plan(
     those that can't be told apart from the fastest. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.api.found_plans import PlanQuestion, found_plans
-    from shardwright.config.other_systems.carried_data import with_paths_from
+    from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.job_toml import write_toml
 
     expect_many_actions()

@@ -2,7 +2,7 @@
 
 The model of a job has a shape, and so does a row of published measurements, which gives fewer facts. The one table of a
 layer's matrices is `ModelShape.matrices`: the runtime's parameters (sharding/stage_parameters.py), the products of the
-cost model (workload/operators.py), the counts of parameters and of FLOPs are read from it.
+cost model (layers/operators.py), the counts of parameters and of FLOPs are read from it.
 """
 
 from collections.abc import Iterable, Sequence

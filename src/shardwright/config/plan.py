@@ -308,7 +308,7 @@ def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
 
 def layer_policies(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[Policy]:
     """The recompute policy of each layer of the model, followed by the policies of the blocks of multi-token
-    prediction, which are those of the last layer. A budget must be resolved before (account/recompute_budget.py)."""
+    prediction, which are those of the last layer. A budget must be resolved before (memory/recompute_budget.py)."""
     assert plan.recompute != "budget", "a budget is not yet a choice of what to recompute"
     policies: list[Policy] = [frozenset(names) for names in plan.recompute_layers]
     if plan.recompute != "layers":

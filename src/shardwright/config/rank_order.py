@@ -29,7 +29,7 @@ DEFAULT_ORDER = "-".join(AXES)
 
 class Degrees(Protocol):
     """The numbers of a plan that determine its groups of ranks: a PlanSpec, or arrays for many plans
-    (workload/query.py).
+    (layers/query.py).
 
     `orders` are the orders of the plans, as (index in ORDERS, 1 for the plans that have it and 0 for the others).
     """

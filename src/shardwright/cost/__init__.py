@@ -1,1 +1,1 @@
-"""The cost model: seconds of kernels and collectives, bytes of memory. Needs no torch."""
+"""The cost model: seconds of kernels and collectives, and money. Needs no torch."""

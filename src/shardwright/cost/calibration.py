@@ -16,8 +16,8 @@ from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
 from shardwright.config.device_name import device_name
 from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.cost.measured_time import MeasuredDevice, measured_device
-from shardwright.workload.arrays import Numbers
-from shardwright.workload.query import Run
+from shardwright.layers.arrays import Numbers
+from shardwright.layers.query import Run
 
 Constants = Mapping[str, float]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from shardwright.cost.calibration import Rates
 from shardwright.cost.topology import Group
-from shardwright.workload.arrays import Numbers
-from shardwright.workload.operators import Exchange
+from shardwright.layers.arrays import Numbers
+from shardwright.layers.operators import Exchange
 
 
 def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1, scatters: bool = False) -> Numbers:

@@ -18,9 +18,9 @@ from shardwright.cost.calibration import device_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.topology import Group
+from shardwright.layers.arrays import Numbers
+from shardwright.layers.query import PlanGrid, Run
 from shardwright.sharding.groups import COPIES, CP, DP, EP, ETP, PP, REPLICAS, SHARDS, TP, WORLD, GroupKind
-from shardwright.workload.arrays import Numbers
-from shardwright.workload.query import PlanGrid, Run
 
 _CONTEXT_BYTES = 0.67 * GIB  # of a process after its first product: 685 MiB on an H200 (docs/gpu.md)
 _LOST = 0.01  # share of a device's memory that the caching allocator loses between blocks

@@ -14,11 +14,11 @@ from shardwright.cost.pipeline_bubble import num_reductions
 from shardwright.cost.stage_time import PieceTime, beside
 from shardwright.cost.topology import Group
 from shardwright.cost.update_time import Updated, elementwise_s, held_by_matrix, itemsize_of, orthogonal_s
-from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.layers import chains
-from shardwright.workload.operators import FLOAT32
-from shardwright.workload.query import Run
-from shardwright.workload.stage_contents import PipelineRanks
+from shardwright.layers.arrays import Array, Numbers
+from shardwright.layers.chains import chains
+from shardwright.layers.operators import FLOAT32
+from shardwright.layers.query import Run
+from shardwright.layers.stage_contents import PipelineRanks
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.failure_rate import device_hours_between_failures
 from shardwright.config.job import JobSpec
-from shardwright.workload.arrays import Numbers
+from shardwright.layers.arrays import Numbers
 
 _MASTER_BYTES = 4  # a master weight, in float32
 

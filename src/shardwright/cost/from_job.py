@@ -1,4 +1,4 @@
-"""A job in the form of the cost model: its model and its plan (workload/query.py) on its cluster."""
+"""A job in the form of the cost model: its model and its plan (layers/query.py) on its cluster."""
 
 import math
 
@@ -6,11 +6,11 @@ from shardwright.config.cluster import ClusterSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.usual_links import network_gb_per_s, node_devices, node_gb_per_s
-from shardwright.workload.query import Run, Topology, grid_of
+from shardwright.layers.query import Run, Topology, grid_of
 
 
 def run_of(job: JobSpec) -> Run:
-    """The run of a job on its cluster. A budget for its activations must have been resolved before (account/budget.py).
+    """The run of a job on its cluster. A budget for its activations must have been resolved before (memory/budget.py).
 
     KeyError if the network between its nodes is unknown.
     """

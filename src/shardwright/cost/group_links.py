@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.cost.topology import Group, Reach, group_of, reach_in_stage, reach_of_ranks
+from shardwright.layers.query import Run, Topology
 from shardwright.sharding.groups import COPIES, CP, EP, PP, SHARDS, TP, WORLD, GroupKind, Layout, layout
-from shardwright.workload.query import Run, Topology
 
 
 def _links(kind: GroupKind) -> "cached_property[Group]":

@@ -11,8 +11,8 @@ import numpy as np
 
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates
-from shardwright.workload.arrays import Numbers
-from shardwright.workload.operators import Operator, Scores
+from shardwright.layers.arrays import Numbers
+from shardwright.layers.operators import Operator, Scores
 
 # Tiles from which libraries choose, and the share of the best rate that each reaches: smaller tiles read each element
 # more often. Public descriptions of CUTLASS and cuBLAS; NVIDIA's "Matrix multiplication background" guide.

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.measured_table import Carried, MeasuredTable, sizes_of
-from shardwright.workload.arrays import Array, Numbers
+from shardwright.layers.arrays import Array, Numbers
 
 # The powers of its sizes with which work grows, if it is not proportional to all of them.
 _POWERS: dict[str, tuple[float, ...]] = {

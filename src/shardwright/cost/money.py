@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.cost.calibration import device_of
-from shardwright.workload.arrays import Numbers
+from shardwright.layers.arrays import Numbers
 
 _HOUR_S = 3600.0
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from shardwright.config.plan import sums_by_run
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.workload.arrays import Numbers
-from shardwright.workload.query import PlanGrid
+from shardwright.layers.arrays import Numbers
+from shardwright.layers.query import PlanGrid
 
 
 def are_put_off(grid: PlanGrid) -> Numbers:

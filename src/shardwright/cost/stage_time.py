@@ -15,10 +15,10 @@ from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
 from shardwright.cost.topology import Group
-from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
-from shardwright.workload.operators import Exchange, Operator
-from shardwright.workload.query import Run
+from shardwright.layers.arrays import Array, Numbers
+from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
+from shardwright.layers.operators import Exchange, Operator
+from shardwright.layers.query import Run
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.config.rank_order import Degrees
+from shardwright.layers.arrays import Numbers
+from shardwright.layers.query import Topology
 from shardwright.sharding.groups import of_stage
-from shardwright.workload.arrays import Numbers
-from shardwright.workload.query import Topology
 
 _FLAT = Topology()
 

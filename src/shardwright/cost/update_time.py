@@ -14,12 +14,12 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates
 from shardwright.cost.collective_time import all_to_all_s
 from shardwright.cost.group_links import Groups
+from shardwright.layers.arrays import Array, Numbers
+from shardwright.layers.query import PlanGrid, Run
+from shardwright.layers.stage_contents import PipelineRanks
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.matrix_exchange import MATRICES_EACH, orthogonal_flops
 from shardwright.sharding.optimizer_state import moments_of
-from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.query import PlanGrid, Run
-from shardwright.workload.stage_contents import PipelineRanks
 
 _FLOAT = 4  # bytes of an element of the gradient at the start of an update
 # Bytes of an exchanged element that `other_updates` assume, and how often an element moves.

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from shardwright.account.moe_activations import expected_rows
 from shardwright.config.job import JobSpec
 from shardwright.config.usual_links import node_devices
+from shardwright.memory.moe_activations import expected_rows
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One microbatch through one piece of the model (a layer of a kind, the embedding, the head), operator by operator.
 
-Operators are those of workload/layers.py, and seconds those of cost/stage_time.py, as a prediction of the whole step
+Operators are those of layers/chains.py, and seconds those of cost/stage_time.py, as a prediction of the whole step
 adds them up.
 """
 
@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardwright.account.layer_collectives import CollectiveCalls, OperatorCollectives, piece_collectives
-from shardwright.account.step_collectives import PieceKind, again_shares
 from shardwright.config.job import JobSpec
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.group_links import Groups
@@ -17,10 +15,12 @@ from shardwright.cost.kernels import KernelTime
 from shardwright.cost.stage_time import Costing, ExchangeTime, OperatorTime
 from shardwright.cost.topology import Group
 from shardwright.cost.wire_bytes import SentBytes, all_to_all_sent, ring_sent
-from shardwright.workload.layers import chains, share_run_again
-from shardwright.workload.operators import Axis, Exchange, Kind, MatrixProduct
-from shardwright.workload.query import Run
-from shardwright.workload.stage_contents import all_ranks
+from shardwright.layers.chains import chains, share_run_again
+from shardwright.layers.operators import Axis, Exchange, Kind, MatrixProduct
+from shardwright.layers.query import Run
+from shardwright.layers.stage_contents import all_ranks
+from shardwright.memory.layer_collectives import CollectiveCalls, OperatorCollectives, piece_collectives
+from shardwright.memory.step_collectives import PieceKind, again_shares
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The communication of one rank in a step: each collective, its axis, its calls, and its bytes over each link.
 
-Calls and bytes are the account's (account/step_collectives.py), which the ledger of a run has too: their sums here by
+Calls and bytes are the account's (memory/step_collectives.py), which the ledger of a run has too: their sums here by
 collective and axis are the account. A prediction gives the exposed seconds. For messages, and for the replicas'
 collectives, it gives one number for all, which is split in proportion to the seconds; sums of a few numbers have none.
 """
@@ -8,7 +8,6 @@ collectives, it gives one number for all, which is split in proportion to the se
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.account.step_collectives import PassCounts, PhaseCalls, PieceKind, pass_counts, rank_moves
 from shardwright.config.job import JobSpec
 from shardwright.cost.collective_time import all_to_all_s, message_s, ring_s
 from shardwright.cost.group_links import group_at
@@ -16,6 +15,7 @@ from shardwright.cost.stage_time import Costing
 from shardwright.cost.wire_bytes import SentBytes, all_to_all_sent, ring_sent
 from shardwright.explain.operator_passes import Collective, PiecePass, total_s
 from shardwright.explain.rank_groups import RankGroup, world_group
+from shardwright.memory.step_collectives import PassCounts, PhaseCalls, PieceKind, pass_counts, rank_moves
 from shardwright.schedule.action import SEND
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.closed_form import StepTime

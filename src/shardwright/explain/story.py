@@ -8,17 +8,12 @@ a step meets them. If the device is unknown there are no seconds, and `untimed` 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.account.job_memory import job_memory
-from shardwright.account.step_collectives import PieceKind
-from shardwright.account.tensor_table import RegionLayout, layouts
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
-from shardwright.cost.job_memories import job_memories
-from shardwright.cost.memory import Memory
 from shardwright.cost.stage_time import Costing, PieceTime
 from shardwright.explain.batch_split import Portion, portions
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
@@ -26,12 +21,17 @@ from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pi
 from shardwright.explain.rank_collectives import Crossing, PricedGroups, crossings
 from shardwright.explain.rank_groups import RankGroup, first_node, groups_of_rank_0, rank_order
 from shardwright.explain.strategy_effects import Effect, effects
+from shardwright.layers.query import Run
+from shardwright.memory.job_memories import job_memories
+from shardwright.memory.job_memory import job_memory
+from shardwright.memory.rank_estimate import Memory
+from shardwright.memory.step_collectives import PieceKind
+from shardwright.memory.tensor_table import RegionLayout, layouts
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import simulated_step
-from shardwright.workload.query import Run
 
 
 @dataclass(frozen=True)

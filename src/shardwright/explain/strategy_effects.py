@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.account.job_memory import job_memory
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
+from shardwright.memory.job_memory import job_memory
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.memory_account import RankMemory
 

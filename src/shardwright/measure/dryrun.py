@@ -14,12 +14,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardwright.account.job_memory import rank_memory
-from shardwright.account.step_collectives import ledger_table, step_ledger
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.measure.memory_trace import MemoryTrace, Origin
 from shardwright.measure.saved_tensors import LiveBytes
+from shardwright.memory.job_memory import rank_memory
+from shardwright.memory.step_collectives import ledger_table, step_ledger
 from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.zero.held_memory import held_storages
 from shardwright.sharding.memory_account import RankMemory

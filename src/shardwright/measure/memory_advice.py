@@ -1,8 +1,8 @@
 """Advice for a job whose ranks ran out of memory: the account finds a change of the plan that would have fitted."""
 
-from shardwright.account.first_fit import USABLE, first_fit
 from shardwright.config.job import JobSpec
 from shardwright.config.units import memory_text
+from shardwright.memory.first_fit import USABLE, first_fit
 
 
 def way_out(job: JobSpec, room_bytes: int) -> str:

@@ -1,6 +1,6 @@
 """The tensors that autograd keeps between forward and backward, measured: the storages of saved tensors, each once.
 
-This is too slow for a run, whose account is a prediction (account/activations.py). It measures what that predicts.
+This is too slow for a run, whose account is a prediction (memory/activations.py). It measures what that predicts.
 """
 
 from collections import Counter

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.cost.calibration import Constants, device_of, left_out, shipped
-from shardwright.cost.memory import rank_memory
+from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
+from shardwright.memory.rank_estimate import rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
-from shardwright.workload.query import Run
 
 GB = 1e9
 # The baseline assumes this share of the peak for all executed FLOPs, with recomputation.

@@ -6,9 +6,9 @@ from shardwright.config.job import JobSpec
 from shardwright.cost import failures
 from shardwright.cost.calibration import peak_flops, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.job_memories import fullest
-from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, money_gaps, step_money
+from shardwright.memory.job_memories import fullest
+from shardwright.memory.rank_estimate import Memory
 from shardwright.planner.ramp_time import ramp_extra_s
 from shardwright.planner.search.objectives import REFERENCE_TOKENS
 from shardwright.sharding.optimizer_state import is_by_matrix, moment_bytes

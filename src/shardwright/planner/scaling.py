@@ -15,8 +15,8 @@ from shardwright.config import largest
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, shipped
-from shardwright.cost.job_memories import fullest
 from shardwright.cost.money import Money, step_money
+from shardwright.memory.job_memories import fullest
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.critical_batch import BatchLimits
 from shardwright.planner.search.constraints import Constraints, whole_number

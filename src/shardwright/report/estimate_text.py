@@ -6,11 +6,11 @@ If the cluster's device is known, also time, MFU, money, energy and time lost to
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from shardwright.account.job_memory import job_memory
 from shardwright.config.host_memory import host_memory_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import counted, memory_text
+from shardwright.memory.job_memory import job_memory
 from shardwright.report.fit_verdict import Fit, device_entry, device_room_bytes, fit_of, verdict_text
 from shardwright.report.nearest_text import nearest_plans, nearest_text
 from shardwright.report.prediction_notes import batch_notes, job_notes

@@ -70,7 +70,7 @@ def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> 
             tuple(_Need(rank_memory.total_bytes, rank_memory.host_bytes) for rank_memory in memory), room, host_room, ""
         )
     from shardwright.cost.calibration import shipped
-    from shardwright.cost.job_memories import job_memories
+    from shardwright.memory.job_memories import job_memories
 
     needs = tuple(
         _Need(int(rank_memory.process), int(rank_memory.host)) for rank_memory in job_memories(job, shipped())

@@ -9,9 +9,9 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.other_systems.exported import exported
-from shardwright.config.other_systems.systems import System
 from shardwright.config.units import memory_text, seconds_text
+from shardwright.interchange.exported import exported
+from shardwright.interchange.system import System
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.report.step_cost import PARTS

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from shardwright.config.other_systems.exported import Exported
-from shardwright.config.other_systems.imported import Imported
+from shardwright.interchange.exported import Exported
+from shardwright.interchange.imported import Imported
 
 _SHOWN = 6  # names of settings on a subject
 

@@ -15,8 +15,8 @@ from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
 from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import device_of, shipped
-from shardwright.cost.job_memories import room_words
 from shardwright.cost.money import Money, step_money
+from shardwright.memory.job_memories import room_words
 from shardwright.planner.advice.advice import Advice, OwnPlan
 from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.advice.priced_plan import PricedPlan

@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Protocol
 
-from shardwright.account.job_memory import rank_memory
-from shardwright.account.persistent_buffers import kept_bytes
-from shardwright.account.rank_state import rank_state
-from shardwright.account.step_collectives import step_ledger
-from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import bytes_text, counted, seconds_text
+from shardwright.memory.job_memory import rank_memory
+from shardwright.memory.persistent_buffers import kept_bytes
+from shardwright.memory.rank_state import rank_state
+from shardwright.memory.step_collectives import step_ledger
+from shardwright.memory.zero_replay import replay
 from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.sharding.memory_account import RankMemory

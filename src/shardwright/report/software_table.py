@@ -8,7 +8,7 @@ from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
 from shardwright.config.units import memory_text, seconds_text
 from shardwright.cost.calibration import shipped
-from shardwright.cost.job_memories import fullest
+from shardwright.memory.job_memories import fullest
 from shardwright.report.text_columns import aligned
 from shardwright.simulate.full_step import simulated_step
 

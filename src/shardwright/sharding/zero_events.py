@@ -11,7 +11,7 @@ which it holds only its shard:
     3       shard; whole while they are used, by layer         shard
 
 `UnitEvents` knows which buffers of one unit exist, and `StageEvents` when the units of a stage move. Subclasses define
-the effect of an event: the engine plays it on tensors (parallel/zero/), the account on sizes (account/zero_replay.py).
+the effect of an event: the engine plays it on tensors (parallel/zero/), the account on sizes (memory/zero_replay.py).
 So the same lines give the collectives of a step and the peak of borrowed memory before a run and during it.
 
 Gradients are reduced while the backward still runs (Li et al. 2020, arXiv 2006.15704, section 3.2), unit after unit in

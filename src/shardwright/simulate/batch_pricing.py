@@ -4,10 +4,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.calibration import Constants
-from shardwright.cost.memory import Memory, peak_memory
+from shardwright.layers.arrays import only, picked
+from shardwright.layers.query import Run, stacked
+from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.simulate.closed_form import StepTime, step_time
-from shardwright.workload.arrays import only, picked
-from shardwright.workload.query import Run, stacked
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
 from shardwright.cost.pipeline_bubble import are_put_off, bubble, gathers_for_a_pass
 from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
+from shardwright.layers.arrays import Array, Numbers, only, stacked_rows
+from shardwright.layers.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
+from shardwright.layers.query import PlanGrid, Run
+from shardwright.layers.stage_contents import PipelineRanks, layers_by_kind
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.least_pace import MicrobatchPieces, least_pace_s
-from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
-from shardwright.workload.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
-from shardwright.workload.query import PlanGrid, Run
-from shardwright.workload.stage_contents import PipelineRanks, layers_by_kind
 
 
 @dataclass(frozen=True)

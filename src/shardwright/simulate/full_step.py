@@ -21,12 +21,12 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.stage_time import Costing, PieceTime, beside
+from shardwright.layers.stage_contents import PipelineRanks, held_by_rank, layer_kinds
 from shardwright.schedule.job_program import Order, job_order, job_placement
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import StagePlacement
 from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, border_bytes, step_time
-from shardwright.workload.stage_contents import PipelineRanks, held_by_rank, layer_kinds
 
 _MOST = 2**14  # simulated microbatches times stages
 

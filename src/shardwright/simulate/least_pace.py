@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.workload.arrays import Array, Numbers
+from shardwright.layers.arrays import Array, Numbers
 
 _ROUNDING = 1e-9  # of a layer: tolerance for a quotient that is an integer except for rounding
 

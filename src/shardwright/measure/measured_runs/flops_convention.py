@@ -8,7 +8,7 @@ A source may state hardware FLOPs, which count the forward that full recomputati
 import re
 from dataclasses import replace
 
-from shardwright.workload.query import Run
+from shardwright.layers.query import Run
 
 _NOT = r"(?:no|not|non|without|excl\w*|ignor\w*|leav\w* out)"
 

@@ -99,7 +99,7 @@ def schedule_of(name: str) -> str:
 
 
 def precision_of(text: str) -> str:
-    """The dtype of the products by workload/query.py's name, or nothing."""
+    """The dtype of the products by layers/query.py's name, or nothing."""
     return next((name for key, name in PRECISIONS.items() if key in text.lower()), "")
 
 

@@ -13,12 +13,12 @@ from shardwright.config.base import PlanError
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.cost.calibration import device_of, peak_flops
+from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import stated_flops
 from shardwright.measure.measured_runs.row_checks import dp_of, row_faults, whole
 from shardwright.measure.measured_runs.row_facts import GRADS, Row, precision_of, schedule_of, with_facts
 from shardwright.measure.measured_runs.run_table import read_lines
 from shardwright.measure.measured_runs.software_inference import software_of_row
-from shardwright.workload.query import PlanGrid, Run
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from functools import lru_cache
 from shardwright.config import catalog
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of
+from shardwright.layers.query import PlanGrid
 from shardwright.measure.measured_runs.row_facts import ATTENTION, Row
-from shardwright.workload.query import PlanGrid
 
 # The months in which kernels reached most code, as YYMM: some after FlashAttention (2205), and its version 2 (2307).
 FLASH_1, FLASH_2 = 2209, 2310

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardwright.config import catalog
-from shardwright.workload.query import PlanGrid
+from shardwright.layers.query import PlanGrid
 
 # Kinds of difference between plans, each with its fields of PlanGrid.
 DIFFERENCES: dict[str, tuple[str, ...]] = {

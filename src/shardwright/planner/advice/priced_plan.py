@@ -7,9 +7,9 @@ from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.from_job import run_of
-from shardwright.cost.job_memories import fullest
-from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, step_money
+from shardwright.memory.job_memories import fullest
+from shardwright.memory.rank_estimate import Memory
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.simulate.batch_pricing import Price, prices

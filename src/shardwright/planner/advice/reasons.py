@@ -7,7 +7,6 @@ others shrink, or it does not fit because it needs too many bytes.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.account.step_collectives import PassCounts
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
@@ -16,10 +15,11 @@ from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import Constants, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
-from shardwright.cost.job_memories import fullest
-from shardwright.cost.memory import Memory
 from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
+from shardwright.memory.job_memories import fullest
+from shardwright.memory.rank_estimate import Memory
+from shardwright.memory.step_collectives import PassCounts
 from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes

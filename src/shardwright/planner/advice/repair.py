@@ -15,8 +15,9 @@ from shardwright.config.job import JobSpec
 from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.cost.job_memories import fullest, job_memories
-from shardwright.cost.memory import Memory
+from shardwright.layers.memo import Memo
+from shardwright.memory.job_memories import fullest, job_memories
+from shardwright.memory.rank_estimate import Memory
 from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.search.adjacent_plans import numbers_of_plan, variant_of_plan
 from shardwright.planner.search.constraints import Constraints
@@ -25,7 +26,6 @@ from shardwright.planner.search.results import SimulatedPlan
 from shardwright.planner.search.search import search
 from shardwright.simulate.batch_pricing import Price
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.memo import Memo
 
 _SLOWEST = 4.0  # times the step of the plan that does not fit: slower plans are no repair
 _SHOWN = 4

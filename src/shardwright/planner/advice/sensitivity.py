@@ -14,8 +14,8 @@ from shardwright.config.units import number_text
 from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
 from shardwright.cost.calibration import Constants, device_of, peak_flops, product_constants
 from shardwright.cost.from_job import run_of
+from shardwright.layers.query import Run
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.query import Run
 
 _MOST = 8.0  # largest factor that is tried, up or down
 _STEPS = 7  # of bisection: 2 ln 8 / 2^7, a 30th of the factor

@@ -25,11 +25,11 @@ from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.stage_time import PieceTime
+from shardwright.layers.memo import Memo
+from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, PlanVariant, rank_grid, select
 from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time
-from shardwright.workload.memo import Memo
 
 
 def plain(rows: Columns) -> Columns:

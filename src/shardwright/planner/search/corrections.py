@@ -1,8 +1,8 @@
 """Corrections of a search's memory: its closed forms predicted less than the account of a plan that they admitted.
 
-The arrays (cost/memory.py) have closed forms for the memory of a schedule, and the account replays the schedule. If the
-account is larger, plans of the same schedule, ZeRO stage and recomputation count as larger by the same factor, and the
-search begins anew. That is rare, and a few times are enough.
+The arrays (memory/rank_estimate.py) have closed forms for the memory of a schedule, and the account replays the
+schedule. If the account is larger, plans of the same schedule, ZeRO stage and recomputation count as larger by the same
+factor, and the search begins anew. That is rare, and a few times are enough.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.cost.job_memories import fullest
-from shardwright.cost.memory import Memory, peak_memory
+from shardwright.memory.job_memories import fullest
+from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.planner.search.plan_block import PlanBlock
 
 _MARGIN = 1.001  # so that rounding does not admit a refuted plan again

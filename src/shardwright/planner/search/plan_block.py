@@ -15,8 +15,8 @@ from shardwright.config.plan import UNSEARCHED, PlanSpec
 from shardwright.config.rank_order import ORDERS
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.from_job import run_of
-from shardwright.workload.memo import Memo
-from shardwright.workload.query import PlanGrid, Run, schedule_column
+from shardwright.layers.memo import Memo
+from shardwright.layers.query import PlanGrid, Run, schedule_column
 
 Column = NDArray[Any]
 Columns = dict[str, Column]  # by name of a field of PlanSpec, and global_batch_size; all of one length

@@ -8,10 +8,10 @@ import numpy as np
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
-from shardwright.cost.memory import Memory, peak_memory
+from shardwright.layers.memo import Memo
+from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.planner.search.plan_block import Column, PlanBlock
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
-from shardwright.workload.memo import Memo
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.layers.arrays import Array
 from shardwright.simulate.closed_form import StepTime
-from shardwright.workload.arrays import Array
 
 
 @dataclass(frozen=True)

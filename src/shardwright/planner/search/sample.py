@@ -10,12 +10,12 @@ import numpy as np
 
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
+from shardwright.layers.memo import Memo
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import PlanBlock, join_blocks
 from shardwright.planner.search.plan_price import prices
 from shardwright.planner.search.space import count_by_variant, degrees, with_offload, with_sharing, with_variant
-from shardwright.workload.memo import Memo
 
 _NUM_VARIANTS = 16
 _NUM_PLANS = 512  # of each of these variants

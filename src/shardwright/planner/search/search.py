@@ -27,7 +27,9 @@ from shardwright.config.rank_order import ORDERS
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants, rates_of
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import peak_memory
+from shardwright.layers.arrays import distinct
+from shardwright.layers.memo import Memo
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.search import bounds, space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.empty_space import empty_space_faults, refuse_no_cluster
@@ -37,8 +39,6 @@ from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.results import Best, PlanPlace, SearchResult, SearchTally
 from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
-from shardwright.workload.arrays import distinct
-from shardwright.workload.memo import Memo
 
 # Plans that are priced in one call, before sharding multiplies them: their columns stay in the cache of a core.
 _ROWS = 2048

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
+from shardwright.layers.memo import Memo
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.corrections import Corrections
 from shardwright.planner.search.plan_block import Columns
-from shardwright.workload.memo import Memo
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import number_of
 from shardwright.cost.calibration import Constants
+from shardwright.layers.memo import Memo
 from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import DEGREES, Column, Columns, PlanBlock, PlanVariant, join_blocks, select
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.results import Candidate
-from shardwright.workload.memo import Memo
 
 PLAIN = ("1f1b", "interleaved-1f1b")
 _RECOMPUTE = (PlanVariant(), PlanVariant(recompute="selective"), PlanVariant(recompute="full"))

@@ -17,8 +17,9 @@ from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.cost.job_memories import every_rank_has_room
-from shardwright.cost.memory import peak_memory
+from shardwright.layers.memo import Memo
+from shardwright.memory.job_memories import every_rank_has_room
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.search.adjacent_plans import adjacent_blocks, same_stages
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock
@@ -29,7 +30,6 @@ from shardwright.planner.stages.best_layout import LEAST_GAIN, adjacent_layouts,
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
 from shardwright.simulate.full_step import is_simulated, simulated_steps
-from shardwright.workload.memo import Memo
 
 _LEAST_SHARE = 1e-6  # of a step: a smaller gain counts as none
 _LEAST_SPARE = 1e-3  # share of a step that uneven stages must be able to save

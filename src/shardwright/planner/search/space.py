@@ -36,6 +36,7 @@ from shardwright.config.rank_order import (
 )
 from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.cost.from_job import run_of
+from shardwright.layers.query import PlanGrid
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import (
     DEGREES,
@@ -49,7 +50,6 @@ from shardwright.planner.search.plan_block import (
     select,
 )
 from shardwright.sharding.groups import REPLICAS, is_hybrid, layout, of_stage
-from shardwright.workload.query import PlanGrid
 
 # Policies of recomputation, the cheapest first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198,
 # section 5); elementwise operators (norms and activations); all but the ends of each block; some layers; all layers.

@@ -13,6 +13,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
+from shardwright.layers.memo import Memo
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.piece_prices import pipeline_slots
@@ -21,7 +22,6 @@ from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import is_simulated, simulated_step, step_on_parts_s
-from shardwright.workload.memo import Memo
 
 _MOST_LAYOUTS = 4  # adjacent layouts that are tried: those with the fastest pipelines
 _ROUNDING = 1e-9

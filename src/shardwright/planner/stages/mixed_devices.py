@@ -15,14 +15,14 @@ import numpy as np
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
-from shardwright.cost.memory import peak_memory
+from shardwright.layers.memo import Memo
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, PlanBlock, rank_grid, select
 from shardwright.planner.search.space import degrees, variants_of, with_sharing, with_variant
 from shardwright.planner.stages.best_layout import LaidOut, best_layout
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.memo import Memo
 
 _ENOUGH_FIT = 24  # plans that fit, after which the search stops
 _TRIED = 80  # plans that are laid out at most

@@ -1,7 +1,7 @@
 """The pieces of a model on a cluster's device: seconds and bytes of each, by the cost model.
 
-Seconds are those of cost/stage_time.py. Bytes come from cost/memory.py: a model of few layers is placed on two pipeline
-ranks, and the difference that one more layer makes is the memory of a layer.
+Seconds are those of cost/stage_time.py. Bytes come from memory/rank_estimate.py: a model of few layers is placed on two
+pipeline ranks, and the difference that one more layer makes is the memory of a layer.
 """
 
 from dataclasses import replace
@@ -11,13 +11,13 @@ import numpy as np
 from shardwright.config.layer_kind import has_experts
 from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import Constants, device_of
-from shardwright.cost.memory import Memory, memory_lost, rank_memory
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.stage_time import Costing, PieceTime
+from shardwright.layers.memo import Memo
+from shardwright.layers.query import Run
+from shardwright.layers.stage_contents import LayerKind, layer_kinds
+from shardwright.memory.rank_estimate import Memory, memory_lost, rank_memory
 from shardwright.planner.stages.pieces import Piece, PipelineSlot
-from shardwright.workload.memo import Memo
-from shardwright.workload.query import Run
-from shardwright.workload.stage_contents import LayerKind, layer_kinds
 
 _ALL_LAYERS = 2**30  # more than any model has
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shardwright.account.tensor_table import RegionLayout
+from shardwright.memory.tensor_table import RegionLayout
 from shardwright.report.text_columns import aligned
 from shardwright.sharding.placements import TensorLayout, TensorPlacement
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
-from shardwright.account.step_collectives import PieceKind
 from shardwright.config.layer_kind import UNTURNED, WINDOWED
 from shardwright.config.units import bytes_text, flops_text, number_text, seconds_text
 from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass
+from shardwright.layers.operators import MatrixProduct
+from shardwright.memory.step_collectives import PieceKind
 from shardwright.report.text_columns import aligned
-from shardwright.workload.operators import MatrixProduct
 
 
 def passes_text(passes: Iterable[PiecePass], backward: bool) -> str:

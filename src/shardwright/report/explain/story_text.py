@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Iterator
 
-from shardwright.account.step_collectives import PieceKind
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import domain_text, link_words
 from shardwright.config.software import software_of
@@ -12,6 +11,7 @@ from shardwright.config.usual_links import node_devices
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
+from shardwright.memory.step_collectives import PieceKind
 from shardwright.report.estimate_text import parameters_text
 from shardwright.report.explain.collectives_table import crossings_text
 from shardwright.report.explain.layout_table import layout_text

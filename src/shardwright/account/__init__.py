@@ -1,1 +1,0 @@
-"""The exact account of a rank: its state, activations, buffers and traffic. Needs no torch."""

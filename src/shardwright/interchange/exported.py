@@ -1,0 +1,117 @@
+"""A job as another system's files, if that system has its plan; else what the system lacks, and its nearest plan.
+
+The files are read back before they are returned. A plan is therefore written completely or not at all, and a field that
+comes back with another value is one that the system lacks.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.base import PlanError, shortened
+from shardwright.config.job import JobSpec
+from shardwright.interchange.imported import Asked
+from shardwright.interchange.meaning import differences
+from shardwright.interchange.nearest import near_job, variants
+from shardwright.interchange.reading.script_text import nodes_of
+from shardwright.interchange.system import System, job_of_texts
+
+_SECTIONS = ("data", "run", "checkpoint", "health")  # each system has its own form of them
+_WITHOUT_EFFECT = (
+    "bucket_mib",
+    "loss_chunk_mib",
+    "compress_least",
+    "fallback",
+)  # fields of [plan] that do not change the plan
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Files by name, fields of the job that they lack, and the learning rate that was written if the job sets none."""
+
+    files: dict[str, str]
+    left_out: tuple[str, ...]
+    unsaid_learning_rate: float | None
+    nodes: int = 1
+
+
+class Lacking(PlanError):  # noqa: N818 (it names what the system lacks)
+    """A plan that a system lacks. `nearest` is a job with the nearest plan that the system has; None if unknown."""
+
+    def __init__(self, subject: str, faults: list[str], nearest: JobSpec | None) -> None:
+        super().__init__(subject, faults)
+        self.nearest = nearest
+
+
+def exported(system: System, job: JobSpec) -> Exported:
+    """The job as files of a system. Raises Lacking."""
+    subject = f"job {job.name} for {system.title}"
+    try:
+        files = system.write(job)
+    except PlanError as error:
+        raise Lacking(subject, [f"{system.title} has no such job: {fault}" for fault in error.faults], None) from None
+    try:
+        back = job_of_texts(system, files, asked_of(job), subject).job
+    except PlanError as error:
+        if (near := _nearest(system, job)) is None:
+            raise Lacking(subject, [_no_such_job(system, fault) for fault in error.faults], None) from None
+        raise Lacking(subject, [_lack(system, *difference) for difference in differences(job, near)], near) from None
+    differing = differences(job, back)
+    if differing:
+        near = _nearest(system, job)
+        raise Lacking(
+            subject,
+            [_lack(system, *difference) for difference in (differences(job, near) if near else differing)],
+            near,
+        )
+    optimizer = job.optimizer
+    unsaid = None if "learning_rate" in optimizer.model_fields_set else optimizer.learning_rate
+    return Exported(files, tuple(_left_out(job)), unsaid, nodes_of(job)[0])
+
+
+def asked_of(job: JobSpec) -> Asked:
+    """The cluster of a job, which reading its files back needs: how many devices there are."""
+    nodes, devices_per_node = nodes_of(job)
+    return Asked(cluster=AskedCluster(nodes * devices_per_node, "", devices_per_node))
+
+
+def _no_such_job(system: System, fault: str) -> str:
+    """A fault of reading the written files back. Its own way out is for users who import files, so it is replaced."""
+    return f"{system.title} has no such job: {fault.rpartition('; ')[0] or fault}; take another --to"
+
+
+def _lack(system: System, name: str, wanted: Any, nearest: Any) -> str:
+    if nearest is None:
+        return f"{name} = {_shown(wanted)} can't be said to {system.title}"
+    return f"{name} = {_shown(wanted)} can't be said to {system.title}; the nearest is {_shown(nearest)}"
+
+
+def _shown(value: Any) -> str:
+    return shortened(str(value), 80)
+
+
+def _there_and_back(system: System, job: JobSpec, subject: str) -> tuple[dict[str, str], JobSpec]:
+    files = system.write(job)
+    return files, job_of_texts(system, files, asked_of(job), subject).job
+
+
+def _nearest(system: System, job: JobSpec) -> JobSpec | None:
+    """The job that the system can express and that differs from `job` in the fewest fields; None if there is none."""
+    candidates = []
+    for variant in variants(job):
+        with suppress(PlanError):
+            back = _there_and_back(system, variant, "a variant")[1]
+            near = near_job(variant, back, differences(variant, back))
+            if near is not None and not differences(near, _there_and_back(system, near, "a variant")[1]):
+                candidates.append(near)
+    return min(
+        candidates, key=lambda near: (len(differences(job, near)), abs(near.plan.zero - job.plan.zero)), default=None
+    )
+
+
+def _left_out(job: JobSpec) -> list[str]:
+    """Fields that the job sets and that are not written."""
+    fields = job.model_dump(exclude_defaults=True)
+    names = [f"{section}.{name}" for section in _SECTIONS for name in fields.get(section, {})]
+    return names + [f"plan.{name}" for name in _WITHOUT_EFFECT if name in fields.get("plan", {})]

@@ -1,0 +1,169 @@
+"""A job made of another system's files: its fields, and what was assumed, lost or left unread on the way."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
+from shardwright.config.base import PlanError
+from shardwright.config.dotted_keys import nested_keys
+from shardwright.config.job import JobSpec
+from shardwright.config.load import job_of_fields
+from shardwright.config.usual_links import usual_divisor
+from shardwright.interchange.carried_data import carried_data
+from shardwright.interchange.known_settings import is_uncounted, is_usual
+from shardwright.interchange.reading.settings import Flat, Settings, plain_text
+from shardwright.interchange.reading.shell_values import readable, unknown_names
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The user's input beside the files: variables of scripts, fields of the job as --set has them, and the cluster."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    cluster: AskedCluster = NOTHING_ASKED
+
+    @property
+    def fields(self) -> Flat:
+        """Fields that --set gives, by name; the files need not have them."""
+        return {name: text for name, _, text in (assignment.partition("=") for assignment in self.overrides)}
+
+
+@dataclass(frozen=True)
+class ReadResult:
+    """The result of reading a system's files: the fields of a job, and the settings that they were read from.
+
+    The launcher starts `nodes` nodes with `devices_per_node` devices each; 0 means unknown. `software` is the entry of
+    the catalog that prices the job.
+    """
+
+    fields: Flat
+    settings: Settings
+    software: str
+    nodes: int = 0
+    devices_per_node: int = 0
+    without_effect: Mapping[str, str] = field(default_factory=dict)  # names of settings -> topic
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A job, and a report about it: assumptions, settings that a job cannot express (`lost`), unknown settings, and
+    settings that do not change a plan, by topic. `sources` maps the newest name of a setting to the settings that it
+    was read from, as the system's users write them."""
+
+    job: JobSpec  # paths of its data are absolute
+    assumed: tuple[str, ...]
+    lost: tuple[str, ...]
+    unknown: tuple[str, ...]
+    without_effect: Mapping[str, tuple[str, ...]]
+    names: frozenset[str] = frozenset()  # settings that the files have
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    of_data: tuple[str, ...] = ()  # data of the files that the job lacks, and why
+
+
+def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Values of --set, split into variables of scripts (NAME=VALUE) and fields of the job (section.field=VALUE)."""
+    variables = {
+        name: value
+        for name, equals, value in (assignment.partition("=") for assignment in sets)
+        if equals and "." not in name
+    }
+    return variables, tuple(
+        assignment for assignment in sets if "." in assignment.partition("=")[0] or "=" not in assignment
+    )
+
+
+def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: Path) -> Imported:
+    """The checked job of files in a folder. PlanError lists every fault."""
+    settings = result.settings
+    faults = [_with_way_out(fault) for fault in (*_unknown_faults(settings), *settings.faults)]
+    fields = {"name": name} | nested_keys({key: value for key, value in result.fields.items() if value is not None})
+    if faults:
+        raise PlanError(subject, faults)
+    try:
+        fields["cluster"] = _cluster(result, asked, fields)
+    except ValueError as error:
+        raise PlanError(subject, [str(error)]) from None
+    data = carried_data(settings, (folder, Path()), asked.fields)
+    fields |= {"data": data.fields} if data.fields else {}
+    job = job_of_fields(fields, list(asked.overrides), subject)
+    by_subject, unknown, uncounted = _unread(result)
+    return Imported(
+        job,
+        tuple(map(readable, settings.notes)),
+        (*map(readable, settings.lost), *uncounted),
+        tuple(unknown),
+        {topic: tuple(names) for topic, names in by_subject.items()},
+        frozenset(settings.spelled.get(name, name) for name in settings.given),
+        {
+            name: {alias: readable(settings.said(alias)) for alias in aliases}
+            for name, aliases in settings.sources.items()
+        },
+        tuple(map(readable, data.remarks)),
+    )
+
+
+def _with_way_out(fault: str) -> str:
+    """A fault as readable text, with --set options for the unknown variables in it."""
+    names = [] if "--set" in fault else unknown_names(fault)
+    ways = " ".join(f"--set {shlex.quote(name)}=VALUE" for name in names)
+    return readable(fault) + (f", or say what it is: {ways}" if ways else "")
+
+
+def _unread(result: ReadResult) -> tuple[dict[str, list[str]], list[str], list[str]]:
+    """Settings that no table has read: names that change nothing, by topic; unknown settings; and a line for each topic
+    with an effect that the cost model does not count."""
+    settings = result.settings
+    by_subject: dict[str, list[str]] = {}
+    unknown = []
+    for key in settings.unread():
+        topic = result.without_effect.get(key, "")
+        if is_uncounted(topic) and is_usual(key, settings.given[key]):
+            topic = "what is taken anyway"
+        if topic:
+            text = settings.said(key) if is_uncounted(topic) else settings.shown(key)
+            by_subject.setdefault(topic, []).append(readable(text))
+        else:
+            unknown.append(readable(settings.said(key)))
+    uncounted = [topic for topic in by_subject if is_uncounted(topic)]
+    lines = [f"{', '.join(by_subject.pop(topic))}: this changes {topic}, which is not counted" for topic in uncounted]
+    return by_subject, unknown, lines
+
+
+def _unknown_faults(settings: Settings) -> list[str]:
+    """One fault for all settings that have an effect and depend on variables that nobody has set."""
+    dependants: dict[str, list[str]] = {}
+    for setting in settings.needed:
+        for variable in unknown_names(plain_text(settings.given.get(setting))):
+            dependants[variable] = [*dict.fromkeys([*dependants.get(variable, []), settings.shown(setting)])]
+    if not dependants:
+        return []
+    needs = "; ".join(f"{', '.join(settings_shown)} by {variable}" for variable, settings_shown in dependants.items())
+    ways = " ".join(f"--set {shlex.quote(variable)}=VALUE" for variable in dependants)
+    return [f"the script takes what it needs from its environment ({needs}); say it: {ways}"]
+
+
+def _cluster(result: ReadResult, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the cluster: from the launcher, and from the user if the user gives one."""
+    cluster_fields: dict[str, Any] = {"name": "imported", "software": result.software}
+    launched_devices = result.nodes * result.devices_per_node
+    if launched_devices:
+        cluster_fields |= {"devices_per_node": result.devices_per_node, "nodes": result.nodes}
+    if asked.cluster == NOTHING_ASKED:
+        return cluster_fields
+    plan = fields["plan"]
+    ranks = 1
+    for axis in ("dp", "tp", "pp", "cp"):
+        ranks *= plan.get(axis, 1)
+    num_devices = asked.cluster.devices or ranks
+    devices_per_node = asked.cluster.devices_per_node or (
+        result.devices_per_node if num_devices % max(1, result.devices_per_node) == 0 else 0
+    )
+    if not devices_per_node and not asked.cluster.device:
+        devices_per_node = usual_divisor(num_devices)
+        result.settings.note(f"nodes of {devices_per_node} devices are taken (--devices-per-node N)")
+    full_cluster = AskedCluster(num_devices, asked.cluster.device, devices_per_node)
+    return {"software": result.software} | full_cluster.over(cluster_fields)

@@ -1,0 +1,136 @@
+"""The training command of a launch script, and the nodes and devices that its launcher starts."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.base import shortened
+from shardwright.interchange.reading.loose_words import LooseWord, loose_words
+from shardwright.interchange.reading.settings import plain_text
+from shardwright.interchange.reading.shell_commands import Command
+from shardwright.interchange.reading.shell_script import Script
+from shardwright.interchange.reading.shell_values import Variables, unknown_names
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.reading.whole_text import whole
+from shardwright.interchange.systems.megatron_flags import settings_of
+
+_NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
+_HOSTS = ("hostfile", "include", "exclude")
+_DEVICES_PER_NODE = ("nproc-per-node", "num-gpus", "num-gpus-per-node", "ntasks-per-node", "gpus-per-node")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A training command: the settings of its launcher and of its program, and how many nodes and devices per node it
+    starts; 0 means unknown."""
+
+    launcher_settings: dict[str, Any]
+    settings: dict[str, Any]
+    nodes: int
+    devices_per_node: int
+    arguments: tuple[str, ...] = ()  # words behind the program
+    exported: Mapping[str, str] = field(default_factory=dict)  # variables of the script, without arrays
+    written: dict[str, str] = field(default_factory=dict)  # files that the script writes, by name
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    loose: tuple[LooseWord, ...] = ()
+    hosts: str = ""  # the option that lists the nodes, if no other option counts them
+
+
+def find_training_command(
+    texts: Mapping[str, str], variables: Mapping[str, str], is_training: Callable[[list[str]], bool]
+) -> Launched:
+    """The last training command that the first script runs; the other scripts may be sourced or started by it.
+
+    `variables` are set from outside, and `is_training` tells from its words if a command trains. Raises ShellFault.
+    """
+    first, *others = texts
+    files = {PurePath(name).name: texts[name] for name in others}
+    script = Script(Variables(dict(variables), frozenset(variables)), files)
+    script.follow(texts[first])
+    training_commands = [command for command in script.commands if is_training(command.words)]
+    if not training_commands:
+        reasons = "; ".join(script.notes[:3])
+        raise ShellFault(
+            "no command in it trains a model here"
+            + (f" ({reasons})" if reasons else "")
+            + "; name the script with the training command first, and those that it sources or starts behind it"
+        )
+    last = training_commands[-1]
+    earlier = [command for command in training_commands if command.words != last.words]
+    if earlier:
+        lines = ", ".join(str(command.line) for command in earlier[:5])
+        script.notes.append(
+            f"it trains {len(earlier) + 1} times with other settings; what follows is of the last, on line {last.line} "
+            f"(others: {lines})"
+        )
+    return _of_command(last, script)
+
+
+def missing_ranks(command: Launched) -> list[str]:
+    """A list with one fault if the number of devices depends on variables or files that are not read, or none."""
+    if command.hosts:
+        option = f"--{command.hosts} {shortened(plain_text(command.launcher_settings.get(command.hosts)), 40)}"
+        return [f"{option} says which nodes there are, and is not read; say how many GPUs there are with --devices"]
+    if not command.missing:
+        return []
+    ways = " ".join(f"--set {shlex.quote(name)}=VALUE" for name in command.missing)
+    return [f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"]
+
+
+def _of_command(command: Command, script: Script) -> Launched:
+    words = [word for word in command.words if word]
+    program_index = next((i for i, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
+    end = max(program_index, 0)
+    if program_index < 0:
+        program_index = next((i for i, word in enumerate(words) if word == "-m" and i + 1 < len(words)), -1) + 1
+        end = max(program_index - 1, 0)
+    options, settings = settings_of(words[:end]), settings_of(words[program_index + 1 :])
+    options |= {f"slurm-{name}": value for name, value in script.batch.items()}
+    nodes = _first_number(options, [*_NODES, "slurm-nodes"])
+    devices_per_node = _first_number(options, [*_DEVICES_PER_NODE, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
+    hosts = next((name for name in _HOSTS if name in options), "")
+    if not nodes and devices_per_node and not hosts and not any(name in options for name in (*_NODES, "slurm-nodes")):
+        nodes = 1
+    missing = [
+        name for key in (*_NODES, *_DEVICES_PER_NODE) for name in unknown_names(plain_text(options.get(key, "")))
+    ]
+    is_made = script.variables.is_made
+    if not (nodes and devices_per_node):  # unknown words of the launcher may give them
+        missing += [
+            name for word in loose_words(words[: max(program_index, 0)], is_made) if word.place for name in word.names
+        ]
+    notes = list(script.notes)
+    taken = [
+        f"{name}={shortened(value, 30)}"
+        for name, value in script.variables.defaulted.items()
+        if _could_be_size(name, value) and name not in script.variables.fixed
+    ]
+    if taken:
+        notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
+    return Launched(
+        options, settings, nodes, devices_per_node,
+        arguments=tuple(words[program_index + 1 :]), exported=command.variables, written=dict(script.written),
+        notes=tuple(notes), missing=tuple(dict.fromkeys(missing)),
+        loose=loose_words(words[program_index + 1 :], is_made), hosts=hosts if not nodes else "",
+    )  # fmt: skip
+
+
+_RENDEZVOUS_WORDS = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
+
+
+def _could_be_size(name: str, value: str) -> bool:
+    """True if the default of a variable could be a degree or a size."""
+    return not any(word in name for word in _RENDEZVOUS_WORDS) and whole(value.replace(".", "", 1)) is not None
+
+
+def _first_number(given: dict[str, Any], names: list[str]) -> int:
+    """The first of several options that is a number, or the upper end of a range of nodes; 0 if none is."""
+    for name in names:
+        number = whole(str(given.get(name, "")).rpartition(":")[2])
+        if number is not None and number <= largest.RANKS:
+            return number
+    return 0

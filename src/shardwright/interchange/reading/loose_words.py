@@ -1,0 +1,67 @@
+"""Unknown words of a training command that could be further options: variables that nobody set, and the output of
+functions or commands. A word that is the value of a setting is asked for if the setting has an effect; any other word
+is a fault."""
+
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from shardwright.interchange.known_settings import known_setting, subject_of
+from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.shell_values import UNKNOWN, unknown_names
+
+
+@dataclass(frozen=True)
+class LooseWord:
+    """An unknown word. `option` is the last option before it (empty if none), with `place` values between the two.
+    `names` are the unknown variables in the word. `is_of_script` is True if the script itself makes the word."""
+
+    option: str
+    place: int
+    names: tuple[str, ...]
+    is_of_script: bool
+
+
+def loose_words(words: Sequence[str], is_made: Callable[[str], bool]) -> tuple[LooseWord, ...]:
+    """The unknown words among a command's arguments. `is_made` tells if the script itself makes a variable."""
+    unknown_words, option, num_values = [], "", 0
+    for word in words:
+        names = tuple(unknown_names(word))
+        if word.startswith("--") and not UNKNOWN.search(word.partition("=")[0]):
+            option, equals, _ = word[2:].partition("=")
+            option, num_values = option.partition(" ")[0].replace("_", "-"), int(bool(equals))
+            continue
+        if names and not UNKNOWN.sub("", word).strip("- "):
+            unknown_words.append(LooseWord(option, num_values, names, any(map(is_made, names))))
+        num_values += 1
+    return tuple(unknown_words)
+
+
+def loose_faults(words: Sequence[LooseWord], settings: Settings, *systems: str) -> list[str]:
+    """A list with one fault for all words that could be options, or none. Call it after the settings are read."""
+    needed = {_bare(name) for name in settings.needed}
+    read = {_bare(name) for name in settings.asked}
+    places: dict[str, str] = {}
+    for word in words:
+        if word.option not in needed and not _is_value(word, read, systems):
+            places |= dict.fromkeys(word.names, f"behind --{word.option}" if word.option else "first")
+    if not places:
+        return []
+    listed = ", ".join(f"${name} {position}" for name, position in places.items())
+    ways = " ".join(f"--set {shlex.quote(name)}=WORDS" for name in places)
+    return [f"words of the training command are not followed here ({listed}); say what they are, or nothing: {ways}"]
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("--").replace("_", "-")
+
+
+def _is_value(word: LooseWord, read: Collection[str], systems: Sequence[str]) -> bool:
+    """True if a word is a value of the option before it."""
+    if not word.option or any(known_setting("takes_nothing", system, word.option) for system in systems):
+        return False
+    if any(known_setting("takes_several", system, word.option) for system in systems):
+        return word.place == 0 or not word.is_of_script
+    names = (word.option, f"--{word.option.replace('-', '_')}")
+    is_known = word.option in read or any(subject_of(system, name) for system in systems for name in names)
+    return word.place == 0 and is_known

@@ -1,0 +1,116 @@
+"""Configurations as plain data: untrusted YAML, TOML and JSON, read with limits; and references of Hydra's in them."""
+
+import json
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
+from shardwright.config.units import KIB
+from shardwright.interchange.reading.shell_values import mark
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.reading.whole_text import signed
+
+_MOST_YAML = 256 * KIB
+
+
+def read_data(name: str, text: str) -> dict[str, Any]:
+    """The data of a configuration; the suffix of its name gives the format. Raises ShellFault."""
+    kind = name.rpartition(".")[2].lower()
+    try:
+        data = parse_toml(text) if kind == "toml" else json.loads(text) if kind == "json" else _yaml(text)
+    except ShellFault:
+        raise
+    except TOML_ERRORS as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise ShellFault(f"{name} is not valid {kind.upper()}: {shortened(first, 200)}; mend it") from None
+    if not isinstance(data, dict):
+        raise ShellFault(f"{name} has no keys with values, as a configuration has; check that it is the file")
+    if faults := value_faults(data):
+        raise ShellFault(f"{name}: {faults[0]}")
+    return data
+
+
+def _yaml(text: str) -> Any:
+    if len(text) > _MOST_YAML:
+        raise ShellFault(f"YAML of {len(text):,} characters, and at most {_MOST_YAML:,} are read here; check the file")
+    try:
+        import yaml
+
+        from shardwright.interchange.reading.yaml_loader import load_yaml
+    except ImportError:
+        raise ShellFault("reading YAML takes PyYAML: pip install 'shardwright[yaml]'") from None
+    try:
+        return load_yaml(text)
+    # A value that does not fit its tag (!!bool x) raises whatever PyYAML runs into.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        position = getattr(error, "problem_mark", None)
+        line = f"line {position.line + 1}: " if position else ""
+        problem = getattr(error, "problem", None) or f"a value can't be read as its type ({type(error).__name__})"
+        raise ShellFault(f"it is not valid YAML: {line}{shortened(str(problem), 200)}; mend it") from None
+
+
+def resolved(flat: dict[str, Any]) -> dict[str, Any]:
+    """Values with Hydra's references (${.name}, ${multiply:4, ${.name}}) resolved; an unknown one becomes a mark."""
+    return {name: _resolve(value, name, flat, 0) for name, value in flat.items()}
+
+
+def _resolve(value: Any, name: str, flat: dict[str, Any], depth: int) -> Any:
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    if depth > 8 or len(value) > 1000:
+        return mark(name)
+    text = value.strip()
+    if not (text.startswith("${") and _closing(text, 2) == len(text) - 1):
+        return value  # text around a reference: a path
+    inner = text[2:-1]
+    function, colon, arguments = inner.partition(":")
+    if not colon:
+        return _referred(inner.strip(), name, flat, depth)
+    parts = _split(arguments)
+    if len(parts) != 2:  # checked before they are resolved: references to references would multiply
+        return mark(name)
+    left, right = (_number(_resolve(part.strip(), name, flat, depth + 1)) for part in parts)
+    if left is None or right is None:
+        return mark(name)
+    known = {"multiply": left * right, "sum": left + right}
+    if right and function in ("divide", "divide_floor", "divide_ceil"):
+        known |= {"divide": left / right, "divide_floor": left // right, "divide_ceil": -(-left // right)}
+    return known.get(function, mark(name))
+
+
+def _referred(path: str, name: str, flat: dict[str, Any], depth: int) -> Any:
+    num_points = len(path) - len(path.lstrip("."))
+    sections = name.split(".")[: -num_points or None] if num_points else []
+    full = ".".join([*sections, path.lstrip(".")])
+    for key in (full, full.removeprefix("training.")):
+        if key in flat and key != name:
+            return _resolve(flat[key], key, flat, depth + 1)
+    return mark(full)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    return signed(str(value))
+
+
+def _closing(text: str, place: int) -> int:
+    depth = 1
+    while place < len(text):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return place
+        place += 1
+    return -1
+
+
+def _split(text: str) -> list[str]:
+    """Arguments of a function, split at the commas outside brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts

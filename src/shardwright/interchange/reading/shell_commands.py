@@ -1,0 +1,160 @@
+"""The effects of a script's commands on its variables, files and batch options, as far as they are known."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from shardwright.config.base import shortened
+from shardwright.interchange.reading.shell_skipped import DECLARING, READING, assigned
+from shardwright.interchange.reading.shell_values import is_true, readable, unknown_names
+from shardwright.interchange.reading.shell_words import Token, WordPiece
+
+if TYPE_CHECKING:
+    from shardwright.interchange.reading.shell_script import Script
+
+_WITHOUT_EFFECT = (
+    "echo",
+    "mkdir",
+    "set",
+    "cd",
+    "clear",
+    "printf",
+    "true",
+    "module",
+    "ulimit",
+    "conda",
+    "wait",
+    "sleep",
+)
+_ARITHMETIC_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that the script runs, with expanded words."""
+
+    line: int
+    words: list[str]
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the script then, without arrays
+
+
+class CommandEffects:
+    """The effects of the commands of one text, which is nested `depth` levels in others. `ended` is True after exit."""
+
+    def __init__(self, script: "Script", depth: int) -> None:
+        self.script, self.depth, self.ended = script, depth, False
+
+    def apply(self, line: int, tokens: list[Token], redirected: dict[str, Token]) -> bool | None:
+        """Apply a command with its assignments and redirections. True if it succeeds; None if that is unknown."""
+        variables = self.script.variables
+        tokens_left = [token for token in tokens if token.pieces]
+        if len(tokens_left) == 1 and [piece.kind for piece in tokens_left[0].pieces] == ["arithmetic"]:
+            return self._arithmetic(tokens_left[0].pieces[0].text)
+        if tokens_left and tokens_left[0].plain in DECLARING:
+            tokens_left = [token for token in tokens_left[1:] if assigned(token)]
+            while tokens_left:
+                tokens_left = self._assign(tokens_left)
+            return True
+        num_assigned = next((i for i, token in enumerate(tokens_left) if not assigned(token)), len(tokens_left))
+        prefix, command = tokens_left[:num_assigned], tokens_left[num_assigned:]
+        prefixed = [assignment[0] for token in prefix if (assignment := assigned(token))]
+        # A shell expands the words of a command before its prefix (A=1 command) is set, for this command alone.
+        words = [word for token in command for word in variables.words_of(token)]
+        values = {name: variables.values[name] for name in prefixed if name in variables.values}
+        while prefix:
+            prefix = self._assign(prefix)
+        try:
+            return self._run(line, words, redirected)
+        finally:
+            for name in prefixed if command else ():
+                variables.restore(name, values)
+
+    def _run(self, line: int, words: list[str], redirected: dict[str, Token]) -> bool | None:
+        """Run a command with expanded words."""
+        variables, script = self.script.variables, self.script
+        document = next((redirected[name].document for name in ("<<", "<<-") if name in redirected), None)
+        if document is not None:
+            token = redirected.get("<<") or redirected["<<-"]
+            text = variables.document_of(document) if token.expands else document
+            return self._document(words, text, redirected)
+        return self._command(line, words, script) if words else True
+
+    def _arithmetic(self, text: str) -> bool | None:
+        """The truth of (( ... )); None if it is unknown. Variables that it assigns become unknown."""
+        variables = self.script.variables
+        if changed := _ARITHMETIC_ASSIGNMENT.findall(text):
+            for name in changed:
+                variables.doubt(name, appends=False)
+            return None
+        value = variables.arithmetic(text)
+        return None if unknown_names(value) else value != "0"
+
+    def _assign(self, tokens: list[Token]) -> list[Token]:
+        name, appends = assigned(tokens[0]) or ("", False)
+        first_piece = tokens[0].pieces[0]
+        pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *tokens[0].pieces[1:])
+        value = self.script.variables.text_of(Token(tokens[0].line, pieces=pieces))
+        self.script.variables.put(name, self.script.variables.with_own_mark(name, value), appends)
+        return tokens[1:]
+
+    def _document(self, words: list[str], text: str, redirected: dict[str, Token]) -> bool:
+        target = redirected.get(">") or redirected.get(">>")
+        if target is not None:
+            self.script.written[self.script.variables.text_of(target)] = text
+        elif words and PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun"):
+            self.script.batch_options([part for word in words for part in word.split("=", 1)])
+            self.script.follow(text, self.depth + 1)
+        return True
+
+    def _command(self, line: int, words: list[str], script: "Script") -> bool | None:
+        name = PurePath(words[0]).name or words[0]
+        if name in ("[", "[[", "test"):
+            return is_true([word for word in words[1:] if word not in ("]", "]]")], script.variables)
+        if name in ("exit", "return"):
+            self.ended = True
+            return True
+        if name in ("false", "true"):
+            return name == "true"
+        if name in _WITHOUT_EFFECT:
+            return True
+        if name == "unset":
+            for word in words[1:]:
+                script.variables.values.pop(word, None)
+            return True
+        if name in READING:
+            for word in words[1:]:
+                if word.isascii() and word.isidentifier():
+                    script.variables.doubt(word, appends=False)
+            return None
+        if name in script.functions:
+            script.doubt(script.functions[name])
+            return None
+        if name in ("sbatch", "srun", "salloc"):
+            script.batch_options([part for word in words for part in word.split("=", 1)])
+        is_sourced = name in ("source", ".")
+        script_name = next((word for word in words[1:] if PurePath(word).name in script.files), None)
+        if script_name and (is_sourced or name in ("sbatch", "bash", "sh", "srun")):
+            script.follow(script.files[PurePath(script_name).name], self.depth + 1, words[-1] != script_name)
+        elif is_sourced:
+            script.notes.append(
+                f"line {line}: {shortened(readable(' '.join(words[:2])))} is not read: name that file too"
+            )
+        else:
+            return self._other_command(line, words, script)
+        return True
+
+    def _other_command(self, line: int, words: list[str], script: "Script") -> bool | None:
+        """Record a command, whose result is unknown, or follow the script within one of its words."""
+        if words[0] == "eval":
+            script.follow(" ".join(words[1:]), self.depth + 1)
+            return True
+        for previous, word in zip(["", *words], words, strict=False):
+            is_script = previous == "-c" or (" --" in word and ".py" in word)
+            if is_script and any(separator in word for separator in " \n"):
+                script.follow(word, self.depth + 1)
+                return True
+        script.count_copies()
+        script.commands.append(Command(line, words, script.variables.texts()))
+        return None

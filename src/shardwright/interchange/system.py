@@ -1,0 +1,150 @@
+"""The systems whose jobs are read and written, by the names that commands take."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from shardwright.config import catalog
+from shardwright.config.base import PlanError, printable
+from shardwright.config.job import JobSpec
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
+from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.systems import accelerate, deepspeed, megatron, nemo, torchtitan, torchtitan_toml
+
+_MOST_BYTES = MIB
+_MOST_FILES = 16
+
+
+@dataclass(frozen=True)
+class System:
+    """One system: functions that read and write its files, and `settings`, which returns a job's settings under the
+    names of the system. `prefix` stands before the names of settings in messages."""
+
+    name: str
+    title: str
+    prefix: str
+    read: Callable[[Mapping[str, str], Asked], ReadResult]
+    write: Callable[[JobSpec], dict[str, str]]
+    settings: Callable[[JobSpec], dict[str, Any]]
+    has: Mapping[str, tuple[Any, ...]]  # field of the plan -> values that a search may take
+    others: Mapping[str, str] = field(default_factory=dict)  # suffix of a file -> the system of another release
+    variables: tuple[str, ...] = ()  # that its reader takes, beside those of the files
+
+
+# For fields that a search chooses: the values that a system is known to have. Writing a plan finds the other limits.
+_ATTENTION: tuple[Any, ...] = (["attention"], ["norm"])
+_MEGATRON_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "interleaved-1f1b"),
+    "zero": (0, 1),
+    "offload_activations": (False,),
+    "recompute_operators": _ATTENTION,
+}
+_TORCHTITAN_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs", "zb-v", "dualpipev"),
+    "zero": (0, 2, 3),
+    "offload_activations": (False,),
+    "recompute_operators": (["attention"], ["norm", "activation"]),
+}
+_DEEPSPEED_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b",),
+    "offload_activations": (False,),
+    "sequence_parallel": (False,),
+    "recompute": ("none", "full"),
+}
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("megatron", "Megatron-LM", "--", megatron.read, megatron.write, megatron.flags, _MEGATRON_HAS),
+        System("nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS),
+        System(
+            "torchtitan", "torchtitan", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
+            _TORCHTITAN_HAS, {".toml": "torchtitan-0.2"}, (torchtitan.CONFIG,),
+        ),
+        System(
+            "torchtitan-0.2", "torchtitan 0.2", "", torchtitan_toml.read, torchtitan_toml.write,
+            torchtitan_toml.settings_of, _TORCHTITAN_HAS,
+        ),
+        System("deepspeed", "DeepSpeed", "", deepspeed.read, deepspeed.write, deepspeed.settings_of, _DEEPSPEED_HAS),
+        System(
+            "accelerate", "Accelerate", "", accelerate.read, accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS
+        ),
+    )
+}  # fmt: skip
+
+
+def system_of(name: str, files: Iterable[str]) -> System:
+    """The system of a name, in the release that the suffix of the files belongs to."""
+    system = SYSTEMS[name]
+    suffixes = {PurePath(file).suffix.lower() for file in files}
+    return SYSTEMS[system.others[suffixes.pop()]] if len(suffixes) == 1 and suffixes <= system.others.keys() else system
+
+
+def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Imported:
+    """The job that the files of a system describe. PlanError lists every fault."""
+    subject = f"{system.title}, {' '.join(paths)}"
+    if len(paths) > _MOST_FILES:
+        raise PlanError(
+            subject, [f"{len(paths)} files; name at most {_MOST_FILES}, the one that starts training first"]
+        )
+    texts: dict[str, str] = {}
+    faults = []
+    for path in paths:
+        try:
+            texts[path] = _text_of(Path(path))
+        except FileFault as error:
+            faults.append(str(error))
+        except OSError as error:
+            faults.append(f"{path} can't be read: {error.strerror}; check the path")
+    if faults:
+        raise PlanError(subject, faults)
+    return job_of_texts(system, texts, asked, subject)
+
+
+def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
+    """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
+    system = system_of(system.name, texts)
+    unknown = [name for name in asked.variables if name not in system.variables and _is_unknown(name, texts)]
+    if faults := [_unknown_variable(name, texts) for name in unknown]:
+        raise PlanError(subject, faults)
+    try:
+        result = system.read(texts, asked)
+    except (ShellFault, RecursionError) as error:
+        raise PlanError(subject, [printable(str(error))]) from None
+    result.settings.note(f"what nothing says has {system.title}'s own default")
+    first = next(iter(texts))
+    return imported(result, asked, subject, _name_of(first), Path(first).parent)
+
+
+def _is_unknown(name: str, texts: Mapping[str, str]) -> bool:
+    """True if a variable that is set occurs in no file. `_name_` stands for the output of a command or a function."""
+    is_made = name.startswith("_") and name.endswith("_")
+    return name.isidentifier() and not is_made and not any(re.search(rf"\b{name}\b", t) for t in texts.values())
+
+
+def _unknown_variable(name: str, texts: Mapping[str, str]) -> str:
+    names = {name for text in texts.values() for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text)}
+    near = catalog.nearest(name, sorted(names), most=1)
+    hint = f"did you mean {near[0]}?" if near else "a field of the job is named as section.field"
+    return f"--set {name}: nothing in the files is called so; {hint}"
+
+
+def _text_of(path: Path) -> str:
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileFault(f"{path} is a folder, and there is no config.json in it; name the file")
+        path = path / "config.json"
+    return read_text(path, _MOST_BYTES, "launch script or configuration")
+
+
+def _name_of(path: str) -> str:
+    """The name of the job: the file's name, reduced to letters, digits, and - _ ."""
+    stem = Path(path).absolute().stem
+    allowed = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(
+        ".-"
+    )
+    return allowed[:100] or "job"

@@ -1,0 +1,360 @@
+"""Accelerate's configuration, with its launch script and config.json: to a job, and from a job."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.base import shortened
+from shardwright.config.dotted_keys import nested_keys
+from shardwright.config.job import JobSpec
+from shardwright.config.yaml_text import yaml_text
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.known_settings import subjects
+from shardwright.interchange.reading.loose_words import loose_faults
+from shardwright.interchange.reading.script_text import nodes_of
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.reading.whole_text import whole
+from shardwright.interchange.rows import Rule, Table, read_row, write_table
+from shardwright.interchange.systems import deepspeed
+from shardwright.interchange.systems.training_arguments import (
+    OPTIONS,
+    WORLD,
+    model_file,
+    read_model,
+    read_parts,
+)
+
+# Prefixes of the keys of the sections.
+_P, _F, _M, _D = (
+    "parallelism_config.parallelism_config_",
+    "fsdp_config.fsdp_",
+    "megatron_lm_config.megatron_lm_",
+    "deepspeed_config.",
+)
+# FSDP strategies in the order of their numbers, which begin at 1 -> (ZeRO stage, each machine has a full copy).
+_STRATEGIES = {
+    "FULL_SHARD": (3, False),
+    "SHARD_GRAD_OP": (2, False),
+    "NO_SHARD": (0, False),
+    "HYBRID_SHARD": (3, True),
+    "HYBRID_SHARD_ZERO2": (2, True),
+}
+_CP = {"allgather": "all-gather", "alltoall": "ring"}
+
+
+def _kind(settings: Settings) -> str:
+    return settings.text("distributed_type", "NO").upper()
+
+
+def _read_degrees(settings: Settings, fields: Flat) -> None:
+    is_megatron = _kind(settings) == "MEGATRON_LM"
+    fields["plan.tp"] = settings.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1, largest.RANKS, 1)
+    fields["plan.pp"] = settings.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
+    fields["plan.cp"] = settings.count(_P + "cp_size", 1, largest.RANKS, 1)
+    fields["plan.cp_method"] = settings.one_of(_P + "cp_comm_strategy", _CP, "allgather")
+    sp_size = settings.count(_P + "sp_size", 1)
+    if sp_size > 1:
+        fields |= {"plan.cp": sp_size, "plan.cp_method": "ulysses"}
+    fields["plan.schedule"] = "1f1b"
+    is_requested = is_megatron and settings.flag(_M + "sequence_parallelism")
+    fields["plan.sequence_parallel"] = is_requested and fields["plan.tp"] > 1
+    if is_requested and fields["plan.tp"] == 1:
+        settings.note(
+            f"{_M}sequence_parallelism is off, as Megatron-LM turns it off where no tensors are split (tensor 1)"
+        )
+
+
+def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan = job.plan
+    if _is_megatron(job):
+        settings |= {
+            _M + "tp_degree": plan.tp,
+            _M + "pp_degree": plan.pp,
+            _M + "num_micro_batches": job.num_microbatches,
+        }
+        settings[_M + "sequence_parallelism"] = plan.sequence_parallel and plan.tp > 1
+        return
+    if plan.tp > 1:
+        settings[_P + "tp_size"] = plan.tp
+    if plan.cp > 1:
+        settings |= {_P + "cp_size": plan.cp}
+        settings[_P + "cp_comm_strategy"] = "alltoall" if plan.cp_method == "ring" else "allgather"
+
+
+def _is_megatron(job: JobSpec) -> bool:
+    return job.plan.pp > 1 or (job.plan.sequence_parallel and job.plan.tp > 1)
+
+
+def _read_zero(settings: Settings, fields: Flat) -> None:
+    kind = _kind(settings)
+    fields["plan.zero"] = 0
+    if kind == "DEEPSPEED":
+        renamed = Settings(_deepspeed_keys(settings.given))
+        if not settings.has(_D + "deepspeed_config_file", *deepspeed.STAGE):
+            renamed.given.setdefault(deepspeed.STAGE[0], 2)  # Accelerate's own default
+        deepspeed.read_zero(renamed, fields)
+        settings.lost += renamed.lost
+        settings.faults += renamed.faults
+    elif kind == "MEGATRON_LM":
+        fields["plan.zero"] = int(settings.flag(_M + "use_distributed_optimizer"))
+    elif kind == "FSDP":
+        _read_fsdp(settings, fields)
+    elif kind not in ("NO", "MULTI_GPU"):
+        settings.faults.append(
+            f"distributed_type = {kind[:40]} can't be said here; use one of NO, MULTI_GPU, FSDP, DEEPSPEED, MEGATRON_LM"
+        )
+
+
+def _strategy(settings: Settings) -> tuple[int, bool, str]:
+    """The ZeRO stage, True if each machine has a full copy, and the word for both.
+
+    The newer key reshard_after_forward replaces sharding_strategy.
+    """
+    reshard = settings.text(_F + "reshard_after_forward").upper()
+    word = settings.text(_F + "sharding_strategy", "FULL_SHARD").upper()
+    if settings.count(_F + "version", 1) == 2 or (
+        reshard in ("TRUE", "FALSE") and not settings.has(_F + "sharding_strategy")
+    ):
+        return 2 if reshard == "FALSE" else 3, False, word
+    if reshard and not settings.has(_F + "sharding_strategy"):
+        word = reshard
+    number = whole(word)
+    if number is not None and 0 < number <= len(_STRATEGIES):
+        word = [*_STRATEGIES][number - 1]
+    if word not in _STRATEGIES:
+        settings.faults.append(
+            f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)} can't be said here; use one of "
+            f"{', '.join(_STRATEGIES)}"
+        )
+    return *_STRATEGIES.get(word, (3, False)), word
+
+
+def _read_fsdp(settings: Settings, fields: Flat) -> None:
+    zero, is_hybrid, strategy = _strategy(settings)
+    num_copies = settings.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
+    num_shards = settings.count(_P + "dp_shard_size", 0)
+    replicas = fields["plan.dp"] * fields["plan.cp"]
+    fields["plan.zero"] = zero if replicas > 1 and num_shards * fields["plan.cp"] != 1 else 0
+    nodes = settings.count(("--num_machines", "num_machines"), 1)
+    if is_hybrid and nodes > 1:
+        num_copies = nodes
+        settings.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
+    fields["plan.zero_ranks"] = (
+        replicas // num_copies if fields["plan.zero"] and num_copies > 1 and replicas % num_copies == 0 else 0
+    )
+    if settings.flag(_F + "offload_params") and fields["plan.zero"]:
+        fields |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": fields["plan.zero"] == 3}
+    if settings.flag(_F + "activation_checkpointing"):
+        fields["plan.recompute"] = "full"
+
+
+def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan = job.plan
+    if _is_megatron(job):
+        settings["distributed_type"] = "MEGATRON_LM"
+        settings[_M + "use_distributed_optimizer"] = plan.zero > 0 and plan.replicas > 1
+        return
+    if plan.zero == 0 and plan.tp == plan.cp == 1:
+        settings["distributed_type"] = "MULTI_GPU" if plan.dp > 1 else "NO"
+        return
+    settings |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
+    settings |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
+    num_copies = plan.shard_copies
+    num_copies = 1 if plan.dp // num_copies <= 1 else num_copies  # with tp or cp FSDP has to shard something
+    if num_copies > 1 or plan.tp > 1 or plan.cp > 1:
+        settings |= {_P + "dp_replicate_size": num_copies, _P + "dp_shard_size": max(1, plan.dp // num_copies)}
+    if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):
+        settings[_F + "offload_params"] = True
+
+
+def _read_batch(settings: Settings, fields: Flat) -> None:
+    renamed = Settings(_deepspeed_keys(settings.given), overrides=settings.overrides, automatic=settings.automatic)
+    deepspeed.read_batch(renamed, fields)
+    for name in ("faults", "notes", "needed"):
+        getattr(settings, name).extend(getattr(renamed, name))
+    accumulation = "gradient_accumulation_steps"
+    settings.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
+    settings.ignore(accumulation, f"--{accumulation}", _D + accumulation)
+
+
+def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings under DeepSpeed's names for them, beside the original names."""
+    keys = dict(given)
+    names = {
+        "zero_stage": "zero_optimization.stage",
+        "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+        "offload_param_device": "zero_optimization.offload_param.device",
+        "gradient_clipping": "gradient_clipping",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+    }
+    keys |= {key: given[_D + name] for name, key in names.items() if _D + name in given}
+    if "--gradient_accumulation_steps" in given:
+        keys["gradient_accumulation_steps"] = given["--gradient_accumulation_steps"]
+    elif _M + "num_micro_batches" in given:
+        keys["gradient_accumulation_steps"] = given[_M + "num_micro_batches"]
+    return keys
+
+
+def _read_numbers(settings: Settings, fields: Flat) -> None:
+    numbers = {"no": "float32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
+    fields["precision.compute"] = settings.one_of(("--mixed_precision", "mixed_precision"), numbers, "no")
+    for name in ("fp16", "bf16"):  # options of the program override the configuration
+        if settings.flag((f"--{name}", f"{name}.enabled")):
+            fields["precision.compute"] = name
+    if "fp8" in (settings.given.get("mixed_precision"), settings.given.get("--mixed_precision")):
+        fields["precision.float8"] = "delayed"
+        settings.note(
+            "mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)"
+        )
+    fields["precision.gradients"] = "float32"
+
+
+def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["mixed_precision"] = {"float32": "no"}.get(job.precision.compute, job.precision.compute)
+    settings |= {f"--{job.precision.compute}": True} if job.precision.compute != "float32" else {}
+
+
+def _read_clip(settings: Settings, fields: Flat) -> None:
+    names = ("--max_grad_norm", _M + "gradient_clipping", _D + "gradient_clipping", "gradient_clipping")
+    fields["optimizer.clip_grad_norm"] = settings.number(names, 1.0)
+
+
+def _write_clip(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["--max_grad_norm"] = job.optimizer.clip_grad_norm
+    settings |= {_M + "gradient_clipping": job.optimizer.clip_grad_norm} if _is_megatron(job) else {}
+
+
+def _read_recompute(settings: Settings, fields: Flat) -> None:
+    if settings.flag(_M + "recompute_activations"):
+        fields["plan.recompute"] = "selective"
+
+
+def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan = job.plan
+    is_attention = (
+        plan.recompute == "selective" and plan.recompute_operators == ["attention"] and plan.recompute_every == 1
+    )
+    settings |= {_M + "recompute_activations": True} if _is_megatron(job) and is_attention else {}
+
+
+def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["--per_device_train_batch_size"] = job.plan.microbatch_size
+    settings["--gradient_accumulation_steps"] = job.num_microbatches
+
+
+TABLE: Table = (
+    Rule((_P + "tp_size",), _read_degrees, _write_degrees),
+    Rule(("--per_device_train_batch_size",), _read_batch, _write_batch),
+    Rule(("distributed_type",), _read_zero, _write_zero),
+    Rule(("mixed_precision",), _read_numbers, _write_numbers),
+    Rule(("--max_grad_norm",), _read_clip, _write_clip),
+    Rule((_M + "recompute_activations",), _read_recompute, _write_recompute),
+    *OPTIONS,
+)
+
+
+# Keys of the file that --fsdp_config names.
+_FSDP_FILE_KEYS = (
+    "reshard_after_forward", "fsdp_reshard_after_forward", "activation_checkpointing", "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "min_num_params", "version",
+    "backward_prefetch", "fsdp_backward_prefetch", "forward_prefetch", "fsdp_forward_prefetch", "cpu_offload",
+    "use_orig_params", "fsdp_use_orig_params", "state_dict_type", "limit_all_gathers", "xla",
+    "cpu_ram_efficient_loading", "sync_module_states",
+)  # fmt: skip
+
+
+def _is_own(data: dict[str, Any]) -> bool:
+    own_keys = {
+        "distributed_type",
+        "compute_environment",
+        "num_processes",
+        "fsdp_config",
+        "parallelism_config",
+        *_FSDP_FILE_KEYS,
+    }
+    return bool(own_keys & data.keys()) or deepspeed.is_own(data)
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
+    parts = read_parts(texts, asked, _is_own)
+    given, command = parts.given, parts.command
+    settings = parts.settings(asked, asked.cluster.devices)
+    _fsdp_of_options(settings)
+    # Default counts: those of torchrun, if it starts the program.
+    launched = (
+        (command.nodes, command.devices_per_node) if command and command.nodes * command.devices_per_node else (1, 0)
+    )
+    machines = settings.count(("--num_machines", "num_machines"), launched[0]) or 1
+    processes = settings.count(("--num_processes", "num_processes"), launched[0] * launched[1])
+    world = asked.cluster.devices or processes
+    settings.given |= {WORLD: world} if world else {}
+    settings.given |= {"num_machines": machines} if machines > 1 else {}
+    fields: Flat = {}
+    read_model(parts.model, asked, settings, fields)
+    for row in TABLE:
+        read_row(row, settings, fields)
+    settings.faults += loose_faults(command.loose if command else (), settings, "accelerate", "deepspeed", "options")
+    settings.ignore(WORLD)
+    settings.note("priced as fsdp-2024 software (--as NAME for another)")
+    uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
+    without_effect = subjects(given, "accelerate", "deepspeed", "options")
+    return ReadResult(
+        fields,
+        settings,
+        "fsdp-2024",
+        machines if uses_launcher else 0,
+        processes // machines if uses_launcher else 0,
+        without_effect,
+    )
+
+
+def _fsdp_of_options(settings: Settings) -> None:
+    """Put the program's options --fsdp and --fsdp_config under Accelerate's names for them."""
+    words = [word.strip("'\"") for word in settings.words("--fsdp")]
+    if not words and settings.given.get("--fsdp") is not True:
+        return
+    settings.given["distributed_type"] = "FSDP"
+    options: dict[str, Any] = {}
+    for word in words:
+        if word.upper() in _STRATEGIES:
+            options["sharding_strategy"] = word
+        elif word == "offload":
+            options["offload_params"] = True
+        elif word.lower() not in ("auto_wrap", "true"):
+            settings.faults.append(
+                f"--fsdp {shortened(word)} can't be said here; use one of {', '.join(_STRATEGIES).lower()}"
+            )
+    text = settings.text("--fsdp_config")
+    try:
+        file_options = json.loads(text) if text.lstrip().startswith("{") else {}
+    except (ValueError, RecursionError):
+        settings.faults.append(f"{settings.said('--fsdp_config')}: it should be JSON, or the name of a file of it")
+        file_options = {}
+    file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
+    options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}
+    names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
+    settings.given |= {_F + names.get(name, name): value for name, value in options.items()}
+
+
+def settings_of(job: JobSpec) -> dict[str, Any]:
+    """A job's settings: keys of Accelerate's configuration, and options of the program (names with --)."""
+    return write_table(TABLE, job)
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """The launch script, Accelerate's configuration, and config.json of the model, by file name."""
+    flat, (nodes, devices_per_node) = settings_of(job), nodes_of(job)
+    configuration = {name: value for name, value in flat.items() if not name.startswith("--")}
+    fixed = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "use_cpu": False}
+    fixed |= {"main_training_function": "main", "rdzv_backend": "static"}
+    configuration = fixed | {"num_machines": nodes, "num_processes": nodes * devices_per_node} | configuration
+    launcher = "accelerate launch --config_file accelerate.yaml"
+    if nodes > 1:  # each node has its own rank, so the file cannot have it
+        launcher += " --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+    return {
+        "run.sh": deepspeed.launch_text(job, flat, launcher, "Accelerate", []),
+        "accelerate.yaml": yaml_text(nested_keys(configuration)),
+        "config.json": model_file(job),
+    }

@@ -1,0 +1,277 @@
+"""DeepSpeed's configuration, with its launch script and config.json: to a job, and from a job."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.dotted_keys import nested_keys
+from shardwright.config.job import JobSpec
+from shardwright.config.usual_links import USUAL_NODE, filled_nodes
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.known_settings import program, subjects
+from shardwright.interchange.reading.loose_words import loose_faults
+from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.rows import Rule, Table, read_row, write_table
+from shardwright.interchange.systems.training_arguments import (
+    OPTIONS,
+    WORLD,
+    model_file,
+    option_lines,
+    read_model,
+    read_parts,
+)
+
+_ZERO = "zero_optimization."
+STAGE = (_ZERO + "stage",)
+_MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
+_TOP_LEVEL_KEYS = frozenset((
+    "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
+    "gradient_accumulation_steps", "optimizer", "scheduler", "steps_per_print",
+))  # fmt: skip
+
+
+def read_batch(settings: Settings, fields: Flat) -> None:
+    """Read dp, the microbatch size, and the global batch size. Two of DeepSpeed's three sizes determine the third."""
+    ranks_per_replica = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
+    world = settings.count(WORLD, 0)
+    microbatch_size = settings.overridden("plan.microbatch_size") or settings.count(_MICRO, 0)
+    batch_size = settings.count("train_batch_size", 0)
+    accumulation_steps = settings.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
+    if not microbatch_size and batch_size and accumulation_steps and world:
+        microbatch_size = batch_size // max(1, accumulation_steps * (world // ranks_per_replica))
+    if not microbatch_size:
+        microbatch_size, source = (8, ", the program's default,") if _MICRO[0] in settings.automatic else (1, "")
+        settings.note(
+            f"nothing says how many sequences a device takes at once; {microbatch_size}{source} is taken (--set "
+            "plan.microbatch_size=N)"
+        )
+    if world and world % ranks_per_replica == 0:
+        dp = world // ranks_per_replica
+    elif batch_size and accumulation_steps and batch_size % (microbatch_size * accumulation_steps) == 0:
+        dp = batch_size // (microbatch_size * accumulation_steps)
+        settings.note(
+            f"{dp * ranks_per_replica} GPUs, for a batch of {batch_size} is "
+            f"{microbatch_size} x {accumulation_steps} x {dp} (--devices N for others)"
+        )
+    else:
+        dp = 1
+        way_out = f"say how many with --devices, such as {filled_nodes(ranks_per_replica, world or USUAL_NODE)}"
+        settings.faults.append(
+            f"{world} GPUs are not a multiple of {ranks_per_replica} that share a replica; {way_out}"
+            if world
+            else f"nothing says how many GPUs there are; {way_out}"
+        )
+    fields |= {"plan.dp": dp, "plan.microbatch_size": microbatch_size}
+    fields["batch.global_batch_size"] = batch_size or microbatch_size * max(1, accumulation_steps) * dp
+
+
+def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan, size = job.plan, job.batch.global_batch_size
+    settings |= {"train_batch_size": size, "train_micro_batch_size_per_gpu": plan.microbatch_size}
+    settings["gradient_accumulation_steps"] = job.num_microbatches
+
+
+def read_zero(settings: Settings, fields: Flat) -> None:
+    """Read the ZeRO stage, what is offloaded, and over how many ranks ZeRO shards."""
+    stage = settings.count(_ZERO + "stage", 0)
+    if stage > 3:
+        settings.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
+        stage = 0
+    fields["plan.zero"] = stage
+    if (stage and settings.text(_ZERO + "offload_optimizer.device", "none") != "none") or settings.flag(
+        _ZERO + "cpu_offload"
+    ):
+        fields["plan.offload_optimizer"] = settings.number(_ZERO + "offload_optimizer.ratio", 1.0)
+    if settings.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
+        fields["plan.offload_parameters"] = True
+    if "nvme" in (
+        settings.given.get(_ZERO + "offload_optimizer.device"),
+        settings.given.get(_ZERO + "offload_param.device"),
+    ):
+        settings.lost.append("what is offloaded to NVMe there is in host memory here")
+    if stage == 3 and settings.has(_ZERO + "mics_shard_size"):  # a setting of releases before 2026
+        fields["plan.zero_ranks"] = settings.count(_ZERO + "mics_shard_size", 0)
+    settings.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
+    for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+        if settings.flag(_ZERO + name):
+            settings.lost.append(f"{settings.said(_ZERO + name)}: what travels is not quantised here")
+
+
+def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan = job.plan
+    settings[_ZERO + "stage"] = plan.zero if plan.replicas > 1 else 0
+    if plan.pp > 1:
+        settings[_ZERO + "stage"] = min(1, settings[_ZERO + "stage"])
+    if plan.offload_optimizer and settings[_ZERO + "stage"]:
+        settings[_ZERO + "offload_optimizer.device"] = "cpu"
+        if plan.offload_optimizer != 1.0 and settings[_ZERO + "stage"] == 3:  # partial offload: ZeRO-Offload++
+            settings[_ZERO + "offload_optimizer.ratio"] = plan.offload_optimizer
+    if plan.offload_parameters and plan.zero == 3:
+        settings[_ZERO + "offload_param.device"] = "cpu"
+
+
+def read_numbers(settings: Settings, fields: Flat) -> None:
+    """Read the number types of compute, gradients, and their reduction, and the loss scale."""
+    names = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
+    open_names = [name for name in names if name in settings.automatic]
+    if open_names and not settings.has("--bf16", "--fp16"):
+        settings.note(
+            f"{' and '.join(open_names)} is auto, and no option --bf16 or --fp16 of the program is there, "
+            "so numbers are float32 (--set precision.compute=bf16)"
+        )
+    bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
+    fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
+    fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
+    number_types = {
+        "fp32": "float32",
+        "float32": "float32",
+        "bf16": "compute",
+        "bfloat16": "compute",
+        "fp16": "compute",
+    }
+    default = "fp32" if not (bf16 or fp16) else "bf16"
+    fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", number_types, default)
+    reduce_type = settings.text("communication_data_type", "")
+    if reduce_type in ("fp32", "float32") and fields["precision.gradients"] == "compute":
+        fields["precision.reduce"] = "float32"
+    if fp16:
+        constant = settings.number("fp16.loss_scale", 0.0)
+        fields["precision.loss_scale"] = constant or 2.0 ** min(63, settings.count("fp16.initial_scale_power", 16))
+        fields["precision.loss_scale_growth_steps"] = 0 if constant else settings.count("fp16.loss_scale_window", 1000)
+
+
+def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
+    precision = job.precision
+    for name in ("bf16", "fp16"):
+        if precision.compute == name:
+            settings |= {f"{name}.enabled": True, f"--{name}": True}
+    if precision.compute != "float32":
+        settings["data_types.grad_accum_dtype"] = (
+            "fp32" if precision.gradient_number == "float32" else precision.compute
+        )
+        if precision.reduce_number == "float32" and precision.gradient_number != "float32":
+            settings["communication_data_type"] = "fp32"
+    if precision.compute == "fp16" and precision.loss_scale:
+        power = precision.loss_scale.hex()
+        if precision.loss_scale_growth_steps and power.startswith("0x1.0000000000000p"):
+            settings["fp16.initial_scale_power"] = int(power.partition("p")[2])
+            settings["fp16.loss_scale_window"] = precision.loss_scale_growth_steps
+        elif not precision.loss_scale_growth_steps:
+            settings["fp16.loss_scale"] = precision.loss_scale
+
+
+def _read_degrees(settings: Settings, fields: Flat) -> None:
+    """Read the parallel degrees. Ulysses' sequence parallelism is a method of context parallelism in a job."""
+    fields["plan.cp"] = settings.count(("sequence_parallel_size", "--sequence_parallel_size"), 1, largest.RANKS, 1)
+    fields["plan.cp_method"] = "ulysses"
+    fields["plan.tp"] = settings.count("tensor_parallel.autotp_size", 1, largest.RANKS) or 1  # 0 means none
+    fields["plan.pp"] = settings.count("pipeline.stages", 1, largest.PIPELINE_RANKS) or 1
+    fields["plan.schedule"] = "1f1b"
+
+
+def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings |= {"sequence_parallel_size": job.plan.cp} if job.plan.cp > 1 else {}
+    settings |= {"pipeline.stages": job.plan.pp} if job.plan.pp > 1 else {}
+    settings |= {"tensor_parallel.autotp_size": job.plan.tp} if job.plan.tp > 1 else {}
+
+
+def _read_clip(settings: Settings, fields: Flat) -> None:
+    if settings.is_open("gradient_clipping", "--max_grad_norm"):
+        settings.note(
+            "nothing says gradient_clipping; 1.0 is taken, as by releases since 0.19, and earlier ones do not clip "
+            "(--set optimizer.clip_grad_norm=NORM)"
+        )
+    fields["optimizer.clip_grad_norm"] = settings.number(("gradient_clipping", "--max_grad_norm"), 1.0)
+
+
+def _write_clip(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings |= {"gradient_clipping": job.optimizer.clip_grad_norm, "--max_grad_norm": job.optimizer.clip_grad_norm}
+
+
+def _write_options(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings |= {
+        "--per_device_train_batch_size": job.plan.microbatch_size,
+        "--gradient_accumulation_steps": job.num_microbatches,
+    }
+
+
+TABLE: Table = (
+    Rule(("sequence_parallel_size", "pipeline.stages"), _read_degrees, _write_degrees),
+    Rule(("train_batch_size",), read_batch, _write_batch),
+    Rule((_ZERO + "stage",), read_zero, _write_zero),
+    Rule(("bf16.enabled", "fp16.enabled"), read_numbers, _write_numbers),
+    Rule(("gradient_clipping",), _read_clip, _write_clip),
+    Rule(("--per_device_train_batch_size",), None, _write_options),
+    *OPTIONS,
+)
+
+
+def is_own(data: dict[str, Any]) -> bool:
+    """True if a file with these keys is a configuration of DeepSpeed's."""
+    return bool(_TOP_LEVEL_KEYS & data.keys())
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
+    parts = read_parts(texts, asked, is_own)
+    given, command = parts.given, parts.command
+    nodes, devices_per_node = (
+        (command.nodes, command.devices_per_node) if command and not asked.cluster.devices else (0, 0)
+    )
+    world = asked.cluster.devices or nodes * devices_per_node
+    settings = parts.settings(asked, world)
+    fields: Flat = {}
+    read_model(parts.model, asked, settings, fields)
+    for row in TABLE:
+        read_row(row, settings, fields)
+    settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options")
+    settings.ignore(WORLD)
+    settings.note(
+        "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
+    )
+    without_effect = subjects(given, "deepspeed", "options")
+    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, without_effect)
+
+
+def settings_of(job: JobSpec) -> dict[str, Any]:
+    """A job's settings: keys of DeepSpeed's configuration, and options of the program (names with --)."""
+    return write_table(TABLE, job)
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """The launch script, DeepSpeed's configuration, and config.json of the model, by file name."""
+    flat = settings_of(job)
+    configuration = nested_keys({name: value for name, value in flat.items() if not name.startswith("--")})
+    return {
+        "run.sh": launch_text(job, flat, _launcher(job), "DeepSpeed", ["--deepspeed ds_config.json"]),
+        "ds_config.json": json.dumps(configuration, indent=2) + "\n",
+        "config.json": model_file(job),
+    }
+
+
+def _launcher(job: JobSpec) -> str:
+    """The launcher: DeepSpeed's on one node; torchrun on several, because DeepSpeed's needs a hostfile there."""
+    nodes, devices_per_node = nodes_of(job)
+    return (
+        torchrun_line(str(nodes), str(devices_per_node))
+        if nodes > 1
+        else f"deepspeed --num_nodes 1 --num_gpus {devices_per_node}"
+    )
+
+
+def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: str, first_lines: list[str]) -> str:
+    """The script that each node runs to start the program. The arguments begin with `first_lines`."""
+    lines = [
+        *first_lines,
+        "--config_name config.json",
+        "--dataset_name wikitext",
+        "--output_dir out",
+        "--do_train",
+        *option_lines(options),
+    ]
+    words = " \\\n".join(f"    {line}" for line in lines)
+    heading = f"#!/bin/bash\n# {' '.join(job.name.split())}, for {system}, written by shardwright.\n"
+    rendezvous = "".join(f"{line}\n" for line in RENDEZVOUS) if nodes_of(job)[0] > 1 else ""
+    return f"{heading}set -euo pipefail\n{rendezvous}\n{launcher} {program('options')} \\\n{words}\n"

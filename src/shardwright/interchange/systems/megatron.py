@@ -1,0 +1,162 @@
+"""Megatron-LM: a job from a launch script, and a launch script from a job."""
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
+from shardwright.config.software import software_of
+from shardwright.config.software_support import plan_lacks
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.known_settings import program, subjects
+from shardwright.interchange.launcher import find_training_command, missing_ranks
+from shardwright.interchange.reading.loose_words import loose_faults
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.script_text import script_text
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.rows import read_row, write_table
+from shardwright.interchange.systems.megatron_experts import EXPERTS, MTP
+from shardwright.interchange.systems.megatron_flags import flag_words
+from shardwright.interchange.systems.megatron_model import MODEL, REQUIRED, SHAPE
+from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
+from shardwright.interchange.systems.megatron_training import TRAINING
+
+# A command with two of these flags trains.
+_TRAINING_FLAGS = {
+    "--num-layers",
+    "--hidden-size",
+    "--num-attention-heads",
+    "--tensor-model-parallel-size",
+    "--micro-batch-size",
+    "--encoder-num-layers",
+}
+
+
+def is_training(words: list[str]) -> bool:
+    """True if a command trains with Megatron-LM."""
+    return len(_TRAINING_FLAGS & {word.partition("=")[0].replace("_", "-") for word in words}) >= 2
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a launch script; `texts` has it first, then scripts that it sources or starts. Raises ShellFault."""
+    command = find_training_command(texts, asked.variables, is_training)
+    given = dict(command.settings)
+    world = asked.cluster.devices or command.nodes * command.devices_per_node
+    settings = Settings(
+        given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes), overrides=asked.fields
+    )
+    settings.faults += [] if asked.cluster.devices else missing_ranks(command)
+    _read_stage(settings, dict(texts) | command.written)
+    fields = fields_of(settings, asked)
+    settings.faults += loose_faults(command.loose, settings, "megatron")
+    uses_launcher = asked.cluster.devices == 0
+    software = software_of_flags(settings, fields)
+    return ReadResult(
+        fields,
+        settings,
+        software,
+        command.nodes if uses_launcher else 0,
+        command.devices_per_node,
+        subjects(given, "megatron"),
+    )
+
+
+def _read_stage(settings: Settings, texts: Mapping[str, str]) -> None:
+    """Set --zero-stage from DeepSpeed's configuration, if neither a flag nor --set gives the stage."""
+    name = settings.given.get("deepspeed-config")
+    if not isinstance(name, str) or settings.has("zero-stage") or "plan.zero" in settings.overrides:
+        return
+    text = next((text for path, text in texts.items() if PurePath(path).name == PurePath(name).name), None)
+    if text is None:
+        settings.faults.append(
+            f"--deepspeed-config {shortened(name)} says what is sharded, and it is not read: name that file, or say "
+            "--set plan.zero=STAGE"
+        )
+        return
+    stage = flat_keys(read_data("deepspeed.json", text)).get("zero_optimization.stage", 0)
+    settings.given |= {"zero-stage": stage}
+    settings.ignore("deepspeed-config")
+
+
+def fields_of(settings: Settings, asked: Asked) -> Flat:
+    """The fields of a job that Megatron-LM's flags give."""
+    for name in REQUIRED:
+        if not settings.has(name) and not (name == "num-layers" and settings.has("encoder-num-layers")):
+            settings.faults.append(f"--{name} is not said, and a model needs it; add it")
+    fields: Flat = {}
+    for row in SHAPE:
+        read_row(row, settings, fields)
+    if settings.faults or settings.needed:  # the other rows need a valid model
+        return fields
+    tables = [PLAN, MODEL]
+    if settings.has("num-experts") and settings.count("num-experts", 0) > 1:
+        tables.append(EXPERTS)
+    else:
+        settings.ignore(*(name for name in settings.given if name.startswith("moe-")))
+    if settings.count("mtp-num-layers", 0):
+        tables.append(MTP)
+    if "model.vocab" in asked.fields:
+        settings.ignore(
+            "vocab-size", "make-vocab-size-divisible-by", "padded-vocab-size", "tokenizer-type", "tokenizer-model"
+        )
+    for row in [row for table in (*tables, TRAINING) for row in table]:
+        if "vocab-size" in getattr(row, "names", ()) and "model.vocab" in asked.fields:
+            continue
+        read_row(row, settings, fields)
+    return fields
+
+
+_GENERATIONS = ("megatron-2021", "megatron-2022", "megatron-core")  # the oldest first
+
+
+def software_of_flags(settings: Settings, fields: Flat) -> str:
+    """The generation of software of a command: the oldest one that has both its flags and its plan."""
+    given = settings.given
+    plan = PlanSpec.model_construct(
+        **{name.removeprefix("plan."): value for name, value in fields.items() if name.startswith("plan.")}
+    )
+    missing: tuple[str, ...] = ()
+    if "deepspeed" in given or "zero-stage" in given:
+        generation = "megatron-deepspeed"
+    elif "overlap-grad-reduce" in given:
+        generation = "large-2024"
+    elif not {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"} & given.keys():
+        generation = _GENERATIONS[-1]
+    else:
+        lacking = {name: plan_lacks(software_of(name), plan) for name in _GENERATIONS}
+        generation = next((name for name, lacked in lacking.items() if not lacked), _GENERATIONS[-1])
+        missing = lacking[_GENERATIONS[0]]
+    why = f"by its flags, with {', '.join(missing)}" if missing else "by its flags"
+    settings.note(f"priced as {generation} software, {why} (--as NAME for another)")
+    return generation
+
+
+def flags(job: JobSpec) -> dict[str, Any]:
+    """The flags of a job, with their values."""
+    flags_of_job: dict[str, Any] = {}
+    for _, table in _sections(job):
+        flags_of_job |= write_table(table, job)
+    return flags_of_job | ({"moe-grouped-gemm": True} if job.model.moe.experts else {})
+
+
+def _sections(job: JobSpec) -> list[tuple[str, Any]]:
+    experts = EXPERTS if job.model.moe.experts else ()
+    mtp = MTP if job.model.mtp_layers else ()
+    return [("MODEL", (*SHAPE, *MODEL, *experts, *mtp)), ("PARALLEL", PLAN), ("TRAINING", TRAINING)]
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """The launch script of a job, by its file name."""
+    sections = {name: flag_words(write_table(table, job)) for name, table in _sections(job)}
+    if job.model.moe.experts:
+        sections["MODEL"].append("--moe-grouped-gemm")
+    is_fsdp = any(line.startswith("--use-megatron-fsdp") for line in sections["PARALLEL"])
+    if "--use-distributed-optimizer" in sections["PARALLEL"]:
+        sections["PARALLEL"] += ["--overlap-grad-reduce", "--overlap-param-gather"]
+    sections["DATA"] = ["--mock-data", "--split 99,1,0"]
+    exports = {} if is_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    text = script_text(job, "Megatron-LM", program("megatron"), sections, exports)
+    return {"run.sh": text}

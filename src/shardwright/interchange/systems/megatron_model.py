@@ -1,0 +1,302 @@
+"""Megatron-LM's flags for the model: widths, positions, norms, activations, vocabulary."""
+
+import math
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.job import JobSpec
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.reading.whole_text import whole
+from shardwright.interchange.rows import Rule, Table, count, flag, number, word
+
+# Number of tokens, and owner, of vocabularies that a launch script names only by their tokenizer.
+_VOCABULARIES = {
+    "gpt2bpetokenizer": (50257, "GPT-2's"),
+    "llama2tokenizer": (32000, "Llama 2's"),
+    "deepseek-ai/deepseek-v3": (128815, "DeepSeek-V3's"),
+    "deepseek-ai/deepseek-v2": (100015, "DeepSeek-V2's"),
+    "meta-llama/llama-3": (128256, "Llama 3's"),
+    "mistralai/mixtral-8x7b": (32000, "Mixtral's"),
+}
+
+
+def _read_vocab(settings: Settings, fields: Flat) -> None:
+    """Read the padded size of the vocabulary, which the embedding and the head are computed with."""
+    padded = settings.count(("padded-vocab-size", "pad-vocab-size-to"), 0)
+    tokens, unit = settings.count("vocab-size", 0), settings.count("make-vocab-size-divisible-by", 128)
+    kind, name = settings.text("tokenizer-type").lower(), settings.text("tokenizer-model").lower()
+    if padded:
+        fields["model.vocab"] = padded
+        return
+    if tokens and kind == "nulltokenizer":
+        tokens += 1
+        settings.note(f"NullTokenizer adds a token to --vocab-size: {tokens:,}")
+    elif not tokens and "model.vocab" not in fields:
+        vocabulary = next((key for key in _VOCABULARIES if key in (kind, name) or name.startswith(key)), "")
+        vocabulary = vocabulary or ("gpt2bpetokenizer" if settings.has("merge-file") and not kind else "")
+        if not vocabulary:
+            settings.faults.append(
+                "the number of tokens is the tokenizer's, which is not read; give it with --set model.vocab=N, padded "
+                f"as Megatron-LM pads it, to a multiple of {unit} x tensor-parallel ranks"
+            )
+            return
+        tokens, whose = _VOCABULARIES[vocabulary]
+        settings.note(f"the vocabulary is {whose}, {tokens:,} tokens, by the name of the tokenizer")
+    multiple = max(1, unit * fields["plan.tp"])
+    fields["model.vocab"] = -(-tokens // multiple) * multiple
+    if fields["model.vocab"] != tokens:
+        settings.note(
+            f"{tokens:,} tokens are padded to {fields['model.vocab']:,}, a multiple of {unit} x {fields['plan.tp']}"
+        )
+
+
+def _write_vocab(job: JobSpec, settings: dict[str, Any]) -> None:
+    vocab, tp = job.model.vocab, job.plan.tp
+    settings |= {"tokenizer-type": "NullTokenizer", "vocab-size": vocab - 1}
+    settings["make-vocab-size-divisible-by"] = math.gcd(128, vocab // tp) if vocab % tp == 0 else 1
+
+
+def _read_widths(settings: Settings, fields: Flat) -> None:
+    hidden, heads = fields["model.hidden"], fields["model.heads"]
+    groups = settings.count(("num-query-groups", "num-key-value-heads"), 0)
+    is_grouped = settings.flag("group-query-attention") or ("num-key-value-heads" in settings.given)
+    fields["model.kv_heads"] = groups if is_grouped and groups not in (0, heads) else 0
+    is_gated = settings.flag("swiglu") or settings.has("quick-geglu")
+    fields["model.ffn"] = settings.count(
+        "ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden
+    )
+    channels = settings.count("kv-channels", 0)
+    is_latent = settings.flag("multi-latent-attention")
+    fields["model.head_dim"] = 0 if is_latent or (heads and channels * heads == hidden) else channels
+    longest = settings.count("max-position-embeddings", 0)
+    fields["model.longest_sequence"] = longest if longest > fields["model.sequence"] else 0
+    if is_latent:
+        fields["model.kv_heads"] = 0
+        names = (
+            ("kv_rank", "kv-lora-rank", 32),
+            ("q_rank", "q-lora-rank", 0),
+            ("nope_dim", "qk-head-dim", 128),
+            ("rope_dim", "qk-pos-emb-head-dim", 64),
+            ("value_dim", "v-head-dim", 128),
+        )
+        fields |= {f"model.latent.{field}": settings.count(name, default) for field, name, default in names}
+
+
+def _write_widths(job: JobSpec, settings: dict[str, Any]) -> None:
+    model = job.model
+    settings["ffn-hidden-size"] = model.ffn_size
+    settings["max-position-embeddings"] = max(model.longest, model.sequence)
+    if model.is_latent:
+        latent = model.latent
+        settings |= {"multi-latent-attention": True, "qk-layernorm": True, "kv-lora-rank": latent.kv_rank}
+        settings |= {
+            "qk-head-dim": latent.nope_dim,
+            "qk-pos-emb-head-dim": latent.rope_dim,
+            "v-head-dim": latent.value_dim,
+        }
+        settings |= {"q-lora-rank": latent.q_rank} if latent.q_rank else {}
+        return
+    if model.num_kv_heads != model.heads:
+        settings |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
+    if model.head_size * model.heads != model.hidden:
+        settings["kv-channels"] = model.head_size
+
+
+# Flags -> (activation, gated_mlp).
+_ACTIVATIONS = {
+    "squared-relu": ("relu2", False),
+    "swiglu": ("silu", True),
+    "geglu": ("gelu", True),
+    "openai-gelu": ("gelu-tanh", False),
+}
+
+
+def _read_activation(settings: Settings, fields: Flat) -> None:
+    is_fused = not settings.flag("no-bias-gelu-fusion")
+    is_quick = settings.flag("quick-geglu")
+    clamp = settings.number("activation-func-clamp-value", 0.0)
+    offset = settings.number("glu-linear-offset", 0.0)
+    pairs = [pair for name, pair in _ACTIVATIONS.items() if settings.flag(name)]
+    has_bias = not settings.flag("disable-bias-linear")
+    kind, gated = pairs[0] if pairs else ("gelu-tanh" if is_fused and has_bias else "gelu", False)
+    if is_quick:
+        kind, gated = ("clamped-silu" if clamp == 7.0 and offset == 1.0 else "quick-gelu"), True
+    elif clamp or offset:
+        settings.faults.append(
+            f"{settings.said('activation-func-clamp-value')} can't be said here; use --quick-geglu with it"
+        )
+    fields |= {"model.activation": kind, "model.gated_mlp": gated}
+
+
+def _write_activation(job: JobSpec, settings: dict[str, Any]) -> None:
+    model = job.model
+    pair = (model.activation, model.gated_mlp)
+    if pair == ("clamped-silu", True):
+        settings |= {"quick-geglu": True, "activation-func-clamp-value": 7.0, "glu-linear-offset": 1.0}
+    elif pair == ("quick-gelu", True):
+        settings["quick-geglu"] = True
+    elif pair == ("gelu", False):
+        settings["no-bias-gelu-fusion"] = True
+    elif pair == ("gelu-tanh", False):
+        settings |= {} if model.bias else {"openai-gelu": True}
+    else:
+        settings |= {name: True for name, named_pair in _ACTIVATIONS.items() if named_pair == pair and name != "geglu"}
+
+
+_POSITIONS = {
+    "learned_absolute": "learned",
+    "rope": "rotary",
+    "rotary": "rotary",
+    "none": "none",
+    "alibi": "alibi",
+    "yarn": "rotary",
+    "absolute": "learned",
+}
+
+
+def _read_positions(settings: Settings, fields: Flat) -> None:
+    kind = settings.one_of("position-embedding-type", _POSITIONS, "learned_absolute")
+    is_yarn = settings.text("position-embedding-type") == "yarn"
+    is_latent = settings.flag("multi-latent-attention")
+    if settings.flag("use-rotary-position-embeddings") or is_latent:
+        kind = "rotary"
+    fields["model.positions"] = kind
+    rotary_base, rotary_share = settings.number("rotary-base", 10000.0), settings.number("rotary-percent", 1.0)
+    linear_factor = settings.count("rotary-seq-len-interpolation-factor", 1)
+    llama_factor = settings.number("rope-scaling-factor", 8.0) if settings.flag("use-rope-scaling") else 1.0
+    factor = settings.number("rotary-scaling-factor", 1.0)
+    rope = settings.one_of("rope-type", {"rope": "rope", "yarn": "yarn"}, "yarn" if is_latent or is_yarn else "rope")
+    settings.ignore("rotary-interleaved", "no-position-embedding", "no-rope-fusion")
+    if kind != "rotary":
+        return
+    fields["model.rotary_base"] = rotary_base
+    if rotary_share != 1.0 and not is_latent and fields["model.heads"]:
+        head_dim = fields["model.head_dim"] or fields["model.hidden"] // fields["model.heads"]
+        fields["model.rotary_dim"] = round(head_dim * rotary_share)
+    scaling: Flat = {}
+    if llama_factor != 1.0:
+        scaling = {"kind": "llama3", "factor": llama_factor, "trained_sequence": 8192}
+    elif linear_factor > 1:
+        scaling = {"kind": "linear", "factor": float(linear_factor)}
+    elif is_latent and rope == "rope" and factor != 1.0:
+        # Megatron-LM takes only the attention scale of YaRN here, not its angles.
+        settings.lose("mscale-all-dim", "attention has its scale by the width of heads alone here")
+    elif rope == "yarn" and factor != 1.0:
+        scaling = {
+            "kind": "yarn",
+            "factor": factor,
+            "mscale": settings.number("mscale", 1.0),
+            "mscale_all_dim": settings.number("mscale-all-dim", 0.0),
+        }
+        scaling["trained_sequence"] = settings.count("yarn-original-max-position-embeddings", 4096)
+        scaling["fast"] = settings.number("yarn-beta-fast", 32.0)
+        scaling["slow"] = settings.number("yarn-beta-slow", 1.0)
+        scaling["truncate"] = not settings.flag("no-yarn-correction-range-round-to-int")
+    settings.ignore("mscale", "mscale-all-dim")
+    fields |= {f"model.rotary_scaling.{name}": value for name, value in scaling.items()}
+
+
+def _write_positions(job: JobSpec, settings: dict[str, Any]) -> None:
+    model, scaling = job.model, job.model.rotary_scaling
+    kinds = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+    if model.positions not in kinds:
+        return
+    settings["position-embedding-type"] = kinds[model.positions]
+    if model.positions != "rotary":
+        return
+    settings["rotary-base"] = int(model.rotary_base) if float(model.rotary_base).is_integer() else model.rotary_base
+    if not model.is_latent and model.rotary_width != model.head_size:
+        settings["rotary-percent"] = model.rotary_width / model.head_size
+    if scaling.kind == "llama3":
+        settings |= {"use-rope-scaling": True, "rope-scaling-factor": scaling.factor}
+    elif scaling.kind == "linear" and scaling.factor.is_integer():
+        settings["rotary-seq-len-interpolation-factor"] = int(scaling.factor)
+    elif scaling.kind == "yarn" and model.is_latent:
+        settings["rotary-scaling-factor"] = scaling.factor
+        settings |= {"mscale": scaling.mscale, "mscale-all-dim": scaling.mscale_all_dim}
+
+
+def _read_window(settings: Settings, fields: Flat) -> None:
+    text = "".join(settings.words("window-size")).strip("()").replace(" ", "")
+    every = settings.text("window-attn-skip-freq", "0")
+    if not text:
+        return
+    tokens_before, full_every = whole(text.split(",")[0]), whole(every)
+    if tokens_before is None or full_every is None:
+        settings.faults.append(f"{settings.said('window-size')}, every {every}: it can't be said here; use LEFT,0")
+        return
+    fields |= {"model.window.size": tokens_before + 1, "model.window.full_every": full_every}
+
+
+def _write_window(job: JobSpec, settings: dict[str, Any]) -> None:
+    window = job.model.window
+    if window.size:
+        settings["window-size"] = f"{window.size - 1},0"
+        settings |= {"window-attn-skip-freq": window.full_every} if window.full_every else {}
+
+
+def _read_biases(settings: Settings, fields: Flat) -> None:
+    has_bias = not settings.flag("disable-bias-linear") and not settings.flag("multi-latent-attention")
+    fields |= {"model.bias": has_bias, "model.qkv_bias": settings.flag(("add-qkv-bias", "qkv-bias")) and not has_bias}
+
+
+def _write_biases(job: JobSpec, settings: dict[str, Any]) -> None:
+    # Megatron-LM refuses biases with experts that are split over ranks.
+    has_bias = job.model.bias and not (job.model.moe.experts and job.plan.expert_tp_size > 1)
+    settings |= {} if has_bias else {"disable-bias-linear": True}
+    settings |= {"add-qkv-bias": True} if job.model.qkv_bias else {}
+
+
+def _read_qk_norm(settings: Settings, fields: Flat) -> None:
+    is_head_norm, is_l2 = settings.flag("qk-layernorm"), settings.flag("qk-l2-norm")
+    is_latent = settings.flag("multi-latent-attention")
+    fields["model.qk_norm"] = "none" if is_latent else "l2" if is_l2 else "head" if is_head_norm else "none"
+
+
+def _write_qk_norm(job: JobSpec, settings: dict[str, Any]) -> None:
+    name = {"head": "qk-layernorm", "l2": "qk-l2-norm"}.get(job.model.qk_norm)
+    settings |= {name: True} if name else {}
+
+
+def _read_dropout(settings: Settings, fields: Flat) -> None:
+    fields["model.dropout"] = settings.number("hidden-dropout", 0.1)
+    attention_dropout = settings.number("attention-dropout", 0.1)
+    if attention_dropout:
+        settings.lost.append(
+            f"--attention-dropout {attention_dropout:g}: probabilities of attention are not dropped here"
+        )
+
+
+def _write_dropout(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings |= {"attention-dropout": 0.0, "hidden-dropout": job.model.dropout}
+
+
+def _read_embedding_norm(settings: Settings, fields: Flat) -> None:
+    fields["model.embedding_norm"] = settings.flag("embed-layernorm")  # a flag of Megatron-DeepSpeed
+
+
+REQUIRED = ("num-layers", "hidden-size", "num-attention-heads")
+
+SHAPE: Table = (
+    count("num-layers encoder-num-layers decoder-num-layers", "model.layers", 0, most=largest.LAYERS),
+    count("hidden-size", "model.hidden", 0),
+    count("num-attention-heads", "model.heads", 0),
+    count("seq-length encoder-seq-length max-position-embeddings", "model.sequence", 0),
+)
+
+MODEL: Table = (
+    Rule(("num-query-groups", "ffn-hidden-size", "kv-channels"), _read_widths, _write_widths),
+    Rule(("swiglu",), _read_activation, _write_activation),
+    Rule(("position-embedding-type",), _read_positions, _write_positions),
+    word("normalization", "model.norm", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}, "LayerNorm"),
+    number("norm-epsilon layernorm-epsilon", "model.norm_epsilon", 1e-5),
+    Rule(("disable-bias-linear", "add-qkv-bias"), _read_biases, _write_biases),
+    Rule(("qk-layernorm",), _read_qk_norm, _write_qk_norm),
+    flag("untie-embeddings-and-output-weights", "model.tied_embeddings", present=False, absent=True),
+    Rule(("hidden-dropout", "attention-dropout"), _read_dropout, _write_dropout),
+    number("init-method-std", "model.init_std", 0.02),
+    word("softmax-type", "model.sinks", {"vanilla": False, "learnable": True}, "vanilla"),
+    Rule(("window-size",), _read_window, _write_window),
+    Rule((), _read_embedding_norm),
+    Rule(("vocab-size", "make-vocab-size-divisible-by"), _read_vocab, _write_vocab),
+)

@@ -1,0 +1,361 @@
+"""Megatron-LM's flags for the plan: parallel degrees, pipeline, sharding, recompute."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.plan import even_stages, layer_policies
+from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE
+from shardwright.config.usual_links import filled_nodes
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.rows import Rule, Table, degree
+
+WORLD = "world-size"  # number of ranks that the launcher starts
+
+_VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
+_LAYOUT = "pipeline-model-parallel-layout"
+_FSDP = ("use-megatron-fsdp", "use-custom-fsdp")
+_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_CP = {"p2p": "ring", "all_gather": "all-gather", "a2a": "ulysses"}
+
+
+def _read_dp(settings: Settings, fields: Flat) -> None:
+    shared = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
+    world = settings.count(WORLD, 0)
+    fields["plan.dp"] = max(1, world // max(1, shared))
+    if world == 0:
+        settings.note(
+            f"nothing says how many GPUs there are, so one replica is taken: {shared} GPUs (--devices N for more)"
+        )
+    elif shared and world % shared:
+        cp = f" x context {fields['plan.cp']}" if fields["plan.cp"] > 1 else ""
+        settings.faults.append(
+            f"the launcher starts {world} ranks, and tensor {fields['plan.tp']} x pipeline {fields['plan.pp']}{cp} = "
+            f"{shared} of them share one replica ({world} / {shared} = {world / shared:.2f}); say how many GPUs there "
+            f"are with --devices, such as {filled_nodes(shared, world)}"
+        )
+
+
+def _read_pipeline(settings: Settings, fields: Flat) -> None:
+    """Read the schedule, the virtual stages, and the layers of each stage."""
+    pp, layers = fields["plan.pp"], fields["model.layers"]
+    text = settings.text(_LAYOUT)
+    layers_per_stage, stages_per_rank = (settings.count(name, 0, largest.LAYERS) for name in _VIRTUAL)
+    first = settings.count("decoder-first-pipeline-num-layers", 0)
+    last = settings.count("decoder-last-pipeline-num-layers", 0)
+    extra_layers = [settings.flag(f"account-for-{name}-in-pipeline-split") for name in ("embedding", "loss")]
+    num_counted = layers + sum(extra_layers)
+    stages: list[int] = []
+    if layers_per_stage and stages_per_rank:
+        settings.faults.append(
+            f"{settings.said(_VIRTUAL[0])} and {settings.said(_VIRTUAL[1])} are both there, and Megatron-LM takes one "
+            "of them; leave one out"
+        )
+    if text:
+        stages = _stages_of(text, settings)
+        virtual = max(1, len(stages) // pp)
+    elif layers_per_stage and pp and num_counted % (pp * layers_per_stage):
+        settings.faults.append(
+            f"--{_VIRTUAL[0]} {layers_per_stage} x --pipeline-model-parallel-size {pp} = {layers_per_stage * pp} "
+            f"does not divide {num_counted} layers"
+        )
+        virtual = 1
+    else:
+        virtual = max(1, num_counted // (pp * layers_per_stage) if layers_per_stage else stages_per_rank)
+    if pp * virtual > num_counted and not text:
+        stages = []
+    elif any(extra_layers) and not text:
+        stages = even_stages(num_counted, pp * virtual)
+        stages[0] -= extra_layers[0]
+        stages[-1] -= extra_layers[1]
+    elif (first or last) and not text and pp > 1:
+        stages = _uneven_stages(layers, pp, virtual, first, last)
+    if pp * virtual > layers + 2:  # the checks of the job report this
+        stages = []
+    fields["plan.schedule"] = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
+    fields["plan.virtual_stages"] = virtual if pp > 1 else 1
+    if stages and pp > 1 and (stages != even_stages(layers, pp * virtual) or 0 in stages):
+        fields["plan.layout"] = stages
+
+
+def _uneven_stages(layers: int, pp: int, virtual: int, first: int, last: int) -> list[int]:
+    """Layers of each stage, with `first` and `last` layers on the first and the last rank; 0 takes an equal share."""
+    num_middle = pp - (first > 0) - (last > 0)
+    per_middle_rank = (layers - first - last) // num_middle if num_middle else 0
+    ranks = [first or per_middle_rank, *[per_middle_rank] * (pp - 2), last or per_middle_rank]
+    return [ranks[stage % pp] // virtual for stage in range(pp * virtual)]
+
+
+def _stages_of(text: str, settings: Settings) -> list[int]:
+    """Layers of each stage of a layout, such as Et*3|(tt|)*29,m|L; empty, with a fault, if it is not valid."""
+    if len(text) > 4096 or not re.fullmatch(r"[EtmL|(),*0-9\s]*", text):
+        settings.faults.append(f"--{_LAYOUT} {text[:60]} has other letters than E, t, m and L")
+        return []
+    text = re.sub(r"[,\s]", "", text)
+    for pattern in (r"\(([^()]*)\)\*([0-9]{1,3})", r"([EtmL|])\*([0-9]{1,3})"):
+        text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
+        if len(text) > 1 << 16:
+            settings.faults.append(f"--{_LAYOUT} names more than {1 << 16:,} layers")
+            return []
+    return [stage.count("t") for stage in text.split("|")]
+
+
+def _layout_text(stages: list[int], mtp_layers: int) -> str:
+    """The layout of stages as Megatron-LM writes it: E embedding, t layer, m MTP layer, L loss."""
+    words = ["t" * count for count in stages]
+    words[0] = "E" + words[0]
+    words[-1] += "m" * mtp_layers + "L"
+    return "|".join(words)
+
+
+def _write_pipeline(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan, layers = job.plan, job.model.layers
+    virtual = plan.virtual_stages if plan.schedule == "interleaved-1f1b" and plan.pp > 1 else 1
+    stages = plan.stage_layers(layers) if len(plan.stage_layers(layers)) == plan.pp * virtual else []
+    if stages and len(set(stages)) > 1:
+        settings[_LAYOUT] = _layout_text(stages, job.model.mtp_layers)
+    elif virtual > 1:
+        settings[_VIRTUAL[1]] = virtual
+
+
+def _read_context(settings: Settings, fields: Flat) -> None:
+    words = settings.words("cp-comm-type") or ["p2p"]
+    if set(words) - set(_CP) or len(set(words)) > 1:
+        settings.faults.append(
+            f"{settings.said('cp-comm-type')} can't be said here; use one of {', '.join(_CP)} for all layers"
+        )
+    is_ulysses = settings.has("ds-sequence-parallel-size")  # Megatron-DeepSpeed: Ulysses
+    fields["plan.cp_method"] = "ulysses" if is_ulysses else _CP.get(words[0], "ring")
+
+
+def _write_context(job: JobSpec, settings: dict[str, Any]) -> None:
+    if job.plan.cp > 1:
+        settings["cp-comm-type"] = next(word for word, method in _CP.items() if method == job.plan.cp_method)
+
+
+def _read_zero(settings: Settings, fields: Flat) -> None:
+    shards = settings.flag("use-distributed-optimizer")
+    strategy = settings.one_of("data-parallel-sharding-strategy", _SHARDED, "no_shard")
+    zero = max(int(shards), settings.count("zero-stage", 0))
+    if settings.flag("deepspeed") and settings.flag("bf16") and zero == 0 and settings.has("zero-stage"):
+        zero = 1
+        settings.note("DeepSpeed shards the optimizer's state with bf16 also at --zero-stage 0, so plan.zero is 1")
+    if settings.has(*_FSDP):
+        zero = strategy
+        if not settings.has("data-parallel-sharding-strategy"):
+            settings.note(
+                "--use-megatron-fsdp shards nothing without --data-parallel-sharding-strategy: no_shard is its default"
+            )
+    if settings.flag("use-torch-fsdp2"):
+        zero = 2 if settings.flag("torch-fsdp2-no-reshard-after-forward") else 3
+    num_copies = settings.count("num-distributed-optimizer-instances", 1)
+    replicas = fields["plan.dp"] * fields["plan.cp"]
+    fields["plan.zero"] = zero
+    fields["plan.zero_ranks"] = replicas // num_copies if zero and num_copies > 1 and replicas % num_copies == 0 else 0
+    if num_copies > 1 and (not zero or replicas % num_copies):
+        settings.faults.append(
+            f"--num-distributed-optimizer-instances {num_copies} does not divide {replicas} replicas"
+        )
+
+
+def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan = job.plan
+    if plan.zero and plan.replicas > 1:
+        settings["use-distributed-optimizer"] = True
+        if plan.shard_copies > 1:
+            settings["num-distributed-optimizer-instances"] = plan.shard_copies
+    if plan.zero > 1 and plan.pp == 1 and plan.replicas > 1:
+        settings["use-megatron-fsdp"] = True
+        settings["data-parallel-sharding-strategy"] = {2: "optim_grads", 3: "optim_grads_params"}[plan.zero]
+        settings["ckpt-format"] = "fsdp_dtensor"
+        settings["no-gradient-accumulation-fusion"] = True
+
+
+def _read_offload(settings: Settings, fields: Flat) -> None:
+    share = settings.number("optimizer-offload-fraction", 1.0)
+    fields["plan.offload_optimizer"] = share if settings.flag("optimizer-cpu-offload") else 0.0
+
+
+def _write_offload(job: JobSpec, settings: dict[str, Any]) -> None:
+    if job.plan.offload_optimizer and shards_state(job):
+        settings["optimizer-cpu-offload"] = True
+        settings["optimizer-offload-fraction"] = job.plan.offload_optimizer
+        settings["use-precision-aware-optimizer"] = True
+
+
+def shards_state(job: JobSpec) -> bool:
+    """True if replicas shard the state of Adam. Offload and moments in bf16 need it."""
+    return job.plan.zero > 0 and job.plan.replicas > 1 and job.optimizer.name == "adamw"
+
+
+def _read_order(settings: Settings, fields: Flat) -> None:
+    fields["plan.order"] = STAGES_INSIDE if settings.flag("use-tp-pp-dp-mapping") else DEFAULT_ORDER
+
+
+def _write_order(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan = job.plan
+    stages = [axis for axis in plan.order.split("-") if getattr(plan, axis) > 1]
+    if stages == [axis for axis in STAGES_INSIDE.split("-") if getattr(plan, axis) > 1] and {"pp", "dp"} <= set(stages):
+        settings["use-tp-pp-dp-mapping"] = True
+
+
+def _read_expert_tp(settings: Settings, fields: Flat) -> None:
+    expert_tp = settings.count("expert-tensor-parallel-size", 0)
+    fields["plan.expert_tp"] = 0 if expert_tp == fields["plan.tp"] else expert_tp
+
+
+def _write_expert_tp(job: JobSpec, settings: dict[str, Any]) -> None:
+    if job.model.moe.experts and job.plan.expert_tp:
+        settings["expert-tensor-parallel-size"] = job.plan.expert_tp_size
+
+
+# ---- recompute -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module that can be recomputed: the operators of a plan that it consists of, and the models that have it.
+    `is_part` is True if the module is only a part of an operator."""
+
+    operators: frozenset[str]
+    is_in: Callable[[ModelSpec], bool] = lambda model: True
+    is_part: bool = False
+
+
+_FFN = frozenset(("up", "activation"))
+_MODULES = {
+    "core_attn": _Module(frozenset(("attention",))),
+    "mla_up_proj": _Module(frozenset(("attention",)), lambda model: model.is_latent, is_part=True),
+    "layernorm": _Module(frozenset(("norm",))),
+    "mlp": _Module(_FFN, lambda model: not all(map(model.moe.has_experts, range(model.layers)))),
+    "moe": _Module(_FFN, lambda model: model.moe.experts > 0),
+    "moe_act": _Module(frozenset(("activation",)), lambda model: model.moe.experts > 0),
+    "shared_experts": _Module(frozenset(), lambda model: False, is_part=True),
+}
+
+
+def _read_recompute(settings: Settings, fields: Flat) -> None:
+    granularity = settings.text("recompute-granularity")
+    method = settings.text(("recompute-method", "activations-checkpoint-method"))
+    number = settings.count(("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers"), 1)
+    modules = settings.words("recompute-modules")
+    selective = settings.flag("recompute-activations")
+    all_layers = settings.flag(("checkpoint-activations", "deepspeed-activation-checkpointing"))
+    if all_layers or (method and not granularity):
+        granularity, method = "full", method or "uniform"
+    granularity = granularity or ("selective" if selective else "")
+    settings.lose("distribute-saved-activations", "inputs of recomputed layers are whole on each rank here")
+    if granularity == "selective":
+        _read_modules(modules or ["core_attn"], settings, fields)
+    elif granularity == "full":
+        _read_full(method, number, settings, fields)
+    elif granularity:
+        settings.faults.append(f"--recompute-granularity {granularity} can't be said here; use full or selective")
+
+
+def _read_modules(modules: list[str], settings: Settings, fields: Flat) -> None:
+    unknown = [name for name in modules if name not in _MODULES]
+    if unknown:
+        settings.faults.append(
+            f"--recompute-modules {' '.join(unknown)[:60]} can't be said here; use one of {', '.join(_MODULES)}"
+        )
+    known = {name: _MODULES[name] for name in modules if name in _MODULES}
+    operators = frozenset[str]().union(*(module.operators for module in known.values() if not module.is_part))
+    for name, module in known.items():
+        if module.is_part and not (module.operators and module.operators <= operators):
+            settings.lost.append(f"--recompute-modules {name}: no operator here is that part alone; it is kept")
+    if operators:
+        names = [operator for operator in ("norm", "qkv", "attention", "up", "activation") if operator in operators]
+        fields |= {"plan.recompute": "selective", "plan.recompute_operators": names}
+
+
+def _read_full(method: str, number: int, settings: Settings, fields: Flat) -> None:
+    layers = fields["model.layers"]
+    num_stages = min(max(1, fields["plan.pp"] * fields["plan.virtual_stages"]), layers + 2)
+    stages = fields.get("plan.layout") or even_stages(layers, num_stages)
+    if method == "block":
+        policies = [["layer"] if place < number else [] for count in stages for place in range(count)]
+        fields |= (
+            {"plan.recompute": "layers", "plan.recompute_layers": policies}
+            if number < max(stages)
+            else {"plan.recompute": "full"}
+        )
+    elif number <= 1:
+        fields["plan.recompute"] = "full"
+    elif set(stages) == {number}:
+        fields["plan.recompute"] = "stage"
+    else:
+        fields["plan.recompute"] = "full"
+        settings.lost.append(
+            f"--recompute-num-layers {number}: layers are computed again one by one here, not {number} at once"
+        )
+
+
+def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
+    plan, stages = job.plan, job.plan.stage_layers(job.model.layers)
+    if plan.recompute == "stage" and len(set(stages)) == 1:
+        settings |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": stages[0]}
+        return
+    if plan.recompute in ("budget", "stage"):
+        return
+    policies = layer_policies(plan, job.model.layers)
+    if all(policy == {"layer"} for policy in policies):
+        settings |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    elif len(set(policies)) == 1 and policies[0]:
+        modules = _modules_of(policies[0], job)
+        settings |= {"recompute-granularity": "selective", "recompute-modules": modules} if modules else {}
+    elif all(policy in ({"layer"}, frozenset()) for policy in policies):
+        first = next((place for place, policy in enumerate(policies[: stages[0]]) if not policy), stages[0])
+        if first:
+            settings |= {"recompute-granularity": "full", "recompute-method": "block", "recompute-num-layers": first}
+
+
+def _modules_of(policy: frozenset[str], job: JobSpec) -> list[str]:
+    recomputed = {
+        name: module.operators
+        for name, module in _MODULES.items()
+        if module.operators and module.operators <= policy and module.is_in(job.model)
+    }
+    modules = [
+        name for name, operators in recomputed.items() if not any(operators < other for other in recomputed.values())
+    ]
+    # Megatron-LM discards outputs of norms and activations to recompute them, which delayed scaling does not allow.
+    is_refused = job.precision.float8 == "delayed" and {"layernorm", "moe_act"} & {*modules}
+    return [] if is_refused else modules
+
+
+def _read_sequence(settings: Settings, fields: Flat) -> None:
+    is_requested = settings.flag("sequence-parallel")
+    fields["plan.sequence_parallel"] = is_requested and fields["plan.tp"] > 1
+    if is_requested and fields["plan.tp"] == 1:
+        settings.note("--sequence-parallel is off, as Megatron-LM turns it off where no tensors are split (tensor 1)")
+
+
+def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings |= {"sequence-parallel": True} if job.plan.sequence_parallel and job.plan.tp > 1 else {}
+
+
+PLAN: Table = (
+    degree("tensor-model-parallel-size model-parallel-size", "plan.tp", largest.RANKS, always=True),
+    degree("pipeline-model-parallel-size", "plan.pp", largest.PIPELINE_RANKS, always=True),
+    degree("context-parallel-size ds-sequence-parallel-size", "plan.cp", largest.RANKS),
+    Rule((WORLD,), _read_dp),
+    Rule((*_VIRTUAL, _LAYOUT), _read_pipeline, _write_pipeline),
+    Rule(("cp-comm-type",), _read_context, _write_context),
+    degree("expert-model-parallel-size", "plan.ep", largest.RANKS),
+    Rule(("expert-tensor-parallel-size",), _read_expert_tp, _write_expert_tp),
+    Rule(("sequence-parallel",), _read_sequence, _write_sequence),
+    Rule(("use-distributed-optimizer", *_FSDP), _read_zero, _write_zero),
+    Rule(("use-tp-pp-dp-mapping",), _read_order, _write_order),
+    Rule(("optimizer-cpu-offload",), _read_offload, _write_offload),
+    Rule(
+        ("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"),
+        _read_recompute,
+        _write_recompute,
+    ),
+    degree("micro-batch-size batch-size", "plan.microbatch_size", largest.BATCH, always=True),
+)

@@ -1,0 +1,117 @@
+"""torchtitan 0.3: a job from a launch script and the Python file with its configuration function, and back."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.known_settings import program, subjects
+from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
+from shardwright.interchange.reading.script_text import script_text
+from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.shell_values import UNKNOWN, mark, unknown_names
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.systems.torchtitan_config import MAKERS, UNEXPANDED_FUNCTIONS, config_of, tell_unread
+from shardwright.interchange.systems.torchtitan_flags import CommandLine, command_line
+from shardwright.interchange.systems.torchtitan_models import FLAVORS
+from shardwright.interchange.systems.torchtitan_python import FUNCTION, python_text
+from shardwright.interchange.systems.torchtitan_releases import IN_PYTHON, read_settings
+
+_SCRIPT_ARGUMENTS = (mark("@"), mark("*"))  # "$@" and "$*": arguments of the script itself
+CONFIG = "CONFIG"  # the variable that names the configuration function
+_WRITTEN_MODULE = "job_config"  # the module that `write` writes, with the configuration function
+
+
+def is_training(words: list[str]) -> bool:
+    """True if a command trains with torchtitan."""
+    flags = {word.partition("=")[0] for word in words}
+    programs = (word.removesuffix(".py").replace("/", ".") for word in words)
+    return any(name.endswith(program("torchtitan")) for name in programs) or {"--module", "--config"} <= flags
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a launch script and the Python files that `texts` has beside it. Raises ShellFault."""
+    scripts = {name: text for name, text in texts.items() if PurePath(name).suffix != ".py"}
+    command = find_training_command(scripts, asked.variables, is_training) if scripts else Launched({}, {}, 0, 0)
+    arguments = [word for word in command.arguments if word not in _SCRIPT_ARGUMENTS]
+    words, notes = command_line(arguments), list(command.notes)
+    if len(arguments) < len(command.arguments):  # the arguments passed to the script itself are unknown
+        notes.append("flags that the script itself is started with are not here")
+    sources = [source_of_text(name, text) for name, text in texts.items() if name not in scripts]
+    reader = Reader(sources, dict(command.exported) | dict(asked.variables), UNEXPANDED_FUNCTIONS, MAKERS)
+    source, name = _function(words, reader, asked)
+    config = config_of(reader.call(source, name, [], {}), f"{source.short}: {name}", _family(source, words.module))
+    if any(flag.startswith("optimizer.") for flag in words.given):
+        config.faults = [fault for fault in config.faults if not fault.startswith("optimizer ")]
+    for flag in words.given:
+        config.unread.pop(flag, None)
+    settings = Settings(
+        IN_PYTHON.plain(config.given | words.given),
+        spelled=IN_PYTHON.spelled,
+        notes=[*notes, *reader.notes, *config.notes],
+        lost=config.lost,
+        faults=config.faults,
+        overrides=asked.fields,
+    )
+    settings.faults += IN_PYTHON.faults(config.given | words.given)
+    _report_lost(settings)
+    settings.faults += [] if asked.cluster.devices else missing_ranks(command)
+    result = read_settings(settings, IN_PYTHON, asked, command.nodes, command.devices_per_node)
+    tell_unread(settings, IN_PYTHON.plain(config.unread))
+    return replace(result, without_effect=subjects(settings.given, "torchtitan"))
+
+
+def _report_lost(settings: Settings) -> None:
+    """Report the settings that a job cannot express."""
+    settings.lose("model_registry.num_mtp_layers", "layers that predict further tokens are not in the model here")
+    settings.lose("model_registry.non_blocking_capacity_factor", "experts take all of their tokens here")
+    settings.lose("parallelism.pipeline_parallel_schedule_csv", "a schedule of one's own is not read")
+
+
+def _function(words: CommandLine, reader: Reader, asked: Asked) -> tuple[Source, str]:
+    """The file and the name of the configuration function. The command names it, or else --set CONFIG=NAME."""
+    for flag, text in (("module", words.module), ("config", words.config)):
+        if UNKNOWN.search(text):
+            ways = " ".join(f"--set {name}=VALUE" for name in unknown_names(text))
+            raise ShellFault(f"--{flag} depends on what nobody has set; say it: {ways}")
+    if "job.config_file" in words.given:
+        raise ShellFault("--job.config_file is of torchtitan up to 0.2; name that TOML alone, without the script")
+    name = words.config or asked.variables.get(CONFIG, "")
+    if not name:
+        names = [name for source in reader.sources for name in source.functions if not name.startswith("_")]
+        known = f" (functions in the files: {', '.join(names[:20])})" if names else ""
+        if len(names) != 1:
+            raise ShellFault(f"nothing names the configuration function{known}; say it with --set CONFIG=NAME")
+        name = names[0]
+    source = reader.find(name, words.module)
+    if source is None:
+        module = words.module[:60]
+        path = f"torchtitan/models/{module}/config_registry.py" if module.isidentifier() else f"that of {module}"
+        raise ShellFault(
+            f"the settings are what the Python function {name[:60]} of {module or 'its module'} returns, and it is in "
+            f"no file here; name its file behind the script (plan: --with FILE), such as {path}"
+        )
+    return source, name
+
+
+def _family(source: Source, module: str) -> str:
+    """The package of models that relative imports refer to: the file's folder, or a part of the module's name."""
+    families = {family for family, _ in FLAVORS}
+    parts = [PurePath(source.name).parent.name, *reversed(module.split("."))]
+    return next((part for part in parts if part in families), module.rpartition(".")[2])
+
+
+def settings_of(job: JobSpec) -> dict[str, Any]:
+    """A job's settings under torchtitan's names."""
+    return IN_PYTHON.settings(job)
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """The launch script and the Python file with its configuration function, by file name."""
+    words = [f"--module {_WRITTEN_MODULE}", f"--config {FUNCTION}"]
+    exports = {"PYTHONPATH": '"${0%/*}:${PYTHONPATH:-}"'}
+    script = script_text(job, "torchtitan", f"-m {program('torchtitan')}", {"CONFIG": words}, exports)
+    return {"run.sh": script, f"{_WRITTEN_MODULE}.py": python_text(job, IN_PYTHON.written(job))}

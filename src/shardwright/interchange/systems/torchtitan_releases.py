@@ -1,0 +1,157 @@
+"""torchtitan's releases: their names for the settings of the table (torchtitan_table.py), and the settings that they
+lack."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.job import JobSpec
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.known_settings import subjects
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.reading.whole_text import whole
+from shardwright.interchange.rows import read_row, write_table
+from shardwright.interchange.systems.torchtitan_models import FLAVORS, fields_of_flavor, flavor_of
+from shardwright.interchange.systems.torchtitan_table import PARTS, TABLE, WORLD
+
+_SOFTWARE = "torchtitan-2025"
+GROUP = "optimizer.param_groups.0."  # the parameters without a group of their own
+_KWARGS = GROUP + "optimizer_kwargs."
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of torchtitan, with its form of the configuration.
+
+    `spelled` maps names of the table to the release's names. `lacks` are names, or "name=value" pairs, that the release
+    does not have. `defaults` has the defaults that differ from the table's. `missing_models` are names of models that
+    the release lacks. `modules` maps the table's names for parts of a model to the release's names.
+    """
+
+    number: str
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    lacks: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    missing_models: frozenset[str] = frozenset()
+    modules: Mapping[str, str] = field(default_factory=dict)
+
+    def plain(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The release's settings under the names of the table."""
+        table_names = {spelling: name for name, spelling in self.spelled.items()}
+        return {table_names.get(name, name): value for name, value in settings.items()}
+
+    def faults(self, settings: Mapping[str, Any]) -> list[str]:
+        """Faults for settings of other releases that this release refuses."""
+        refused = [name for name in settings if name in self.lacks or name in self.spelled]
+        ways = {name: f"say {self.spelled[name]}" if name in self.spelled else "take it out" for name in refused}
+        return [f"{name} is no setting of torchtitan {self.number}; {way}" for name, way in ways.items()]
+
+    @property
+    def known(self) -> str:
+        """The names and flavors of the models that are known for the release."""
+        return ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS if name not in self.missing_models)
+
+    def written(self, job: JobSpec) -> dict[str, Any]:
+        """A job's settings under the names of the table, without those that the release lacks. PlanError if the release
+        has no such model."""
+        name_and_flavor = flavor_of(job.model, self.missing_models)
+        if name_and_flavor is None:
+            known = f"known here (known: {self.known})"
+            fault = f"it names its models, and this one is none of those that are {known}; take another --to"
+            raise PlanError(f"job {job.name}", [fault])
+        settings: dict[str, Any] = {"model.name": name_and_flavor[0], "model.flavor": name_and_flavor[1]}
+        settings |= write_table(TABLE, job)
+        parts = settings.get(PARTS, [])
+        settings |= {PARTS: [[self.modules.get(module, module) for module in part] for part in parts]} if parts else {}
+        return {
+            name: value
+            for name, value in settings.items()
+            if name not in self.lacks and f"{name}={value}" not in self.lacks
+        }
+
+    def settings(self, job: JobSpec) -> dict[str, Any]:
+        """A job's settings under the names of the release."""
+        return {self.spelled.get(name, name): value for name, value in self.written(job).items()}
+
+
+IN_TOML = Release(
+    "0.2",
+    lacks=frozenset(
+        {"parallelism.enable_sequence_parallel", "training.disable_cuda_graphs", "optimizer.implementation"}
+    ),
+)
+IN_PYTHON = Release(
+    "0.3",
+    spelled={
+        "model.name": "model_spec.name",
+        "model.flavor": "model_spec.flavor",
+        "model.converters": "model_registry.converters",
+        "quantize.linear.float8.recipe_name": "Float8LinearConverter.recipe_name",
+        "parallelism.expert_parallel_comm_backend": "model_registry.moe_comm_backend",
+        "activation_checkpoint.mode": "activation_checkpoint",
+        "optimizer.name": GROUP + "optimizer_name",
+        "optimizer.lr": _KWARGS + "lr",
+        "optimizer.beta1": _KWARGS + "betas.0",
+        "optimizer.beta2": _KWARGS + "betas.1",
+        "optimizer.eps": _KWARGS + "eps",
+        "optimizer.weight_decay": _KWARGS + "weight_decay",
+    },
+    lacks=frozenset(
+        {
+            "activation_checkpoint.selective_ac_option",
+            "parallelism.context_parallel_rotate_method",
+            "parallelism.expert_tensor_parallel_degree",
+            "quantize.linear.float8.recipe_name=tensorwise",
+        }
+    ),
+    defaults={"activation_checkpoint.selective_ac_option": "op", "quantize.linear.float8.recipe_name": "rowwise"},
+    missing_models=frozenset({"llama2"}),
+    modules={"output": "lm_head"},
+)
+
+
+def read_settings(
+    settings: Settings, release: Release, asked: Asked, nodes: int = 0, devices_per_node: int = 0
+) -> ReadResult:
+    """The fields of a job, read from settings under the names of the table.
+
+    The launcher starts `nodes` nodes with `devices_per_node` devices each; 0 means unknown.
+    """
+    given = settings.given
+    without_effect = subjects(given, "torchtitan")
+    world = asked.cluster.devices or nodes * devices_per_node
+    given |= {name: value for name, value in release.defaults.items() if given.get(name) is None}
+    given |= {WORLD: world} if world else {}
+    name_and_flavor = settings.text("model.name", "llama3"), settings.text("model.flavor", "debugmodel")
+    model = None if name_and_flavor[0] in release.missing_models else fields_of_flavor(*name_and_flavor)
+    if model is None and not any(field.startswith("model.") for field in asked.fields):
+        problem = f"model {name_and_flavor[0][:40]} {name_and_flavor[1][:40]} is not known here"
+        if not settings.has("model.name", "model.flavor"):
+            problem = (
+                f"no {settings.shown('model.name')} and {settings.shown('model.flavor')} say a model that is known here"
+            )
+        settings.faults.append(f"{problem} (known: {release.known}); give it with --set model.name=NAME of the catalog")
+    fields: Flat = {"layers": _layers_of(model or {}, asked)}
+    for row in TABLE:
+        read_row(row, settings, fields)
+    del fields["layers"]
+    fields |= {f"model.{name}": value for name, value in flat_keys(model or {}).items()}
+    settings.note(f"priced as {_SOFTWARE} software (--as NAME for another)")
+    settings.ignore(WORLD, *release.defaults)
+    return ReadResult(
+        fields, settings, _SOFTWARE, 0 if asked.cluster.devices else nodes, devices_per_node, without_effect
+    )
+
+
+def _layers_of(model: dict[str, Any], asked: Asked) -> int:
+    """The number of layers of the model, which torchtitan divides into stages; 0 if unknown."""
+    name = asked.fields.get("model.name", model.get("name", ""))
+    override = whole(asked.fields.get("model.layers", ""))
+    if override is not None:
+        return override
+    if name in catalog.names("models"):
+        return int(catalog.read("models", name)["layers"])
+    return int(model.get("layers", 0))

@@ -1,0 +1,342 @@
+"""Settings of the program that DeepSpeed and Accelerate start: options of transformers' TrainingArguments, and the
+model in config.json. Keys have the form of the command line: "--learning_rate"."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.base import PlanError, shortened
+from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.hugging_face.config_json import fields_of
+from shardwright.config.hugging_face.written_config import written_config
+from shardwright.config.job import JobSpec
+from shardwright.interchange.imported import Asked
+from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.reading.shell_values import unknown_names
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.rows import Rule, Table, number
+from shardwright.interchange.systems.megatron_flags import flag_words
+
+WORLD = "world_size"
+_SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine_with_min_lr": "cosine",
+    "inverse_sqrt": "inverse-sqrt",
+    "warmup_stable_decay": "wsd",
+}
+_OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+    "lion_32bit": "lion",
+}
+_SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length")
+
+
+def is_training(words: list[str]) -> bool:
+    """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments."""
+    names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
+    has_program = any(word.endswith(".py") for word in words)
+    training_words = {"deepspeed", "deepspeed_config", "per_device_train_batch_size", "config_file", "learning_rate"}
+    return has_program and (bool(names & training_words) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
+
+
+@dataclass(frozen=True)
+class FileParts:
+    """The contents of all files: settings, names of settings whose value is "auto", keys of config.json (`model`), the
+    training command, and a fault for each file that they name and that is missing."""
+
+    given: dict[str, Any]
+    automatic: frozenset[str]
+    model: dict[str, Any] | None
+    command: Launched | None
+    faults: tuple[str, ...]
+
+    def settings(self, asked: Asked, world: int) -> Settings:
+        """The settings of all files and of the command, for `world` devices; 0 means unknown."""
+        missing = [] if world or not self.command else missing_ranks(self.command)
+        return Settings(
+            self.given | ({WORLD: world} if world else {}),
+            notes=list(self.command.notes) if self.command else [],
+            faults=[*self.faults, *missing],
+            overrides=asked.fields,
+            automatic=self.automatic,
+        )
+
+
+def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[str, Any]], bool]) -> FileParts:
+    """Read all files. `is_own` tells if a file with some keys is the system's own configuration. Raises ShellFault."""
+    given: dict[str, Any] = {}
+    model: dict[str, Any] | None = None
+    has_own = False
+    command: Launched | None = None
+    scripts = {name: text for name, text in texts.items() if not name.lower().endswith((".json", ".yaml", ".yml"))}
+    scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
+    if scripts:
+        command = find_training_command(scripts, asked.variables, is_training)
+        for flags in (command.launcher_settings, command.settings):
+            given |= {
+                f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
+            }
+    written = command.written if command else {}
+    for name, text in {
+        **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
+        **{name: text for name, text in texts.items() if name not in scripts},
+    }.items():
+        data = read_data(name if name.endswith((".json", ".yaml", ".yml")) else f"{name}.json", text)
+        if "model_type" in data or "text_config" in data:
+            model = data
+        elif is_own(data):
+            given |= flat_keys(data)
+            has_own = True
+        elif "per_device_train_batch_size" in data or "learning_rate" in data:
+            given |= {f"--{key}": value for key, value in data.items()}
+        else:
+            raise ShellFault(
+                f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
+            )
+    names = {PurePath(name).name for name in (*texts, *written)}
+    return FileParts(
+        {key: value for key, value in given.items() if value != "auto"},
+        frozenset(key for key, value in given.items() if value == "auto"),
+        model,
+        command,
+        tuple(_missing_files(given, names, has_own)),
+    )
+
+
+_FILES = (
+    "--deepspeed",
+    "--deepspeed_config",
+    "--deepspeed_config_file",
+    "deepspeed_config.deepspeed_config_file",
+    "--config_file",
+    "--fsdp_config",
+)
+
+
+def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Iterator[str]:
+    """A fault for each configuration that a script or another file names and that is not among the files."""
+    for key in _FILES:
+        value = given.get(key)
+        if not isinstance(value, str) or value in ("none", "") or value.lstrip().startswith("{"):
+            continue
+        is_given = has_own if unknown_names(value) else PurePath(value).name in names
+        if not is_given:
+            yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
+
+
+def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, fields: Flat) -> None:
+    """Set the fields of the model from the keys of its config.json."""
+    if model is None:
+        if not any(name in asked.fields for name in ("model.name", "model.weights", "model.layers")):
+            settings.faults.append(
+                "nothing says what the model is; name its config.json as a further file, or --set "
+                "model.name=NAME of the catalog"
+            )
+        return
+    model_fields, faults = fields_of(model)
+    settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
+    coefficient = model.get("router_aux_loss_coef")
+    if (
+        "moe" in model_fields
+        and model.get("output_router_logits") is True
+        and isinstance(coefficient, (int, float))
+        and coefficient > 0
+    ):
+        model_fields["moe"] |= {"aux_loss": "switch", "aux_coefficient": float(coefficient)}
+    fields |= {f"model.{name}": value for name, value in model_fields.items()}
+
+
+def _read_sequence(settings: Settings, fields: Flat) -> None:
+    tokens = settings.count(_SEQUENCE, 0)
+    if tokens:
+        fields["model.sequence"] = tokens
+    elif "model.sequence" in fields:
+        settings.note(
+            f"nothing says how long samples are; {fields['model.sequence']:,} tokens are taken (--set model.sequence=N)"
+        )
+
+
+def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["--block_size"] = job.model.sequence
+
+
+def _read_rate(settings: Settings, fields: Flat) -> None:
+    steps = settings.count(("--max_steps", "--max_train_steps", "scheduler.params.total_num_steps"), 0)
+    if not steps:
+        steps = 1000
+        settings.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
+    kind = settings.one_of("--lr_scheduler_type", _SCHEDULES, "linear")
+    raw_kwargs = settings.raw("--lr_scheduler_kwargs")
+    try:
+        kwargs = raw_kwargs if isinstance(raw_kwargs, dict) else json.loads(str(raw_kwargs)) if raw_kwargs else {}
+    except (ValueError, RecursionError):
+        kwargs = {}
+        settings.faults.append(f"{settings.said('--lr_scheduler_kwargs')}: it should be JSON")
+    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    kind = _own_schedule(settings, kind)
+    ratio = settings.number("--warmup_ratio", 0.0)
+    warmup = settings.count(
+        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"),
+        1000 if _is_default(settings, "scheduler.params.warmup_num_steps") else round(ratio * steps),
+    )
+    fields |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
+    is_cosine = settings.text("scheduler.type") == "WarmupCosineLR"
+    default_ratio = 0.0001 if is_cosine and settings.is_open("scheduler.params.cos_min_ratio") else 0.0
+    lowest_ratio = kwargs.get(
+        "min_lr_rate", kwargs.get("min_lr_ratio", settings.number("scheduler.params.cos_min_ratio", default_ratio))
+    )
+    fields["optimizer.min_learning_rate_ratio"] = lowest_ratio if isinstance(lowest_ratio, (int, float)) else 0.0
+    if kind == "wsd":
+        decay_steps = kwargs.get("num_decay_steps", max(1, steps // 10))
+        fields["optimizer.decay_share"] = (
+            min(1.0, decay_steps / steps) if isinstance(decay_steps, int) and decay_steps > 0 else 0.1
+        )
+        shape = str(kwargs.get("decay_type", "cosine"))
+        fields["optimizer.decay_shape"] = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}.get(
+            shape, "linear"
+        )
+    settings.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
+
+
+_OWN_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def _is_default(settings: Settings, name: str) -> bool:
+    """True if the schedule is DeepSpeed's own, and a parameter of it is left at DeepSpeed's default."""
+    return settings.text("scheduler.type") in _OWN_SCHEDULES and settings.is_open(name)
+
+
+def _own_schedule(settings: Settings, kind: str) -> str:
+    """The schedule of DeepSpeed's configuration if it has one, else the program's schedule `kind`."""
+    own_type = settings.text("scheduler.type")
+    if not own_type:
+        return kind
+    if own_type not in _OWN_SCHEDULES and "optimizer.schedule" not in settings.overrides:
+        settings.faults.append(
+            f"scheduler.type = {shortened(own_type)} can't be said here; use one of {', '.join(_OWN_SCHEDULES)}, "
+            "or say what comes near it with --set optimizer.schedule=NAME, such as cosine"
+        )
+    if own_type in _OWN_SCHEDULES and settings.text("scheduler.params.warmup_type", "log") == "log":
+        settings.lost.append("scheduler.params.warmup_type is log there, and the warm-up is linear here")
+    return _OWN_SCHEDULES.get(own_type, kind)
+
+
+def _read_peak(settings: Settings, fields: Flat) -> None:
+    """Read the peak learning rate. Its default is 1e-3 with an optimizer or schedule of DeepSpeed's, else 5e-5."""
+    names = ("--learning_rate", "optimizer.params.lr", "scheduler.params.warmup_max_lr")
+    has_own_schedule = settings.text("scheduler.type") == "WarmupDecayLR" and settings.is_open(names[2])
+    has_own_optimizer = settings.has("optimizer.type") and settings.is_open(names[1])
+    default = 1e-3 if has_own_schedule or has_own_optimizer else 5e-5
+    if settings.is_open(*names):
+        settings.note(f"nothing says the learning rate; {default:g} is taken (--set optimizer.learning_rate=RATE)")
+    fields["optimizer.learning_rate"] = settings.number(names, default)
+
+
+def _write_peak(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["--learning_rate"] = job.optimizer.learning_rate
+
+
+def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
+    optimizer = job.optimizer
+    settings |= {"--max_steps": optimizer.steps, "--warmup_steps": optimizer.warmup_steps}
+    lowest_ratio = optimizer.min_learning_rate_ratio
+    names = {"constant": "constant_with_warmup", "inverse-sqrt": "inverse_sqrt", "wsd": "warmup_stable_decay"}
+    name = names.get(optimizer.schedule, optimizer.schedule)
+    if name == "cosine" and lowest_ratio:
+        name = "cosine_with_min_lr"
+        settings["--lr_scheduler_kwargs"] = json.dumps({"min_lr_rate": lowest_ratio})
+    if name == "warmup_stable_decay":
+        shape = {"sqrt": "1-sqrt"}.get(optimizer.decay_shape, optimizer.decay_shape)
+        decay_steps = max(1, round(optimizer.decay_share * optimizer.steps))
+        settings["--lr_scheduler_kwargs"] = json.dumps(
+            {"num_decay_steps": decay_steps, "decay_type": shape, "min_lr_ratio": lowest_ratio}
+        )
+    settings["--lr_scheduler_type"] = name
+
+
+def _read_optimizer(settings: Settings, fields: Flat) -> None:
+    own_type = settings.text("optimizer.type").lower()
+    fields["optimizer.name"] = settings.one_of("--optim", _OPTIMIZERS, "adamw_torch")
+    if own_type:
+        names = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
+        if own_type not in names:
+            settings.faults.append(
+                f"optimizer.type = {own_type[:40]} can't be said here; use one of {', '.join(names)}"
+            )
+        fields["optimizer.name"] = names.get(own_type, "adamw")
+        if own_type == "adam" and settings.flag("optimizer.params.adam_w_mode", True) is False:
+            fields["optimizer.name"] = "adam"
+    betas = settings.raw("optimizer.params.betas")
+    pair = (
+        betas
+        if isinstance(betas, list) and len(betas) == 2 and all(type(beta) in (int, float) for beta in betas)
+        else (0.9, 0.999)
+    )
+    fields |= {
+        "optimizer.beta1": settings.number("--adam_beta1", float(pair[0])),
+        "optimizer.beta2": settings.number("--adam_beta2", float(pair[1])),
+    }
+    fields["optimizer.epsilon"] = settings.number(("--adam_epsilon", "optimizer.params.eps"), 1e-8)
+    fields["optimizer.momentum"] = settings.number("optimizer.params.momentum", 0.0)
+
+
+def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
+    optimizer = job.optimizer
+    settings["--optim"] = next((word for word, name in _OPTIMIZERS.items() if name == optimizer.name), "adamw_torch")
+    if optimizer.name not in ("sgd", "adafactor"):
+        settings |= {
+            "--adam_beta1": optimizer.beta1,
+            "--adam_beta2": optimizer.beta2,
+            "--adam_epsilon": optimizer.epsilon,
+        }
+
+
+def _read_recompute(settings: Settings, fields: Flat) -> None:
+    if settings.flag("--gradient_checkpointing"):
+        fields["plan.recompute"] = "full"
+
+
+def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
+    if job.plan.recompute == "full" and job.plan.recompute_every == 1:
+        settings["--gradient_checkpointing"] = True
+
+
+OPTIONS: Table = (
+    Rule(("--block_size",), _read_sequence, _write_sequence),
+    Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
+    Rule(("--optim",), _read_optimizer, _write_optimizer),
+    Rule(("--learning_rate",), _read_peak, _write_peak),
+    number("--weight_decay optimizer.params.weight_decay", "optimizer.weight_decay", 0.0, always=True),
+    Rule(("--max_steps", "--lr_scheduler_type"), _read_rate, _write_rate),
+)
+
+
+def model_file(job: JobSpec) -> str:
+    """The text of config.json for a job's model. PlanError if no family of Hugging Face's has such a model."""
+    try:
+        keys = written_config(job.model)[1]
+    except PlanError as error:
+        fault = (
+            "no family of Hugging Face's has these layers, so there is no config.json for them; use a model that one "
+        )
+        raise PlanError(error.subject, [f"{fault}has, such as --set model.name=llama3-8b, or --to megatron"]) from None
+    if job.model.moe.aux_loss == "switch" and job.model.moe.aux_scope == "microbatch":
+        keys |= {"output_router_logits": True, "router_aux_loss_coef": job.model.moe.aux_coefficient}
+    return json.dumps(keys, indent=2) + "\n"
+
+
+def option_lines(options: dict[str, Any]) -> list[str]:
+    """The options among some settings (names with --), as lines of a command."""
+    return flag_words({name.removeprefix("--"): value for name, value in options.items() if name.startswith("--")})

@@ -1,0 +1,162 @@
+"""The cost of attention: its products, rotation and core, and the exchanges of ranks that share its sequences.
+
+Letters and units are those of operators.py.
+"""
+
+import math
+
+import numpy as np
+
+from shardwright.config.context_facts import CONTEXT_METHODS
+from shardwright.layers.arrays import Numbers
+from shardwright.layers.layer_operators import LayerOperator
+from shardwright.layers.operators import (
+    FLOAT32,
+    HALF,
+    Context,
+    Exchange,
+    Exchanges,
+    MatrixProduct,
+    Operator,
+    Scores,
+    entering,
+    rise,
+)
+
+
+def project(c: Context, o: LayerOperator) -> Operator:
+    """The product before the heads: it gives query, key and value themselves, or the latents of each tp rank's own
+    rows.
+
+    Without low-rank queries the gather that brings the queries' rows also lets each rank make the latents of all rows.
+    """
+    if c.shape.latent is None:
+        return rise(c, o)
+    m, (down, q_up, *_), rows = c.shape.latent, c.shape.attention_matrices, c.sizes.latent_tokens
+    query_product = MatrixProduct.of(rows, q_up, c.grid.tp)
+    if m.query_rank:
+        query_product = MatrixProduct(rows, down.inner, m.query_rank)
+    products = query_product, MatrixProduct(rows, down.inner, down.columns - m.query_rank)
+    kept, inside = c.bytes_of("latents"), 0.0 if m.query_rank else c.gathered
+    return Operator(o, products, kept=kept, given=c.bytes_of(o.gives), inside=inside)
+
+
+def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
+    """Norms of the latents, and the products that make query, key and value of a rank's heads.
+
+    With low-rank queries tp ranks gather the latents and sum their gradients (model/latent_attention.py; so does
+    Megatron-core, whose down projections are duplicated).
+    """
+    s, m, rows = c.shape, c.shape.low_ranks, c.sizes.latent_tokens
+    products = tuple(MatrixProduct.of(c.tokens, product.matrix, c.grid.tp) for product in o.products)
+    ranks = m.query_rank + m.key_rank
+    moved = rows * ((2 * ranks + m.rotary) * (c.software.norm[0] + HALF))
+    traffic = moved, 2 * moved
+    if c.software.latent:
+        traffic = tuple(rows * (ranks + m.rotary) * element_bytes for element_bytes in c.software.latent)
+    given = c.bytes_of(o.gives)
+    kept = HALF * rows * ranks + given
+    share = (ranks + m.rotary) / s.hidden if m.query_rank else 0.0
+    forward, backward = entering(c, share)
+    return Operator(o, products, None, *traffic, forward, backward, kept, given=given, inside=share * c.gathered)
+
+
+def rotate(c: Context, o: LayerOperator) -> Operator:
+    """Rotary positions, and the copies that put heads into their order."""
+    n, w = c.sizes[o.gives], c.software
+    forward, backward = _turned(c, n)
+    if c.shape.clips:  # the forward reads and writes; the backward moves the gradient and the clipped values
+        forward, backward = forward + 2 * HALF * n, backward + 3 * HALF * n
+    return Operator(o, (), None, forward, backward, kept=n * w.rotary_kept, given=HALF * n, kernel="rotary", elements=n)
+
+
+def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
+    """Bytes moved to make `n` elements of query, key and value ready, forward and backward.
+
+    Some software prices values and unrotated elements apart. It rotates queries and keys; of latent attention the
+    rotary part of queries. Latent attention also pads values to the width of keys, and cuts the results of attention
+    again.
+    """
+    s, w = c.shape, c.software
+    if not s.is_turned(c.kind) and w.learned:
+        return n * w.learned[0], n * w.learned[1]
+    if not w.copied:
+        return n * w.rotary[0], n * w.rotary[1]
+    if s.latent:
+        turned_share, heads = s.latent.rotary / (2 * s.query_width + s.value_width), c.tokens * c.sizes.heads
+        padded = heads * (s.query_width + s.value_width) * (s.value_width < s.query_width)
+    else:
+        turned_share, padded = (s.heads + s.kv_heads) / (s.heads + 2 * s.kv_heads), 0.0
+    norms = w.head_norm if s.head_norms else (0.0, 0.0)
+    forward, backward = (
+        n * turned_share * (of_turned + of_norm) + (n * (1 - turned_share) + padded) * of_copied
+        for of_turned, of_norm, of_copied in zip(w.rotary, norms, w.copied, strict=True)
+    )
+    return forward, backward
+
+
+def attention(c: Context, o: LayerOperator) -> Operator:
+    """The attention core: one kernel, or two products with a softmax between them that keeps the scores.
+
+    Under cp with "ulysses" a rank has a share of the heads for all tokens, else all heads for a share of the queries.
+    """
+    s, grid, w, heads = c.shape, c.grid, c.software, c.sizes.heads
+    queries, given, method = s.sequence // grid.cp, c.bytes_of(o.gives), CONTEXT_METHODS[grid.cp_method]
+    exchanges = _keys_to_queries(c, heads, s.query_width)
+    if w.attention in ("torch", "softmax"):
+        batch, n = heads * grid.microbatch, 1.0 * heads * grid.microbatch * queries * s.sequence
+        if method.trades_heads:
+            batch, queries = np.maximum(1, batch // grid.cp), s.sequence
+        products = (
+            MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
+            MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
+        )
+        # Kept: the softmax's result, and with torch's float32 softmax a copy in 16 bits; with dropout the mask and the
+        # remaining scores. Backward: the gradients on both sides of the softmax.
+        per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
+        inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
+        traffic = n * w.softmax[0], n * w.softmax[1]
+        return Operator(o, products, None, *traffic, *exchanges, n * per_score + given, given, given, inside)
+    causal_share = 0.5 if w.causal else 1.0
+    keys = s.keys_seen(c.kind)
+    pairs = causal_share * heads * c.tokens * keys
+    length = np.minimum(queries if method.exchange == "ring" else s.sequence, math.ceil(keys))
+    scores = Scores(pairs, length, s.query_width + s.value_width)
+    sums = FLOAT32 * c.sizes["log-sum-exp"]
+    inside = sums * s.query_width  # the gradient of queries is accumulated in float32
+    visits = grid.cp * (grid.cp > 1) * (not method.trades_heads)
+    if s.is_blockwise(c.kind):
+        visits = np.maximum(1, visits)
+    forward, backward = (c.sizes["attended"] * visits * element_bytes for element_bytes in w.ring)
+    if s.caps:
+        forward, backward = forward + pairs * w.capped[0], backward + pairs * w.capped[1]
+    kept, merged, traffic = given + sums, c.sizes["attended"] * visits, (forward, backward)
+    return Operator(
+        o, (), scores, *traffic, *exchanges, kept, kept, given, inside, needs_kept=True, kernel="merge", elements=merged
+    )
+
+
+def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
+    """The exchange of cp ranks around attention, forward and backward.
+
+    ring (Liu et al. 2023, arXiv 2310.01889): keys and values travel round the ring, in the backward with their
+    gradients. all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward
+    again, and their gradients are scattered. In both, gradients may have another dtype. ulysses (Jacobs et al. 2023,
+    arXiv 2309.14509): tokens are traded for heads and back; fewer key/value heads than cp ranks are repeated. A
+    latent's values travel as wide as its keys, `width` elements, because kernels need them padded.
+    """
+    s, grid = c.shape, c.grid
+    kv_heads, is_cut = np.maximum(1, s.kv_heads // grid.tp), grid.cp > 1
+    kv = HALF * c.tokens * kv_heads * 2 * width * grid.cp * is_cut
+    gradient_bytes = c.software.key_gradient_bytes
+    gradients = kv * gradient_bytes / grid.element_bytes if gradient_bytes else kv
+    exchange = CONTEXT_METHODS[grid.cp_method].exchange
+    if exchange == "ring":
+        return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", kv + gradients, rounds=2),)
+    if exchange == "all_gather":
+        gather = Exchange("all_gather", "cp", kv)
+        return (gather,), (gather, Exchange("reduce_scatter", "cp", gradients))
+    per_token = (heads + 2 * np.maximum(kv_heads, grid.cp)) * width
+    to_heads = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
+    to_tokens = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
+    return (to_heads, to_tokens), (to_tokens, to_heads)

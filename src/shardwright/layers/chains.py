@@ -1,0 +1,131 @@
+"""Layers, embedding and head as the costs of their operators; the bytes that they keep under a recomputation policy.
+
+An operator is a line in layer_operators.py, and a function here that costs it.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from shardwright.config.model_shape import ModelShape
+from shardwright.config.software import SoftwareSpec
+from shardwright.layers import attention_operators as heads
+from shardwright.layers import embedding_head as ends
+from shardwright.layers import expert_operators as routed
+from shardwright.layers import operators as op
+from shardwright.layers.arrays import Numbers
+from shardwright.layers.layer_operators import ALWAYS_RECOMPUTED, LayerOperator, piece_operators
+from shardwright.layers.operators import HALF, Context, Operator
+from shardwright.layers.query import PlanGrid
+
+Chain = tuple[Operator, ...]
+_BEFORE = ("embedding norm", "hidden norm")  # the first layer, or the block of a further token
+_BEHIND = ("attention out norm", "mlp out norm")  # the halves of a layer
+
+_COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
+    **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm", *_BEFORE, *_BEHIND), op.norm),
+    **dict.fromkeys(("attention enter", "mlp enter", "shared enter"), op.enter),
+    **dict.fromkeys(("attention leave", "mlp leave", "shared leave"), op.leave),
+    **dict.fromkeys(("attention join", "mlp join"), op.join),
+    **dict.fromkeys(("up", "expert up", "shared up"), op.rise),
+    **dict.fromkeys(("activation", "expert activation", "shared activation"), op.activate),
+    **dict.fromkeys(("out", "down", "expert down", "shared down"), op.fall),
+    "qkv": heads.project,
+    "heads": heads.heads_of_latents,
+    "rotary": heads.rotate,
+    "attention": heads.attention,
+    "router": routed.route,
+    "experts enter": routed.assemble,
+    "dispatch": routed.dispatch,
+    "weigh": routed.weigh_rows,
+    "combine": routed.combine,
+    "shared gate": routed.weigh_shared,
+    "experts leave": routed.total,
+    "embedding": ends.embed,
+    "project": ends.project,
+    "head enter": ends.enter_head,
+    "head": ends.head,
+}
+
+
+def chains(shape: ModelShape, grid: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
+    """The operators of each kind of piece: layers, embedding, head, and the modules that predict a further token."""
+    kinds = (*shape.kinds, "embedding", "head", *(("mtp",) if shape.mtp else ()))
+    chain_of = {kind: _chain(Context(shape, grid, software, kind)) for kind in kinds}
+    if grid.element_bytes == HALF:
+        return chain_of
+    return {kind: tuple(o.in_numbers_of(grid.element_bytes) for o in chain) for kind, chain in chain_of.items()}
+
+
+def _chain(c: Context) -> Chain:
+    return tuple(_COSTS[o.name](c, o) for o in piece_operators(c.shape, c.kind))
+
+
+def kept_bytes(chain: Chain, policy: str) -> Numbers:
+    """The bytes that a chain keeps of one microbatch from forward to backward under a policy of recomputation.
+
+    Cut.recompute has the policies. full: only the layer's input, which its first norm keeps in 16 bits. stage: nothing,
+    because the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022, section
+    5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective op"). Names
+    of operators: all but the results of these operators. A norm's result is kept as the input of products.
+    """
+    if policy == "stage":
+        return 0.0
+    if policy == "full":
+        enter = next((o for o in chain if o.name == "attention enter"), None)
+        return enter.kept if enter else sum(o.kept for o in chain)
+    if policy == "selective":
+        return sum(o.kept_result if o.name == "attention" else o.kept for o in chain)
+    if policy == "matmul":
+        enter = next((o for o in chain if o.name == "attention enter"), None)
+        product_elements = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
+        attention_bytes = sum(o.kept_result for o in chain if o.name == "attention")
+        return HALF * product_elements / 2 + attention_bytes + (enter.kept if enter else 0.0)
+    recomputed = {
+        o.layer_operator.gives
+        for o in chain
+        if o.recompute_unit in policy.split("+") and o.layer_operator.gives != o.layer_operator.takes
+    }
+    return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
+
+
+def turn_bytes(chain: Chain, policy: str) -> Numbers:
+    """Peak bytes that the backward of a layer needs in addition to the bytes that all of its operators kept, under a
+    policy that recomputes operators one by one.
+
+    From the last operator to the first, the bytes are: the gradients of the residual stream, of the operator's result
+    and of its input, its inside bytes and the bytes recomputed for it, less the bytes that are free by then.
+    """
+    stream, peak, freed = chain[0].given, 0.0, 0.0
+    for operator, producer in zip(reversed(chain), (*reversed(chain[:-1]), chain[0]), strict=True):
+        kept = kept_bytes((operator,), policy) if policy in ("none", "selective") else operator.kept
+        needed_bytes = stream + operator.given + producer.given + operator.inside + operator.kept - kept
+        peak = np.maximum(peak, needed_bytes - freed - np.minimum(kept, operator.freed))
+        freed = freed + kept
+    return peak
+
+
+def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
+    """Elements of one weight of each distinct shape in the products of these layers."""
+    shapes: list[tuple[Numbers, Numbers]] = []
+    total: Numbers = 0.0
+    for p in (p for chain in layers for operator in chain for p in operator.products if p.weight):
+        is_new: Numbers = 1.0
+        for inner, columns in shapes:
+            is_new = is_new * ((inner != p.inner) | (columns != p.columns))
+        shapes.append((p.inner, p.columns))
+        total = total + is_new * p.inner * p.columns
+    return total
+
+
+def share_run_again(operator: Operator, policy: str) -> float:
+    """The share of an operator's forward that a policy computes again in the backward."""
+    if operator.recompute_unit in ALWAYS_RECOMPUTED:
+        return 1.0
+    if policy in ("full", "stage"):
+        return 1.0
+    if policy == "selective":
+        return float(operator.name == "attention" and operator.scores is None)
+    if policy == "matmul":
+        return 0.5 if operator.products else float(operator.scores is None)
+    return float(operator.recompute_unit in policy.split("+"))

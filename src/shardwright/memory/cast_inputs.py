@@ -1,0 +1,66 @@
+"""Operands of products in fp8, if weight gradients are in fp8 too: inputs that are kept in fp8 instead of 16 bits, if
+no other operator keeps them, and both operands from I to W if the backward is split (parallel/tensor/cast_input.py).
+
+Sizes are bytes on one rank.
+"""
+
+from collections.abc import Iterable
+
+from shardwright.config.array_math import holds
+from shardwright.config.job import JobSpec
+from shardwright.config.matrix import Matrix
+from shardwright.config.precision import FLOAT8_TILE
+from shardwright.layers.layer_operators import LayerOperator
+from shardwright.memory.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
+
+# Parts whose product does not share its input: both of an MLP; its last; that before attention.
+BOTH, LAST, FIRST = ("up", "down"), ("down",), ("qkv",)
+
+
+def cast_inputs(
+    job: JobSpec, share: Share, operators: Iterable[LayerOperator], parts: tuple[str, ...], num_groups: Bytes = 1
+) -> tuple[dict[str, Bytes], dict[str, tuple[str, ...]]]:
+    """(sizes of the cast tensors, tensors that parts keep instead of their inputs), for the `parts` of a chain whose
+    product does not share its input. Each of `num_groups` groups of rows has a scale."""
+    sizes: dict[str, Bytes] = {}
+    keeps: dict[str, tuple[str, ...]] = {}
+    for operator in operators if job.precision.float8_weight_gradients else ():
+        for product in operator.products if operator.recompute_unit in parts else ():
+            tensor, width = product.takes.removeprefix("whole "), product.matrix.inner_on(_cut(job, product.matrix))
+            name = IN_FLOAT8.format(tensor)
+            sizes[name] = _cast_bytes(job.precision.float8, share.tensors[tensor], width, num_groups)
+            keeps[operator.recompute_unit] = (name,)
+    return sizes, keeps
+
+
+def _cut(job: JobSpec, matrix: Matrix) -> Bytes:
+    """The number of ranks that share a matrix."""
+    return job.plan.expert_tp_size if matrix.experts else job.plan.tp
+
+
+def waiting_operands(
+    job: JobSpec, share: Share, operators: Iterable[LayerOperator], num_groups: Bytes = 1
+) -> dict[str, Bytes]:
+    """Sizes of the operands of weight gradients in fp8. An operand that tp ranks gather is in 16 bits."""
+    if not job.precision.float8_weight_gradients:
+        return {}
+    plan, sizes = job.plan, dict[str, Bytes]()
+    gathers = plan.sequence_parallel and holds(plan.tp > 1)
+    for product in (product for operator in operators for product in operator.products):
+        matrix = product.matrix
+        tp, groups = _cut(job, matrix), num_groups if matrix.experts else 1
+        for tensor, width in ((product.takes, matrix.inner_on(tp)), (product.gives, matrix.columns_on(tp))):
+            size = _cast_bytes(job.precision.float8, share.tensors[tensor], width, groups)
+            is_gathered = gathers and tensor == product.takes and tensor.startswith("whole")
+            sizes[IN_FLOAT8.format(tensor)] = share[tensor] if is_gathered else size
+    return sizes
+
+
+def _cast_bytes(recipe: str, elements: Bytes, width: Bytes, num_groups: Bytes) -> Bytes:
+    rows = elements // width
+    num_scales = num_groups
+    if recipe == "rowwise":
+        num_scales = rows
+    elif recipe == "blockwise":
+        num_scales = rows * -(-width // FLOAT8_TILE)
+    return elements + FLOAT32 * num_scales

@@ -1,0 +1,152 @@
+"""The memory of one job's ranks as every command reports it: the exact account for this runtime, else a prediction.
+
+A search uses memory/rank_estimate.py in arrays, for thousands of plans; this module judges the plans that it returns.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.software import software_of
+from shardwright.config.units import GIB
+from shardwright.cost.calibration import Constants, device_constant, device_of
+from shardwright.cost.communicators import job_room_bytes
+from shardwright.cost.from_job import run_of
+from shardwright.cost.pipeline_bubble import in_flight
+from shardwright.layers.memo import Memo
+from shardwright.memory.job_memory import rank_memory as account_of_rank
+from shardwright.memory.rank_estimate import Memory, rank_memory
+from shardwright.schedule.job_program import job_order, steps_to_fill
+from shardwright.sharding.memory_account import RankMemory
+
+_ALL = 8  # up to so many pipeline ranks, the account of each is made; one account takes long
+_FILLED, _FILLED_MORE = 2, 4  # microbatches over ranks that fill a pipeline, with one stage a rank and with more
+_ENDS = 4  # further microbatches, for short pipelines: the first and the last are not like the others
+_FULLEST = 3  # with more ranks, so many that need most by closed forms, and three others
+
+
+def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
+    """Memory of every pipeline rank. KeyError names what is unknown."""
+    if not software_of(job.cluster.software).is_own:
+        return rank_memory(run_of(job), constants)
+    return list(_of_ranks(job, range(job.plan.pp)))
+
+
+def fullest(job: JobSpec, constants: Constants) -> Memory:
+    """Memory of the pipeline rank that needs most of its device, with `host` of the rank that offloads most.
+
+    KeyError names what is unknown.
+    """
+    if not software_of(job.cluster.software).is_own:
+        return _fullest(rank_memory(run_of(job), constants))
+    ranks = range(job.plan.pp) if job.plan.pp <= _ALL else sorted(_ranks_to_ask(job, constants))
+    return _fullest(list(_of_ranks(job, ranks)))
+
+
+def every_rank_has_room(
+    job: JobSpec, constants: Constants, has_room: Callable[[Memory], bool], memo: Memo | None = None
+) -> bool:
+    """True if `has_room` is true for the memory of all ranks that may be the fullest.
+
+    The rank with the highest predicted need is judged first: if it has no room, no other account is made. `memo` keeps
+    earlier results of the same model and cluster. KeyError names what is unknown.
+    """
+    if not software_of(job.cluster.software).is_own:
+        return has_room(_fullest(rank_memory(run_of(job), constants, memo)))
+    return all(map(has_room, _of_ranks(job, reversed(_ranks_to_ask(job, constants, memo)))))
+
+
+def _of_ranks(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
+    """The memory of some pipeline ranks by their accounts, each made when the iterator reaches it."""
+    alike = _Alike(as_full(job))
+    return (of_account(job, _account(alike, rank)) for rank in ranks)
+
+
+def as_full(job: JobSpec) -> JobSpec:
+    """The job with the fewest microbatches that fill its pipeline in the same rounds: its ranks need as much memory.
+
+    The job itself is returned if its order is solved for it and so has no rounds, or if its pipeline does not drain.
+    """
+    plan, m = job.plan, job.num_microbatches
+    num_to_fill = _FILLED_MORE * plan.pp if plan.virtual_stages > 1 else _FILLED * plan.pp + _ENDS
+    num_few = num_to_fill + (m - num_to_fill) % (2 * plan.pp)
+    if num_few >= m or plan.pp == 1 or SCHEDULES[plan.schedule].idle_s is None:
+        return job
+    ranks = plan.schedule, plan.pp, np.arange(plan.pp)
+    stages = plan.stages_per_rank, plan.extra_warmup
+    if not np.array_equal(in_flight(*ranks, m, *stages), in_flight(*ranks, num_few, *stages)):
+        return job
+    size = num_few * plan.dp * plan.microbatch_size
+    return job.model_copy(update={"batch": job.batch.model_copy(update={"global_batch_size": size})})
+
+
+def _ranks_to_ask(job: JobSpec, constants: Constants, memo: Memo | None = None) -> list[int]:
+    """The pipeline ranks whose account is made; those with the highest predicted need come last."""
+    predicted = [float(memory.process) for memory in rank_memory(run_of(job), constants, memo)]
+    by_need = np.argsort(predicted, kind="stable").tolist()
+    if job.plan.pp <= _ALL:
+        return list(by_need)
+    # The first rank has the embedding and most microbatches in flight, the last the head; the middle represents others.
+    samples = {0, len(predicted) // 2, len(predicted) - 1} - set(by_need[-_FULLEST:])
+    return [*sorted(samples), *by_need[-_FULLEST:]]
+
+
+def room_words(job: JobSpec, constants: Constants) -> str:
+    """Text on the memory that a device offers and the part that no plan can use. KeyError names what is unknown."""
+    device, software = device_of(job.cluster.device), software_of(job.cluster.software)
+    shown = f"the {device.offered_bytes / GIB:.4g} GiB that a device shows of its {device.memory_gib:g}"
+    if software.is_own:
+        kept = f"{(device.offered_bytes - device.room_bytes) / GIB:.2g} GiB"
+        return (
+            f"{shown}, less {kept} for a process's context, buffers of communication and what its allocator loses, or "
+            "more where a plan has many communicators"
+        )
+    context = f"{device_constant(constants, device, 'context_bytes') / GIB:.2g} GiB"
+    lost = f"{device_constant(constants, device, 'memory_lost'):.1%}"
+    return (
+        f"{shown}, with {context} for a process's context and buffers of communication, and {lost} of activations, "
+        "buffers and working memory for what its allocator loses"
+    )
+
+
+def _fullest(ranks: list[Memory]) -> Memory:
+    fullest_rank = max(ranks, key=lambda memory: float(memory.process))
+    return replace(fullest_rank, host=max(float(memory.host) for memory in ranks))
+
+
+def of_account(job: JobSpec, rank: RankMemory) -> Memory:
+    """A rank's account in the form of a prediction; `overhead` is the part of the device that the plan can't fill."""
+    return Memory(
+        float(rank.parameters_bytes),
+        float(rank.gradients_bytes),
+        float(rank.optimizer_bytes),
+        float(rank.activations_bytes),
+        buffers=float(rank.buffers_bytes),
+        working=float(rank.working_bytes),
+        overhead=device_of(job.cluster.device).offered_bytes - job_room_bytes(job),
+        host=float(rank.host_bytes),
+    )
+
+
+class _Alike:
+    """A job that equals another one with the same fields, so that its account is made once."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self.job = job
+        self._fields = job.model_dump_json()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Alike) and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        return hash(self._fields)
+
+
+@lru_cache(maxsize=512)
+def _account(alike: _Alike, rank: int) -> RankMemory:
+    job = alike.job
+    return account_of_rank(job, job_order(job, steps_to_fill(job)).program(), rank)

@@ -1,0 +1,278 @@
+"""Memory of this runtime, of many plans at once: the account (memory/) in arrays.
+
+The account itself computes, once for each distinct layer, the bytes that the layer keeps, recomputes, leaves for its
+weight gradients and needs while it runs. This module multiplies them by the microbatches in flight, for which schedules
+have closed forms, and adds the state and ZeRO's buffers. The account replays the rank's own list of actions instead,
+which takes thousands of times as long. A test compares the two (tests/memory/test_own_memory.py), and the account judges
+the plans of a search before they are shown.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shardwright.config.array_math import MixedError
+from shardwright.config.compression_facts import COMPRESSIONS
+from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
+from shardwright.config.plan import sums_by_run
+from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
+from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
+from shardwright.layers.arrays import Array, Numbers, distinct
+from shardwright.layers.memo import Memo, layer_columns, layer_words
+from shardwright.layers.query import PlanGrid, Run
+from shardwright.layers.stage_contents import LayerKind, PipelineRanks
+from shardwright.memory.activations import (
+    documents_kept,
+    embedding_kept,
+    head_kept,
+    head_working_bytes,
+    layer_of,
+)
+from shardwright.memory.further_tokens import further_layers
+from shardwright.memory.kept_tensors import Bytes, Share
+from shardwright.memory.layer_memory import LayerMemory
+from shardwright.sharding.groups import SHARDS, layout
+from shardwright.sharding.optimizer_state import moments_of
+
+_FLOAT = 4
+_OF_LAYER, _OF_ENDS = 4, 8  # rows of a kind of layer, and of embedding, head and further tokens
+# Policies of a search, asked for together: to make a layer takes longer than to ask it.
+_USUAL = ("none", "attention", "activation+norm", "activation+attention+norm+qkv+up", "full")
+_MESSAGES = 3  # of a pipeline, in transfer or waiting
+
+
+def _all_kinds(run: Run, kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+    """The kinds of layers to ask the account for: the same for all plans of a search."""
+    policies = dict.fromkeys((*_USUAL, *(_asked(policy) for _, policy in kinds)))
+    of_model = dict.fromkeys((*shape_of(_job_of(run).model).kinds, *(kind for kind, _ in kinds)))
+    return tuple((kind, policy) for kind in of_model for policy in policies)
+
+
+def _asked(policy: str) -> str:
+    return "none" if policy == "stage" else policy
+
+
+def account_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
+    """Bytes by plan, of shape (values, plans).
+
+    The rows are, for each kind of layer, what a microbatch keeps, recomputes in its turn, leaves from I to W, and needs
+    while it runs. After them come a stage's input, which is also the size of a message; bytes kept by the embedding and
+    by every stage; bytes kept and needed by the head; and bytes that a module of further tokens keeps before its block,
+    leaves from I to W, and needs there.
+    """
+    grid, job = run.grid.as_arrays(), _job_of(run)
+    table = np.empty((_OF_LAYER * len(kinds) + _OF_ENDS, len(grid.tp)))
+    firsts, part_of_plan = distinct(_asked_together(job, grid))
+    parts = [np.flatnonzero(part_of_plan == number) for number in range(len(firsts))]
+    while parts:
+        plans = parts.pop()
+        try:
+            rows = _plan_rows(_with_layers(job, grid, plans), kinds)
+        except MixedError as mixed:
+            parts += plans[mixed.condition], plans[~mixed.condition]
+            continue
+        for row, values in zip(table, rows, strict=True):
+            row[plans] = values
+    return table
+
+
+def _asked_together(job: JobSpec, grid: PlanGrid) -> tuple[Array, ...]:
+    """Columns that are equal for plans that the account may take together, because they share the same axes. If the
+    capacity of experts is rounded, only equal plans are."""
+    columns = [grid.sequence_parallel, grid.tp > 1, grid.cp > 1, grid.ep > 1, grid.expert_tp == grid.tp]
+    if job.model.moe.experts and job.model.moe.capacity(1) is not None:
+        columns = [grid.sequence_parallel, grid.tp, grid.cp, grid.ep, grid.expert_tp, grid.microbatch]
+    return tuple(column.astype(np.int64) for column in columns)
+
+
+def _job_of(run: Run) -> JobSpec:
+    assert run.job is not None, "a run of this runtime is of a job"
+    return run.job
+
+
+def _with_layers(job: JobSpec, grid: PlanGrid, plans: Array) -> JobSpec:
+    """A job with the layers of some plans: numbers that differ are arrays. Does not validate them."""
+    names = {name: name for name in ("tp", "cp", "ep", "expert_tp")} | {"microbatch_size": "microbatch"}
+    numbers = {field: getattr(grid, name)[plans] for field, name in names.items()}
+    plan = {name: int(column[0]) if np.all(column == column[0]) else column for name, column in numbers.items()} | {
+        "sequence_parallel": bool(grid.sequence_parallel[plans[0]]),
+        "cp_method": grid.cp_method,
+        "dispatch": grid.dispatch,
+    }
+    return job.model_copy(update={"plan": job.plan.model_copy(update=plan)})
+
+
+def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
+    shape = shape_of(job.model)
+    numbers = {shape.kind(number): number for number in range(job.model.layers)}
+    layers = {kind: layer_of(job, number) for kind, number in numbers.items()}
+    rows = []
+    for kind, policy in kinds:
+        layer = layers.get(kind)
+        memory = LayerMemory.of(layer, policy_of(policy), works=True) if layer else _NO_LAYER
+        rows += [memory.kept_bytes, memory.again_bytes, memory.deferred_bytes, memory.working_bytes]
+    return [
+        *rows,
+        Share.of(job)["input"],
+        sum(embedding_kept(job).values()),
+        sum(documents_kept(job).values()),
+        sum(head_kept(job).values()),
+        head_working_bytes(job),
+        *_further_rows(job),
+    ]
+
+
+def _further_rows(job: JobSpec) -> list[Bytes]:
+    """Bytes of all modules of further tokens, without their blocks: kept, left from I to W, and needed in the turn of
+    the last module."""
+    modules = list(further_layers(job, KEEP_ALL, works=False)) if job.model.mtp_layers else []
+    if not modules:
+        return [0, 0, 0]
+    layer = LayerMemory.of(layer_of(job, job.model.layers), KEEP_ALL)
+    kept, deferred = (
+        sum(getattr(module, name) - getattr(layer, name) for module in modules)
+        for name in ("kept_bytes", "deferred_bytes")
+    )
+    return [kept, deferred, len(modules) * Share.of(job)["input"]]
+
+
+_NO_LAYER = LayerMemory(KEEP_ALL, 0, 0, 0)
+
+
+def policy_of(name: str) -> Policy:
+    """The policy of a value of PlanGrid.recompute (layers/query.py). "stage" recomputes the whole stage at once, and
+    then every layer keeps all its tensors until its backward."""
+    if name in ("none", "stage"):
+        return KEEP_ALL
+    return WHOLE_LAYER if name == "full" else frozenset(name.split("+"))
+
+
+def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes of shape (ranks, plans): activations at the peak, working memory then, inputs on the host, messages.
+
+    `kept`, `deferred` and `offloaded` are bytes of one microbatch, until the microbatches in flight multiply them.
+    """
+    grid = run.grid
+    kinds = _all_kinds(run, ranks.kinds)
+    rows = memo.rows("account", run, (kinds, *layer_words(grid)), layer_columns, partial(account_rows, kinds=kinds))
+    stage_input, embedding, document_numbers, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows[-_OF_ENDS:]
+    kept: Numbers = ranks.embedding * embedding + document_numbers * grid.virtual + ranks.head * mtp_kept
+    in_turn, offloaded, stage_recomputed = 0.0 * kept, 0.0 * kept, 0.0 * kept
+    deferred = ranks.head * mtp_deferred + in_turn
+    for (kind, policy), num_layers in zip(ranks.kinds, ranks.layers, strict=True):
+        first_row = _OF_LAYER * kinds.index((kind, _asked(policy)))
+        kind_kept, kind_recomputed, kind_deferred, kind_working = rows[first_row : first_row + _OF_LAYER]
+        deferred = deferred + num_layers * kind_deferred
+        in_turn = np.maximum(in_turn, (kind_recomputed + kind_working) * (num_layers > 0))
+        if policy == "stage":
+            stage_recomputed = stage_recomputed + kind_kept * num_layers / grid.virtual
+        else:
+            kept = kept + num_layers * kind_kept
+            if policy == "full":  # inputs but the stage's own wait on the host, and two are here in their turn
+                offloaded = offloaded + num_layers * kind_kept * grid.offload_activations
+                in_turn = in_turn + 2 * kind_kept * grid.offload_activations
+    offloaded = np.maximum(0.0, offloaded - stage_input * (grid.virtual * grid.num_copies - ranks.embedding))
+    if any(policy == "stage" for _, policy in ranks.kinds):
+        kept = kept + stage_input * grid.virtual
+    p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
+    alive = grid.by_schedule(
+        lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
+    )
+    split = grid.by_schedule(
+        lambda name, at: np.stack(in_flight_split(name, p[at], _on_which_most_wait(name, ranks, p, at), m[at]))
+    )
+    on_device = kept - offloaded
+    layers_kept = np.maximum(on_device * alive * _unevenness(run), on_device * split[0] + deferred * split[1])
+    activations = layers_kept + stage_recomputed + ranks.head * head
+    working = np.maximum(in_turn - ranks.head * (head - mtp_input), ranks.head * head_work)
+    return activations, np.maximum(0.0, working), offloaded * alive, _MESSAGES * stage_input * (p > 1)
+
+
+def _unevenness(run: Run) -> Numbers:
+    """Layers of the largest stages over those of the mean stage, if microbatches gather in some of a rank's stages."""
+    grid, layers = run.grid, run.shape.layers
+    stages = grid.pp * grid.virtual
+    uneven = -(-layers // stages) * stages / layers
+    return np.where(grid.of_schedules(lambda facts: facts.keeps_unevenly), uneven, 1.0)
+
+
+def _on_which_most_wait(schedule: str, ranks: PipelineRanks, p: Array, at: Any) -> Array:
+    """Among pipeline ranks with the same contents, the rank on which most microbatches wait for their weight gradients:
+    the last of them, or the middle one for DualPipe."""
+    rank, is_first, is_last = ranks.rank[:, at], ranks.embedding[:, at] > 0, ranks.head[:, at] > 0
+    facts = SCHEDULES[schedule]
+    if facts.num_copies > 1:
+        return np.where(is_first | is_last, rank, p[at] // 2 - 1)
+    last = p[at] - 1 if facts.are_alternating else np.maximum(rank, p[at] - 2)  # the very last has the head
+    return np.where(is_first, rank, np.where(is_last, p[at] - 1, last))
+
+
+def held_state(
+    grid: PlanGrid, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes of (parameters, gradients, optimizer, host) of common elements, and of routed experts' if any; `by_matrix`
+    has the number of each that are updated by matrix. Counted as in memory/job_memory.py, without padding."""
+    parameters, gradients, optimizer, host = (0.0 * num_elements[0] for _ in range(4))
+    values = grid.element_bytes
+    gradient = grid.gradient_bytes or _FLOAT
+    master = _FLOAT if values < _FLOAT else 0
+    of_matrices, of_others = (
+        len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or _FLOAT) for is_by_matrix in (True, False)
+    )
+    for elements, num_by_matrix, kind in zip(num_elements, by_matrix, SHARDS.values(), strict=False):
+        moments = of_others + (of_matrices - of_others) * num_by_matrix / np.maximum(1.0, elements)
+        shards = layout(grid, kind).size
+        resident = elements * np.where(grid.zero == 3, 1 / shards, 1.0)
+        updated = elements * np.where(grid.zero > 0, 1 / shards, 1.0)
+        parameters = parameters + values * resident * (1 - grid.offload_parameters)
+        gradients = gradients + gradient * elements * np.where(grid.zero >= 2, 1 / shards, 1.0)
+        optimizer = optimizer + updated * (moments + master) * (1 - grid.offload_optimizer)
+        host_moments = moments + _FLOAT + master  # with a copy of the gradient
+        host = host + updated * host_moments * grid.offload_optimizer + values * resident * grid.offload_parameters
+    return parameters, gradients, optimizer, host
+
+
+def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -> Numbers:
+    """The most bytes that ZeRO borrows at once (sharding/zero_events.py), and the casts to fp8, which are kept with
+    their values. `common` and `routed` are the elements of each rank; no other rank may share those of routed experts.
+
+    The gradients of a layer arrive while those of two units are reduced, or those of whole stages if they are not
+    reduced for each microbatch. In ZeRO-3 a pipeline gathers whole stages, two if their turns follow each other, and a
+    model in one piece gathers two layers. The tables are units of their own.
+    """
+    grid = run.grid
+    shares_routed = layout(grid, SHARDS[True]).size > 1 if run.shape.experts else True
+    is_borrowed = shares_routed | (grid.offload_parameters > 0)
+    num_borrowed = common + routed * is_borrowed
+    table = run.shape.table_elements / grid.tp
+    tables = table * ranks.num_tables(run.shape)
+    num_layers = np.maximum(1, sum(ranks.layers))
+    layer = np.maximum(0.0, num_borrowed - tables) / num_layers
+    values, gradient = grid.element_bytes, grid.gradient_bytes or _FLOAT
+    # The modules of further tokens use the table while the head is gathered, or on its way.
+    num_tables = 2.0 if run.shape.mtp and not run.shape.tied else 1.0
+    largest = np.minimum(tables, table) * np.where(ranks.head > 0, num_tables, 1.0)
+    stage = np.maximum(0.0, num_borrowed - tables) / (grid.virtual * grid.num_copies) + largest
+    stages, is_several = stage * grid.num_copies, grid.virtual > 1
+    is_whole = grid.pp * grid.virtual == 1
+    # The gradients of a single microbatch are reduced as they arrive.
+    by_run = grid.by_schedule(lambda name, at: sums_by_run(name, grid.virtual[at], grid.reduce_each))
+    by_run = (by_run * (grid.num_microbatches > 1)) > 0
+    stage2_bytes = gradient * np.where(by_run, stages, layer + tables)
+    stage3_bytes = values * np.where(is_whole, 2 * layer + largest, stages * (1 + is_several))
+    num_reducing = 1 if run.shape.experts else 2  # layers; experts are a unit of their own
+    arriving = np.maximum((1 + num_reducing) * layer, num_reducing * layer + largest)
+    next_stage = np.minimum(2 * layer, stage) * is_several
+    stage3_bytes = stage3_bytes + gradient * np.where(by_run, stages + next_stage, np.minimum(arriving, stage))
+    num_bytes = np.where(grid.zero == 3, stage3_bytes, np.where(grid.zero == 2, stage2_bytes, 0.0))
+    num_bytes = np.where(grid.replicas > 1, num_bytes, 0.0)
+    if grid.precision == "fp8":  # weights are kept in fp8, once for each product if a scale is for one direction
+        num_casts = 2 if _job_of(run).precision.float8 == "rowwise" else 1
+        resident_routed = routed * (1 - is_borrowed)  # they stay in memory
+        num_bytes = num_bytes + num_casts * (resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage))
+    if COMPRESSIONS[grid.compress].kept_elements is not None:
+        num_bytes = num_bytes + _FLOAT * (common + routed * shares_routed) * (grid.replicas > 1)
+    return num_bytes

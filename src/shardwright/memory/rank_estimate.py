@@ -1,0 +1,259 @@
+"""Bytes of memory on each pipeline rank: state, activations by schedule, and the needs of loss, backward and libraries.
+
+State is ZeRO's table (Rajbhandari et al. 2020, arXiv 1910.02054, figure 1) with the software's bytes of a gradient.
+Activations are the bytes that one microbatch keeps (layers/chains.py) times the microbatches in flight. `working` has
+the further bytes that the loss or the backward of a layer needs at the peak, and those that libraries hold through the
+step. `total` has the bytes that the allocator has given out at the peak; a process needs `overhead` more: the CUDA
+context, communication buffers, and bytes lost between blocks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from shardwright.config.compression_facts import COMPRESSIONS
+from shardwright.config.layer_kind import has_experts, is_layer
+from shardwright.config.software import SoftwareSpec
+from shardwright.config.units import MIB
+from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
+from shardwright.cost.communicators import room_bytes
+from shardwright.cost.pipeline_bubble import in_flight
+from shardwright.cost.update_time import held_by_matrix, scratch_bytes
+from shardwright.layers.arrays import Array, Numbers, only, picked, stacked_rows
+from shardwright.layers.chains import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
+from shardwright.layers.embedding_head import loss_bytes
+from shardwright.layers.memo import Memo, layer_columns, layer_words
+from shardwright.layers.operators import FLOAT32, Context
+from shardwright.layers.query import PlanGrid, Run
+from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
+from shardwright.memory.own_memory import held_activations, held_buffers, held_state
+from shardwright.sharding.groups import SHARDS, layout
+from shardwright.sharding.optimizer_state import moments_of
+
+_ONE_BY_ONE = ("none", "selective")  # policies that recompute operators one by one, each just before it is used
+_WORKSPACE = 32 * MIB  # for cuBLAS on Hopper and later, as NVIDIA advises
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one pipeline rank. All are on the device but `host`."""
+
+    parameters: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    activations: Numbers
+    buffers: Numbers
+    working: Numbers
+    overhead: Numbers
+    host: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        """The bytes that the allocator has given out."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.working
+
+    @property
+    def process(self) -> Numbers:
+        """The bytes that the device must have."""
+        return self.total + self.overhead
+
+    def as_dict(self) -> dict[str, Numbers]:
+        """Bytes by kind, with the total."""
+        return asdict(self) | {"total": self.total}
+
+
+def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Memory:
+    """Memory of the pipeline rank that needs most of its device, with `host` of the rank that offloads most; in arrays
+    if the plan's numbers are arrays.
+
+    `memo` keeps earlier results. KeyError names what is unknown.
+    """
+    grid = run.grid.as_arrays()
+    memo = memo or Memo()
+    memory = _on_ranks(
+        replace(run, grid=grid), constants, memo.ranks(run.shape, grid), memo, sizes=memo.held(run.shape, grid)
+    )
+    most = np.argmax(memory.process, axis=0)
+    host_bytes = np.broadcast_to(memory.host, memory.process.shape).max(axis=0)
+    memory = replace(picked(memory, (most, np.arange(len(most)))), host=host_bytes)
+    return only(memory) if run.grid.is_single else memory
+
+
+def rank_memory(run: Run, constants: Constants, memo: Memo | None = None) -> list[Memory]:
+    """Memory of each pipeline rank of one plan. `memo` keeps earlier results.
+
+    KeyError names what is unknown.
+    """
+    grid = run.grid.as_arrays()
+    ranks = all_ranks(run.shape, grid)
+    sizes = ranks.parameters(run.shape, grid)
+    memory = _on_ranks(replace(run, grid=grid), constants, ranks, memo or Memo(), sizes=sizes)
+    return [only(picked(memory, rank)) for rank in range(int(grid.pp[0]))]
+
+
+def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, sizes: tuple[Array, Array]) -> Memory:
+    """Memory of every rank, in arrays of shape (ranks, plans). `sizes`: number of (common, routed) parameters."""
+    software, grid, shape = software_under(run), run.grid, run.shape
+    if is_counted(run):
+        return _of_this_runtime(run, constants, ranks, memo, sizes)
+    words = ranks.kinds, *layer_words(grid)
+    residual, loss, head, *rows = memo.rows("kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds))
+    kind_rows, placeholders = rows[:-3], rows[-3:]
+    kept = software.stage_kept * residual
+    if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
+        kept = kept + grid.element_bytes * residual * grid.virtual
+    zero = np.zeros(len(residual))
+    offloaded, working, stage_recomputed, num_layers = zero, zero, zero, zero
+    for index, ((_, policy), count) in enumerate(zip(ranks.kinds, ranks.layers, strict=True)):
+        kept_of_kind, all_of_kind, in_turn = kind_rows[3 * index : 3 * index + 3]
+        in_turn = in_turn * (count > 0)
+        if policy not in _ONE_BY_ONE:  # a layer or a stage keeps all while it is recomputed
+            recomputed = np.where(count > 0, all_of_kind - kept_of_kind, 0.0)
+            stage_recomputed = stage_recomputed + (recomputed * count / grid.virtual if policy == "stage" else 0.0)
+            in_turn = in_turn + (recomputed if policy != "stage" else 0.0)
+        working = np.maximum(working, in_turn)
+        kept, num_layers = kept + count * kept_of_kind, num_layers + count
+        if np.any(grid.offload_activations):  # the inputs of two layers are on their way
+            offloaded = offloaded + np.maximum(0, count - 2) * kept_of_kind * grid.offload_activations
+    p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
+    alive = grid.by_schedule(
+        lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
+    )
+    activations = (kept - offloaded) * alive + ranks.head * head
+    working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
+    buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
+    lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
+    overhead = device_constant(constants, device_of(run.device), "context_bytes") + lost_bytes
+    by_matrix = held_by_matrix(run, ranks, sizes)
+    parameters, gradients, optimizer, host = _state(grid, software, sizes if shape.experts else sizes[:1], by_matrix)
+    return Memory(
+        parameters,
+        gradients,
+        optimizer,
+        activations,
+        buffers=buffers,
+        working=working,
+        overhead=overhead,
+        host=host + offloaded * alive,
+    )
+
+
+def is_counted(run: Run) -> bool:
+    """True if a run is of this runtime and of a job; then its memory is counted as in the account."""
+    return software_under(run).is_own and run.job is not None
+
+
+def memory_lost(run: Run, constants: Constants) -> float:
+    """Share of activations, buffers and working memory that is lost between blocks; 0 for this runtime, since the
+    headroom of its devices includes it."""
+    return 0.0 if is_counted(run) else device_constant(constants, device_of(run.device), "memory_lost")
+
+
+def _of_this_runtime(
+    run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, sizes: tuple[Array, Array]
+) -> Memory:
+    """Memory of every rank of this runtime, in arrays; `overhead` is the part of the device that it can't fill."""
+    device, grid = device_of(run.device), run.grid
+    activations, working, offloaded, messages = held_activations(run, ranks, memo)
+    by_matrix = held_by_matrix(run, ranks, sizes)
+    parameters, gradients, optimizer, host = held_state(grid, sizes if run.shape.experts else sizes[:1], by_matrix)
+    buffers = messages + np.maximum(held_buffers(run, ranks, *sizes), scratch_bytes(run, ranks))
+    return Memory(
+        parameters,
+        gradients,
+        optimizer,
+        activations,
+        buffers=buffers,
+        working=working,
+        overhead=device.offered_bytes - room_bytes(run) + 0.0 * working,
+        host=host + offloaded,
+    )
+
+
+def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
+    """Bytes, of shape (values, plans). The rows are: elements (not bytes) of the residual stream, bytes that the loss
+    needs at once, bytes that the head keeps; for each kind of layer bytes kept under its policy, bytes kept without
+    recompute, and further bytes of its backward; placeholders of dense layers, of layers with experts, and of both."""
+    software = software_under(run)
+    pieces, context = chains(run.shape, run.grid, software), Context(run.shape, run.grid, software)
+    values = [context.sizes["input"], loss_bytes(context), _kept_at_end(run, pieces)]
+    for kind, policy in kinds:
+        values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
+    # Layers of one kind of MLP have products of the same shapes.
+    chain_of_mlp = {has_experts(kind): chain for kind, chain in pieces.items() if is_layer(kind)}
+    dense, experts = ([chain_of_mlp[has]] if has in chain_of_mlp else [] for has in (False, True))
+    for mlps in (dense, experts, dense + experts):
+        values.append(software.placeholder_bytes * placeholder_elements(mlps))
+    return stacked_rows(values, len(run.grid.tp))
+
+
+def _kept_at_end(run: Run, pieces: Mapping[str, Chain]) -> Numbers:
+    """Bytes kept by the head, and by the modules that predict further tokens, without their blocks."""
+    kept = kept_bytes(pieces["head"], "none")
+    return kept + run.shape.mtp * kept_bytes(pieces["mtp"], "none") if run.shape.mtp else kept
+
+
+def _libraries(software: SoftwareSpec, ranks: PipelineRanks, placeholders: Sequence[Array]) -> Numbers:
+    """Bytes that libraries hold through the whole step: placeholders of weight gradients and workspaces. They depend on
+    the kinds of layers that a rank has."""
+    dense, experts = (
+        np.asarray(
+            sum(
+                count for (kind, _), count in zip(ranks.kinds, ranks.layers, strict=True) if routed == has_experts(kind)
+            )
+        )
+        > 0
+        for routed in (False, True)
+    )
+    of_dense, of_experts, of_both = placeholders
+    placeholder_bytes = np.where(dense & experts, of_both, np.where(experts, of_experts, dense * of_dense))
+    always, experts_more = software.workspaces
+    return placeholder_bytes + _WORKSPACE * (always + experts_more * experts)
+
+
+def _state(
+    grid: PlanGrid, software: SoftwareSpec, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes of (parameters, gradients, optimizer, host) of common elements, and of routed experts' if any; `by_matrix`
+    has the number of each that are updated by matrix.
+
+    Float32 parameters are updated in place, others have a copy in float32. In stage 3 that copy is the parameters.
+    The host has a gradient for each element that it updates (Ren et al. 2021, arXiv 2101.06840, section 4.1).
+    """
+    parameters: Numbers = 0.0
+    gradients: Numbers = 0.0
+    optimizer: Numbers = 0.0
+    host: Numbers = 0.0
+    stage = grid.zero
+    element = grid.element_bytes if software.masters else FLOAT32
+    copy = FLOAT32 if element < FLOAT32 else 0
+    of_matrices, of_others = (
+        len(moments_of(grid.optimizer, is_by_matrix)) * software.moment_bytes for is_by_matrix in (True, False)
+    )
+    for elements, num_by_matrix, kind in zip(num_elements, by_matrix, SHARDS.values(), strict=False):
+        moments = of_others + (of_matrices - of_others) * num_by_matrix / np.maximum(1.0, elements)
+        ranks = layout(grid, kind).size
+        # Bytes an element.
+        share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
+        values = np.where(stage == 3, FLOAT32 * share, element)
+        gradient = np.where(stage == 3, FLOAT32, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
+        updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
+        if COMPRESSIONS[grid.compress].kept_elements is not None:
+            gradient = gradient + FLOAT32 * (grid.replicas > 1)
+        parameters = parameters + elements * (values * (1 - grid.offload_parameters))
+        gradients = gradients + elements * gradient
+        optimizer = optimizer + elements * (updated * (1 - grid.offload_optimizer))
+        offloaded = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + values * grid.offload_parameters
+        host = host + elements * offloaded
+    return parameters, gradients, optimizer, host
+
+
+def _gathered(run: Run, software: SoftwareSpec, num_elements: Numbers, num_layers: Numbers) -> Numbers:
+    """Bytes of ZeRO-3's gathered parameters and gradients: two layers at once, and the tables."""
+    shape, grid = run.shape, run.grid
+    tables = shape.num_tables * shape.table_elements / grid.tp
+    layer = np.maximum(0.0, num_elements - tables) / num_layers
+    gathered = (2 * layer + tables) * grid.element_bytes + layer * software.reduce_bytes
+    return np.where((grid.zero == 3) & (grid.replicas > 1), gathered, 0.0)

@@ -1,0 +1,348 @@
+"""The layout table: every parameter and activation of an embedding, a layer and a head, and its gradient.
+
+Parameters are those of sharding/stage_parameters.py: the boxes of two neighbours on an axis show the dim that the axis
+cuts. An activation is declared once, by its dims. Rules that hold for every model give the axes that cut it:
+
+- batch is cut over dp, the sequence over cp; between the products of a layer the sequence over tp too, if sequence
+  parallel is on;
+- the result of a column-parallel product is cut over tp along its heads, its inner width or its vocabulary;
+- the result of a row-parallel product is a partial sum over tp, until a collective has summed it;
+- a gradient is cut like its tensor. If a replicated tensor enters each rank's own part of a product, each rank computes
+  a part of the gradient; for a partial sum, each rank has all of it. These are f and g of Shoeybi et al. 2019 (arXiv
+  1909.08053, section 3).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import ModelShape, shape_of
+from shardwright.memory.rank_state import Replicas, replicas_of
+from shardwright.sharding.mesh import expert_axis_sizes
+from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.placements import BUFFER, Placements, TensorLayout, placements
+from shardwright.sharding.stage_parameters import stage_parameters
+
+
+@dataclass(frozen=True)
+class RegionLayout:
+    """A piece of the model that is computed at once: "embedding", "embedding_norm", "layer", "layer with experts",
+    "further token" or "head". `stage` is the stage of the first such piece."""
+
+    name: str
+    stage: int
+    parameters: tuple[TensorLayout, ...]
+    activations: tuple[TensorLayout, ...]
+
+
+def layouts(job: JobSpec) -> list[RegionLayout]:
+    """One layout for each kind of piece, in the order of the model. Activations are of one microbatch of all
+    replicas."""
+    plan, model = job.plan, job.model
+    replicas = {is_expert: replicas_of(plan, is_expert) for is_expert in (False, True)}
+    regions: dict[str, RegionLayout] = {}
+    for stage in range(plan.num_stages):
+        boxes = [stage_parameters(model, plan, stage, *indices) for indices in ((0, 0), (min(1, plan.tp - 1), 0))]
+        boxes.append(stage_parameters(model, plan, stage, 0, min(1, plan.ep - 1)))
+        for region, places in boxes[0].items():
+            kind = _kind(job, region)
+            if kind in regions:
+                continue
+            tensors = [
+                _parameter(job, place, boxes[1][region][index], boxes[2][region][index], replicas[place.is_expert])
+                for index, place in enumerate(places)
+            ]
+            regions[kind] = RegionLayout(kind, stage, tuple(tensors), tuple(_activations(job, kind)))
+    return list(regions.values())
+
+
+def _kind(job: JobSpec, region: str) -> str:
+    if not region.isdigit():
+        return region
+    if int(region) >= job.model.layers:
+        return "further token"
+    return "layer with experts" if job.model.has_experts(int(region)) else "layer"
+
+
+# Parameters.
+
+
+def _parameter(
+    job: JobSpec, place: ParameterShard, tp_next: ParameterShard, ep_next: ParameterShard, replicas: Replicas
+) -> TensorLayout:
+    """The layout of a parameter. `tp_next` and `ep_next` are the same parameter on the next rank of these axes."""
+    plan = job.plan
+    tensor = {"ep": plan.ep, "etp": plan.expert_tp_size} if place.is_expert else {"tp": plan.tp}
+    dim_of: dict[str, int] = {}
+    for axis, neighbour in (("etp" if place.is_expert else "tp", tp_next), ("ep", ep_next)):
+        cut_dims = [dim for dim, box in enumerate(place.box) if box != neighbour.box[dim]]
+        if cut_dims and tensor.get(axis, 1) > 1:
+            (dim_of[axis],) = cut_dims
+    sharing = {replicas.shards_axis: replicas.num_ranks}
+    if replicas.num_copies > 1:
+        sharing[replicas.copies_axis] = replicas.num_copies
+    axes = sharing | tensor
+    unsharded = placements(axes, dim_of)
+    sharded = placements(axes, dim_of | {replicas.shards_axis: BUFFER})
+    sums = (*sharing, *place.summed_over)
+    states = {
+        "in use": unsharded,
+        "between uses": sharded if replicas.zero == 3 else unsharded,
+        "gradient": placements(axes, dim_of, sums),
+        "summed gradient": sharded if replicas.zero else unsharded,
+        "optimizer": sharded if replicas.zero else unsharded,
+    }
+    dims = _parameter_dims(place)
+    is_within = place.name.startswith(("layers.", "mtp."))
+    name = place.name.split(".", 2)[2] if is_within else place.name
+    return TensorLayout(name, dims, place.full_shape, states)
+
+
+def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
+    """The names of a parameter's dims, derived from the last two parts of its name."""
+    name = place.name.removesuffix(".weight")
+    last_part = name.rsplit(".", 1)[-1]
+    dims_of = {
+        "embedding": ("vocabulary", "hidden"), "head": ("vocabulary", "hidden"), "positions": ("sequence", "hidden"),
+        "qkv": ("key heads", "queries + 2", "head", "hidden"), "qkv_bias": ("key heads", "queries + 2", "head"),
+        "out": ("hidden", "heads"), "down": ("hidden", "inner"), "up_bias": ("gate, up", "inner"),
+        "router": ("experts", "hidden"), "shared_gate": ("one", "hidden"), "q_up": ("heads", "head", "latent"),
+        "kv_up": ("heads", "key and value", "latent"), "project": ("hidden", "embedding and hidden"),
+        "sinks": ("key heads", "queries"),
+    }  # fmt: skip
+    if place.is_expert:
+        dims = ("gate, up", "inner", "hidden") if last_part.startswith("up") else ("hidden", "inner")
+        return ("experts", *(dims[:-1] if last_part.endswith("_bias") else dims))
+    if name.endswith("attention.down"):
+        return "latents", "hidden"
+    if last_part == "up":
+        return "gate, up", "inner", "hidden"
+    if last_part == "bias" or name.endswith("norm"):
+        return ("key heads", "queries", "head")[: len(place.full_shape)] if len(place.full_shape) > 1 else ("width",)
+    return dims_of[last_part]
+
+
+# Activations.
+
+
+def _activations(job: JobSpec, kind: str) -> Iterator[TensorLayout]:
+    activations = _Activations(job)
+    match kind:
+        case "embedding":
+            yield from activations.embedding()
+        case "embedding_norm":
+            yield activations.stream("embedded")
+        case "head":
+            yield from activations.head()
+        case _:
+            is_further = kind == "further token"
+            yield from activations.before_block() if is_further else ()
+            yield from activations.latent() if job.model.is_latent else activations.attention()
+            has_experts = job.model.has_experts(job.model.layers) if is_further else kind == "layer with experts"
+            yield from activations.experts() if has_experts else activations.mlp()
+
+
+@dataclass(frozen=True)
+class _Activations:
+    """The activations of one job, by the rules of this file."""
+
+    job: JobSpec
+
+    @property
+    def _axes(self) -> dict[str, int]:
+        plan = self.job.plan
+        return {"dp": plan.dp, "cp": plan.cp, "tp": plan.tp}
+
+    @property
+    def _is_sharded(self) -> bool:
+        """True if tp cuts the sequence between products."""
+        return self.job.plan.sequence_parallel and self.job.plan.tp > 1
+
+    def _tensor(
+        self,
+        name: str,
+        dims: dict[str, int],
+        between: bool = False,
+        tp: str = "",
+        sums: bool = False,
+        feeds_parts: bool = False,
+        heads_of_cp: str = "",
+    ) -> TensorLayout:
+        """The layout of an activation. `dims`: full sizes by name. `between`: between products. `tp`: the dim that tp
+        cuts. `sums`: a part of a sum over tp. `feeds_parts`: replicated over tp, and each rank uses it for its part of
+        a product. `heads_of_cp`: the dim that cp cuts instead of the sequence."""
+        names = list(dims)
+        dim_of = {"dp": names.index("batch"), "cp": names.index(heads_of_cp or "sequence")}
+        if tp or (between and self._is_sharded):
+            dim_of["tp"] = names.index(tp or "sequence")
+        states = {
+            "value": placements(self._axes, dim_of, ("tp",) if sums else ()),
+            "gradient": placements(self._axes, dim_of, ("tp",) if feeds_parts else ()),
+        }
+        return TensorLayout(name, tuple(names), tuple(dims.values()), states)
+
+    def _sizes(self, **further_dims: int) -> dict[str, int]:
+        """Sizes of sequence and batch, and of further dims by their names."""
+        plan = self.job.plan
+        sizes = {"sequence": self.job.model.sequence, "batch": plan.dp * plan.microbatch_size}
+        return sizes | {name.replace("_", " "): size for name, size in further_dims.items()}
+
+    def stream(self, name: str) -> TensorLayout:
+        """The residual stream, or a tensor with the same layout."""
+        return self._tensor(name, self._sizes(hidden=self.job.model.hidden), between=True)
+
+    @property
+    def _shape(self) -> ModelShape:
+        return shape_of(self.job.model)
+
+    def _taken(self, normal: str, source: str) -> Iterator[TensorLayout]:
+        """The tensors of a half of a layer from `source` to the input of its product, with a norm between if there is
+        one."""
+        if self._shape.norms_before:
+            yield from self._entering(normal)
+        elif self.job.plan.tp > 1:
+            yield self._at_product(source, self._sizes(hidden=self.job.model.hidden))
+
+    def _given(self, output: str) -> Iterator[TensorLayout]:
+        """The summed result of a half of a layer and its norm, if there is one."""
+        if self._shape.norms_after:
+            yield self.stream(output)
+            yield self.stream(f"normal {output}")
+
+    def _entering(self, name: str, width: int = 0) -> Iterator[TensorLayout]:
+        """The input of a column-parallel product: as it is between products, and unsharded for the ranks of tp.
+
+        Between the two is f of Megatron-LM: forward nothing or a gather, backward a sum or a scatter of gradients.
+        """
+        dims = self._sizes(**({"latents": width} if width else {"hidden": self.job.model.hidden}))
+        yield self._tensor(name, dims, between=True)
+        if self.job.plan.tp > 1:
+            yield self._at_product(name, dims)
+
+    def _at_product(self, name: str, dims: dict[str, int]) -> TensorLayout:
+        """The input of a column-parallel product, unsharded on each rank of tp."""
+        return self._tensor(f"{name}, at the product", dims, feeds_parts=True)
+
+    def _leaving(self, name: str) -> TensorLayout:
+        """The result of a row-parallel product before its sum."""
+        return self._tensor(name, self._sizes(hidden=self.job.model.hidden), sums=True)
+
+    def embedding(self) -> Iterator[TensorLayout]:
+        yield self._leaving("looked-up rows")
+        yield self.stream("input")
+
+    def before_block(self) -> Iterator[TensorLayout]:
+        """The tensors before the block of a further token: model/mtp.py."""
+        yield self._leaving("looked-up rows")
+        yield self.stream("embedded")
+        joined = self._sizes(embedding_and_hidden=2 * self.job.model.hidden)
+        yield self._tensor("joined", joined, between=True)
+
+    def attention(self) -> Iterator[TensorLayout]:
+        """Attention with grouped queries: model/attention.py."""
+        model, plan = self.job.model, self.job.plan
+        yield self.stream("input")
+        yield from self._taken("attention normal", "input")
+        groups = {"key_heads": model.num_kv_heads, "queries_+_2": model.heads // model.num_kv_heads + 2}
+        yield self._tensor("qkv", self._sizes(**groups, head=model.head_size), tp="key heads")
+        if plan.trades_heads:
+            heads = self._sizes(heads=model.heads, head=model.head_size)
+            yield self._tensor("traded query", heads, tp="heads", heads_of_cp="heads")
+        yield self._tensor("attended", self._sizes(heads=model.heads * model.head_size), tp="heads")
+        yield self._leaving("output product")
+        if self._shape.parallel == "none":
+            yield from self._given("attention output")
+            yield self.stream("middle")
+
+    def latent(self) -> Iterator[TensorLayout]:
+        """Multi-head latent attention: model/latent_attention.py."""
+        model, latent = self.job.model, self.job.model.latent
+        width = latent.q_rank + latent.kv_rank + latent.rope_dim
+        yield self.stream("input")
+        if latent.q_rank:
+            yield from [self.stream("attention normal")] if self._shape.norms_before else []
+            yield from self._entering("latents", width)
+        else:
+            yield from self._taken("attention normal", "input")
+            yield self._tensor("latents", self._sizes(latents=width), feeds_parts=True)
+        yield self._tensor("query", self._sizes(heads=model.heads, head=model.query_width), tp="heads")
+        width_of_key_and_value = latent.nope_dim + latent.value_dim
+        yield self._tensor("key and value", self._sizes(heads=model.heads, head=width_of_key_and_value), tp="heads")
+        yield self._tensor("attended", self._sizes(heads=model.heads * model.value_width), tp="heads")
+        yield self._leaving("output product")
+        yield from self._given("attention output")
+        yield self.stream("middle")
+
+    def mlp(self, prefix: str = "", width: int = 0) -> Iterator[TensorLayout]:
+        """An MLP: up, activation, down (model/mlp.py)."""
+        model = self.job.model
+        inner = width or model.ffn_size
+        if not prefix and self._shape.parallel != "one-norm":
+            yield from self._taken("mlp normal", "middle")
+        up = self._sizes(**{"gate,_up": shape_of(model).gates}, inner=inner)
+        yield self._tensor(f"{prefix}up", up, tp="inner")
+        yield self._tensor(f"{prefix}inner", self._sizes(inner=inner), tp="inner")
+        yield self._leaving(f"{prefix}down product")
+        yield from () if prefix else self._given("mlp output")
+        yield self.stream(f"{prefix}output")
+
+    def experts(self) -> Iterator[TensorLayout]:
+        """Router, dispatch, experts, combine: model/moe_block.py. Rows in order of expert are cut over ep."""
+        model, plan, moe = self.job.model, self.job.plan, self.job.model.moe
+        meets_all = plan.expert_tp_size > 1 or moe.shared_size(model.ffn_size) > 0
+        if meets_all:
+            yield from self._taken("mlp normal", "middle")
+        elif self._shape.norms_before:
+            yield self.stream("mlp normal")
+        yield self._tensor("router logits", self._sizes(experts=moe.experts), between=True)
+        rows = self._num_rows()
+        inner, etp = moe.ffn_size(model.ffn_size), plan.expert_tp_size
+        by_token = {"dp": 0, "cp": 0} | ({"tp": 0} if self._is_sharded and etp == 1 else {})
+        sending = (rows, model.hidden)
+        # tp ranks that share an expert all send the same rows, and each has a part of their gradient.
+        yield self._routed("rows to send", sending, self._axes, by_token, gradient_sums=("tp",) if etp > 1 else ())
+        folded = {axis: size for axis, size in expert_axis_sizes(plan).items() if axis != "pp"}
+        by_expert = {axis: 0 for axis in folded if axis != "etp"}
+        gates = shape_of(model).gates
+        yield self._routed("dispatched rows", sending, folded, by_expert, gradient_sums=("etp",))
+        yield self._routed("expert up", (rows, gates, inner), folded, by_expert | {"etp": 2})
+        yield self._routed("expert inner", (rows, inner), folded, by_expert | {"etp": 1})
+        yield self._routed("expert output", sending, folded, by_expert, sums=("etp",))
+        yield self._routed("returned rows", sending, self._axes, by_token, sums=("tp",) if etp > 1 else ())
+        if etp > 1:
+            yield self._leaving("weighted sum")
+        if shared := moe.shared_size(model.ffn_size):
+            yield from self.mlp("shared ", shared)
+        yield from self._given("mlp output")
+        yield self.stream("output")
+
+    def _num_rows(self) -> int:
+        """Rows of a microbatch of all replicas: one for each choice of a token, if none is dropped."""
+        job = self.job
+        return job.model.sequence * job.plan.dp * job.plan.microbatch_size * job.model.moe.num_chosen
+
+    @staticmethod
+    def _routed(
+        name: str,
+        shape: tuple[int, ...],
+        axes: dict[str, int],
+        dim_of: dict[str, int],
+        sums: tuple[str, ...] = (),
+        gradient_sums: tuple[str, ...] = (),
+    ) -> TensorLayout:
+        """The layout of dispatched rows. Their number on a rank depends on the gate."""
+        dims = {2: ("rows", "hidden"), 3: ("rows", "gate, up", "inner")}[len(shape)]
+        if name == "expert inner":
+            dims = ("rows", "inner")
+        states: dict[str, Placements] = {
+            "value": placements(axes, dim_of, sums),
+            "gradient": placements(axes, dim_of, gradient_sums),
+        }
+        return TensorLayout(name, dims, shape, states, rows_vary=True)
+
+    def head(self) -> Iterator[TensorLayout]:
+        """Final norm, logits and loss: model/loss.py."""
+        yield self.stream("final input")
+        yield from self._entering("final normal")
+        yield self._tensor("logits", self._sizes(vocabulary=self.job.model.vocab), tp="vocabulary")
+        yield self._tensor("loss of a token", self._sizes())

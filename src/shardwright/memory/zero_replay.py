@@ -1,0 +1,378 @@
+"""The buffers and collectives of the ZeRO engine in a step: its events (sharding/zero_events.py), replayed on sizes.
+
+The program determines when a stage is gathered, computed with, reduced and updated, and the events follow as in a run.
+So the collectives equal those of the ledger, and the peak of the pool equals that of the run. Only one thing is
+unknown: if two passes run at the same time (DualPipe), either may borrow first. They are replayed one after the other.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from shardwright.config.job import JobSpec
+from shardwright.memory.held_messages import Message, held_messages
+from shardwright.memory.rank_state import StageState, UnitKey, UnitState
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.lowering.reductions import before_reductions
+from shardwright.schedule.message_sizes import message_bytes
+from shardwright.schedule.schedule import Program
+from shardwright.sharding.buffer_pool import BufferPool, Loan
+from shardwright.sharding.compression import reduced_bucket, scattered_bucket
+from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.unit_update import COLLECTIVES, UpdateGroup
+from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents, UnitSizes
+
+_OF_UNITS = frozenset({Kind.STEP, Kind.REDUCE, Kind.GATHER, Kind.RELEASE})
+_BACKWARDS = frozenset({Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The memory and traffic of one run of a program on a rank, in bytes.
+
+    `calls` and `moved_bytes` count each (collective, mesh axis), with bytes of the full tensor, as the ledger does.
+    `num_casts` counts, by (stage, region, is of experts), the passes with other values than the pass before: weights
+    are then cast to fp8 anew. `pool_bytes` is the peak of the buffer pool; `buffers_bytes` is the peak of the pool,
+    pipeline messages, and what a reduce-scatter needs besides its operands, together.
+    """
+
+    calls: dict[tuple[str, str], int]
+    moved_bytes: dict[tuple[str, str], int]
+    num_casts: dict[tuple[int, str, bool], int]
+    pool_bytes: int
+    buffers_bytes: int
+
+
+class MovedCounts:
+    """The traffic so far, and the most memory at once: borrowed, for collectives, and for messages."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self.job = job
+        self.pool = BufferPool[None](lambda num_bytes: None)
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.moved_bytes: Counter[tuple[str, str]] = Counter()
+        self.num_casts: Counter[tuple[int, str, bool]] = Counter()
+        self.peak_bytes = 0
+        # Gloo's reduce-scatter is an exchange of shares, which needs staging memory (parallel/comm/collectives.py).
+        self.is_staged = job.runs_on_cpu
+        self.staged_bytes = 0
+        self.num_messages = 0
+        self._message_bytes = message_bytes(job)
+
+    def move(self, collective: str, axis: str, num_bytes: int) -> None:
+        """Count one collective."""
+        self.calls[collective, axis] += 1
+        self.moved_bytes[collective, axis] += num_bytes
+
+    def note(self) -> None:
+        """Raise the peak to the memory that there is now, if that is more."""
+        messages_bytes = self.num_messages * self._message_bytes
+        self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + self.staged_bytes + messages_bytes)
+
+
+class SizedUnit(UnitEvents[None]):
+    """A unit whose events only count their traffic and note the memory."""
+
+    def __init__(self, state: UnitState, counts: MovedCounts) -> None:
+        precision, layout = counts.job.precision, state.layout
+        sizes = UnitSizes(
+            zero=state.replicas.zero,
+            size=layout.size,
+            shard_size=layout.shard_size,
+            compute_bytes=4 if state.is_exact else precision.compute_bytes,
+            gradient_bytes=precision.gradient_bytes,
+            reduce_bytes=precision.reduce_bytes,
+            num_parameters=len(state.places),
+            num_put_off=sum(place.is_put_off for place in state.places),
+        )
+        super().__init__(sizes, counts.pool)
+        self._state, self._counts = state, counts
+        self._reduced = list(self._moved_by_reduction())
+        self._staged_bytes = 0
+        self.version = 0  # of its current values
+
+    def _start_gather(self, values: Loan[None] | None) -> None:
+        replicas = self._state.replicas
+        if replicas.num_ranks > 1:
+            self._counts.move("all_gather", replicas.shards_axis, self.sizes.size * self.sizes.compute_bytes)
+        self._counts.note()
+
+    def _finish_gather(self) -> None: ...
+
+    def _drop_values(self) -> None:
+        self.version += 1
+
+    def _open_gradients(self, gradients: Loan[None]) -> None:
+        self._counts.note()
+
+    def _moved_by_reduction(self) -> Iterator[tuple[str, str, int]]:
+        """(collective, axis, bytes) of each reduction of the gradients, in their order."""
+        plan, replicas, element = self._counts.job.plan, self._state.replicas, self.sizes.reduce_bytes
+        for is_partial, parts in groupby(self._state.places, lambda place: bool(place.summed_over)):
+            if is_partial:
+                yield "all_reduce", "tp", self.sizes.gradient_bytes * sum(place.num_elements for place in parts)
+        places = self._state.places
+        collectives = (
+            scattered_bucket(plan, places, replicas.num_ranks, self.sizes.size, element)
+            if replicas.zero
+            else reduced_bucket(plan, places, replicas.num_ranks, element)
+        )
+        for collective in collectives:
+            yield collective.kind, replicas.shards_axis, collective.num_bytes
+
+    def _start_reduce(self, cast: Loan[None] | None, aside: Loan[None] | None) -> None:
+        for collective in self._reduced:
+            self._counts.move(*collective)
+        if self._counts.is_staged and any(kind == "reduce_scatter" for kind, _, _ in self._reduced):
+            self._staged_bytes = self.sizes.size * self.sizes.reduce_bytes
+            self._counts.staged_bytes += self._staged_bytes
+        self._counts.note()
+
+    def _finish_reduce(self, has_sum: bool) -> None:
+        self._counts.staged_bytes -= self._staged_bytes
+        self._staged_bytes, replicas = 0, self._state.replicas
+        if replicas.num_copies > 1:
+            num_bytes = self.sizes.shard_size * self.sizes.reduce_bytes
+            self._counts.move("all_reduce", replicas.copies_axis, num_bytes)
+
+    def _drop_gradients(self) -> None: ...
+
+    def _begin_update(self, gradients: Loan[None] | None, factor: float, rate: float) -> None:
+        self.version += 1
+        self._counts.note()
+
+    def _end_update(self) -> None: ...
+
+
+class _SizedStage(StageEvents[SizedUnit]):
+    """A stage whose forwards and backwards consist only of events."""
+
+    def __init__(
+        self, state: StageState, units: dict[UnitKey, SizedUnit], reductions: Reductions, counts: MovedCounts
+    ) -> None:
+        own_units = {number: units[state.stage, number] for number in range(len(state.units))}
+        super().__init__(
+            list(own_units.values()),
+            late={own_units[number] for number, unit in enumerate(state.units) if unit.is_late},
+            units_in={region: [units[key] for key in keys] for region, keys in state.units_in.items()},
+            is_shared=any(unit.replicas.num_ranks > 1 or unit.replicas.num_copies > 1 for unit in state.units),
+            reductions=reductions,
+            groups=[(group.units, group.scratch_bytes) for group in state.updates],
+        )
+        self._moved_by_update = [_moved_by_update(state, group) for group in state.updates]
+        self._counts = counts
+        # Passes over thousands of microbatches need the same lists: they are made once.
+        self._gathered = [region for region in state.regions if self.is_gathered(region)]
+        self._borrows_gradients = any(unit.replicas.zero >= 2 for unit in state.units)
+        # Experts may keep their values while the other values of a layer are gathered for each pass.
+        self._cast_together = {
+            (region, is_expert): [units[key] for key in dict.fromkeys(state.unit_of[place.name] for place in places)]
+            for region, of_region in state.regions.items()
+            for is_expert in (False, True)
+            if region.isdigit() and (places := [place for place in of_region if place.is_expert == is_expert])
+        }
+        self._cast: dict[tuple[str, bool], int] = {}
+        self._further = set(state.further)
+        self._arrivals = {
+            kind: {
+                region: [
+                    (unit, len(list(of_unit)))
+                    for unit, of_unit in groupby(
+                        units[state.unit_of[place.name]] for place in _gradients_of(places, kind)
+                    )
+                ]
+                for region, places in state.regions.items()
+            }
+            for kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+        }
+        self._added_before = {
+            kind: {
+                region: [units[state.unit_of[name]] for name in names if kind is not Kind.WEIGHT_GRAD]
+                for region, names in state.added_before.items()
+            }
+            for kind in self._arrivals
+        }
+
+    def _make_steps(self, number: int, scratch: Loan[None]) -> None:
+        self._counts.note()
+        for axis, num_bytes in self._moved_by_update[number]:
+            self._counts.move(COLLECTIVES[self._counts.job.optimizer.facts.matrix_update], axis, num_bytes)
+
+    def casts(self, keeps_graph: bool) -> Iterator[tuple[str, bool]]:
+        """Yield the layers, as (region, is of experts), whose values differ from those of the pass before, when a pass
+        begins. Further tokens are only in passes that keep a graph (`keeps_graph`)."""
+        for weights, units in self._cast_together.items():
+            if weights[0] in self._further and not keeps_graph:
+                continue
+            version = sum(unit.version for unit in units)
+            if self._cast.get(weights) != version:
+                self._cast[weights] = version
+                yield weights
+
+    def show_versions(self) -> None:
+        """Note that the next pass gets its own version of the values, so that all are cast anew."""
+        self._cast.clear()
+
+    def has_events_at(self, kind: Kind) -> bool:
+        """True if a computation gathers or borrows, even if nothing is reduced after it."""
+        return bool(self._gathered) or (self._borrows_gradients and kind in _BACKWARDS)
+
+    def forward(self, trains: bool) -> None:
+        """Replay the forward of a microbatch through all regions."""
+        for region in self._gathered:
+            self.begin_forward(region)
+            self.end_forward(region, trains and region != "embedding")
+
+    def backward(self, kind: Kind) -> None:
+        """Replay a backward of a microbatch, or a part of it, through all regions."""
+        if not (self._gathered or self._borrows_gradients or self.is_armed):
+            return
+        for region, arrivals in reversed(self._arrivals[kind].items()):
+            needs_values = region in self._gathered and region != "embedding" and kind is not Kind.WEIGHT_GRAD
+            if needs_values:
+                self.begin_backward(region)
+            for unit in self._added_before[kind].get(region, ()):
+                unit.open()
+            for unit, number in arrivals:
+                unit.open()
+                self.gradient_arrived(unit, number)
+            if needs_values:
+                self.end_backward(region)
+
+
+def _moved_by_update(state: StageState, group: UpdateGroup) -> list[tuple[str, int]]:
+    """The collectives of an update, as (axis, bytes)."""
+    replicas = state.units[group.units[0]].replicas
+    sent_bytes = group.update.sent_bytes(replicas.index, replicas.tp_index) if group.update is not None else ()
+    return [(replicas.shards_axis if along == "shards" else along, num_bytes) for along, num_bytes in sent_bytes]
+
+
+class _Replay:
+    def __init__(self, job: JobSpec, program: Program, row: tuple[Action, ...], stages: dict[int, StageState]) -> None:
+        self.counts = MovedCounts(job)
+        self._program, self._row = program, row
+        units = {
+            (number, n): SizedUnit(unit, self.counts)
+            for number, stage in stages.items()
+            for n, unit in enumerate(stage.units)
+        }
+        reductions = Reductions()
+        self._stages = {number: _SizedStage(stage, units, reductions, self.counts) for number, stage in stages.items()}
+        self._casts = job.precision.float8 != "none"
+        self._armings = before_reductions(row)
+        self._event_indices = list(self._indices_with_events())
+        self._before = frozenset[Message]()
+        self._messages = held_messages(program, row)
+
+    def _indices_with_events(self) -> Iterator[int]:
+        """The indices of actions at which a unit may communicate, borrow or be cast: often a few of thousands. The
+        others only take and leave messages."""
+        armed = set[int]()
+        for index, action in enumerate(self._row):
+            armed.update(arming.stage for arming in self._armings.get(index, ()))
+            if action.kind in _OF_UNITS or any(
+                self._casts or part.stage in armed or self._stages[part.stage].has_events_at(part.kind)
+                for part in action.computes()
+            ):
+                yield index
+            if action.kind is Kind.REDUCE:
+                armed.discard(action.stage)
+
+    def run(self) -> None:
+        """Replay the list of the rank once."""
+        messages, next_index = self._messages, 0
+        for index in self._event_indices:
+            self._pass_over(next_index, index)
+            next_index = index + 1
+            self._carry_out(index)
+            self._note_with(messages.after[index])
+        self._pass_over(next_index, len(self._row))
+        if self._before != messages.left:  # the next replay begins with other messages
+            self._before = messages.left
+            messages = held_messages(self._program, self._row, self._before)
+        if messages.first_send < len(self._row):
+            messages = messages.once_sent()
+        self._messages = messages
+
+    def _pass_over(self, start: int, end: int) -> None:
+        """Replay actions in which only messages come and go."""
+        if start < end:
+            self._note_with(max(self._messages.after[start:end]))
+
+    def _note_with(self, num_messages: int) -> None:
+        self.counts.num_messages = num_messages
+        self.counts.note()
+
+    def _carry_out(self, index: int) -> None:
+        action = self._row[index]
+        for arming in self._armings.get(index, ()):
+            self._stages[arming.stage].arm(arming.is_last, arming.is_split)
+        if action.kind is Kind.STEP:
+            self._step(list(self._stages.values()) if action.stage < 0 else [self._stages[action.stage]])
+        elif action.kind is Kind.REDUCE:
+            self._stages[action.stage].reduce()
+        elif action.kind is Kind.GATHER:
+            self._stages[action.stage].gather()
+        elif action.kind is Kind.RELEASE:
+            self._stages[action.stage].release()
+        for part, num_messages in zip(action.computes(), self._messages.as_begins.get(index, ()), strict=True):
+            self.counts.num_messages = num_messages
+            self._compute(part)
+
+    def _step(self, stages: list[_SizedStage]) -> None:
+        for stage in stages:
+            stage.wait()
+        for stage in stages:
+            stage.reduce_late()
+        for stage in stages:
+            stage.update(1.0, 0.0)
+            stage.zero()
+
+    def _compute(self, computation: Action) -> None:
+        program, stage = self._program, self._stages[computation.stage]
+        is_run_again = (
+            computation.kind is Kind.FORWARD and (computation.stage, computation.microbatch) in program.recomputed
+        )
+        keeps_graph = program.trains and not is_run_again
+        if self._casts and computation.kind is not Kind.WEIGHT_GRAD:
+            if program.weights != "current":
+                stage.show_versions()
+            self.counts.num_casts.update((computation.stage, *weights) for weights in stage.casts(keeps_graph))
+        if computation.kind in (Kind.FORWARD, Kind.RECOMPUTE):
+            stage.forward(keeps_graph)
+        else:
+            stage.backward(computation.kind)
+
+
+def replay(job: JobSpec, program: Program, pp_rank: int, stages: dict[int, StageState]) -> Replayed:
+    """Replay the list of one pipeline rank, which holds `stages`, step after step until the pool grows no more.
+
+    A step begins with the buffers that the step before left, which may fit worse than fresh ones.
+    """
+    step_replay = _Replay(job, program, program.ranks[pp_rank], stages)
+    counts, before = step_replay.counts, -1
+    while before < counts.pool.peak_bytes:
+        before = counts.pool.peak_bytes
+        counts.calls.clear()
+        counts.moved_bytes.clear()
+        counts.num_casts.clear()
+        step_replay.run()
+    return Replayed(
+        dict(counts.calls), dict(counts.moved_bytes), dict(counts.num_casts), counts.pool.peak_bytes, counts.peak_bytes
+    )
+
+
+def _gradients_of(places: tuple[ParameterShard, ...], kind: Kind) -> Iterator[ParameterShard]:
+    """The parameters of a region whose gradients a backward adds to, in the order in which the gradients arrive.
+
+    It is the reverse order of use. Places are listed in the order of use, except a bias, which is listed before its
+    matrix. A norm adds both its gradients together.
+    """
+    order = list(places)
+    for i, (place, following) in enumerate(pairwise(places)):
+        if place.name.endswith("_bias") or following.name == place.name.removesuffix("norm.weight") + "norm.bias":
+            order[i : i + 2] = following, place
+    for place in reversed(order):
+        if kind is Kind.BACKWARD or place.is_put_off == (kind is Kind.WEIGHT_GRAD):
+            yield place

@@ -1,0 +1,216 @@
+"""DeepSpeed's and torchtitan's releases read what is written for them: `make interchange`, for they bring much along.
+
+Two releases of torchtitan have one name: `make interchange` runs this file twice, once with each in reach, and the
+tests of the other are skipped. torchtitan compiles kernels of Triton's when it is imported. Where that is not
+installed, as with torch for CPUs, a stand-in takes its place: configurations are read, and nothing runs.
+"""
+
+import importlib
+import importlib.util
+import json
+import sys
+import tomllib
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+from unittest.mock import MagicMock
+
+import pytest
+from other_systems.drawn_jobs import jobs_of
+from other_systems.exports import NUM_EXPORTS, arguments_of
+
+from shardwright.interchange.exported import exported
+from shardwright.interchange.reading.python_source import Reader, source_of_text
+from shardwright.interchange.system import SYSTEMS
+from shardwright.interchange.systems.torchtitan_config import MAKERS, POLICIES, UNEXPANDED_FUNCTIONS, config_of
+
+
+def test_deepspeed_takes_every_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.runtime import config as released
+
+    stages = set()
+    for job in jobs_of(SYSTEMS["deepspeed"], seed=5, count=NUM_EXPORTS):
+        own = json.loads(exported(SYSTEMS["deepspeed"], job).files["ds_config.json"])
+        shared = job.plan.tp * job.plan.pp * job.plan.cp
+        monkeypatch.setattr(released.dist, "get_rank", lambda: 0)
+        # A batch is over replicas: it divides by the sequence-parallel degree, and its engine by the others.
+        ranks = job.plan.world // shared * own.get("sequence_parallel_size", 1)
+        monkeypatch.setattr(released.dist, "get_world_size", lambda *_, ranks=ranks: ranks)
+        made = released.DeepSpeedConfig(own)
+        assert made.train_batch_size == job.batch.global_batch_size
+        assert made.train_micro_batch_size_per_gpu == job.plan.microbatch_size
+        assert made.gradient_accumulation_steps == job.num_microbatches
+        assert made.zero_config.stage == own["zero_optimization"]["stage"]
+        assert made.bfloat16_config.enabled == (job.precision.compute == "bf16")
+        assert (made.pipeline["stages"] if job.plan.pp > 1 else 1) == job.plan.pp
+        stages.add(own["zero_optimization"]["stage"])
+    assert stages == {0, 1, 2, 3}
+
+
+class _StandIn(ModuleType):
+    """A module whose names are all there; decorators give back what they decorate."""
+
+    __path__: ClassVar[list[str]] = []
+    __version__ = "3.2.0"
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name[:1].isupper():
+            return type(name, (), {"__init__": lambda *_, **__: None})
+        return (lambda function=None, **_: function or (lambda one: one)) if name == "jit" else MagicMock()
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds Triton, and all modules within it."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "triton" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+@pytest.fixture
+def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton, or a stand-in for it."""
+    if importlib.util.find_spec("triton") is None:
+        for name in ("torch._dynamo", "torch._inductor.config", "torch._inductor.runtime.hints"):
+            importlib.import_module(name)  # before there is one: torch looks for it once
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _Finder()])
+
+
+IS_NEW = not version("torchtitan").startswith(("0.1", "0.2"))
+in_toml = pytest.mark.skipif(IS_NEW, reason="for torchtitan up to 0.2")
+in_python = pytest.mark.skipif(not IS_NEW, reason="for torchtitan 0.3")
+
+
+@in_toml
+@pytest.mark.usefixtures("with_triton")
+def test_torchtitan_takes_every_toml(tmp_path: Path) -> None:
+    import torchtitan
+    from torchtitan.config import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    models = Path(str(torchtitan.__file__)).parent / "models"
+    for number, job in enumerate(jobs_of(SYSTEMS["torchtitan-0.2"], seed=5, count=NUM_EXPORTS)):
+        files = exported(SYSTEMS["torchtitan-0.2"], job).files
+        path = tmp_path / f"{number}.toml"
+        path.write_text(files["job.toml"])
+        own = tomllib.loads(files["job.toml"])
+        read = ConfigManager().parse_args(["--job.config_file", str(path)])
+        assert read.parallelism.tensor_parallel_degree == own["parallelism"]["tensor_parallel_degree"]
+        assert read.training.global_batch_size == own["training"]["global_batch_size"]
+        of = read.parallelism
+        dims = ParallelDims(
+            dp_replicate=of.data_parallel_replicate_degree, dp_shard=of.data_parallel_shard_degree,
+            cp=of.context_parallel_degree, tp=of.tensor_parallel_degree, pp=of.pipeline_parallel_degree,
+            ep=of.expert_parallel_degree, etp=of.expert_tensor_parallel_degree, world_size=job.plan.world,
+        )  # fmt: skip
+        assert dims.dp_replicate * dims.dp_shard == job.plan.dp
+        assert dims.dp_shard * dims.cp * dims.tp % (dims.ep * dims.etp) == 0 or dims.ep == 1
+        name, flavor = own["model"]["name"], own["model"]["flavor"]
+        if name != "llama2":  # which releases had until 2024
+            assert f'"{flavor}": ' in (models / name / "__init__.py").read_text(encoding="utf-8")
+
+
+def _own(read: Any, name: str) -> Any:
+    """A setting of a Trainer.Config, by its name here; `missing` where its class has no such field."""
+    if name == "activation_checkpoint":
+        policy = read.activation_checkpoint
+        return next((word for word, maker in POLICIES.items() if maker == type(policy).__qualname__), "none")
+    for part in name.split("."):
+        if isinstance(read, (list, tuple)):
+            read = read[int(part)]
+        elif isinstance(read, dict):
+            read = read.get(part, "missing")
+        else:
+            read = getattr(read, part, "missing")
+    return read
+
+
+# What model_registry is called with is in the layers of the model that it makes, and no field of its own.
+_OF_REGISTRY = ("model_registry.", "Float8", "MXFP8", "NVFP4", "LoRA")
+
+
+@pytest.fixture
+def with_float8(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The recipes of linear layers in float8. Converters take a device to be made, and convert nothing here."""
+    from torchtitan.components import quantization
+
+    made: list[str] = []
+
+    def convert(self: Any, config: object) -> object:
+        made.append(getattr(self.config, "recipe_name", ""))
+        return config
+
+    for name in quantization.__all__:
+        if name.endswith("Converter"):
+            monkeypatch.setattr(
+                getattr(quantization, name), "__init__", lambda self, config: vars(self).update(config=config)
+            )
+            monkeypatch.setattr(getattr(quantization, name), "convert", convert)
+    return made
+
+
+@in_python
+@pytest.mark.usefixtures("with_triton")
+def test_torchtitan_takes_every_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    from torchtitan.config import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
+    from torchtitan.models.common.token_dispatcher import DeepEPTokenDispatcher
+
+    made, seen = request.getfixturevalue("with_float8"), set()
+    for number, job in enumerate(jobs_of(SYSTEMS["torchtitan"], seed=5, count=NUM_EXPORTS)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        files = exported(SYSTEMS["torchtitan"], job).files
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        monkeypatch.syspath_prepend(str(folder))
+        sys.modules.pop("job_config", None)
+        made.clear()
+        read: Any = ConfigManager().parse_args(arguments_of(files["run.sh"], "torchtitan.train"))
+        own = SYSTEMS["torchtitan"].settings(job)
+        for name, value in own.items():
+            if not name.startswith(_OF_REGISTRY):
+                assert _own(read, name) == value, name
+        assert made == ([job.precision.float8 + ("" if job.precision.float8_weight_gradients else "_with_gw_hp")]
+                        if job.precision.float8 != "none" else [])  # fmt: skip
+        dims = ParallelDims.from_config(read.parallelism, job.plan.world)
+        assert dims.dp_replicate * dims.dp_shard == job.plan.dp
+        assert dims.dp_shard * dims.cp * dims.tp % dims.ep == 0
+        is_deep = any(read.model_spec.model.traverse(DeepEPTokenDispatcher.Config))
+        assert is_deep == (own.get("model_registry.moe_comm_backend") == "deepep")
+        assert len(read.model_spec.model.layers) == job.model.layers
+        seen |= own.keys()
+    assert {"parallelism.module_fqns_per_model_part", "training.disable_cuda_graphs"} <= seen
+
+
+@in_python
+@pytest.mark.usefixtures("with_triton", "with_float8")
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "deepseek_v3"])
+def test_torchtitans_own_functions_are_read_as_they_run(family: str) -> None:
+    registry = importlib.import_module(f"torchtitan.models.{family}.config_registry")
+    path = str(registry.__file__)
+    reader = Reader([source_of_text(path, Path(path).read_text(encoding="utf-8"))], {}, UNEXPANDED_FUNCTIONS, MAKERS)
+    (source,) = reader.sources
+    names = [
+        name for name in source.functions if name.startswith(family) and "debug" not in name and "nvfp4" not in name
+    ]
+    assert len(names) >= 3
+    for name in names:
+        ours, theirs = config_of(reader.call(source, name, [], {}), name, family), getattr(registry, name)()
+        assert not ours.faults and set(ours.unread) <= {"loss.loss_fn.global_vocab_size"} | {
+            one for one in ours.unread if one.startswith(_OF_REGISTRY)
+        }
+        for setting, value in ours.given.items():
+            if not setting.startswith(_OF_REGISTRY):
+                assert _own(theirs, setting) == value, (name, setting)

@@ -1,0 +1,43 @@
+"""A script is priced as the oldest generation of software that its flags belong to and that has its plan."""
+
+import pytest
+from other_systems.test_faults import MEGATRON, read
+
+from shardwright.cli.interchange import held_to
+from shardwright.interchange.system import SYSTEMS
+from shardwright.planner.search.constraints import Constraints
+
+OLD = " --DDP-impl local --tensor-model-parallel-size 2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "software"),
+    [
+        ("", "megatron-2021"), ("--sequence-parallel", "megatron-2022"),
+        ("--use-distributed-optimizer", "megatron-2022"),
+        ("--context-parallel-size 2", "megatron-core"), ("--overlap-grad-reduce", "large-2024"),
+    ],
+)  # fmt: skip
+def test_the_generation_has_all_that_the_script_uses(flags: str, software: str) -> None:
+    found = read("megatron", run_sh=MEGATRON + OLD + f" {flags}")
+    assert found.job.cluster.software == software
+    assert any(f"priced as {software} software" in line for line in found.assumed)
+
+
+def test_flags_of_today_are_priced_as_today() -> None:
+    assert read("megatron", run_sh=MEGATRON).job.cluster.software == "megatron-core"
+
+
+def test_sequence_parallel_that_does_nothing_is_told() -> None:
+    found = read("megatron", run_sh=MEGATRON + "--sequence-parallel")
+    assert any("--sequence-parallel is off" in line for line in found.assumed)
+    assert not found.job.plan.sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("software", "zero", "sequence"),
+    [("megatron-2021", (0,), (False,)), ("megatron-core", (0, 1), None), ("fsdp-2024", (0, 1), None)],
+)
+def test_changes_are_held_to_what_the_generation_has(software: str, zero: tuple[int], sequence: object) -> None:
+    among = held_to(SYSTEMS["megatron"], software, Constraints()).among
+    assert (among["zero"], among.get("sequence_parallel")) == (zero, sequence)

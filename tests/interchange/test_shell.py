@@ -1,0 +1,163 @@
+"""Launch scripts are followed as a shell follows them, without running anything."""
+
+import shutil
+import subprocess
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.interchange.reading.shell_script import Script
+from shardwright.interchange.reading.shell_values import Variables, readable
+from shardwright.interchange.reading.shell_words import ShellFault
+
+SCRIPTS = {
+    "a variable": 'TP=8\ntorchrun a.py --tp $TP "--pp ${TP}"',
+    "an array": "ARGS=(\n  --a 1  # a comment\n  --b 'two words'\n)\nARGS+=(--c)\nrun ${ARGS[@]} \"${ARGS[@]}\"",
+    "a default": "N=${UNSET_HERE:-4}\nrun $N ${N:-5} ${N:+6} ${UNSET_HERE:+7}end",
+    "arithmetic": "A=8; B=3\nrun $((A*B+1)) $(( (A - B) % 2 )) $((-7 / 2)) $((2 ** 3)) $((A > B))",
+    "continued lines": "run --a 1 \\\n  --b 2 \\\n  --c",
+    "strings that are cut at blanks": 'ARGS=" --a 1   --b 2 "\nrun $ARGS "$ARGS"',
+    "if": 'S=big\nif [ "$S" == "small" ]; then N=1; elif [[ $S == "big" && -n "$S" ]]; then N=2; else N=3; fi\nrun $N',
+    "a condition that is empty": 'if [ -n "${UNSET_HERE}" ]; then run yes; else run no; fi',
+    "case": "M=7B\ncase $M in\n  1B|2B) L=1 ;;\n  7*) L=32 ;;\n  *) L=0 ;;\nesac\nrun $L",
+    "a script in a string": "CMD='run --a 1 --b 2'\nbash -c \"$CMD --c\"",
+    "eval": "X='run --a'\neval $X --b",
+    "and, or": "[ 1 -gt 2 ] && run no\n[ 1 -lt 2 ] && run yes || run never",
+    "an exit": "run first\nexit 0\nrun second",
+    "a group": "{ run a; run b; }\n(run c)",
+    "parts of a word": "A=x\nrun pre$A'mid $A'\"post $A\"",
+    "escapes of C": r"run $'a\tb' $'it\'s' pre$'\x41\101'post $'a\\b\"\?' $'\q' $'--tp 8'",
+    "a prefix is of one command": "TP=2\nTP=4 run $TP ${TP:-1}\nPP=3 run ${PP:-1}\nrun $TP ${PP:-1}",
+    "a prefix is seen inside": "TP=2\nTP=4 bash -c 'run $TP'\nrun $TP",
+    "a subshell": "A=1\n(A=2; B=3; run $A $B)\nrun $A ${B:-none}\n{ A=4; }\nrun $A",
+    "a text to translate": 'run $"--bf16" pre$"a b"post',
+    "an element": 'A=(a b c)\nrun ${A[1]} ${A[@]} "${A[*]}"',
+}
+
+
+def followed(text: str, **variables: str) -> Script:
+    script = Script(Variables(dict(variables), frozenset(variables)))
+    script.follow(text)
+    return script
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_words_are_those_of_bash(name: str) -> None:
+    """Commands `run` and `torchrun` print their words, one a line."""
+    shown = (
+        "run() { printf '%s\\n' run \"$@\"; }\ntorchrun() { printf '%s\\n' torchrun \"$@\"; }\nexport -f run torchrun\n"
+    )
+    bash = shutil.which("bash")
+    assert bash
+    done = subprocess.run([bash, "-c", shown + SCRIPTS[name]], capture_output=True, text=True, check=True, timeout=60)
+    words = [word for command in followed(SCRIPTS[name]).commands for word in command.words]
+    assert words == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("line", ["(run)", "run", "A=1 run"])
+def test_copies_of_many_variables_have_a_bound(line: str) -> None:
+    variables = "".join(f"V{number}=1\n" for number in range(9000))
+    assert len(followed(variables + f"{line}\n" * 10).commands) == 10
+    with pytest.raises(ShellFault, match="more than 20,000 commands"):
+        followed(variables + f"{line}\n" * 900)
+
+
+def test_files_that_a_script_writes_are_known() -> None:
+    script = followed("N=4\ncat <<EOT > ds.$N.json\n{\"stage\": $N}\nEOT\ncat <<'END' > raw\n$N\nEND\nrun")
+    assert script.written == {"ds.4.json": '{"stage": 4}', "raw": "$N"}
+
+
+def test_options_of_slurm_are_kept() -> None:
+    script = followed("#SBATCH --nodes=24\n#SBATCH --gres=gpu:a100:8\nrun --nnodes $SLURM_NNODES")
+    assert script.batch == {"nodes": "24", "gpus-per-node": "8"}
+    assert script.commands[0].words == ["run", "--nnodes", "24"]
+
+
+def test_what_is_not_known_keeps_its_name() -> None:
+    script = followed("run --a $MODEL --b $(date +%s) --c ${1}")
+    assert readable(" ".join(script.commands[0].words)) == "run --a $MODEL --b $_date_s_ --c $1"
+
+
+def test_what_is_given_stays() -> None:
+    assert followed("TP=8\nrun $TP", TP="4").commands[0].words == ["run", "4"]
+
+
+def test_other_scripts_are_followed_where_they_are_given() -> None:
+    script = Script(Variables(), {"common.sh": "TP=2", "job.sh": "run $TP"})
+    script.follow("source $HOME/common.sh\nsbatch --nodes=2 job.sh\n. /nowhere/else.sh")
+    assert [command.words for command in script.commands] == [["run", "2"]]
+    assert script.notes == ["line 3: . /nowhere/else.sh is not read: name that file too"]
+
+
+def test_loops_and_functions_are_said() -> None:
+    script = followed("for i in 1 2; do run $i; done\nf() { run 3; }\nrun 4")
+    assert [command.words for command in script.commands] == [["run", "4"]]
+    assert script.notes == ["line 1: a for loop is not followed", "line 2: a function is not followed"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=x\n" + "A=$A$A\n" * 60,
+        "X='eval $X'\neval $X",
+        "echo 'never ends",
+        "N=$((1/0))",
+        "if [ 1 ]; then run",
+        "A=(1 2",
+        "N=$((9**9**9))",
+        "{ " * 500,
+    ],
+)
+def test_what_has_no_end_is_one_fault(text: str) -> None:
+    with pytest.raises(ShellFault) as caught:
+        followed(text)
+    assert len(str(caught.value)) < 200
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="ab =$(){}[]\"'`\\\n;&|<>#~-0128*/,!?:@", max_size=80))
+def test_any_text_is_followed_or_refused(text: str) -> None:
+    with suppress(ShellFault):
+        followed(text)
+
+
+@pytest.mark.parametrize("redirection", ["2>&1", "2>err", "1>out 2>&1", "2>>err", "2> err", ">&2", "<in 2>&1"])
+def test_the_number_of_a_file_before_a_redirection_is_no_word(redirection: str) -> None:
+    assert [one.words for one in followed(f"run --bf16 {redirection} | tee log").commands] == [
+        ["run", "--bf16"],
+        ["tee", "log"],
+    ]
+    assert followed(f"run --lr 2 {redirection}").commands[0].words == ["run", "--lr", "2"]
+
+
+def test_words_that_nobody_gives_are_none() -> None:
+    script = (
+        'run "$@" $* $@ --a "${@}" --n $#\nfor one in "$@"; do N=$one; done\nwhile [ $# -gt 0 ]; do N=$1; done\nrun $N'
+    )
+    assert [one.words for one in followed(script, N="").commands] == [["run", "--a", "--n", "0"], ["run"]]
+    assert followed(script, N="").notes == []
+    assert followed('run "$@"', **{"@": "--a"}).commands[0].words == ["run", "--a"]
+
+
+UNFOLLOWED = {
+    "a command": "EXTRA=$(get_args)", "backticks": "EXTRA=`get_args`", "a part": 'EXTRA="--a $(get_args)"',
+    "a loop": 'for x in 1 2; do EXTRA="$EXTRA --a $x"; done', "what a command reads": "cat f | read -r EXTRA",
+    "a function": "f() {\n  EXTRA='--a'\n}\nf", "functions in functions": "f() { EXTRA+=(--a); }\nfunction g { f; }\ng",
+    "a branch": 'if [ "$(hostname)" = a ]; then EXTRA=--a; else EXTRA=--b; fi',
+    "a branch on a command": "EXTRA=--b\nif nvidia-smi | grep -q H100; then EXTRA+=' --a'; fi",
+    "a case": "H=$(hostname)\ncase $H in a*) EXTRA=--a ;; *) EXTRA=--b ;; esac", "(( ))": "EXTRA=1\n((EXTRA++))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_what_is_not_followed_is_not_known_until_it_is_given(name: str) -> None:
+    assert "$EXTRA" in readable(" ".join(followed(UNFOLLOWED[name] + "\nrun $EXTRA").commands[-1].words))
+    given = followed(UNFOLLOWED[name] + '\nrun $EXTRA "${EXTRA[@]}"', EXTRA="--x 1").commands[-1].words
+    assert given == ["run", "--x", "1", "--x", "1"]
+
+
+def test_a_part_that_is_known_to_do_nothing_changes_nothing() -> None:
+    text = "N=4\nwhile false; do N=8; done\nfor x in; do N=1; done\nf() { N=9; }\nif (( N > 8 )); then N=7; fi\nrun $N"
+    assert followed(text).commands[-1].words == ["run", "4"]
