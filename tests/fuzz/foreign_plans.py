@@ -10,8 +10,7 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
-from other_systems.drawn_jobs import jobs_of
-
+from interchange.drawn_jobs import jobs_of
 from shardwright.config.base import PlanError
 from shardwright.interchange.exported import exported
 from shardwright.interchange.system import SYSTEMS

@@ -6,11 +6,10 @@ from pathlib import PurePath
 from random import Random
 from typing import Any
 
-from other_systems.public_jobs import files_of, public_jobs
-
 from fuzz import mutations as mutate
 from fuzz.hostile import Case
 from fuzz.hostile_python import PYTHON_FORMS, mangled_python
+from interchange.public_jobs import files_of, public_jobs
 from shardwright.config.load import load_job
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.exported import exported

@@ -2,8 +2,7 @@
 
 from functools import cache
 
-from other_systems.drawn_jobs import jobs_of
-
+from interchange.drawn_jobs import jobs_of
 from shardwright.interchange.exported import exported
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables

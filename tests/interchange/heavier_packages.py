@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
-from other_systems.drawn_jobs import jobs_of
-from other_systems.exports import NUM_EXPORTS, arguments_of
 
+from interchange.drawn_jobs import jobs_of
+from interchange.exports import NUM_EXPORTS, arguments_of
 from shardwright.interchange.exported import exported
 from shardwright.interchange.reading.python_source import Reader, source_of_text
 from shardwright.interchange.system import SYSTEMS

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from other_systems.test_defaults import NEMO
-from other_systems.test_faults import LLAMA, MEGATRON, read
 
+from interchange.test_defaults import NEMO
+from interchange.test_faults import LLAMA, MEGATRON, read
 from shardwright.cli.main import cli
 from shardwright.config.load import load_job
 

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from other_systems.test_faults import LLAMA, MEGATRON, faults, read
 
+from interchange.test_faults import LLAMA, MEGATRON, faults, read
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Imported
 

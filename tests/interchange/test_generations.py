@@ -1,8 +1,8 @@
 """A script is priced as the oldest generation of software that its flags belong to and that has its plan."""
 
 import pytest
-from other_systems.test_faults import MEGATRON, read
 
+from interchange.test_faults import MEGATRON, read
 from shardwright.cli.interchange import held_to
 from shardwright.interchange.system import SYSTEMS
 from shardwright.planner.search.constraints import Constraints

@@ -1,8 +1,8 @@
 """Public jobs of several years and all systems are read with the degrees that their files state, and priced."""
 
 import pytest
-from other_systems.public_jobs import DEGREES, degrees_of, files_of, import_job, public_jobs
 
+from interchange.public_jobs import DEGREES, degrees_of, files_of, import_job, public_jobs
 from shardwright.memory.budget import meet_budget
 from shardwright.planner.own_plan import estimate
 from shardwright.schedule.job_program import plan_faults

@@ -16,9 +16,9 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from accelerate.parallelism_config import ParallelismConfig
-from other_systems.exports import NUM_EXPORTS, arguments_of, exports
 from transformers import AutoConfig, HfArgumentParser, TrainingArguments
 
+from interchange.exports import NUM_EXPORTS, arguments_of, exports
 from shardwright.interchange.systems.megatron_flags import settings_of
 
 with warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """Plans to each system and back: 30 that it has are the same, and one that it lacks is refused with the nearest."""
 
 import pytest
-from other_systems.drawn_jobs import drawn_job, jobs_of
 
+from interchange.drawn_jobs import drawn_job, jobs_of
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.interchange.exported import Lacking, asked_of, exported

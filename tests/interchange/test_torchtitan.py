@@ -1,8 +1,8 @@
 """torchtitan's configuration functions are read without running them, and what can't be known is said."""
 
 import pytest
-from other_systems.test_faults import faults, read
 
+from interchange.test_faults import faults, read
 from shardwright.interchange.imported import Imported
 from shardwright.interchange.systems.torchtitan_flags import command_line
 
