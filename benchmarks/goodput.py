@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardwright.cost.failures import Reliability, goodput
-from shardwright.train.launch.lifeline import ask_for
+from shardwright.train.launch.forking import ask_for
 
 WORLD = 2
 FIELDS = {

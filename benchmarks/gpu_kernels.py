@@ -21,14 +21,15 @@ from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of
 from shardwright.cost.kernels import product_s
 from shardwright.model.activation import activate_gated
-from shardwright.model.fused_norm import rms_norm, rms_norm_backward
 from shardwright.model.loss import Targets, microbatch_loss
+from shardwright.model.norm import rms_norm, rms_norm_backward
 from shardwright.model.rotary import rotary_angles, split_and_rotate
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.context.block_attention import dry_attention
 from shardwright.parallel.optimizers.elementwise import make_optimizer
+from shardwright.parallel.tensor.gradient_sums import add_product
 from shardwright.parallel.tensor.linear import LayerSharding
-from shardwright.parallel.tensor.parameter import PlacedParameter, add_product
+from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.precision.float8 import E4M3, Granularity, quantise
 from shardwright.precision.float8_linear import forward_product, input_gradient, make_float8_state

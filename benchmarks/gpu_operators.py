@@ -15,15 +15,15 @@ from torch import Tensor
 from shardwright.measure.rounding import HALF_UNIT
 from shardwright.model.activation import activate_gated
 from shardwright.model.dropout import kept_elements
-from shardwright.model.fused_norm import rms_norm, rms_norm_backward
 from shardwright.model.fused_softmax import exponential_sums, softmax_gradient
+from shardwright.model.norm import rms_norm, rms_norm_backward
 from shardwright.model.rotary import rotary_angles, turn
 from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.block_attention import Merged, attend_block, block_gradients
 from shardwright.parallel.context.sight import Sight
 from shardwright.parallel.expert.grouped_linear import grouped_product
+from shardwright.parallel.tensor.gradient_sums import add_product
 from shardwright.parallel.tensor.initial_values import initial_box
-from shardwright.parallel.tensor.parameter import add_product
 from shardwright.precision.float8 import E4M3, E5M2, Granularity, quantise
 from shardwright.precision.float8_product import emulated_product
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product

@@ -17,10 +17,10 @@ from gpu_bench import Bench, relative
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.model.fused_norm import rms_norm, rms_norm_backward
+from shardwright.model.norm import rms_norm, rms_norm_backward
 from shardwright.parallel.context.block_attention import dry_attention
 from shardwright.parallel.expert.grouped_linear import grouped_product
-from shardwright.parallel.tensor.parameter import add_product
+from shardwright.parallel.tensor.gradient_sums import add_product
 from shardwright.precision.float8 import E4M3, E5M2, Granularity, quantise
 from shardwright.precision.float8_product import emulated_product
 from shardwright.precision.scaled_mm import scaled_product

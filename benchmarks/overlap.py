@@ -35,7 +35,8 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
-from shardwright.parallel.pipeline.executor import PipelineExecutor, Stage, _Run
+from shardwright.parallel.pipeline.executor import PipelineExecutor, _Run
+from shardwright.parallel.pipeline.pipeline_stage import Stage
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.schedule.action import Action, Kind, backward, forward

@@ -28,7 +28,7 @@ from shardwright.memory.budget import meet_budget
 from shardwright.memory.recompute_budget import choices
 from shardwright.model.activation import activate_gated
 from shardwright.model.dropout import LEVELS, Mask
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica, build, job_mesh

@@ -37,7 +37,7 @@ if __name__ == "__main__":
 from fuzz import preloaded
 from fuzz.harms import DAMAGES, HARMS, LONGEST_S, MissedError, Run, kept, newest_whole, wait_until_gone
 from shardwright.train.checkpoint.manifest import folder_name
-from shardwright.train.launch.lifeline import ask_for
+from shardwright.train.launch.forking import ask_for
 
 STEPS = 20
 FIELDS = {

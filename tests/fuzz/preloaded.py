@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from shardwright.train.launch import fork_server
-from shardwright.train.launch.lifeline import ask_for
+from shardwright.train.launch.forking import ask_for
 from shardwright.train.launch.loading import loading
 
 with loading():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.train.health.loss_band import LEAST_LOSSES, LossBand
+from shardwright.train.health.step_judge import LEAST_LOSSES, LossBand
 
 WINDOW, DEVIATIONS = 40, 8.0
 

@@ -12,7 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
-from shardwright.train.health.content_hash import content_hash, wrapped
+from shardwright.train.health.repeated_step import content_hash, wrapped
 from shardwright.train.health.replica_hashes import KINDS, ReplicasDifferError, groups_alike, odd_ranks
 from support.cases import small_job
 from support.ranks import run_on_mesh

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from shardwright.train.checkpoint.manifest import HEALTHY
-from shardwright.train.health.decision import ALL_IS_WELL, WITHOUT_TARGET, Course, Decision
-from shardwright.train.health.state_health import state_health, step_health
+from shardwright.train.health.run_health import state_health, step_health
+from shardwright.train.health.step_judge import ALL_IS_WELL, WITHOUT_TARGET, Course, Decision
 from shardwright.train.train_step import StepResult
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from shardwright.config.health import HealthSpec
 from shardwright.config.load import make_job
-from shardwright.train.health.decision import Course
-from shardwright.train.health.step_judge import StepJudge
+from shardwright.train.health.step_judge import Course, StepJudge
 
 NAN, INF = math.nan, math.inf
 

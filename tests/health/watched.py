@@ -12,8 +12,8 @@ from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.train.build import Replica, build
-from shardwright.train.health.decision import Course
 from shardwright.train.health.run_health import RunHealth
+from shardwright.train.health.step_judge import Course
 from shardwright.train.train_step import StepResult, train_step
 from support.cases import my_tokens
 

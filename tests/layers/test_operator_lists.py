@@ -18,7 +18,7 @@ from shardwright.layers.recompute_cost import Again
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.expert import dispatch as expert
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.train.build import build
 from support.cases import small_job
 from support.ranks import run_on_mesh

@@ -14,8 +14,8 @@ from shardwright.measure.checks.host_waits import wait_faults
 from shardwright.measure.checks.recorded_runs import RankAccesses, module_accesses, recorded_accesses
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
 from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.device_streams import HostNumbers
 from shardwright.parallel.expert import dispatch
-from shardwright.parallel.expert.counting import HostNumbers
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.zero.host_link import HostLink
 from shardwright.train.own_module.module_job import module_job

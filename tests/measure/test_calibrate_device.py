@@ -10,8 +10,7 @@ import torch
 from shardwright.config.job import JobSpec
 from shardwright.measure.calibrate import device_rounds, measuring_place
 from shardwright.measure.calibrate.calibration_run import _job
-from shardwright.measure.calibrate.catalog_floor import known_fields, raised_to
-from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of, entry
+from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of, entry, known_fields, raised_to
 from shardwright.measure.calibrate.operator_probes import ELEMENTWISE
 from shardwright.measure.calibrate.sweep import (
     QUICK,

@@ -16,7 +16,7 @@ from shardwright.memory.further_tokens import further_layers
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
 from support.cases import ATTENTIONS, BLOCKS, KINDS, LATENT, RULES, small_job

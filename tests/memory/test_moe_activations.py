@@ -13,7 +13,7 @@ from shardwright.memory.activations import layer_of
 from shardwright.memory.moe_activations import Rows, expected_rows
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.expert import dispatch as expert
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
 from support.cases import EXPERT_BLOCKS, EXPERTS, small_job

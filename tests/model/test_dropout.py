@@ -13,7 +13,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.model.dropout import LEVELS, Dropout, kept_elements
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, train_step

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.model import activation, fused_softmax, logit_change, rotary, weighed_activation
+from shardwright.model import activation, fused_softmax, loss, rotary, weighed_activation
 from shardwright.parallel.expert import expert_bias
 from shardwright.precision.fused_operator import compiled
 
@@ -140,8 +140,8 @@ CASES = {
         ), 4,
     ),
     "scaled and capped logits": Case(
-        lambda logits: logit_change._change_in_turn(logits, 0.3, 2.0),
-        lambda logits: logit_change._change_at_once(logits, 0.3, 2.0),
+        lambda logits: loss._change_in_turn(logits, 0.3, 2.0),
+        lambda logits: loss._change_at_once(logits, 0.3, 2.0),
         lambda dtype, g: (_draw(g, torch.float32, T, V),), 4,
     ),
     **{

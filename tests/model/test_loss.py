@@ -14,8 +14,7 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import split_evenly
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.memory.activations import head_working_bytes
-from shardwright.model.logit_change import LogitChange
-from shardwright.model.loss import Targets, microbatch_loss
+from shardwright.model.loss import LogitChange, Targets, microbatch_loss
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded

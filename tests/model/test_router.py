@@ -6,10 +6,10 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.model.forward_pass import ForwardPass
-from shardwright.model.positions import positions_tensor
+from shardwright.model.position_tables import positions_tensor
 from shardwright.model.router import Router
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.tensor.initial_values import materialise
 from shardwright.parallel.tensor.linear import LayerSharding
 from support.cases import EXPERTS, small_job

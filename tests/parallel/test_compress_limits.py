@@ -15,9 +15,8 @@ from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.compress.compressor import Reduction, make_compressor
 from shardwright.parallel.compress.powersgd import PowerSGD
-from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire
 from shardwright.sharding.compression import reduced_bucket, scattered_bucket, wire_bytes
 from support.cases import small_job

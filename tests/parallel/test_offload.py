@@ -11,7 +11,7 @@ from shardwright.measure.saved_tensors import LiveBytes, saved_bytes
 from shardwright.memory.activation_peak import activation_bytes
 from shardwright.memory.activations import layer_of
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program

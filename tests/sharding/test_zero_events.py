@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import shardwright
 from shardwright.memory import module_account, zero_replay
 from shardwright.parallel.zero.flat_unit import FlatUnit
-from shardwright.parallel.zero.module_stage import ModuleStage
-from shardwright.parallel.zero.module_unit import ModuleUnit
+from shardwright.parallel.zero.module_stage import ModuleStage, ModuleUnit
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.zero_events import MOST_REDUCING, Reductions, StageEvents, UnitEvents, UnitSizes

@@ -12,7 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.bucket import Bucket, ErrorSpan
-from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.compress.compressor import make_compressor
 from shardwright.sharding.parameter_shard import ParameterShard
 from support.cases import small_job
 from support.ranks import run_on_mesh

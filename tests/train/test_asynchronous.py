@@ -21,7 +21,7 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
-from shardwright.train.learning_rate import learning_rate
+from shardwright.train.train_step import learning_rate
 from support.cases import made_up_tokens, record, small_job
 from support.ranks import leaves_nothing, run_on_mesh
 

@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.train.build import build
 from support.cases import against_one_rank, record, remembered, small_job
 from support.ranks import leaves_nothing, run_on_mesh

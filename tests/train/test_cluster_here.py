@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
-from shardwright.train.launch import launch
-from shardwright.train.launch.launch import cluster_faults
+from shardwright.train.launch import this_machine
+from shardwright.train.launch.this_machine import cluster_faults
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> "list[int]":
     count = [0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count[0] > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count[0])
-    monkeypatch.setattr(launch, "_most_on_cpu", lambda: (32, ""))
+    monkeypatch.setattr(this_machine, "_most_on_cpu", lambda: (32, ""))
     return count
 
 

@@ -10,10 +10,8 @@ import torch
 from shardwright.config.load import load_job
 from shardwright.sharding.loss_chunks import loss_chunk_bytes
 from shardwright.train.launch import rank_life
-from shardwright.train.launch.device_environment import set_device_environment
-from shardwright.train.launch.launch import machine_faults
-from shardwright.train.launch.rank_environment import RankEnvironment
-from shardwright.train.launch.this_machine import on_this_machine
+from shardwright.train.launch.rank_environment import RankEnvironment, set_device_environment
+from shardwright.train.launch.this_machine import choose_device, machine_faults, on_this_machine
 from support.cases import small_job
 
 
@@ -72,14 +70,14 @@ def test_chunks_of_the_loss_are_those_of_the_device_that_was_taken(machine: Mach
 
 
 def test_a_rank_takes_the_device_of_its_number(machine: Machine) -> None:
-    assert [rank_life.choose_device("auto", rank).index for rank in (0, 5)] == [0, 5] == machine.contexts
-    assert rank_life.choose_device("cpu", 5).type == "cpu" and machine.contexts == [0, 5]
+    assert [choose_device("auto", rank).index for rank in (0, 5)] == [0, 5] == machine.contexts
+    assert choose_device("cpu", 5).type == "cpu" and machine.contexts == [0, 5]
 
 
 def test_a_rank_that_sees_one_device_takes_that(machine: Machine) -> None:
     """As under `srun --gpus-per-task=1`: its number among the node's ranks is no number of a device."""
     machine.num_devices = 1
-    assert rank_life.choose_device("cuda", 5) == torch.device("cuda", 0) and machine.contexts == [0]
+    assert choose_device("cuda", 5) == torch.device("cuda", 0) and machine.contexts == [0]
 
 
 def environment_of(local_world: int, **said: str) -> dict[str, str]:

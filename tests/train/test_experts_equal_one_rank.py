@@ -13,7 +13,7 @@ from shardwright.memory.step_collectives import Traffic, step_ledger
 from shardwright.model.decoder import DecoderStage
 from shardwright.model.router_state import Totals
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
 from shardwright.train.router_update import LayerRouting

@@ -20,7 +20,7 @@ from shardwright.config.rate_schedules import (
     RampUpRule,
     RateSchedule,
 )
-from shardwright.train.learning_rate import learning_rate
+from shardwright.train.train_step import learning_rate
 
 PEAK = 2.0
 DECAYS = DECAY_SHAPES.names

@@ -17,10 +17,9 @@ from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
-from shardwright.train.learning_rate import learning_rate
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import RunResult
-from shardwright.train.train_step import StepResult, train_step
+from shardwright.train.train_step import StepResult, learning_rate, train_step
 from shardwright.train.trainer import train
 from support.cases import made_up_tokens, my_tokens, small_job
 from support.ranks import run_on_mesh

@@ -24,7 +24,7 @@ from shardwright.memory.step_collectives import ledger_table, step_ledger
 from shardwright.memory.zero_replay import replay
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.optimizers.elementwise import make_optimizer
-from shardwright.parallel.optimizers.newton_schulz import orthogonalise
+from shardwright.parallel.optimizers.muon import orthogonalise
 from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory

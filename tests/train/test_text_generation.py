@@ -7,8 +7,7 @@ import pytest
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
-from shardwright.train.sample_text import sample_text
-from shardwright.train.text_generation import generate
+from shardwright.train.text_generation import generate, sample_text
 from support.cases import small_job
 from support.ranks import leaves_nothing, run_on_mesh
 

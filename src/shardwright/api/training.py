@@ -146,7 +146,7 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
     from shardwright.train.data.prepare import prepare_tokens, refuse_missing
     from shardwright.train.data.progress import say_aside
     from shardwright.train.data.token_cache import remove_unfinished
-    from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
+    from shardwright.train.launch.launch import RankFailedError, launch
     from shardwright.train.launch.restarts import launch_with_restarts
     from shardwright.train.launch.run_folder import (
         folder_of,
@@ -155,7 +155,7 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
         make_folder,
         removing_new_folders_on_error,
     )
-    from shardwright.train.launch.this_machine import on_this_machine
+    from shardwright.train.launch.this_machine import cluster_faults, machine_faults, on_this_machine
 
     def tell(error: RankFailedError, restart: str) -> None:
         start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")

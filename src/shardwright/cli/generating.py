@@ -78,7 +78,7 @@ def generate(
     from shardwright.train.launch.scratch_folder import scratch_folder
     from shardwright.train.launch.this_machine import on_this_machine
     from shardwright.train.prompt import prompt_of
-    from shardwright.train.text_run import AskedText, write_text
+    from shardwright.train.text_generation import AskedText, write_text
 
     prompt_tokens = prompt_of(spec, weights_source.weights, "def " if prompt is None else prompt, chat)
     asked_text = AskedText(prompt_tokens, tokens, temperature, weights_source.weights_from)

@@ -1,6 +1,6 @@
 """The learning rate over a run: its schedules, the shapes of a decay, and rules for batch-size ramp-up.
 
-Each is described only here, and no other file lists their names. train/learning_rate.py combines them. A `spec` is an
+Each is described only here, and no other file lists their names. train/train_step.py combines them. A `spec` is an
 OptimizerSpec.
 """
 

@@ -20,7 +20,7 @@ from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.collectives import barrier, start_recv, start_send
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.action_times import Performed
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.timing import Costs, Times, play

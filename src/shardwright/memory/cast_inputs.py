@@ -1,5 +1,5 @@
 """Operands of products in fp8, if weight gradients are in fp8 too: inputs that are kept in fp8 instead of 16 bits, if
-no other operator keeps them, and both operands from I to W if the backward is split (parallel/tensor/cast_input.py).
+no other operator keeps them, and both operands from I to W if a backward is split (parallel/tensor/product_input.py).
 
 Sizes are bytes on one rank.
 """

@@ -22,7 +22,7 @@ from shardwright.parallel.context.attention_rule import AttentionRule, Sinks
 from shardwright.parallel.context.ring_attention import trade_for_heads, trade_for_tokens
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
-from shardwright.parallel.tensor.recomputed_input import ProductInput
+from shardwright.parallel.tensor.product_input import ProductInput
 from shardwright.sharding.score_blocks import KeyReach
 from shardwright.sharding.stage_parameters import residual_std
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardwright.config.moe import Overflow
 from shardwright.model.gates.choice import Choice, largest, order_of
-from shardwright.parallel.expert.counting import count_each
+from shardwright.parallel.expert.grouped_linear import count_each
 
 
 def places_in_queue(experts_N: Tensor, num_experts: int) -> Tensor:

@@ -22,13 +22,11 @@ from shardwright.model.block import Block
 from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.forward_pass import ForwardPass, RealTokens
-from shardwright.model.logit_change import LogitChange
-from shardwright.model.loss import Targets, joined_losses, microbatch_loss
-from shardwright.model.make_block import make_block
+from shardwright.model.loss import LogitChange, Targets, joined_losses, microbatch_loss
 from shardwright.model.mtp import FurtherToken, further_ids, skipped_targets
 from shardwright.model.norm import Norm
-from shardwright.model.position_tables import PositionTables
-from shardwright.model.positions import pick, positions_tensor
+from shardwright.model.position_tables import PositionTables, pick, positions_tensor
+from shardwright.model.recomputed_block import make_block
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.context.document_mask import (
     chunk_numbers,
@@ -36,7 +34,7 @@ from shardwright.parallel.context.document_mask import (
     document_numbers,
     document_positions,
 )
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.initial_values import materialise

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.model.forward_pass import ForwardPass
-from shardwright.model.positions import positions_tensor
+from shardwright.model.position_tables import positions_tensor
 from shardwright.parallel.tensor.counter_rng import random_words, stream_key
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.sharding.sequence import Ranges

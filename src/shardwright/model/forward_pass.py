@@ -7,9 +7,8 @@ from torch.nn import functional
 
 from shardwright.model.position_tables import PositionTables
 from shardwright.parallel.context.document_mask import follows, is_real
-from shardwright.parallel.device_streams import DeviceStreams
-from shardwright.parallel.expert.counting import HostNumbers
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.device_streams import DeviceStreams, HostNumbers
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.recompute.offload import Convoy
 
 

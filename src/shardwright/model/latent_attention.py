@@ -23,7 +23,7 @@ from shardwright.model.rotary import turn
 from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.tensor.column_products import Part, column_products
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, ReplicatedLinear, RowLinear, local_product
-from shardwright.parallel.tensor.recomputed_input import ProductInput
+from shardwright.parallel.tensor.product_input import ProductInput
 from shardwright.sharding.stage_parameters import residual_std
 
 

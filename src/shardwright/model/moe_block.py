@@ -33,7 +33,7 @@ from shardwright.parallel.expert.grouped_linear import grouped_linear
 from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, expert_bias, expert_matrix, whole
-from shardwright.parallel.tensor.recomputed_input import ProductInput
+from shardwright.parallel.tensor.product_input import ProductInput
 from shardwright.sharding.stage_parameters import residual_std
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
-from shardwright.model.fused_norm import rms_norm, rms_norm_backward
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, whole
@@ -53,7 +52,7 @@ class _RmsNorm(torch.autograd.Function):
     """Forward: x / rms(x) x weight, if there is a weight, in float32; keeps x and one number for each token. Backward:
     equation 4 of the paper.
 
-    On CUDA forward and backward are one kernel each (fused_norm.py). torch's own RMSNorm for a CPU is several
+    On CUDA forward and backward are one kernel each. torch's own RMSNorm for a CPU is several
     operators, which also keep x / rms(x) and take several times as long.
     """
 
@@ -127,3 +126,55 @@ class _LayerNorm(torch.autograd.Function):
                 dbias_H[ctx.learning_biases :] = 0
             ctx.bias.add_gradient(dbias_H)
         return dx_SBH, None, None, None, None
+
+
+# torch's kernels of RMSNorm for CUDA, as operators whose shapes dry runs know. Under their public name autograd keeps
+# the weight, which ZeRO may free and gather again before the backward. The names used here are private, and on torch's
+# device meta they decompose into many operators.
+
+_LIBRARY = torch.library.Library("shardwright", "FRAGMENT")
+_LIBRARY.define("rms_norm(Tensor x, Tensor? weight, float epsilon) -> (Tensor, Tensor)")
+_LIBRARY.define("rms_norm_backward(Tensor dy, Tensor x, Tensor inverse, Tensor? weight) -> (Tensor, Tensor)")
+
+
+def rms_norm(x_NH: Tensor, weight_H: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x / rms(x) x weight, if there is a weight, in the dtype of x, and 1 / rms(x) of each vector, [..., 1],
+    float32."""
+    y_and_inverse: tuple[Tensor, Tensor] = torch.ops.shardwright.rms_norm(x_NH, weight_H, epsilon)
+    return y_and_inverse
+
+
+def rms_norm_backward(
+    dy_NH: Tensor, x_NH: Tensor, inverse_N1: Tensor, weight_H: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weight, in their dtypes; without a weight the second is empty."""
+    gradients: tuple[Tensor, Tensor] = torch.ops.shardwright.rms_norm_backward(dy_NH, x_NH, inverse_N1, weight_H)
+    return gradients
+
+
+@torch.library.impl(_LIBRARY, "rms_norm", "CUDA")
+def _rms_norm_on_cuda(x_NH: Tensor, weight_H: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    y_and_inverse: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x_NH, x_NH.shape[-1:], weight_H, epsilon)
+    return y_and_inverse
+
+
+@torch.library.impl(_LIBRARY, "rms_norm_backward", "CUDA")
+def _rms_norm_backward_on_cuda(
+    dy_NH: Tensor, x_NH: Tensor, inverse_N1: Tensor, weight_H: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    dx_NH, dweight_H = torch.ops.aten._fused_rms_norm_backward(
+        dy_NH, x_NH, x_NH.shape[-1:], inverse_N1, weight_H, [True, weight_H is not None]
+    )
+    return dx_NH, x_NH.new_empty(0) if weight_H is None else dweight_H
+
+
+@torch.library.impl(_LIBRARY, "rms_norm", "Meta")
+def _shapes(x_NH: Tensor, weight_H: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x_NH), x_NH.new_empty(*x_NH.shape[:-1], 1, dtype=torch.float32)
+
+
+@torch.library.impl(_LIBRARY, "rms_norm_backward", "Meta")
+def _shapes_of_backward(
+    dy_NH: Tensor, x_NH: Tensor, inverse_N1: Tensor, weight_H: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x_NH), x_NH.new_empty(0) if weight_H is None else torch.empty_like(weight_H)

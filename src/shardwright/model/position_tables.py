@@ -1,5 +1,8 @@
 """Tables of positions and heads that the layers share: cosines and sines of rotary positions, factors of queries that
-grow with the position, and slopes of ALiBi."""
+grow with the position, and slopes of ALiBi; and the positions of a rank's tokens as a tensor.
+
+Shape suffixes: S sequence, s positions of this rank, B batch, N query heads.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,6 +14,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.rotary_scaling import RotaryScalingSpec
 from shardwright.config.temperature import TemperatureSpec
 from shardwright.model.rotary import rotary_angles
+from shardwright.sharding.sequence import Ranges
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,16 @@ def alibi_slopes(heads: int) -> list[float]:
     power = 1 << int(math.log2(heads))
     slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
     return slopes + [2.0 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]
+
+
+def positions_tensor(ranges: Ranges, device: torch.device) -> Tensor:
+    """The positions in the ranges, [s], int64."""
+    if len(ranges) == 1:
+        return torch.arange(ranges[0].start, ranges[0].stop, device=device)
+    return torch.cat([torch.arange(r.start, r.stop, device=device) for r in ranges])
+
+
+def pick(x_BS: Tensor, ranges: Ranges) -> Tensor:
+    """The elements at the positions in the ranges, [B, s]: a view, if there is one range."""
+    parts = [x_BS[:, r.start : r.stop] for r in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

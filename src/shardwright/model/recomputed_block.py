@@ -1,4 +1,5 @@
-"""Blocks that recompute parts of their forward in the backward, instead of keeping the results.
+"""Blocks that recompute parts of their forward in the backward, instead of keeping the results; and `make_block`, which
+chooses the class of a block.
 
 A policy (config/recompute_policy.py) names the operators that are recomputed, or the whole layer. Results and gradients
 are bit-identical to those of a block that keeps all (parallel/recompute/region.py).
@@ -11,7 +12,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
-from shardwright.config.recompute_policy import LAYER, Policy
+from shardwright.config.recompute_policy import KEEP_ALL, LAYER, Policy
 from shardwright.model.block import Block
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.parallel_block import ParallelBlock
@@ -110,3 +111,12 @@ class RecomputedParallelBlock(ParallelBlock):
 def _take_norm(chain: Chain, norm: nn.Module) -> Chain:
     """The chain with the norm, if the block has this norm."""
     return chain if isinstance(norm, nn.Identity) else chain.then("norm", norm)
+
+
+def make_block(spec: ModelSpec, number: int, sharding: LayerSharding, policy: Policy = KEEP_ALL) -> Block:
+    """Block `number` of a model, parallel if the model's blocks are, which recomputes the operators that `policy`
+    names."""
+    is_parallel = spec.parallel_block != "none"
+    if policy == KEEP_ALL:
+        return (ParallelBlock if is_parallel else Block)(spec, number, sharding)
+    return (RecomputedParallelBlock if is_parallel else RecomputedBlock)(spec, number, sharding, policy)

@@ -20,11 +20,11 @@ from shardwright.model.float32_linear import exact_product
 from shardwright.model.forward_pass import ForwardPass, RealTokens
 from shardwright.model.gates.choice import Choice, Known, add_to_one
 from shardwright.model.gates.make import make_gate
-from shardwright.model.positions import pick, positions_tensor
+from shardwright.model.position_tables import pick, positions_tensor
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_gather, all_reduce
-from shardwright.parallel.expert.counting import count_each
 from shardwright.parallel.expert.dispatch import Routing
+from shardwright.parallel.expert.grouped_linear import count_each
 from shardwright.parallel.tensor.counter_rng import stream_key, uniform
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import whole

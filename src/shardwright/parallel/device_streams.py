@@ -108,3 +108,27 @@ class CudaStreams:
 def streams_of(device: torch.device) -> DeviceStreams | None:
     """The streams of a device; None if the device executes work at once, as a CPU does."""
     return CudaStreams(device) if device.type == "cuda" else None
+
+
+class HostNumbers:
+    """Integers that a device copies to the host, which may launch other work until it reads them."""
+
+    def __init__(self, values_N: Tensor, streams: DeviceStreams | None = None) -> None:
+        """`streams` are by default those of the tensor's device."""
+        self._streams = streams = streams or streams_of(values_N.device)
+        self._values_N = values_N
+        self._copy_end: Event | None = None
+        self._numbers: list[int] | None = None
+        if streams is not None:
+            self._values_N, self._copy_end = streams.sent(values_N)
+
+    def read(self, dry: list[int] | None = None) -> list[int]:
+        """The numbers; in a dry run, in which tensors have no values, those in `dry`. Blocks until the copy is over,
+        and not until work that was launched after it is."""
+        if self._numbers is None:
+            if self._copy_end is not None:
+                self._copy_end.synchronize()
+            if self._streams is not None:
+                self._streams.host_reads(self._values_N)
+            self._numbers = [int(value) for value in self._values_N.tolist()] if dry is None else dry
+        return self._numbers

@@ -14,10 +14,10 @@ from shardwright.parallel.context.document_mask import CountedShares
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.train.build import Replica
-from shardwright.train.learning_rate import learning_rate
 from shardwright.train.train_step import (
     StepResult,
     counted_shares,
+    learning_rate,
     loss_factors,
     mean_losses,
     microbatches,

@@ -16,18 +16,20 @@ from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_reduce_max
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
-from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.compress.compressor import make_compressor
 from shardwright.parallel.device_streams import DeviceStreams
+from shardwright.parallel.optimizers.adafactor import Adafactor
 from shardwright.parallel.optimizers.elementwise import make_optimizer
-from shardwright.parallel.optimizers.unit_steps import unit_steps
+from shardwright.parallel.optimizers.muon import Muon
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.tensor.initial_values import Initial, seeded
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import PlacedParameter, placed_parameters
-from shardwright.parallel.zero.flat_unit import Sharding
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.host_link import HostLink
+from shardwright.parallel.zero.master_weights import MatrixSteps
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tensor_pool import TensorPool, tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
@@ -40,11 +42,13 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.shape_program import forward_of
+from shardwright.sharding.factored_sums import FactoredSums
 from shardwright.sharding.groups import ends, zero_stage
 from shardwright.sharding.loss_chunks import loss_positions
+from shardwright.sharding.matrix_exchange import MatrixExchange
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import last_uses, stage_parameters
-from shardwright.sharding.unit_update import Updates
+from shardwright.sharding.unit_update import UnitUpdate, Updates
 from shardwright.sharding.zero_events import Reductions
 from shardwright.train.gradient_norm import GradientNorm
 
@@ -187,7 +191,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
             expert_sharding=expert_sharding,
             updates=updates,
         )
-        shards[stage].make_optimizers(make_job_optimizer, partial(unit_steps, job, mesh))
+        shards[stage].make_optimizers(make_job_optimizer, partial(_unit_steps, job, mesh))
         module.through = shards[stage].through
     _share_table(job, tied, shards, program.num_stages - 1)
     is_stashed = program.weights != "current"
@@ -343,3 +347,13 @@ def _tied(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> TiedEmbe
         table = module.embedding.weight if module.embedding is not None else table
         last = module.shared_table if module.head is not None else last
     return TiedEmbedding(table, last, mesh.ends)
+
+
+def _unit_steps(job: JobSpec, mesh: Mesh, update: UnitUpdate | None, unit: FlatUnit) -> MatrixSteps | None:
+    """The steps of an update on this rank, with `unit` one of its units; None if each element is updated by itself."""
+    shards = unit.sharding.shards
+    tp = mesh.expert_tp if unit.parameters[0].place.is_expert else mesh.tp
+    if isinstance(update, MatrixExchange):
+        dtype = torch.float32 if update.itemsize == torch.float32.itemsize else torch.bfloat16
+        return Muon(update, shards, tp, dtype, job.optimizer.newton_schulz_steps)
+    return Adafactor(update, shards, tp) if isinstance(update, FactoredSums) else None

@@ -34,7 +34,7 @@ from shardwright.train.health.step_judge import StepCounts
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
 from shardwright.train.router_update import in_words
 from shardwright.train.run_files import BOARD, METRICS, open_to_append, write_anew
-from shardwright.train.run_memory import measured_lines
+from shardwright.train.steps_measured import measured_lines
 from shardwright.train.train_step import StepResult
 
 

@@ -15,9 +15,9 @@ from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifes
 from shardwright.train.data.place import PlaceInData
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.tokenizer import ByteTokenizer
-from shardwright.train.learning_rate import learning_rate
 from shardwright.train.metrics import MetricsLog, held_out_of
 from shardwright.train.steps_measured import StepsMeasured
+from shardwright.train.train_step import learning_rate
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from shardwright.schedule.job_program import job_program
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica
 from shardwright.train.data.batch_reader import BatchReader
-from shardwright.train.health.decision import Decision, Judge, go_on
 from shardwright.train.health.gpu_readings import gpu_sentences
 from shardwright.train.health.run_health import RunHealth
+from shardwright.train.health.step_judge import Decision, Judge, go_on
 from shardwright.train.launch.out_of_memory import telling_what_is_held
 from shardwright.train.metrics import MetricsLog, Shares, measure_shares
 from shardwright.train.steps_measured import SpanUse, span_use

@@ -1,21 +1,31 @@
 """Text generation with the sharded model: every token is one forward pass through the pipeline, on the training ranks.
 
+A run writes a sample at its end, and a run that only generates loads its weights under any plan.
+
 There is no cache of keys and values: this shows what the model has learned, and is no server.
 
 Shape suffixes: S sequence, B batch, H hidden, V vocabulary.
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from shardwright.config.base import RunError
+from shardwright.config.job import JobSpec
 from shardwright.config.plan import split_evenly
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.collectives import all_gather, all_reduce, broadcast, start_recv, start_send
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.sequence import positions_of
+from shardwright.train.build import Replica
+from shardwright.train.checkpoint.resuming import begin
+from shardwright.train.data.tokenizer import load_tokenizer
+from shardwright.train.prompt import Prompt, begun
 
 
 @torch.no_grad()
@@ -85,3 +95,61 @@ def _gather_vocabulary(logits_V: Tensor, vocab: int, mesh: Mesh) -> Tensor:
     padded = torch.nn.functional.pad(logits_V, (0, longest - logits_V.shape[0]))
     rows = all_gather(padded, mesh.tp).view(mesh.tp.size, longest)
     return torch.cat([row[: end - start] for row, (start, end) in zip(rows, shares, strict=True)])
+
+
+@dataclass(frozen=True)
+class AskedText:
+    """The request for a text of at most `num_tokens` tokens. `weights_from` is a run, or empty if the job names
+    released weights. A temperature of 0 takes the likeliest token each time."""
+
+    prompt: Prompt
+    num_tokens: int
+    temperature: float
+    weights_from: str = ""
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """The generated text and its number of tokens. `has_ended`: the model wrote an end token."""
+
+    text: str
+    num_tokens: int
+    has_ended: bool
+
+
+def write_text(request: AskedText, job: JobSpec, mesh: Mesh, folder: Path) -> WrittenText:
+    """The shown part of the prompt and the generated text. Every rank calls this."""
+    replica = begin(job, mesh, folder, request.weights_from).replica
+    prompt = request.prompt
+    with replica.gathered():
+        ids = generate(
+            replica.stages,
+            replica.evaluation,
+            mesh,
+            list(prompt.ids),
+            num_tokens=request.num_tokens,
+            seed=job.run.seed,
+            temperature=request.temperature,
+            ends=prompt.ends,
+        )
+    num_tokens = len(ids) - len(prompt.ids)
+    text = load_tokenizer(job.data).decode(ids[prompt.num_hidden :])
+    return WrittenText(text, num_tokens, has_ended=num_tokens < request.num_tokens)
+
+
+def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
+    """The text of the model after run.sample_prompt. The first replica writes; the others return an empty string."""
+    if job.run.sample_tokens == 0:
+        return ""
+    with replica.gathered():  # all replicas have a part in this, and then one writes
+        if mesh.dp.index > 0 and job.plan.ep == 1:  # experts may be on several replicas, which then write the same
+            return ""
+        tokenizer = load_tokenizer(job.data)
+        prompt, num_hidden = begun(tokenizer, tokenizer.encode(job.run.sample_prompt).tolist())
+        ids = generate(
+            replica.stages, replica.evaluation, mesh, list(prompt), num_tokens=job.run.sample_tokens, seed=job.run.seed
+        )
+        try:
+            return tokenizer.decode(ids[num_hidden:]) if mesh.dp.index == 0 else ""
+        except RunError as error:  # the run is done, and its weights are what was wanted
+            return f"(none: {error})"

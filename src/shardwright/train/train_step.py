@@ -9,17 +9,33 @@ from torch import Tensor
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.rate_schedules import RAMP_UP_RULES, RATE_SCHEDULES
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import CountedShares, shares_that_count
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.precision.float8_linear import end_step, step_amaxes
 from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
-from shardwright.train.health.decision import ALL_IS_WELL, WITHOUT_TARGET, Course, Decision, Judge, go_on
-from shardwright.train.learning_rate import learning_rate
+from shardwright.train.health.step_judge import ALL_IS_WELL, WITHOUT_TARGET, Course, Decision, Judge, go_on
 from shardwright.train.router_update import LayerRouting, end_routing_step
+
+
+def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left_out: int = 0) -> float:
+    """The learning rate of step 0, 1, ..., of a batch that is so large a share of the full one.
+
+    `left_out` are the steps before it that changed no weight: the schedule is that of a job without them, whose warm-up
+    they do not use up, and which ends where this one does. Megatron-LM's schedule and PyTorch's GradScaler count
+    updates in the same way, but leave the end of a decay undone by as many steps.
+    """
+    if left_out:
+        spec, step = spec.model_copy(update={"steps": spec.steps - left_out}), step - left_out
+    factor = RAMP_UP_RULES[spec.batch_rule].factor(batch_share)
+    if step < spec.warmup_steps:
+        return factor * spec.learning_rate * (step + 1) / spec.warmup_steps
+    return factor * spec.learning_rate * RATE_SCHEDULES[spec.schedule].peak_fraction(spec, step)
 
 
 @dataclass(frozen=True)

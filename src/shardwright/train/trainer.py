@@ -6,9 +6,9 @@ from pathlib import Path
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import barrier
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train.health.decision import Course
+from shardwright.train.health.step_judge import Course
 from shardwright.train.run_lines import RunResult, conclude
-from shardwright.train.sample_text import sample_text
+from shardwright.train.text_generation import sample_text
 from shardwright.train.training_run import RunStart, TrainingRun
 from shardwright.train.warm_up import warm_up
 

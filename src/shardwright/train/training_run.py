@@ -27,9 +27,8 @@ from shardwright.train.health.weights_trust import WeightsTrust
 from shardwright.train.held_out import HeldOutSets
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import NOTHING_IS_KEPT, introduce, rate_note
-from shardwright.train.run_memory import measure_memory, predicted_lines
 from shardwright.train.span import SpanRun, SpanStart, end_of_span, samples_of, tell_span, watched_span
-from shardwright.train.steps_measured import StepsRecorder
+from shardwright.train.steps_measured import StepsRecorder, measure_memory, predicted_lines
 
 
 @dataclass(frozen=True)

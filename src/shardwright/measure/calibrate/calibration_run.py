@@ -14,8 +14,9 @@ from shardwright.config.load import make_job
 from shardwright.config.units import counted
 from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of
 from shardwright.measure.calibrate.sweep import Sweep, measure_machine
-from shardwright.train.launch.launch import launch, machine_faults
+from shardwright.train.launch.launch import launch
 from shardwright.train.launch.scratch_folder import scratch_folder
+from shardwright.train.launch.this_machine import machine_faults
 
 _MOST_ALONE = 64  # ranks that are busy at once, if the user gives no number
 

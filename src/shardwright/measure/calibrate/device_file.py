@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from shardwright.config import catalog
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
 from shardwright.config.job import JobSpec
@@ -22,7 +23,6 @@ from shardwright.config.units import GIB, counted
 from shardwright.cost.calibration import constant, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.measured_time import PASSES, powers_of
-from shardwright.measure.calibrate.catalog_floor import known_fields, raised_to
 from shardwright.measure.calibrate.sweep import (
     MORE_LAYERS,
     Machine,
@@ -36,6 +36,9 @@ from shardwright.measure.calibrate.sweep import (
 )
 from shardwright.simulate.closed_form import step_time
 from shardwright.train.launch.out_of_memory import available_bytes
+
+_BANDWIDTHS = {"memory_gb_per_s": "memory", "host_gb_per_s": "host"}  # with the constants that are shares of them
+
 
 _CONTEXT_BYTES = 250e6  # of a process with torch loaded, on a CPU
 _LEAST_S = 1e-9  # of a part of a call that measured no longer than what is subtracted from it
@@ -136,6 +139,43 @@ def _of_device(machine: Machine, launches: Sequence[RanksMeasured], taken_s: flo
     facts = {"memory_gib": machine.memory_bytes / GIB, "multiprocessors": machine.multiprocessors}
     constants |= {"step_s": 0.0, "context_bytes": max(usual, machine.context_bytes)}
     return facts | catalog_fields | rates | {"source": source, "constants": constants}
+
+
+def known_fields(cuda_name: str) -> dict[str, Any]:
+    """The entry of the catalog with CUDA's name of a device; empty if there is none."""
+    entries = [catalog.read("devices", entry) for entry in catalog.names("devices")]
+    fields = next((fields for fields in entries if cuda_name in fields.get("cuda_names", ())), {})
+    return {key: value for key, value in fields.items() if key != "name"}
+
+
+def raised_to(
+    catalog_fields: Mapping[str, Any], measured: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, float], str]:
+    """Peaks and bandwidths, the higher of the measured and the catalog's; the shares of them that were reached; and the
+    measured ones that were lower, in words.
+
+    A peak is the maker's number, and the reached rate is a share of it. A disturbed run, or too small sizes, lower only
+    the share.
+    """
+    fields, shares, lower = dict(measured), dict[str, float](), list[str]()
+    stated, reached = catalog_fields.get("peak_tflops", {}), measured["peak_tflops"]
+    fields["peak_tflops"] = {
+        number: max(stated.get(number, 0.0), reached.get(number, 0.0)) for number in stated | reached
+    }
+    of_peaks = {number: value / fields["peak_tflops"][number] for number, value in reached.items()}
+    shares["product"] = of_peaks.get("bfloat16", max(of_peaks.values()))
+    lower += [
+        f"{number} products {value:.4g} of {stated[number]:.4g} TFLOP/s"
+        for number, value in reached.items()
+        if value < stated.get(number, 0.0)
+    ]
+    for name, share in _BANDWIDTHS.items():
+        if name in measured:
+            fields[name] = max(catalog_fields.get(name, 0.0), measured[name])
+            shares[share] = measured[name] / fields[name]
+            if measured[name] < fields[name]:
+                lower.append(f"{share} {measured[name]:.4g} of {fields[name]:.4g} GB/s")
+    return fields, shares, "; ".join(lower)
 
 
 def _peaks(launches: Sequence[RanksMeasured]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.model.gates.choice import Choice, Gate, Known, by_preference, order_of
-from shardwright.parallel.expert.counting import HostNumbers
+from shardwright.parallel.device_streams import HostNumbers
 
 
 class ExpertChoice(Gate):

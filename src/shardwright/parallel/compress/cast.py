@@ -13,8 +13,7 @@ from torch import Tensor
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Pending
 from shardwright.parallel.compress.compressor import Method
-from shardwright.parallel.compress.pack import pack, unpack
-from shardwright.parallel.compress.wire import Wire
+from shardwright.parallel.compress.wire import Wire, pack, unpack
 
 # Shapes: d ranks of the axis, C elements of a rank's share.
 

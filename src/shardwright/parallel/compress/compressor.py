@@ -5,17 +5,20 @@ support, are reduced uncompressed, together in one all-reduce.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 
+from shardwright.config.compression_facts import COMPRESSIONS
+from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Axis, Pending
 from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan
-from shardwright.parallel.compress.pack import pack, unpack
-from shardwright.parallel.compress.reduction import Reduction
-from shardwright.parallel.compress.wire import Wire, sent_bytes
+from shardwright.parallel.compress.wire import Wire, pack, sent_bytes, unpack
+from shardwright.sharding.compression import is_compressed
+from shardwright.sharding.parameter_shard import ParameterShard
 
 
 class Method(ABC):
@@ -59,6 +62,34 @@ class Method(ABC):
     def start_from(self, starts: list[Tensor | None]) -> None:
         """Continue from warm starts, one for each tensor; a tensor with None begins without one."""
         assert not self.has_warm_starts, "a method with warm starts must override start_from"
+
+
+class Reduction:
+    """A reduction under way; it is used like a `Pending` collective.
+
+    `steps` yields each collective when the next computation needs its result. Collectives before the first yield are
+    started at once, later ones by `advance` and `wait`. So ranks must start, advance and await their reductions on one
+    axis in the same order. If all of them are advanced before the first one is awaited, their collectives overlap.
+    """
+
+    def __init__(self, steps: Iterator[Pending]) -> None:
+        self._steps = steps
+        self._pending = next(steps, None)
+
+    def is_over(self) -> bool:
+        """True if nothing is left to do or to wait for. Does not block."""
+        return self._pending is None
+
+    def advance(self) -> None:
+        """Wait for the collective under way, compute with its result, and start the next one."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = next(self._steps, None)
+
+    def wait(self) -> None:
+        """Block until the result may be used."""
+        while self._pending is not None:
+            self.advance()
 
 
 class Compressor:
@@ -147,3 +178,20 @@ class _UncompressedSum:
         if self._tensors:
             yield self._pending
             unpack(self._packed, self._tensors)
+
+
+# Makes the compressor of a bucket of tensors with these places.
+MakeCompressor = Callable[[Sequence[ParameterShard]], Compressor]
+
+
+def make_compressor(plan: PlanSpec) -> MakeCompressor | None:
+    """A function that makes the compressor of a bucket; None if gradients are not compressed."""
+    facts = COMPRESSIONS[plan.compress]
+    if not facts.method:
+        return None
+    method: Callable[[PlanSpec], Method] = resolve_name(facts.method)
+
+    def make(places: Sequence[ParameterShard]) -> Compressor:
+        return Compressor(method(plan), [number for number, place in enumerate(places) if is_compressed(plan, place)])
+
+    return make

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Pending
-from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan, error_spans
+from shardwright.parallel.compress.bucket import Bucket, ErrorFeedback, ErrorKind, ErrorSpan, error_spans
 from shardwright.parallel.compress.compressor import Method
-from shardwright.parallel.compress.error_feedback import ErrorFeedback
-from shardwright.parallel.compress.pack import pack, unpack
-from shardwright.parallel.compress.wire import Wire
+from shardwright.parallel.compress.wire import Wire, pack, unpack
 
 # Shapes: d ranks of the axis, K elements that a rank sends.
 

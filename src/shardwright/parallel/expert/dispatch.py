@@ -38,7 +38,8 @@ from shardwright.parallel.comm.collectives import (
     start_all_to_all,
     start_all_to_all_v,
 )
-from shardwright.parallel.expert.counting import HostNumbers, count_each
+from shardwright.parallel.device_streams import HostNumbers
+from shardwright.parallel.expert.grouped_linear import count_each
 from shardwright.precision.float8 import E4M3, Quantised, quantise
 from shardwright.precision.float8_product import dequantise
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes

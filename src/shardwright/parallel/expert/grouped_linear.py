@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.parallel.tensor.cast_input import keep_input_or_cast, kept_cast
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.tensor.recomputed_input import (
+from shardwright.parallel.tensor.product_input import (
     InputRecipe,
     ProductInput,
     keep_input,
+    keep_input_or_cast,
+    kept_cast,
     kept_input,
     values_and_recipe,
 )
@@ -122,3 +123,14 @@ def _in_float8(ctx: Any, dy_NO: Tensor, weight: PlacedParameter, counts_e: Tenso
     dx_NH, dy = _states(weight).input_gradient(dy_NO, weight.flatten(1, -2), ranges)
     ctx.deferred.now_or_later(lambda: weight.add_float8_products(dy, x, ranges))
     return dx_NH
+
+
+def count_each(experts: Tensor, num_experts: int) -> Tensor:
+    """The number of times that each of `num_experts` experts occurs in a tensor of any shape, [E], int64. The number E
+    means no expert.
+
+    torch.bincount is not used, since on CUDA the host waits for the size of its result.
+    """
+    numbers = experts.flatten()
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=numbers.device)
+    return counts.scatter_add_(0, numbers, torch.ones_like(numbers))[:num_experts]

@@ -7,18 +7,21 @@ so both optimizers can share a learning rate and a weight decay.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, start_all_to_all_v
-from shardwright.parallel.optimizers.newton_schulz import orthogonalise
 from shardwright.parallel.zero.master_weights import Masters
 from shardwright.sharding.matrix_exchange import ALL_TP_RANKS, MatrixExchange, PlacedMatrix
 
 _ROOT_MEAN_SQUARE = 0.2
+# Coefficients of the odd polynomial a x + b x^3 + c x^5 that each step of a Newton-Schulz iteration applies to singular
+# values: it is steep at 0, and the result is only about one (Jordan et al. 2024).
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_LEAST_NORM = 1e-7
 
 Piece = tuple[int, int]  # (start, stop) in a region of memory
 
@@ -186,3 +189,22 @@ class Muon:
 
 def _exchange(out: Tensor, out_sizes: list[int], x: Tensor, x_sizes: list[int], axis: Axis) -> None:
     start_all_to_all_v(out[: sum(out_sizes)], x[: sum(x_sizes)], axis, out_sizes, x_sizes).wait()
+
+
+@torch.no_grad()
+def orthogonalise(rows: int, columns: int, fill: Callable[[Tensor], None], steps: int, work: Tensor) -> Tensor:
+    """The matrix [rows, columns] that `fill` writes, made orthogonal: a Newton-Schulz iteration makes its singular
+    values about one, and keeps its singular vectors (Bernstein and Newhouse 2024, arXiv 2409.20325). It lies in `work`:
+    memory in its number type, for two such matrices and two square matrices of the short side."""
+    is_tall = rows > columns
+    short, long = min(rows, columns), max(rows, columns)
+    x, y = (work[i * short * long :][: short * long].view(short, long) for i in range(2))
+    squares, sums = (work[2 * short * long + i * short * short :][: short * short].view(short, short) for i in range(2))
+    fill(x.T if is_tall else x)
+    x.div_(torch.linalg.vector_norm(x).clamp_(min=_LEAST_NORM))
+    for _ in range(steps):
+        torch.mm(x, x.T, out=squares)
+        torch.addmm(squares, squares, squares, beta=_B, alpha=_C, out=sums)
+        torch.addmm(x, sums, x, beta=_A, out=y)
+        x, y = y, x
+    return x.T if is_tall else x

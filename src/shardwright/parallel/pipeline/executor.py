@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ from shardwright.parallel.comm.compute_turns import Pass
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks
 from shardwright.parallel.pipeline.action_times import ActionTimes, DeviceTimes, HostTimes, Performed
-from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.pipeline_stage import Microbatch, MicrobatchTokens, Stage
 from shardwright.parallel.pipeline.stage_streams import InOrder, StageStreams, StreamPerStage
-from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.schedule.action import Action, Kind
@@ -34,32 +33,6 @@ from shardwright.schedule.lowering.weight_versions import weight_versions
 from shardwright.schedule.schedule import Program
 
 Key = tuple[int, int]  # (stage, microbatch)
-
-
-class Stage(Protocol):
-    """The interface of a stage of the model that the executor needs."""
-
-    @property
-    def deferred(self) -> DeferredGradients:
-        """The weight gradients that an I (input gradient) action leaves for its W (weight gradient) action."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        targets_BS: Tensor | None = None,
-        microbatch: Microbatch | None = None,
-        marked_BT: Tensor | None = None,
-    ) -> Tensor:
-        """The hidden states, or the mean loss if there are targets."""
-
-    def empty_hidden(self, batch: int) -> Tensor:
-        """Memory for the hidden states that pass between stages."""
-
-
-class MicrobatchTokens(Protocol):
-    """Token ids of microbatches by number, each [B, S + 1], such as a list."""
-
-    def __getitem__(self, index: int, /) -> Tensor: ...
 
 
 @dataclass

@@ -5,7 +5,7 @@ Chen et al. 2016 (arXiv 1604.06174, section 4) trade one more forward for memory
 row, or a block up to its last product.
 
 A region ends just before a matrix product, and the product keeps the region's input instead of its own
-(parallel/tensor/recomputed_input.py). So the region's result is not kept either, and the product is not computed twice.
+(parallel/tensor/product_input.py). So the region's result is not kept either, and the product is not computed twice.
 In the backward the product first asks for its input; this runs the region again, with autograd on. Then the region's
 own backward passes the gradient through the graph of that second run.
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.recompute.offload import Convoy
-from shardwright.parallel.tensor.recomputed_input import ProductInput, Remade
+from shardwright.parallel.tensor.product_input import ProductInput, Remade
 
 Results = tuple[Tensor, ...]
 Run = Callable[..., Results]  # computes a region from its inputs

@@ -25,7 +25,7 @@ from shardwright.parallel.tensor.linear import (
     start_sum,
 )
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.tensor.recomputed_input import (
+from shardwright.parallel.tensor.product_input import (
     InputRecipe,
     ProductInput,
     keep_input,

@@ -26,13 +26,15 @@ from shardwright.parallel.comm.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.comm.regions import reduce_from, scatter_to
-from shardwright.parallel.tensor.cast_input import keep_input_or_cast, kept_cast, own_part
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
-from shardwright.parallel.tensor.recomputed_input import (
+from shardwright.parallel.tensor.product_input import (
     InputRecipe,
     ProductInput,
+    keep_input_or_cast,
+    kept_cast,
     kept_input,
+    own_part,
     values_and_recipe,
 )
 from shardwright.precision.float8 import Granularity, Quantised

@@ -1,7 +1,7 @@
 """A parameter with a place: its name, its full shape, and the box of it that this rank holds."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
-from shardwright.parallel.tensor.row_sums import add_rows_in_order
+from shardwright.parallel.tensor.gradient_sums import add_blocks, add_product, add_rows_in_order
 from shardwright.precision.float8 import Quantised, Ranges
 from shardwright.precision.float8_experts import CastRows, Float8Experts
 from shardwright.precision.float8_gradient import gradient_blocks
 from shardwright.precision.float8_linear import Float8Linear
-from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.parameter_shard import ParameterShard
 
 
@@ -130,28 +129,6 @@ class PlacedParameter(nn.Parameter):
         self.has_gradient = True
         if is_last and self.home is not None:
             self.home.arrived(self)
-
-
-def add_product(sum_NH: Tensor, dy_TN: Tensor, x_TH: Tensor, has_sum: bool, kind: str) -> None:
-    """Add dy^T x to a sum, or write it if there is no sum yet, with the kernels of a kind of device."""
-    dy_NT = dy_TN.t()
-    is_one_kernel = kind == "cuda" and sum_NH.dtype == torch.float32
-    if sum_NH.dtype == dy_TN.dtype:
-        sum_NH.addmm_(dy_NT, x_TH) if has_sum else torch.mm(dy_NT, x_TH, out=sum_NH)
-    elif is_one_kernel and has_sum:
-        torch.addmm(sum_NH, dy_NT, x_TH, out_dtype=sum_NH.dtype, out=sum_NH)
-    elif is_one_kernel:
-        torch.mm(dy_NT, x_TH, out_dtype=sum_NH.dtype, out=sum_NH)
-    else:
-        num_rows = rows_at_once(x_TH.shape[1], x_TH.element_size())
-        for sum_RH, dy_RT in zip(sum_NH.split(num_rows), dy_NT.split(num_rows), strict=True):
-            sum_RH.add_(dy_RT @ x_TH) if has_sum else sum_RH.copy_(dy_RT @ x_TH)
-
-
-def add_blocks(sum_NH: Tensor, blocks: Iterable[tuple[slice, Tensor]], has_sum: bool) -> None:
-    """Add blocks of rows to a sum, or write them if there is no sum yet."""
-    for rows, block in blocks:
-        sum_NH[rows].add_(block) if has_sum else sum_NH[rows].copy_(block)
 
 
 def _take_over(parameter: Tensor) -> None:

@@ -21,10 +21,8 @@ from shardwright.parallel.comm.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.compress.bucket import Bucket
-from shardwright.parallel.compress.choose import MakeCompressor
-from shardwright.parallel.compress.compressor import Compressor
-from shardwright.parallel.compress.pack import pack, unpack
-from shardwright.parallel.compress.reduction import Reduction
+from shardwright.parallel.compress.compressor import Compressor, MakeCompressor, Reduction
+from shardwright.parallel.compress.wire import pack, unpack
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
 from shardwright.parallel.zero.host_link import HostLink

@@ -8,8 +8,9 @@ The last gradient is not known beforehand, since some parameters may not be used
 first gradient arrives, and ends when autograd says so. Then all units that are not reduced yet are reduced.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,10 +22,49 @@ from torch.autograd import Variable
 from shardwright.config.base import RunError
 from shardwright.config.units import counted
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.module_unit import ModuleUnit
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tensor_pool import TensorPool
+from shardwright.sharding.buffer_pool import OneBuffer
 
 ROOT = ""  # the region of parameters in no other region
+
+
+class ModuleUnit(FlatUnit):
+    """The flat buffers of some parameters of a module. Its gathered values always lie in the same storage.
+
+    Our own layers ask for a parameter's values again in the backward. Autograd does not: it may have saved a view of
+    the storage that the weight had in the forward, such as the transposed weight. So the values are gathered into that
+    storage again, which has memory only while they are gathered (Zhao et al. 2023, arXiv 2304.11277, section 4.1). A
+    parameter whose values are not gathered shows NaN, so that a read from outside its own module is noticed.
+    """
+
+    def __init__(
+        self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: TensorPool, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(parameters, sharding, pool, *args, **kwargs)
+        device = parameters[0].device
+
+        def make(num_bytes: int) -> Tensor:
+            with torch.inference_mode(False):  # even if the first pass is one of inference, later ones are not
+                return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+        buffer = OneBuffer(make, lambda memory, num_bytes: memory.untyped_storage().resize_(num_bytes), counting=pool)
+        self.borrow_values_from(buffer)
+
+    @property
+    def are_values_here(self) -> bool:
+        """True if the parameters are views of their values."""
+        return self._full_values is not None
+
+    def _show(self) -> None:
+        if self._full_values is not None:
+            super()._show()
+            return
+        with torch.inference_mode(False):
+            not_a_number = torch.full((), math.nan, dtype=self.value_shard.dtype, device=self.parameters[0].device)
+        for parameter in self.parameters:
+            parameter.data = not_a_number.expand(parameter.shape)
 
 
 class ModuleStage(ShardedStage):

@@ -36,8 +36,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.sharding.groups import COPIES, SHARDS, TP, axis_groups, num_replicas, zero_stage
 from shardwright.train.build import Replica
-from shardwright.train.health.content_hash import content_hash, wrapped
-from shardwright.train.health.repeated_step import gather_texts
+from shardwright.train.health.repeated_step import content_hash, gather_texts, wrapped
 
 KINDS = ("values", "state", "values of experts", "state of experts", "norms")
 _MOST_NAMED = 8

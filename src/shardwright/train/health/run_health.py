@@ -8,6 +8,7 @@ In the loop, for a span of steps from `first` on, counted from 0:
     health.compare_replicas(...)             before a checkpoint of the state is written
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,14 +27,12 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.precision.fixed_order import in_fixed_order
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth
-from shardwright.train.health.decision import Course, Decision
 from shardwright.train.health.first_not_finite import weights_not_finite, where_not_finite
 from shardwright.train.health.gpu_readings import GpuReading, open_readings
 from shardwright.train.health.profiled_steps import ProfiledSteps
 from shardwright.train.health.repeated_step import GradientHashes, RepeatedStep, observed_gradients
 from shardwright.train.health.replica_hashes import ReplicaComparison
-from shardwright.train.health.state_health import state_health, step_health
-from shardwright.train.health.step_judge import StepJudge
+from shardwright.train.health.step_judge import Course, Decision, StepJudge
 from shardwright.train.health.stragglers import Stragglers
 from shardwright.train.train_step import StepResult
 
@@ -210,3 +209,37 @@ def _peers(job: JobSpec, mesh: Mesh) -> list[list[int]]:
     for rank in range(job.plan.world):
         peers_of_pp_rank.setdefault(mesh.shape.coordinates(rank)["pp"], []).append(rank)
     return list(peers_of_pp_rank.values())
+
+
+def step_health(step: int, result: StepResult, decision: Decision, scale_can_fall: bool) -> StateHealth | None:
+    """The health of a step, counted from 1, after the decision on it; None if no token of it has a loss. A step is
+    healthy if its loss and its gradients are finite, and the loss is not above its band. While `scale_can_fall`, an
+    overflow of fp16 gradients is healthy: it is how the loss scale is adjusted."""
+    if result.loss is None:
+        return None
+    if not math.isfinite(result.loss):
+        return _not_finite(f"the loss is {result.loss} in step {step}")
+    if decision.cause == "not finite":
+        return _not_finite(f"the gradient of step {step} is not finite")
+    if decision.cause == "overflow" and not scale_can_fall:
+        return _not_finite(f"gradients of step {step} overflow at the least loss scale")
+    if decision.cause == "spike":
+        return StateHealth(cause="spike", sentence=f"the loss of step {step}, {result.loss:.4f}, is above its band")
+    return HEALTHY
+
+
+def state_health(step: int, of_step: StateHealth, weights: str, held_out_loss: float | None) -> StateHealth:
+    """The health of the state after a step, for the manifest of its checkpoint: besides the step, its weights and their
+    loss on held-out text must be finite. `weights` is a sentence about weights that are not, "" if all are;
+    `held_out_loss` is None if not measured."""
+    if of_step.cause == "not finite":
+        return of_step
+    if weights:
+        return _not_finite(f"{weights} after step {step}")
+    if held_out_loss is not None and not math.isfinite(held_out_loss):
+        return _not_finite(f"the held-out loss is {held_out_loss} after step {step}")
+    return of_step
+
+
+def _not_finite(sentence: str) -> StateHealth:
+    return StateHealth(cause="not finite", sentence=sentence)

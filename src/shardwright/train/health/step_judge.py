@@ -10,14 +10,101 @@ et al. 2022 (PaLM, arXiv 2204.02311, section 5.1) got past their spikes. If it i
 """
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
+from statistics import median
 from typing import Any
 
 from shardwright.config.health import HealthSpec
 from shardwright.config.units import counted
-from shardwright.train.health.decision import ALL_IS_WELL, Course, Decision
-from shardwright.train.health.loss_band import LossBand
+
+
+class Course(Enum):
+    """How a run goes on after the loss and the gradient of a step are known. If the schedule drains, all courses but
+    GO_ON skip the update of the step."""
+
+    GO_ON = "go on"
+    SKIP = "skip"
+    REWIND = "rewind"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A course, the same on every rank. `cause` is "not finite", "spike", "overflow", "no target", or "" if nothing is
+    wrong; `sentence` is for the user, or ""; `step` is the number of the step that it is about."""
+
+    course: Course = Course.GO_ON
+    cause: str = ""
+    sentence: str = ""
+    step: int = 0
+
+
+ALL_IS_WELL = Decision()
+# For a step without a loss on any token: the weights can't be updated, and the judge is not asked.
+WITHOUT_TARGET = Decision(Course.SKIP, "no target")
+
+# A function that decides on a step, counted from 0, by its loss and its gradient norm, None if there is no norm.
+Judge = Callable[[int, float, float | None], Decision]
+
+
+def go_on(step: int, loss: float, norm: float | None) -> Decision:
+    """A judge that lets every step update the weights."""
+    return ALL_IS_WELL
+
+
+TO_NORMAL = 1.4826  # standard deviation over median absolute deviation
+LEAST_DEVIATION = 0.005  # as a share of the median
+LEAST_LOSSES = 8  # losses that the band needs
+
+
+class LossBand:
+    """The last finite losses, and the band in which the next one is expected. A loss above the band is a spike.
+
+    The band follows from the median of the losses, and from their median absolute deviation times 1.4826, which is the
+    standard deviation if losses are normally distributed (Hampel 1974, J. Am. Stat. Assoc. 69). A few outliers change
+    neither, so that one spike does not hide the next. The deviation of a nearly constant loss is close to 0, so the
+    band uses at least a share of the median instead. While the loss falls, at the beginning of a run, the higher losses
+    of the window only widen the band and raise its median.
+    """
+
+    def __init__(self, window: int, deviations: float) -> None:
+        self._past: deque[float] = deque(maxlen=window)
+        self._deviations = deviations
+
+    @property
+    def top(self) -> float:
+        """The highest loss that is not a spike; infinite until LEAST_LOSSES are known."""
+        if len(self._past) < LEAST_LOSSES:
+            return math.inf
+        middle = median(self._past)
+        deviation = TO_NORMAL * median(abs(loss - middle) for loss in self._past)
+        return middle + self._deviations * max(deviation, LEAST_DEVIATION * abs(middle))
+
+    @property
+    def middle(self) -> float:
+        """The median of the last losses; nan if there are none."""
+        return median(self._past) if self._past else math.nan
+
+    def is_above(self, loss: float) -> bool:
+        """True if a finite loss is a spike."""
+        return loss > self.top
+
+    def add(self, loss: float) -> None:
+        """Add a loss to the window, if it is finite. Spikes are added, too: a loss that stays as high becomes the new
+        median after half a window."""
+        if math.isfinite(loss):
+            self._past.append(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
+        return {"past": list(self._past)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of a checkpoint. If its window was longer, only its newest losses are kept."""
+        self._past = deque((float(loss) for loss in state["past"]), maxlen=self._past.maxlen)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 The handler raises `Ended` in the main thread, so that ranks and folders are cleaned up. The main thread may be inside a
 library for long, or inside code that drops every exception; then another thread ends the process. Child processes end
-with it in either case (train/launch/lifeline.py).
+with it in either case (train/launch/forking.py).
 """
 
 import atexit
@@ -261,7 +261,7 @@ def _leave(ended: Ended) -> None:
 
 def _wake_children() -> None:
     """Continue stopped children, so that they notice the end of this process, also a child started a moment ago that
-    does not follow this process yet (lifeline.py). Children are found on Linux alone."""
+    does not follow this process yet (forking.py). Children are found on Linux alone."""
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
             for child in _children_of(task):

@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from shardwright.train.launch.ending import held_back, signal_name
-from shardwright.train.launch.forking import REPORT, REQUEST, RUNS
-from shardwright.train.launch.lifeline import ask_for
+from shardwright.train.launch.forking import REPORT, REQUEST, RUNS, ask_for
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # NVIDIA's and AMD's, which can be seen without torch
 ENDING_S = 2.0

@@ -1,9 +1,11 @@
 """The server of ranks: it imports modules for ranks, forks a rank for each connection that it receives, and reports how
 each rank ends.
 
-The server ends with the process that started it, and ranks end with the server, even if a process is stopped.
+The server ends with the process that started it, and ranks end with the server, even if a process is stopped: Linux
+sends a child a signal at its parent's end. On other systems a child must check itself.
 """
 
+import ctypes
 import os
 import select
 import signal
@@ -18,10 +20,12 @@ from types import FrameType
 from typing import Any
 
 from shardwright.train.launch.ending import die_of_signals, flush_standard_streams
-from shardwright.train.launch.lifeline import follow
 from shardwright.train.launch.loading import loading
 from shardwright.train.launch.preemption import REQUESTS
 from shardwright.train.launch.scratch_folder import remove_scratch_of
+
+_PR_SET_PDEATHSIG = 1
+
 
 # To the server: the number of a rank and True if its run is preemptible, with the rank's end of a connection.
 # From the server: number, process id, and the exit status from os.waitpid, or RUNS.
@@ -136,3 +140,21 @@ def serve_rank(connection: "Connection[Any, Any]") -> int:
         status = 1
     flush_standard_streams()
     return status
+
+
+def follow(parent: int, number: int) -> bool:
+    """Let the system send this process signal `number` when `parent` ends. False if it has ended already.
+
+    Linux counts the end of the thread that started this process as the parent's end.
+    """
+    ask_for(number)()
+    return os.getppid() == parent
+
+
+def ask_for(number: int) -> Callable[[], None]:
+    """A function that lets the system send signal `number` at the parent's end. A child calls it before its program
+    begins."""
+    if sys.platform != "linux":
+        return lambda: None
+    ask = ctypes.CDLL(None, use_errno=True).prctl
+    return lambda: ask(_PR_SET_PDEATHSIG, number, 0, 0, 0)

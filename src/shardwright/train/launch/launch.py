@@ -17,26 +17,21 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.job import JobSpec
-from shardwright.config.units import MIB, counted
-from shardwright.config.usual_links import device_entry
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.launch.ending import signal_name
 from shardwright.train.launch.fork_server import ServerEndedError
 from shardwright.train.launch.forking import Run
-from shardwright.train.launch.out_of_memory import available_bytes
 from shardwright.train.launch.preemption import Preemption, heeded
 from shardwright.train.launch.rank_environment import LOCALHOST, RankEnvironment, allowed_threads
-from shardwright.train.launch.rank_life import Failure, Work, by_cause, device_kind, run_rank
+from shardwright.train.launch.rank_life import Failure, Work, by_cause, run_rank
 from shardwright.train.launch.rank_processes import ForkedRanks, RankProcesses, SpawnedRanks
 from shardwright.train.launch.run_folder import make_folder
+from shardwright.train.launch.this_machine import device_kind, machine_faults
 
-RANKS_PER_CORE = 16
-RANK_MEMORY_MIB = 250
 # Time after the first failure in which other ranks may still tell its cause. After a lost connection it is longer,
 # because a rank that lost its connection waits itself for a moment.
 SETTLING_S = 1.0
@@ -196,76 +191,6 @@ def check_machine(job: JobSpec, folder: Path) -> None:
     """Make the run's folder. Raises PlanError with every fault that keeps this machine from running the job."""
     if faults := machine_faults(job) + make_folder(folder):
         raise PlanError("this machine", faults)
-
-
-def cluster_faults(job: JobSpec) -> list[str]:
-    """A fault if this machine lacks the devices of the job's cluster, else no fault.
-
-    There is none if run.device is cpu. Not for ranks of torchrun or Slurm, whose launcher chose the machine.
-    """
-    cluster, world = job.cluster, job.plan.world
-    names = dict.fromkeys(part.device for part in cluster.parts) or {cluster.device: None}
-    accelerators = [name for name in names if name != "unknown" and device_entry(name).generation != "cpu"]
-    num_here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not accelerators or job.run.device == "cpu" or num_here >= world:
-        return []
-    most_on_cpu = _most_on_cpu()[0]
-    to_cpu = "--set run.device=cpu --set cluster.device=unknown"
-    fewer = f" with fewer ranks (plan.dp, tp, pp and cp, and {to_cpu}) it runs on this CPU"
-    return [
-        f"the job is for {counted(world, 'rank')} on {' and '.join(accelerators)}, and this machine has "
-        f"{counted(num_here, 'CUDA device') if num_here else 'no CUDA device'}, and hosts at most {most_on_cpu} on "
-        "its CPU; "
-        f"`shardwright dryrun` runs any one of its ranks here, torchrun or Slurm all of them on its cluster, and"
-        + (f" {to_cpu} all of them on this CPU" if world <= most_on_cpu and not cluster.parts else fewer)
-    ]
-
-
-def _most_on_cpu() -> tuple[int, str]:
-    """The most ranks that this machine hosts on its CPU, and the arithmetic in words."""
-    cores = os.cpu_count() or 1
-    free_mib = available_bytes() // MIB or 2**30  # no limit if the system does not tell the free memory
-    by_memory = free_mib // RANK_MEMORY_MIB
-    arithmetic = (
-        f"{cores} cores x {RANKS_PER_CORE} = {cores * RANKS_PER_CORE}, {free_mib} MiB free / {RANK_MEMORY_MIB} = "
-        f"{by_memory}"
-    )
-    return min(cores * RANKS_PER_CORE, by_memory), arithmetic
-
-
-def machine_faults(job: JobSpec) -> list[str]:
-    """Faults of the job on this machine: too many ranks, or a port that is not free."""
-    world, faults = job.plan.world, []
-    if device_kind(job.run.device) == "cuda":
-        if world > torch.cuda.device_count():
-            faults.append(
-                f"the plan needs {counted(world, 'rank')} and this machine has "
-                f"{counted(torch.cuda.device_count(), 'CUDA device')}; "
-                f'use less dp, tp or pp, torchrun over several machines, or run.device = "cpu"'
-            )
-    else:
-        limit, arithmetic = _most_on_cpu()
-        if world > limit:
-            faults.append(
-                f"the plan needs {world} ranks, and this machine hosts at most {limit}: {arithmetic}; use less dp, tp "
-                f"or pp, or torchrun over several machines; `shardwright dryrun` runs any one of them here"
-            )
-    if job.run.port and (refusal := _port_refusal(job.run.port)):
-        faults.append(f"run.port {job.run.port} {refusal}; use another, or 0 for any free one")
-    return faults
-
-
-def _port_refusal(port: int) -> str:
-    """The reason why this port can't be used; "" if it can."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOCALHOST, port))
-        except PermissionError:
-            return "is not for ordinary users, as all below 1024 are"
-        except OSError:
-            return "is taken by another program"
-    return ""
 
 
 def _explain(end: _End, job: JobSpec) -> Exception:

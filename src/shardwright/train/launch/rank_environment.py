@@ -1,7 +1,7 @@
-"""The environment of a rank: its number, and the store in which ranks meet."""
+"""The environment of a rank: its number, the store in which ranks meet, and the variables that torch and NCCL read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from shardwright.config.base import PlanError
@@ -90,3 +90,24 @@ def _faults(variables: Mapping[str, str]) -> list[str]:
         if name in numbers and size in numbers and numbers[name] >= numbers[size]:
             faults.append(f"{name} {numbers[name]} is not below {size} {numbers[size]}: ranks count from 0; {way_out}")
     return faults
+
+
+# The second is the older name of the same variable.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+_COMPILER_THREADS = 4  # for each rank; torch's default is one for each core, at most 32
+
+
+def set_device_environment(local_world: int, variables: MutableMapping[str, str] = os.environ) -> None:
+    """Set the variables that torch and NCCL read on one of `local_world` ranks of a node, unless they are set already.
+    Call it before CUDA starts.
+
+    Expandable segments serve tensors of all sizes: experts get different numbers of rows in each step, and segments of
+    fixed size waste memory. NCCL prints why it fails. Several ranks on a node share the cores for compiler threads.
+    """
+    if not any(name in variables for name in _ALLOCATOR):
+        variables[_ALLOCATOR[0]] = "expandable_segments:True"
+    variables.setdefault("NCCL_DEBUG", "WARN")
+    if local_world > 1:
+        variables.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_COMPILER_THREADS))

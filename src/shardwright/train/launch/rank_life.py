@@ -24,14 +24,14 @@ from shardwright.parallel.comm.hang_watch import Watch, is_lost_connection
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
-from shardwright.train.launch.device_environment import set_device_environment
 from shardwright.train.launch.ending import flush_standard_streams
 from shardwright.train.launch.full_disk import DiskFullError
 from shardwright.train.launch.loading import collect_as_usual
 from shardwright.train.launch.meeting import NotMetError, attempt_name
 from shardwright.train.launch.out_of_memory import OutOfMemoryError, is_out_of_memory, room_bytes
 from shardwright.train.launch.preemption import is_asked
-from shardwright.train.launch.rank_environment import RankEnvironment
+from shardwright.train.launch.rank_environment import RankEnvironment, set_device_environment
+from shardwright.train.launch.this_machine import choose_device, device_kind
 
 Work = Callable[[JobSpec, Mesh, Path], Any]
 
@@ -155,29 +155,6 @@ def give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
     tell(failure)
     flush_standard_streams()
     os._exit(1)
-
-
-def device_kind(run_device: str) -> str:
-    """The kind of device for ranks on this machine, "cuda" or "cpu", from run.device. Raises PlanError if that is
-    "cuda" and there is no CUDA device.
-
-    Makes no context on a device, which would take half a gigabyte of its memory until the process ends.
-    """
-    if run_device == "cuda" and not torch.cuda.is_available():
-        raise PlanError("run.device", ["cuda is asked for and torch sees no CUDA device here; use auto or cpu"])
-    return "cuda" if run_device != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def choose_device(run_device: str, local_rank: int) -> torch.device:
-    """The device of a local rank, which becomes the current one. Raises PlanError as `device_kind`.
-
-    If a rank sees a single device, as under `srun --gpus-per-task=1`, it takes that one.
-    """
-    if device_kind(run_device) == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _check_world(env: RankEnvironment, job: JobSpec) -> None:

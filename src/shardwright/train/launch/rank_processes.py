@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from shardwright.train.launch.ending import die_of_signals, held_back
 from shardwright.train.launch.fork_server import ForkedRank, ServerEndedError, end_server, start_server
-from shardwright.train.launch.forking import Run, serve_rank
-from shardwright.train.launch.lifeline import follow
+from shardwright.train.launch.forking import Run, follow, serve_rank
 
 # A server that has not forked its ranks in this time is stopped, or its machine is too busy. It includes loading torch.
 START_S = 180.0

@@ -1,12 +1,45 @@
-"""Chooses the kind of device for a job with run.device "auto" whose cluster names no device."""
+"""The devices of this machine that a job's ranks take, and the faults of a job that this machine can't run."""
 
+import os
+import socket
 from collections.abc import Callable
 
 import torch
 
+from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.units import counted
-from shardwright.train.launch.rank_life import device_kind
+from shardwright.config.units import MIB, counted
+from shardwright.config.usual_links import device_entry
+from shardwright.train.launch.out_of_memory import available_bytes
+from shardwright.train.launch.rank_environment import LOCALHOST
+
+RANKS_PER_CORE = 16
+
+
+RANK_MEMORY_MIB = 250
+
+
+def device_kind(run_device: str) -> str:
+    """The kind of device for ranks on this machine, "cuda" or "cpu", from run.device. Raises PlanError if that is
+    "cuda" and there is no CUDA device.
+
+    Makes no context on a device, which would take half a gigabyte of its memory until the process ends.
+    """
+    if run_device == "cuda" and not torch.cuda.is_available():
+        raise PlanError("run.device", ["cuda is asked for and torch sees no CUDA device here; use auto or cpu"])
+    return "cuda" if run_device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def choose_device(run_device: str, local_rank: int) -> torch.device:
+    """The device of a local rank, which becomes the current one. Raises PlanError as `device_kind`.
+
+    If a rank sees a single device, as under `srun --gpus-per-task=1`, it takes that one.
+    """
+    if device_kind(run_device) == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+    torch.cuda.set_device(device)
+    return device
 
 
 def on_this_machine(job: JobSpec, num_ranks: int, tell: Callable[[str], None]) -> JobSpec:
@@ -27,3 +60,73 @@ def on_this_machine(job: JobSpec, num_ranks: int, tell: Callable[[str], None]) -
             f"{counted(num_devices, 'CUDA device')}; a plan of fewer ranks (plan.dp, tp, pp and cp) runs there"
         )
     return job.model_copy(update={"run": job.run.model_copy(update={"device": kind})})
+
+
+def cluster_faults(job: JobSpec) -> list[str]:
+    """A fault if this machine lacks the devices of the job's cluster, else no fault.
+
+    There is none if run.device is cpu. Not for ranks of torchrun or Slurm, whose launcher chose the machine.
+    """
+    cluster, world = job.cluster, job.plan.world
+    names = dict.fromkeys(part.device for part in cluster.parts) or {cluster.device: None}
+    accelerators = [name for name in names if name != "unknown" and device_entry(name).generation != "cpu"]
+    num_here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not accelerators or job.run.device == "cpu" or num_here >= world:
+        return []
+    most_on_cpu = _most_on_cpu()[0]
+    to_cpu = "--set run.device=cpu --set cluster.device=unknown"
+    fewer = f" with fewer ranks (plan.dp, tp, pp and cp, and {to_cpu}) it runs on this CPU"
+    return [
+        f"the job is for {counted(world, 'rank')} on {' and '.join(accelerators)}, and this machine has "
+        f"{counted(num_here, 'CUDA device') if num_here else 'no CUDA device'}, and hosts at most {most_on_cpu} on "
+        "its CPU; "
+        f"`shardwright dryrun` runs any one of its ranks here, torchrun or Slurm all of them on its cluster, and"
+        + (f" {to_cpu} all of them on this CPU" if world <= most_on_cpu and not cluster.parts else fewer)
+    ]
+
+
+def machine_faults(job: JobSpec) -> list[str]:
+    """Faults of the job on this machine: too many ranks, or a port that is not free."""
+    world, faults = job.plan.world, []
+    if device_kind(job.run.device) == "cuda":
+        if world > torch.cuda.device_count():
+            faults.append(
+                f"the plan needs {counted(world, 'rank')} and this machine has "
+                f"{counted(torch.cuda.device_count(), 'CUDA device')}; "
+                f'use less dp, tp or pp, torchrun over several machines, or run.device = "cpu"'
+            )
+    else:
+        limit, arithmetic = _most_on_cpu()
+        if world > limit:
+            faults.append(
+                f"the plan needs {world} ranks, and this machine hosts at most {limit}: {arithmetic}; use less dp, tp "
+                f"or pp, or torchrun over several machines; `shardwright dryrun` runs any one of them here"
+            )
+    if job.run.port and (refusal := _port_refusal(job.run.port)):
+        faults.append(f"run.port {job.run.port} {refusal}; use another, or 0 for any free one")
+    return faults
+
+
+def _most_on_cpu() -> tuple[int, str]:
+    """The most ranks that this machine hosts on its CPU, and the arithmetic in words."""
+    cores = os.cpu_count() or 1
+    free_mib = available_bytes() // MIB or 2**30  # no limit if the system does not tell the free memory
+    by_memory = free_mib // RANK_MEMORY_MIB
+    arithmetic = (
+        f"{cores} cores x {RANKS_PER_CORE} = {cores * RANKS_PER_CORE}, {free_mib} MiB free / {RANK_MEMORY_MIB} = "
+        f"{by_memory}"
+    )
+    return min(cores * RANKS_PER_CORE, by_memory), arithmetic
+
+
+def _port_refusal(port: int) -> str:
+    """The reason why this port can't be used; "" if it can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOCALHOST, port))
+        except PermissionError:
+            return "is not for ordinary users, as all below 1024 are"
+        except OSError:
+            return "is taken by another program"
+    return ""

@@ -16,7 +16,7 @@ from shardwright.config.plain_values import GivenOptions
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_reduce, broadcast
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.compress.compressor import make_compressor
 from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import Sharding
@@ -35,8 +35,8 @@ from shardwright.sharding.unit_update import Updates
 from shardwright.sharding.zero_events import Reductions
 from shardwright.train.build import NUMBERS
 from shardwright.train.gradient_norm import GradientNorm
-from shardwright.train.learning_rate import learning_rate
 from shardwright.train.own_module.module_checkpoint import load_module, save_module
+from shardwright.train.train_step import learning_rate
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from torch import Tensor
 from shardwright.model.embedding import LearnedPositions
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.tensor import row_sums
+from shardwright.parallel.tensor import gradient_sums
+from shardwright.parallel.tensor.gradient_sums import add_rows_in_order
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, whole
-from shardwright.parallel.tensor.row_sums import add_rows_in_order
 from support.cases import small_job
 
 
@@ -27,7 +27,7 @@ def test_a_token_that_is_often_there_gets_all_of_it(monkeypatch: pytest.MonkeyPa
     frequent, generator = 10_000, torch.Generator().manual_seed(1)
     rows_T = torch.cat((torch.full((frequent,), 5), torch.randint(0, 40, (777,), generator=generator)))
     rows_T = rows_T[torch.randperm(len(rows_T), generator=generator)]
-    monkeypatch.setattr(row_sums, "_ELEMENTS", columns * len(rows_T))
+    monkeypatch.setattr(gradient_sums, "_ELEMENTS", columns * len(rows_T))
     dy_TH = (torch.rand(len(rows_T), 8, generator=generator) + 0.5).bfloat16()
     table_VH = torch.zeros(40, 8, dtype=torch.bfloat16)
     exact_VH = by_loop(table_VH, rows_T, dy_TH)
